@@ -1,0 +1,31 @@
+# The engine: takes token ids, returns token ids.
+# Build from the repository's root: docker build -f deploy/engine.Dockerfile .
+FROM python:3.12-slim AS build
+
+# The constraints that choose torch: constraints-cpu.txt, or constraints.txt for a GPU.
+ARG TORCH_CONSTRAINTS=constraints-cpu.txt
+# An index that offers CPU builds of torch makes a much smaller image.
+ARG PIP_EXTRA_INDEX_URL=""
+
+WORKDIR /src
+COPY constraints.txt constraints-cpu.txt ./
+RUN python -m venv /opt/octavo \
+    && /opt/octavo/bin/pip install --no-cache-dir \
+        -c constraints.txt -c "${TORCH_CONSTRAINTS}" "torch>=2.11,<2.14"
+COPY pyproject.toml README.md LICENSE ./
+COPY protos protos
+COPY services services
+COPY models models
+RUN /opt/octavo/bin/pip install --no-cache-dir \
+        -c constraints.txt -c "${TORCH_CONSTRAINTS}" ".[engine]"
+
+FROM python:3.12-slim
+RUN useradd --create-home --uid 10001 octavo
+COPY --from=build /opt/octavo /opt/octavo
+ENV PATH=/opt/octavo/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1
+USER 10001
+EXPOSE 50051
+ENTRYPOINT ["octavo"]
+CMD ["engine", "--host", "0.0.0.0", "--port", "50051"]

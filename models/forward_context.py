@@ -1,0 +1,182 @@
+"""What a forward pass may know beside its inputs.
+
+A captured graph takes no new arguments, so everything that changes from step to step reaches the
+layers through this one guarded, module-level context. It mirrors the BatchDescriptor of
+protos/engine/v1/batch.proto field by field; `PROCESS_LOCAL_FIELDS` lists what never travels.
+
+Lifecycle: `with forward_context(...)` sets it, `get_forward_context()` reads it, leaving the block
+resets it. Nesting is a bug and fails.
+"""
+
+import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+PROCESS_LOCAL_FIELDS = frozenset({"kv_cache_data", "no_compile_layers"})
+"""Fields of ForwardContext that live in one process and have no counterpart on the wire."""
+
+WORKER_MADE_ATTENTION_FIELDS = frozenset({"block_tables", "slot_mapping", "groups"})
+"""Fields of AttentionMetadata that the worker derives from its tables; they do not travel."""
+
+
+class CUDAGraphMode(enum.Enum):
+    """How one forward pass runs; the values are the wire's."""
+
+    NONE = 1
+    PIECEWISE = 2
+    FULL = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphKey:
+    """Names one captured graph; the wire's GraphKey."""
+
+    num_tokens: int
+    graph_bs: int
+    max_q_len: int
+    uniform: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Shape of the batch.
+
+    positions: [T] int64, position of each query token in its sequence; made by the worker from the
+    sequence lengths, so it does not travel. The rest is the wire's Context.
+    """
+
+    positions: torch.Tensor
+    is_prefill: bool
+    batch_size: int
+    graph_bs: int
+    num_tokens: int
+    max_q_len: int
+    is_draft: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionGroup:
+    """Neighbouring requests whose attention is computed in one call.
+
+    G requests of Q query tokens each, L key positions: all single-token requests that stand next
+    to each other, or one request with a longer chunk.
+
+    first_token: index of the group's first query token; it owns the G * Q tokens from there.
+    block_ids: [G * (L / B)] int32, blocks of each request in order, padded with the null block 0.
+    mask: [G, 1, Q, L] bool, true where a query sees a key.
+    """
+
+    first_token: int
+    num_requests: int
+    num_queries: int
+    block_ids: torch.Tensor
+    mask: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionMetadata:
+    """What attention needs. R requests, T query tokens.
+
+    query_start_loc: [R + 1] int32, where each request's query tokens start; the last entry is T.
+    seq_lens: [R] int32, tokens of each request, cached and query tokens together.
+    row_ids: [R] int32, each request's row in the worker's tables.
+    block_tables: [R, max_blocks] int32, block ids of each request, padded with the null block 0;
+        max_blocks is what the longest sequence needs.
+    slot_mapping: [T] int64, where each query token's key and value go: block id * B + offset.
+    groups: how the reference attention splits the batch; made once a step, not once a layer.
+    max_seqlen_q, max_seqlen_k: longest query and longest sequence, in tokens.
+    The worker makes block_tables, slot_mapping and groups from its tables with
+    `models.ops.attention_metadata.build_attention_metadata`; they do not travel.
+    """
+
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    row_ids: torch.Tensor
+    block_tables: torch.Tensor
+    slot_mapping: torch.Tensor
+    groups: tuple[AttentionGroup, ...]
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecDecodeMetadata:
+    """Draft tokens that the step verifies.
+
+    draft_token_ids: [D] int32. num_draft_tokens: [R] int32.
+    """
+
+    draft_token_ids: torch.Tensor
+    num_spec_steps: int
+    num_draft_tokens: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DPMetadata:
+    """Token counts across data-parallel ranks: [ranks] int32."""
+
+    num_tokens_across_dp: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheData:
+    """One layer's cache: k and v, each [N blocks, B tokens, Hk heads, D].
+
+    Every layer has tensors of its own: a view of one stacked tensor that a custom op mutates is
+    written wrongly under Inductor with dynamic shapes. Must start finite (zeros): positions past
+    a sequence's end get weight 0, and 0 * NaN is NaN.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardContext:
+    """Everything a layer may ask for during one forward pass."""
+
+    context: Context
+    attn_metadata: AttentionMetadata
+    kv_cache_data: list[KVCacheData]
+    no_compile_layers: dict[int, Any] = field(default_factory=dict)
+    """Layers that the compiler must not trace into, by layer index."""
+    dp_metadata: DPMetadata | None = None
+    spec_decode_metadata: SpecDecodeMetadata | None = None
+    batch_descriptor: GraphKey | None = None
+    """The graph to replay; `graph_key` on the wire."""
+    cudagraph_runtime_mode: CUDAGraphMode = CUDAGraphMode.NONE
+
+
+_current: ForwardContext | None = None
+
+
+@contextmanager
+def forward_context(context: ForwardContext) -> Iterator[None]:
+    """Makes `context` the one that layers see, for the length of the block.
+
+    Raises:
+        RuntimeError: another forward pass is under way.
+    """
+    global _current
+    if _current is not None:
+        raise RuntimeError("a forward context is already set; forward passes do not nest")
+    _current = context
+    try:
+        yield
+    finally:
+        _current = None
+
+
+def get_forward_context() -> ForwardContext:
+    """Returns the context of the forward pass under way.
+
+    Raises:
+        RuntimeError: no forward pass is under way.
+    """
+    if _current is None:
+        raise RuntimeError("no forward context is set; run the model inside forward_context()")
+    return _current

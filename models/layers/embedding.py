@@ -1,0 +1,48 @@
+"""Token embedding and output head, the vocabulary split over the ranks of a group."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from models.layers.weight import check_shape, empty_parameter
+from models.parallel.group import ParallelGroup
+
+
+class VocabParallelEmbedding(nn.Module):
+    """Token vectors; each rank holds an equal run of token ids.
+
+    The vocabulary is padded with zero rows to a multiple of the number of ranks.
+    """
+
+    def __init__(self, vocab_size: int, hidden_size: int, *, group: ParallelGroup) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.group = group
+        self._num_local = -(-vocab_size // group.size)
+        self._first = group.rank * self._num_local
+        self.weight = empty_parameter(self._num_local, hidden_size)
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Maps [T] int32 or int64 token ids to [T, hidden]."""
+        if self.group.size == 1:
+            return functional.embedding(token_ids, self.weight)
+        local_ids = token_ids - self._first
+        is_foreign = (local_ids < 0) | (local_ids >= self._num_local)
+        vectors = functional.embedding(local_ids.masked_fill(is_foreign, 0), self.weight)
+        return self.group.all_reduce(vectors.masked_fill(is_foreign.unsqueeze(-1), 0))
+
+    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
+        """Copies this rank's run of rows; rows past the vocabulary become zero."""
+        check_shape(loaded, (self.vocab_size, param.shape[1]))
+        rows = loaded[self._first : self._first + self._num_local]
+        param[: len(rows)].copy_(rows)
+        param[len(rows) :].zero_()
+
+
+class ParallelLMHead(VocabParallelEmbedding):
+    """Logits from hidden states; its weight is laid out like the embedding's and may be shared."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Maps [S, hidden] to [S, vocab] in float32 on every rank."""
+        logits = self.group.all_gather(functional.linear(hidden, self.weight))
+        return logits[:, : self.vocab_size].float()

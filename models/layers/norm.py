@@ -1,0 +1,29 @@
+"""Normalisation layers."""
+
+import torch
+from torch import nn
+
+from models.layers.weight import check_shape, empty_parameter
+from models.ops.rms_norm import add_rms_norm, rms_norm
+
+
+class RMSNorm(nn.Module):
+    """Divides by the root mean square of the last dimension and scales each feature."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = empty_parameter(size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the normalised x, of its shape and dtype."""
+        return rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Adds x to the residual stream; returns the normalised sum and the sum itself."""
+        return add_rms_norm(x, residual, self.weight, self.eps)
+
+    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
+        """Copies the whole tensor; every rank holds all of it."""
+        check_shape(loaded, tuple(param.shape))
+        param.copy_(loaded)

@@ -1,0 +1,1 @@
+"""One file per operation: registration, shape function and PyTorch reference."""

@@ -1,0 +1,20 @@
+"""Root-mean-square normalisation, alone and with the residual sum before it."""
+
+import torch
+from torch.nn import functional
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Returns x / sqrt(mean(x^2) + eps) * weight over the last dimension.
+
+    Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization".
+    """
+    return functional.rms_norm(x, weight.shape, weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Adds x to the residual stream; returns the normalised sum and the sum itself."""
+    residual = residual + x
+    return rms_norm(residual, weight, eps), residual

@@ -1,0 +1,23 @@
+"""Rotary position embedding."""
+
+import torch
+
+
+def apply_rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+    """Turns each pair (x[i], x[i + D/2]) of every head by its token's angle.
+
+    With the sign of the first half's sine in the table, x * cos + swap_halves(x) * signed_sin is
+    the rotation in three operations.
+
+    Args:
+        x: [T, H, D].
+        cos: [T, 1, D], both halves equal.
+        signed_sin: [T, 1, D], the first half negated.
+
+    Returns:
+        [T, H, D], contiguous.
+
+    Source: Su et al. 2021, "RoFormer", with the halves layout of GPT-NeoX.
+    """
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    return torch.addcmul(x * cos, swapped, signed_sin)

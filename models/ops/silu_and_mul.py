@@ -1,0 +1,13 @@
+"""The gate of a SwiGLU feed-forward layer."""
+
+import torch
+from torch.nn import functional
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """Returns silu(gate) * up of [..., 2 * I] that holds gate, then up: [..., I].
+
+    Source: Shazeer 2020, "GLU Variants Improve Transformer".
+    """
+    gate, up = x.chunk(2, dim=-1)
+    return functional.silu(gate) * up

@@ -1,0 +1,200 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class CUDAGraphMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CUDA_GRAPH_MODE_UNSPECIFIED: _ClassVar[CUDAGraphMode]
+    CUDA_GRAPH_MODE_NONE: _ClassVar[CUDAGraphMode]
+    CUDA_GRAPH_MODE_PIECEWISE: _ClassVar[CUDAGraphMode]
+    CUDA_GRAPH_MODE_FULL: _ClassVar[CUDAGraphMode]
+
+class FallbackReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FALLBACK_REASON_UNSPECIFIED: _ClassVar[FallbackReason]
+    FALLBACK_REASON_ENFORCE_EAGER: _ClassVar[FallbackReason]
+    FALLBACK_REASON_UNSUPPORTED: _ClassVar[FallbackReason]
+    FALLBACK_REASON_OVERSIZE: _ClassVar[FallbackReason]
+    FALLBACK_REASON_UNCAPTURED: _ClassVar[FallbackReason]
+CUDA_GRAPH_MODE_UNSPECIFIED: CUDAGraphMode
+CUDA_GRAPH_MODE_NONE: CUDAGraphMode
+CUDA_GRAPH_MODE_PIECEWISE: CUDAGraphMode
+CUDA_GRAPH_MODE_FULL: CUDAGraphMode
+FALLBACK_REASON_UNSPECIFIED: FallbackReason
+FALLBACK_REASON_ENFORCE_EAGER: FallbackReason
+FALLBACK_REASON_UNSUPPORTED: FallbackReason
+FALLBACK_REASON_OVERSIZE: FallbackReason
+FALLBACK_REASON_UNCAPTURED: FallbackReason
+
+class BatchDescriptor(_message.Message):
+    __slots__ = ("step_id", "context", "graph_key", "cudagraph_runtime_mode", "fallback_reason", "attn_metadata", "sampling", "spec_decode_metadata", "dp_metadata", "row_assignments")
+    STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_KEY_FIELD_NUMBER: _ClassVar[int]
+    CUDAGRAPH_RUNTIME_MODE_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_REASON_FIELD_NUMBER: _ClassVar[int]
+    ATTN_METADATA_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SPEC_DECODE_METADATA_FIELD_NUMBER: _ClassVar[int]
+    DP_METADATA_FIELD_NUMBER: _ClassVar[int]
+    ROW_ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
+    step_id: int
+    context: Context
+    graph_key: GraphKey
+    cudagraph_runtime_mode: CUDAGraphMode
+    fallback_reason: FallbackReason
+    attn_metadata: AttentionMetadata
+    sampling: SamplingMetadata
+    spec_decode_metadata: SpecDecodeMetadata
+    dp_metadata: DPMetadata
+    row_assignments: _containers.RepeatedCompositeFieldContainer[RowAssignment]
+    def __init__(self, step_id: _Optional[int] = ..., context: _Optional[_Union[Context, _Mapping]] = ..., graph_key: _Optional[_Union[GraphKey, _Mapping]] = ..., cudagraph_runtime_mode: _Optional[_Union[CUDAGraphMode, str]] = ..., fallback_reason: _Optional[_Union[FallbackReason, str]] = ..., attn_metadata: _Optional[_Union[AttentionMetadata, _Mapping]] = ..., sampling: _Optional[_Union[SamplingMetadata, _Mapping]] = ..., spec_decode_metadata: _Optional[_Union[SpecDecodeMetadata, _Mapping]] = ..., dp_metadata: _Optional[_Union[DPMetadata, _Mapping]] = ..., row_assignments: _Optional[_Iterable[_Union[RowAssignment, _Mapping]]] = ...) -> None: ...
+
+class Context(_message.Message):
+    __slots__ = ("is_prefill", "batch_size", "graph_bs", "num_tokens", "max_q_len", "is_draft")
+    IS_PREFILL_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_BS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_Q_LEN_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAFT_FIELD_NUMBER: _ClassVar[int]
+    is_prefill: bool
+    batch_size: int
+    graph_bs: int
+    num_tokens: int
+    max_q_len: int
+    is_draft: bool
+    def __init__(self, is_prefill: _Optional[bool] = ..., batch_size: _Optional[int] = ..., graph_bs: _Optional[int] = ..., num_tokens: _Optional[int] = ..., max_q_len: _Optional[int] = ..., is_draft: _Optional[bool] = ...) -> None: ...
+
+class GraphKey(_message.Message):
+    __slots__ = ("num_tokens", "graph_bs", "max_q_len", "uniform")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_BS_FIELD_NUMBER: _ClassVar[int]
+    MAX_Q_LEN_FIELD_NUMBER: _ClassVar[int]
+    UNIFORM_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    graph_bs: int
+    max_q_len: int
+    uniform: bool
+    def __init__(self, num_tokens: _Optional[int] = ..., graph_bs: _Optional[int] = ..., max_q_len: _Optional[int] = ..., uniform: _Optional[bool] = ...) -> None: ...
+
+class AttentionMetadata(_message.Message):
+    __slots__ = ("query_start_loc", "seq_lens", "row_ids", "max_seqlen_q", "max_seqlen_k", "block_table_updates")
+    QUERY_START_LOC_FIELD_NUMBER: _ClassVar[int]
+    SEQ_LENS_FIELD_NUMBER: _ClassVar[int]
+    ROW_IDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEQLEN_Q_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEQLEN_K_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TABLE_UPDATES_FIELD_NUMBER: _ClassVar[int]
+    query_start_loc: bytes
+    seq_lens: bytes
+    row_ids: bytes
+    max_seqlen_q: int
+    max_seqlen_k: int
+    block_table_updates: BlockTableUpdates
+    def __init__(self, query_start_loc: _Optional[bytes] = ..., seq_lens: _Optional[bytes] = ..., row_ids: _Optional[bytes] = ..., max_seqlen_q: _Optional[int] = ..., max_seqlen_k: _Optional[int] = ..., block_table_updates: _Optional[_Union[BlockTableUpdates, _Mapping]] = ...) -> None: ...
+
+class BlockTableUpdates(_message.Message):
+    __slots__ = ("rows", "offsets", "counts", "block_ids")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    rows: bytes
+    offsets: bytes
+    counts: bytes
+    block_ids: bytes
+    def __init__(self, rows: _Optional[bytes] = ..., offsets: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ...) -> None: ...
+
+class SamplingMetadata(_message.Message):
+    __slots__ = ("sample_indices", "all_greedy", "needs_logit_edits", "needs_logprobs")
+    SAMPLE_INDICES_FIELD_NUMBER: _ClassVar[int]
+    ALL_GREEDY_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_LOGIT_EDITS_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    sample_indices: bytes
+    all_greedy: bool
+    needs_logit_edits: bool
+    needs_logprobs: bool
+    def __init__(self, sample_indices: _Optional[bytes] = ..., all_greedy: _Optional[bool] = ..., needs_logit_edits: _Optional[bool] = ..., needs_logprobs: _Optional[bool] = ...) -> None: ...
+
+class RowAssignment(_message.Message):
+    __slots__ = ("row", "token_ids", "num_prompt_tokens", "sampling")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    token_ids: bytes
+    num_prompt_tokens: int
+    sampling: RowSampling
+    def __init__(self, row: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[RowSampling, _Mapping]] = ...) -> None: ...
+
+class RowSampling(_message.Message):
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "seed", "bias_token_ids", "bias_values", "end_token_ids", "min_tokens", "num_logprobs")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    BIAS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BIAS_VALUES_FIELD_NUMBER: _ClassVar[int]
+    END_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    seed: int
+    bias_token_ids: bytes
+    bias_values: bytes
+    end_token_ids: bytes
+    min_tokens: int
+    num_logprobs: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., bias_token_ids: _Optional[bytes] = ..., bias_values: _Optional[bytes] = ..., end_token_ids: _Optional[bytes] = ..., min_tokens: _Optional[int] = ..., num_logprobs: _Optional[int] = ...) -> None: ...
+
+class SpecDecodeMetadata(_message.Message):
+    __slots__ = ("draft_token_ids", "num_spec_steps", "num_draft_tokens")
+    DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPEC_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    draft_token_ids: bytes
+    num_spec_steps: int
+    num_draft_tokens: bytes
+    def __init__(self, draft_token_ids: _Optional[bytes] = ..., num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[bytes] = ...) -> None: ...
+
+class DPMetadata(_message.Message):
+    __slots__ = ("num_tokens_across_dp",)
+    NUM_TOKENS_ACROSS_DP_FIELD_NUMBER: _ClassVar[int]
+    num_tokens_across_dp: bytes
+    def __init__(self, num_tokens_across_dp: _Optional[bytes] = ...) -> None: ...
+
+class StepResult(_message.Message):
+    __slots__ = ("step_id", "token_ids", "logprobs", "num_top_logprobs", "top_token_ids", "top_logprobs", "elapsed_us")
+    STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_US_FIELD_NUMBER: _ClassVar[int]
+    step_id: int
+    token_ids: bytes
+    logprobs: bytes
+    num_top_logprobs: int
+    top_token_ids: bytes
+    top_logprobs: bytes
+    elapsed_us: int
+    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., num_top_logprobs: _Optional[int] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., elapsed_us: _Optional[int] = ...) -> None: ...

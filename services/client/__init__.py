@@ -1,0 +1,1 @@
+"""What people run: the octavo command line and a small async client."""

@@ -1,0 +1,81 @@
+"""The `octavo` command line: the entry point, with one module per command beside it."""
+
+from collections.abc import Callable, Sequence
+
+import typer
+
+from services.client.commands.bench import bench_serving
+from services.client.commands.chat import chat
+from services.client.commands.demo import demo
+from services.client.commands.engine import engine
+from services.client.commands.frontend import frontend
+from services.client.commands.generate import generate
+from services.client.commands.health import health
+from services.client.commands.models import models
+from services.client.commands.serve import serve
+from services.client.commands.stats import stats
+from services.client.commands.tokenize import tokenize
+from services.client.errors import OctavoError, UnavailableError
+from services.client.flags import expand_dataclasses
+from services.client.supervisor import ServiceFailedError
+
+app = typer.Typer(
+    name="octavo",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    help="""Serves language models as two gRPC services, and talks to them.
+
+    `octavo serve` starts both services with the embedded model; then, in another terminal, try
+    `octavo chat`. Addresses come from --frontend and --engine, or from the environment variables
+    OCTAVO_FRONTEND and OCTAVO_ENGINE.
+    """,
+)
+_panels: dict[str, tuple[Callable[..., None], ...]] = {
+    "Talk to a model": (chat, generate, tokenize, models),
+    "Run the services": (serve, demo),
+    "Look after them": (stats, health),
+}
+for _panel, _commands in _panels.items():
+    for _command in _commands:
+        app.command(rich_help_panel=_panel)(expand_dataclasses(_command))
+for _service in (engine, frontend):
+    app.command(
+        rich_help_panel="Run the services",
+        # Every flag, --help too, is the service's own.
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )(_service)
+_bench = typer.Typer(no_args_is_help=True, help="Measures the services.")
+_bench.command("serving")(expand_dataclasses(bench_serving))
+app.add_typer(_bench, name="bench", rich_help_panel="Look after them")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line; a failure is one line on standard error and exit code 1.
+
+    Args:
+        arguments: what to run instead of the process's own arguments.
+    """
+    try:
+        app(args=arguments)
+    except OctavoError as error:
+        hint = " (`octavo serve` starts both services)" if _is_unreachable(error) else ""
+        _fail(f"{error}{hint}")
+    except ServiceFailedError as error:
+        _fail(str(error))
+
+
+def _is_unreachable(error: OctavoError) -> bool:
+    return isinstance(error, UnavailableError) and "failed to connect" in str(error)
+
+
+def _fail(message: str) -> None:
+    typer.secho(f"octavo: {message}", fg=typer.colors.RED, err=True)
+    raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The async Python client of the frontend."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import Any, Self
+
+import grpc
+
+from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
+from services.client.channel import open_channel
+from services.client.errors import CancelledError, InternalError, error_of_call
+from services.client.requests import (
+    Message,
+    Options,
+    chat_messages,
+    chat_request,
+    generate_request,
+)
+from services.client.responses import Chunk, ModelCard, Token, chunk_of, model_card_of
+from services.client.session import Session
+from services.client.stream import Stream
+
+DEFAULT_ADDRESS = "127.0.0.1:50050"
+
+
+class OctavoClient:
+    """Talks to a frontend.
+
+        async with OctavoClient("127.0.0.1:50050") as client:
+            async for chunk in client.chat([Message(role="user", content="Hello")]):
+                print(chunk.text, end="", flush=True)
+
+    Every method raises a subclass of `services.client.errors.OctavoError`; a stream raises it while
+    it is iterated. `timeout_s` is the request's time limit, which the servers keep too.
+    """
+
+    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+        self._channel = open_channel(address)
+        self._stub = frontend_pb2_grpc.FrontendServiceStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connection and ends what still runs on it."""
+        await self._channel.close()
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        options: Options | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> Stream:
+        """Continues a prompt, given as text or as token ids."""
+        request = generate_request(prompt, options or Options())
+        call = self._stub.Generate(request, timeout=timeout_s)
+        return Stream(_chunks(call), call.cancel)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        options: Options | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> Stream:
+        """Answers a conversation through the model's chat template."""
+        request = chat_request(messages, options or Options())
+        call = self._stub.Chat(request, timeout=timeout_s)
+        return Stream(_chunks(call), call.cancel)
+
+    def session(self) -> Session:
+        """Returns a session, to be entered with `async with`: many requests over one stream."""
+        return Session(self._stub)
+
+    async def tokenize(
+        self, text: str | Sequence[Message], *, model: str = "", timeout_s: float | None = None
+    ) -> list[Token]:
+        """Turns text, or a conversation through the chat template, into tokens."""
+        request = frontend_pb2.TokenizeRequest(model=model)
+        if isinstance(text, str):
+            request.text = text
+        else:
+            request.conversation.messages.extend(chat_messages(text))
+        response = await _answer(self._stub.Tokenize(request, timeout=timeout_s))
+        return [
+            Token(id=token_id, text=token)
+            for token_id, token in zip(response.token_ids, response.tokens, strict=True)
+        ]
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        model: str = "",
+        show_special_tokens: bool = False,
+        timeout_s: float | None = None,
+    ) -> str:
+        """Turns token ids into text."""
+        request = frontend_pb2.DetokenizeRequest(
+            model=model, token_ids=token_ids, show_special_tokens=show_special_tokens
+        )
+        response = await _answer(self._stub.Detokenize(request, timeout=timeout_s))
+        return str(response.text)
+
+    async def list_models(self, *, timeout_s: float | None = None) -> list[ModelCard]:
+        """Returns the models that requests may name."""
+        request = frontend_pb2.ListModelsRequest()
+        response = await _answer(self._stub.ListModels(request, timeout=timeout_s))
+        return [model_card_of(card) for card in response.models]
+
+
+async def _answer(call: Awaitable[Any]) -> Any:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise error_of_call(error) from None
+
+
+async def _chunks(call: Any) -> AsyncIterator[Chunk]:
+    """Reads a call to its end, which must be a finish reason or an error."""
+    is_complete = False
+    try:
+        async for response in call:
+            chunk = chunk_of(response.output)
+            is_complete = chunk.finish_reason is not None
+            yield chunk
+    except grpc.aio.AioRpcError as error:
+        raise error_of_call(error) from None
+    except asyncio.CancelledError:
+        if _is_task_cancelled():
+            raise
+        # grpc.aio reports Stream.cancel() as if the reading task itself had been cancelled.
+        raise CancelledError("the request was cancelled", code="CANCELLED") from None
+    if not is_complete:
+        raise InternalError("the stream ended without a finish reason", code="UNKNOWN")
+
+
+def _is_task_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,63 @@
+"""`octavo bench serving`: latency and throughput under load."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import uvloop
+from rich.console import Console
+
+from services.client.bench.report import report, table_of
+from services.client.bench.runner import run
+from services.client.bench.target import EngineTarget, FrontendTarget
+from services.client.bench.workload import Load
+from services.client.flags import DEFAULT_FRONTEND, FrontendAddress
+
+
+def bench_serving(
+    *,
+    load: Load,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the result to this file, too.")
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Send token ids to the engine at host:port, past the frontend."),
+    ] = None,
+    frontend: FrontendAddress = DEFAULT_FRONTEND,
+) -> None:
+    """Sends a seeded load and reports time to first token, time between tokens and throughput.
+
+    Without --rate, --concurrency requests run at all times (closed loop). With --rate, requests
+    arrive at random times whether or not earlier ones are done (open loop, Poisson).
+
+    Examples:
+    - `octavo bench serving --num-requests 200 --concurrency 32`
+
+    - `octavo bench serving --rate 10 --prompt-tokens 64-512 --output-tokens 128 --json run.json`
+
+    - `octavo bench serving --engine 127.0.0.1:50051`
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        result = runner.run(_bench(load, engine, frontend))
+    Console().print(table_of(result))
+    if json_file is not None:
+        json_file.write_text(json.dumps(result, indent=2) + "\n")
+    if result["num_failed"]:
+        typer.echo(f"failed: {result['num_failed']}", err=True)
+        raise typer.Exit(1)
+
+
+async def _bench(load: Load, engine: str | None, frontend: str) -> dict[str, Any]:
+    console = Console(stderr=True)
+    target = FrontendTarget(frontend, load.seed) if engine is None else EngineTarget(engine)
+    async with target:
+        with console.status("running") as status:
+            measured = await run(
+                target,
+                load,
+                lambda done: status.update(f"{done} of {load.num_requests} requests done"),
+            )
+    return report(measured, load, target.name)

@@ -1,0 +1,28 @@
+"""`octavo models`: what is served."""
+
+import asyncio
+
+from rich.console import Console
+from rich.table import Table
+
+from services.client.client import OctavoClient
+from services.client.flags import DEFAULT_FRONTEND, FrontendAddress, TimeoutSeconds
+from services.client.responses import ModelCard
+
+
+def models(
+    *, frontend: FrontendAddress = DEFAULT_FRONTEND, timeout_s: TimeoutSeconds = 10.0
+) -> None:
+    """Lists the models that requests may name, with their limits and default sampling."""
+    cards = asyncio.run(_list(frontend, timeout_s))
+    table = Table("model", "architecture", "context", "ready", "default sampling")
+    for card in cards:
+        sampling = " ".join(f"{name}={value:g}" for name, value in card.default_sampling.items())
+        ready = "yes" if card.ready else "no"
+        table.add_row(card.name, card.architecture, str(card.max_model_len), ready, sampling)
+    Console().print(table)
+
+
+async def _list(address: str, timeout_s: float | None) -> list[ModelCard]:
+    async with OctavoClient(address) as client:
+        return await client.list_models(timeout_s=timeout_s)

@@ -1,0 +1,84 @@
+"""`octavo serve`: both services under supervision."""
+
+import asyncio
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.client.stack import LOOPBACK, Stack, plan_stack
+from services.client.supervisor import Supervisor, run_until_signalled
+
+Port = Annotated[
+    int, typer.Option(min=0, max=65535, help="The frontend's port; 0 takes a free one.")
+]
+EnginePort = Annotated[
+    int, typer.Option(min=0, max=65535, help="The engine's port on loopback; 0 takes a free one.")
+]
+
+
+def serve(
+    *,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Checkpoint folder in Hugging Face form; the embedded model if absent."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address the frontend listens on.")] = LOOPBACK,
+    port: Port = 50050,
+    engine_port: EnginePort = 50051,
+    engine_arg: Annotated[
+        list[str],
+        typer.Option(
+            help="Flag for the engine, such as --engine-arg=--max-num-seqs=64; repeatable."
+        ),
+    ] = [],  # noqa: B006  typer copies it
+    frontend_arg: Annotated[
+        list[str],
+        typer.Option(help="Flag for the frontend, in the same form; repeatable."),
+    ] = [],  # noqa: B006  typer copies it
+) -> None:
+    """Starts both services and keeps them running until Ctrl-C or SIGTERM.
+
+    A service that dies is started again, five times in a row at most. Stopping lets running
+    requests finish; a second Ctrl-C does not wait.
+
+    Examples:
+    - `octavo serve`
+
+    - `octavo serve --model ~/models/qwen3-0.6b --host 0.0.0.0`
+
+    - `octavo serve --engine-arg=--max-num-seqs=64 --engine-arg=--dtype=bfloat16`
+    """
+    stack = plan_stack(
+        model=model,
+        host=host,
+        port=port,
+        engine_port=engine_port,
+        engine_arguments=_words(engine_arg),
+        frontend_arguments=_words(frontend_arg),
+    )
+    supervisor = Supervisor(_report)
+    asyncio.run(run_until_signalled(_serve(supervisor, stack), supervisor.kill))
+
+
+async def _serve(supervisor: Supervisor, stack: Stack) -> None:
+    try:
+        await supervisor.start(stack.engine)
+        await supervisor.start(stack.frontend)
+        _report(f"talk to it:  octavo chat --frontend {stack.frontend.address}")
+        _report(f"watch it:    octavo stats --engine {stack.engine.address}")
+        await supervisor.watch()
+    finally:
+        _report("stopping")
+        await supervisor.stop()
+        _report("stopped")
+
+
+def _report(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _words(arguments: list[str]) -> list[str]:
+    """Splits "--flag value" given as one argument, the way a shell would."""
+    return [word for argument in arguments for word in shlex.split(argument)]

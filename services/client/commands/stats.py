@@ -1,0 +1,139 @@
+"""`octavo stats`: what the engine is doing."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Annotated, cast
+
+import grpc
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from protos.engine.v1 import engine_pb2, engine_pb2_grpc
+from services.client.channel import open_channel
+from services.client.errors import error_of_call
+from services.client.flags import DEFAULT_ENGINE, EngineAddress
+
+CALL_TIMEOUT_S = 5.0
+Stats = engine_pb2.GetStatsResponse
+
+
+def stats(
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Print the figures once and leave.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the figures once, as one line of JSON.")
+    ] = False,
+    interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
+    engine: EngineAddress = DEFAULT_ENGINE,
+) -> None:
+    """Shows the engine's requests, KV cache and rates, live until Ctrl-C.
+
+    Where standard output is no terminal, the table is printed once.
+
+    Examples:
+    - `octavo stats`
+
+    - `octavo stats --json >> stats.jsonl`
+    """
+    with suppress(KeyboardInterrupt):
+        if as_json:
+            asyncio.run(_print_json(engine))
+        elif once or not sys.stdout.isatty():
+            asyncio.run(_print_table(engine))
+        else:
+            asyncio.run(_show_live(engine, interval_s))
+
+
+class Engine:
+    """Asks one engine for its figures."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = engine_pb2_grpc.EngineServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
+
+    async def stats(self) -> Stats:
+        """Returns its figures now."""
+        try:
+            return cast(
+                Stats,
+                await self._stub.GetStats(engine_pb2.GetStatsRequest(), timeout=CALL_TIMEOUT_S),
+            )
+        except grpc.aio.AioRpcError as error:
+            raise error_of_call(error) from None
+
+
+async def _print_json(address: str) -> None:
+    async with open_channel(address) as channel:
+        stats = await Engine(channel).stats()
+    figures = {field.name: getattr(stats, field.name) for field in stats.DESCRIPTOR.fields}
+    plain = {k: dict(v) if isinstance(v, Mapping) else v for k, v in figures.items()}
+    typer.echo(json.dumps(plain))
+
+
+async def _print_table(address: str) -> None:
+    async with open_channel(address) as channel:
+        Console().print(_table(address, await Engine(channel).stats()))
+
+
+async def _show_live(address: str, interval_s: float) -> None:
+    async with open_channel(address) as channel:
+        engine, before = Engine(channel), None
+        with Live(auto_refresh=False) as live:
+            while True:
+                stats = await engine.stats()
+                live.update(_table(address, stats, before), refresh=True)
+                before = stats
+                await asyncio.sleep(interval_s)
+
+
+def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
+    table = Table(title=f"engine {address}", show_header=False)
+    used = stats.num_blocks - stats.num_free_blocks
+    share = used / stats.num_blocks if stats.num_blocks else 0.0
+    steps = max(stats.num_steps, 1)
+    cached_share = stats.cached_tokens / max(stats.prompt_tokens, 1)
+    rows = {
+        "state": f"{'ready' if stats.ready else 'not ready'}, up {stats.uptime_s:.0f} s",
+        "requests": f"{stats.num_running} running, {stats.num_waiting} waiting, "
+        f"{stats.num_sessions} sessions",
+        "KV blocks": f"{_bar(share)} {share:.0%} of {stats.num_blocks} in use, "
+        f"{stats.num_cached_blocks} free ones cached",
+        "now": _rates(stats, before),
+        "so far": f"{stats.output_tokens} output tokens, {stats.prompt_tokens} prompt tokens "
+        f"({cached_share:.0%} cached), {stats.num_steps} steps",
+        "per step": f"{stats.worker_busy_us / steps / 1000:.2f} ms worker, "
+        f"{stats.schedule_us / steps / 1000:.3f} ms scheduling",
+        "finished": _counts(stats.finished),
+        "rejected": _counts(stats.rejected),
+        "graphs": _counts(stats.graph_dispatch),
+        "trouble": f"{stats.num_preemptions} preemptions, "
+        f"{stats.num_worker_restarts} worker restarts",
+    }
+    for name, text in rows.items():
+        table.add_row(name, text)
+    return table
+
+
+def _rates(stats: Stats, before: Stats | None) -> str:
+    # A restarted engine counts from 0 again, its uptime too.
+    if before is None or stats.uptime_s <= before.uptime_s:
+        return "-"
+    elapsed_s = stats.uptime_s - before.uptime_s
+    return (
+        f"{(stats.output_tokens - before.output_tokens) / elapsed_s:.0f} output tokens/s, "
+        f"{(stats.prompt_tokens - before.prompt_tokens) / elapsed_s:.0f} prompt tokens/s, "
+        f"{(stats.num_steps - before.num_steps) / elapsed_s:.0f} steps/s"
+    )
+
+
+def _bar(share: float, width: int = 20) -> str:
+    filled = round(share * width)
+    return "█" * filled + "░" * (width - filled)
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "none"

@@ -1,0 +1,54 @@
+"""`octavo tokenize`: text as the model sees it."""
+
+import asyncio
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from services.client.client import OctavoClient
+from services.client.flags import DEFAULT_FRONTEND, FrontendAddress, TimeoutSeconds
+from services.client.requests import Message
+from services.client.responses import Token
+
+
+def tokenize(
+    *,
+    text: Annotated[
+        str | None, typer.Argument(help="What to tokenize; standard input if absent.")
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Treat it as a user's message in the chat template.")
+    ] = False,
+    ids: Annotated[bool, typer.Option("--ids", help="Print only the ids, on one line.")] = False,
+    timeout_s: TimeoutSeconds = 10.0,
+    frontend: FrontendAddress = DEFAULT_FRONTEND,
+) -> None:
+    """Shows the tokens of a text: position, id, and the text of each by itself.
+
+    Examples:
+    - `octavo tokenize "Hello there"`
+
+    - `octavo tokenize --chat "Hello there" --ids`
+    """
+    content = sys.stdin.read() if text is None else text
+    source = [Message(role="user", content=content)] if chat else content
+    tokens = asyncio.run(_tokenize(source, frontend, timeout_s))
+    if ids:
+        typer.echo(" ".join(str(token.id) for token in tokens))
+        return
+    table = Table("position", "id", "token")
+    for position, token in enumerate(tokens):
+        # Quotes make spaces and line breaks visible; Text keeps "[...]" from being read as markup.
+        table.add_row(str(position), str(token.id), Text(repr(token.text)))
+    Console().print(table)
+
+
+async def _tokenize(
+    text: str | list[Message], address: str, timeout_s: float | None
+) -> list[Token]:
+    async with OctavoClient(address) as client:
+        return await client.tokenize(text, timeout_s=timeout_s)

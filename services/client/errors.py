@@ -1,0 +1,101 @@
+"""What a call can fail with, one class per gRPC status that callers tell apart.
+
+OctavoError
+├── InvalidRequestError      INVALID_ARGUMENT: the request can never be served as it is
+├── UnsupportedError         UNIMPLEMENTED: the server does not do what was asked for
+├── NotFoundError            NOT_FOUND: no such model
+├── DuplicateRequestError    ALREADY_EXISTS: the request's id is taken by a live request
+├── NotPermittedError        PERMISSION_DENIED: the operator does not allow it
+├── OverloadedError          RESOURCE_EXHAUSTED: try again, after `retry_after_s` if it is given
+├── UnavailableError         UNAVAILABLE: the server is away, starting or going down
+├── DeadlineExceededError    DEADLINE_EXCEEDED: the time limit passed
+├── CancelledError           CANCELLED: the call was cancelled
+└── InternalError            any other status
+"""
+
+import grpc
+
+RETRY_PUSHBACK = "grpc-retry-pushback-ms"
+
+
+class OctavoError(Exception):
+    """Base of everything a call can fail with.
+
+    Attributes:
+        code: the gRPC status code's name, such as "UNAVAILABLE".
+        retry_after_s: seconds after which trying again makes sense; None when the server is silent.
+    """
+
+    def __init__(self, message: str, *, code: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequestError(OctavoError):
+    """The request can never be served as it is."""
+
+
+class UnsupportedError(OctavoError):
+    """The server does not do what was asked for."""
+
+
+class NotFoundError(OctavoError):
+    """The model is not served here."""
+
+
+class DuplicateRequestError(OctavoError):
+    """The request's id belongs to a request that is still live."""
+
+
+class NotPermittedError(OctavoError):
+    """The operator does not allow it."""
+
+
+class OverloadedError(OctavoError):
+    """Too many requests wait; trying again later makes sense."""
+
+
+class UnavailableError(OctavoError):
+    """The server cannot be reached, is starting or is going down."""
+
+
+class DeadlineExceededError(OctavoError):
+    """The time limit passed before the answer was complete."""
+
+
+class CancelledError(OctavoError):
+    """The call was cancelled before the answer was complete."""
+
+
+class InternalError(OctavoError):
+    """The server failed in a way that it does not explain."""
+
+
+_CLASSES: dict[str, type[OctavoError]] = {
+    "INVALID_ARGUMENT": InvalidRequestError,
+    "UNIMPLEMENTED": UnsupportedError,
+    "NOT_FOUND": NotFoundError,
+    "ALREADY_EXISTS": DuplicateRequestError,
+    "PERMISSION_DENIED": NotPermittedError,
+    "RESOURCE_EXHAUSTED": OverloadedError,
+    "UNAVAILABLE": UnavailableError,
+    "DEADLINE_EXCEEDED": DeadlineExceededError,
+    "CANCELLED": CancelledError,
+}
+_NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
+
+
+def error_of(code: int, message: str, retry_after_ms: int | None = None) -> OctavoError:
+    """Returns the error of a gRPC status code, for raising."""
+    name = _NAMES.get(code, "UNKNOWN")
+    retry_after_s = None if retry_after_ms is None else retry_after_ms / 1000
+    return _CLASSES.get(name, InternalError)(message, code=name, retry_after_s=retry_after_s)
+
+
+def error_of_call(error: grpc.aio.AioRpcError) -> OctavoError:
+    """Returns the error of a call that ended with a status, for raising."""
+    metadata = dict(error.trailing_metadata() or ())
+    pushback = metadata.get(RETRY_PUSHBACK)
+    retry_after_ms = None if pushback is None else int(pushback)
+    return error_of(error.code().value[0], error.details() or error.code().name, retry_after_ms)

@@ -1,0 +1,104 @@
+"""What a caller asks for, in plain Python."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Annotated
+
+from protos.common.v1 import sampling_pb2
+from protos.frontend.v1 import frontend_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message of a conversation."""
+
+    role: str
+    """Who speaks, such as system, user or assistant."""
+    content: str
+    """What is said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are chosen. None means the model's default; 0 is a value.
+
+    The texts are also the help of the command line's flags of the same names.
+    """
+
+    max_tokens: Annotated[
+        int | None, "Most output tokens; the context length bounds it anyway."
+    ] = None
+    temperature: Annotated[float | None, "Divides the logits; 0 is greedy. 0 to 100."] = None
+    top_k: Annotated[int | None, "Keep the k most likely tokens; 0 keeps all."] = None
+    top_p: Annotated[float | None, "Keep the likeliest tokens that sum to this. Up to 1."] = None
+    min_p: Annotated[float | None, "Drop tokens below this share of the likeliest one."] = None
+    repetition_penalty: Annotated[
+        float | None, "Above 1 discourages tokens already in prompt or output. Up to 10."
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, "Taken off a logit for each time its token was generated. -2 to 2."
+    ] = None
+    presence_penalty: Annotated[
+        float | None, "Taken off a logit once its token was generated. -2 to 2."
+    ] = None
+    seed: Annotated[int | None, "Makes the answer repeatable."] = None
+    logprobs: Annotated[
+        int | None, "Report log-probabilities of each token and of this many likeliest ones."
+    ] = None
+    min_tokens: Annotated[int | None, "Output tokens before which nothing may end."] = None
+    ignore_eos: Annotated[bool | None, "Go on past the model's end-of-sequence tokens."] = None
+    stop_token_ids: Annotated[Sequence[int], "Token id that ends the output; repeatable."] = ()
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these token ids."""
+
+    def to_proto(self) -> sampling_pb2.SamplingParams:
+        """Returns the wire form, with only the fields that are set."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return sampling_pb2.SamplingParams(
+            **{name: value for name, value in values.items() if value is not None}
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Everything about a request but its prompt. None and empty mean the server's defaults."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: Annotated[Sequence[str], "Text that ends the output and is left out; repeatable."] = ()
+    model: Annotated[str, "The model wanted; empty means the one served."] = ""
+    request_id: Annotated[str, "Names the request in the servers' logs; drawn when empty."] = ""
+    priority: Annotated[int, "Higher runs first."] = 0
+    cache_salt: Annotated[str, "Requests with different salts share no cached blocks."] = ""
+    show_special_tokens: Annotated[bool | None, "Show special tokens in the text."] = None
+
+    def to_proto(self) -> frontend_pb2.GenerationOptions:
+        """Returns the wire form."""
+        return frontend_pb2.GenerationOptions(
+            model=self.model,
+            request_id=self.request_id,
+            sampling=self.sampling.to_proto(),
+            stop=self.stop,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            show_special_tokens=self.show_special_tokens,
+        )
+
+
+def generate_request(prompt: str | Sequence[int], options: Options) -> frontend_pb2.GenerateRequest:
+    """Returns the wire form of a prompt given as text or as token ids."""
+    request = frontend_pb2.GenerateRequest(options=options.to_proto())
+    if isinstance(prompt, str):
+        request.text = prompt
+    else:
+        request.tokens.ids.extend(prompt)
+    return request
+
+
+def chat_request(messages: Sequence[Message], options: Options) -> frontend_pb2.ChatRequest:
+    """Returns the wire form of a conversation."""
+    return frontend_pb2.ChatRequest(options=options.to_proto(), messages=chat_messages(messages))
+
+
+def chat_messages(messages: Sequence[Message]) -> list[frontend_pb2.ChatMessage]:
+    """Returns the wire form of a conversation's messages."""
+    return [frontend_pb2.ChatMessage(role=item.role, content=item.content) for item in messages]

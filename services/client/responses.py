@@ -1,0 +1,158 @@
+"""What comes back, in plain Python."""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from protos.common.v1 import sampling_pb2
+from protos.frontend.v1 import frontend_pb2
+
+
+class FinishReason(enum.Enum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a request cost, in tokens."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """One token and the natural logarithm of its probability."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionLogprobs:
+    """The token chosen at one output position and the likeliest ones there, best first."""
+
+    chosen: TokenLogprob
+    top: Sequence[TokenLogprob]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """What is new since the last chunk. Only the last one has `finish_reason` and `usage`."""
+
+    request_id: str
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[PositionLogprobs] = ()
+    finish_reason: FinishReason | None = None
+    stop_string: str | None = None
+    stop_token_id: int | None = None
+    usage: Usage | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Completion:
+    """All of one answer."""
+
+    request_id: str = ""
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_string: str | None = None
+    stop_token_id: int | None = None
+    usage: Usage | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        """Appends the next chunk."""
+        self.request_id = chunk.request_id
+        self.text += chunk.text
+        self.token_ids.extend(chunk.token_ids)
+        self.logprobs.extend(chunk.logprobs)
+        self.finish_reason = chunk.finish_reason
+        self.stop_string = chunk.stop_string
+        self.stop_token_id = chunk.stop_token_id
+        self.usage = chunk.usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """A token id and its text by itself, where broken characters show as U+FFFD."""
+
+    id: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """A model that requests may name."""
+
+    name: str
+    architecture: str
+    max_model_len: int
+    """Most tokens of prompt and output together."""
+    ready: bool
+    """Whether an engine takes requests for it now."""
+    default_sampling: dict[str, float]
+    """Sampling used where a request is silent."""
+
+
+def chunk_of(output: frontend_pb2.Output) -> Chunk:
+    """Reads one message of output."""
+    return Chunk(
+        request_id=output.request_id,
+        text=output.text,
+        token_ids=tuple(output.token_ids),
+        logprobs=tuple(_position(item) for item in output.logprobs),
+        finish_reason=_finish_reason(output.finish_reason),
+        stop_string=output.stop_string if output.HasField("stop_string") else None,
+        stop_token_id=output.stop_token_id if output.HasField("stop_token_id") else None,
+        usage=_usage(output.usage) if output.HasField("usage") else None,
+    )
+
+
+def model_card_of(card: frontend_pb2.ModelCard) -> ModelCard:
+    """Reads what the frontend says of a model."""
+    sampling = card.default_sampling
+    return ModelCard(
+        name=card.name,
+        architecture=card.architecture,
+        max_model_len=card.max_model_len,
+        ready=card.ready,
+        default_sampling={
+            descriptor.name: value
+            for descriptor, value in sampling.ListFields()
+            if isinstance(value, int | float)
+        },
+    )
+
+
+def _finish_reason(value: int) -> FinishReason | None:
+    if value == sampling_pb2.FINISH_REASON_UNSPECIFIED:
+        return None
+    name = sampling_pb2.FinishReason.Name(value)
+    return FinishReason[name.removeprefix("FINISH_REASON_")]
+
+
+def _usage(usage: sampling_pb2.Usage) -> Usage:
+    return Usage(
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        output_tokens=usage.output_tokens,
+    )
+
+
+def _position(position: sampling_pb2.PositionLogprobs) -> PositionLogprobs:
+    return PositionLogprobs(
+        chosen=_token_logprob(position.chosen),
+        top=tuple(_token_logprob(item) for item in position.top),
+    )
+
+
+def _token_logprob(item: sampling_pb2.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(token_id=item.token_id, logprob=item.logprob)

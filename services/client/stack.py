@@ -1,0 +1,80 @@
+"""The two services as processes on this machine."""
+
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.client.supervisor import Service
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """An engine and a frontend that talks to it."""
+
+    engine: Service
+    frontend: Service
+
+
+def service_command(name: str, arguments: Sequence[str]) -> list[str]:
+    """Returns the command line that runs one service, "engine" or "frontend"."""
+    return [sys.executable, "-m", f"services.{name}", *arguments]
+
+
+def plan_stack(
+    *,
+    model: Path | None = None,
+    host: str = LOOPBACK,
+    port: int = 0,
+    engine_port: int = 0,
+    engine_arguments: Sequence[str] = (),
+    frontend_arguments: Sequence[str] = (),
+    log_folder: Path | None = None,
+) -> Stack:
+    """Says how to run both services.
+
+    Args:
+        model: checkpoint folder; None means the embedded model.
+        host: address the frontend listens on; the engine stays on loopback.
+        port: the frontend's port; 0 takes a free one.
+        engine_port: the engine's port; 0 takes a free one.
+        engine_arguments: more flags for the engine.
+        frontend_arguments: more flags for the frontend.
+        log_folder: where their logs go; None leaves them on standard error.
+    """
+    engine_address = f"{LOOPBACK}:{engine_port or _free_port(LOOPBACK)}"
+    frontend_address = f"{host}:{port or _free_port(host)}"
+    engine_flags = _listen_flags(engine_address)
+    if model is not None:
+        engine_flags += ["--model", str(model)]
+    frontend_flags = [*_listen_flags(frontend_address), "--engine-address", engine_address]
+    return Stack(
+        engine=Service(
+            name="engine",
+            command=service_command("engine", [*engine_flags, *engine_arguments]),
+            address=engine_address,
+            log=log_folder / "engine.log" if log_folder else None,
+        ),
+        frontend=Service(
+            name="frontend",
+            command=service_command("frontend", [*frontend_flags, *frontend_arguments]),
+            # A listener on all addresses answers on loopback.
+            address=frontend_address.replace("0.0.0.0", LOOPBACK),
+            log=log_folder / "frontend.log" if log_folder else None,
+        ),
+    )
+
+
+def _listen_flags(address: str) -> list[str]:
+    host, _, port = address.rpartition(":")
+    return ["--host", host, "--port", port]
+
+
+def _free_port(host: str) -> int:
+    """Returns a port that is free now. Fixed before the start, it survives restarts."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,202 @@
+"""Keeps the services running as child processes."""
+
+import asyncio
+import signal
+import time
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from services.client.health import wait_until_serving
+
+MAX_RESTARTS = 5
+"""Deaths of a service in a row that are answered with a restart."""
+STEADY_S = 60.0
+"""A service that ran for this long starts counting its deaths anew."""
+PROGRESS_INTERVAL_S = 5.0
+STOP_TIMEOUT_S = 40.0
+"""Time to drain after SIGTERM, somewhat more than the services' own limit; then SIGKILL."""
+LOG_TAIL_LINES = 20
+
+
+class ServiceFailedError(Exception):
+    """A service did not start, or died too often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A service to run."""
+
+    name: str
+    command: Sequence[str]
+    address: str
+    """Where its health is asked, as host:port."""
+    log: Path | None = None
+    """File for its standard error; None shares ours."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Child:
+    service: Service
+    process: Process
+    started: float = field(default_factory=time.monotonic)
+    num_deaths: int = 0
+
+
+class Supervisor:
+    """Starts services one after the other, restarts those that die, and stops them in reverse.
+
+    Args:
+        report: takes one line of progress for people.
+        first_backoff_s: wait before the first restart; it doubles with each one.
+    """
+
+    def __init__(self, report: Callable[[str], None], *, first_backoff_s: float = 0.5) -> None:
+        self._report = report
+        self._first_backoff_s = first_backoff_s
+        self._children: list[_Child] = []
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the services, in the order they were started."""
+        return [child.process.pid for child in self._children]
+
+    async def start(self, service: Service) -> None:
+        """Starts a service and waits until it takes requests.
+
+        Raises:
+            ServiceFailedError: it died first; trying again would only repeat the mistake.
+        """
+        self._report(f"{service.name}: starting on {service.address}")
+        child = _Child(service=service, process=await _spawn(service))
+        self._children.append(child)
+        if not await self._becomes_ready(child):
+            raise ServiceFailedError(_describe_death(child))
+
+    async def watch(self) -> None:
+        """Restarts services that die, until it is cancelled.
+
+        Raises:
+            ServiceFailedError: one died too often.
+        """
+        keepers = [asyncio.create_task(self._keep(child)) for child in self._children]
+        try:
+            await asyncio.gather(*keepers)
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """Asks the services to finish, the last one started first, and waits for it."""
+        for child in reversed(self._children):
+            if child.process.returncode is None:
+                child.process.terminate()
+            try:
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    await child.process.wait()
+            except TimeoutError:
+                self._report(
+                    f"{child.service.name}: did not stop in {STOP_TIMEOUT_S:.0f} s, killed"
+                )
+                child.process.kill()
+                await child.process.wait()
+        self._children.clear()
+
+    def kill(self) -> None:
+        """Ends the services at once."""
+        for child in self._children:
+            if child.process.returncode is None:
+                child.process.kill()
+
+    async def _keep(self, child: _Child) -> None:
+        while True:
+            await child.process.wait()
+            if time.monotonic() - child.started > STEADY_S:
+                child.num_deaths = 0
+            child.num_deaths += 1
+            if child.num_deaths > MAX_RESTARTS:
+                raise ServiceFailedError(
+                    f"{_describe_death(child)}; {MAX_RESTARTS} restarts failed"
+                )
+            backoff_s = self._first_backoff_s * 2 ** (child.num_deaths - 1)
+            self._report(f"{_describe_death(child)}; starting it again in {backoff_s:g} s")
+            await asyncio.sleep(backoff_s)
+            child.process = await _spawn(child.service)
+            child.started = time.monotonic()
+            await self._becomes_ready(child)
+
+    async def _becomes_ready(self, child: _Child) -> bool:
+        """Waits until the child takes requests, or has died."""
+        death = asyncio.create_task(child.process.wait())
+        ready = asyncio.create_task(wait_until_serving(child.service.address))
+        started = time.monotonic()
+        try:
+            while True:
+                done, _ = await asyncio.wait(
+                    {death, ready},
+                    timeout=PROGRESS_INTERVAL_S,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                elapsed_s = time.monotonic() - started
+                if death in done:
+                    return False
+                if ready in done:
+                    self._report(f"{child.service.name}: ready after {elapsed_s:.1f} s")
+                    return True
+                self._report(f"{child.service.name}: still starting, {elapsed_s:.0f} s")
+        finally:
+            death.cancel()
+            ready.cancel()
+            await asyncio.gather(death, ready, return_exceptions=True)
+
+
+async def run_until_signalled(
+    work: Coroutine[Any, Any, None], on_second_signal: Callable[[], None]
+) -> None:
+    """Runs `work`; SIGINT or SIGTERM cancels it, a second one calls `on_second_signal`."""
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    num_signals = 0
+
+    def on_signal() -> None:
+        nonlocal num_signals
+        num_signals += 1
+        if num_signals == 1:
+            task.cancel()
+        else:
+            on_second_signal()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not num_signals:
+            raise
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+async def _spawn(service: Service) -> Process:
+    # A session of its own: Ctrl-C in the terminal reaches us alone, and we stop them in order.
+    if service.log is None:
+        return await asyncio.create_subprocess_exec(
+            *service.command, stdin=DEVNULL, start_new_session=True
+        )
+    with service.log.open("ab") as log:
+        return await asyncio.create_subprocess_exec(
+            *service.command, stdin=DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def _describe_death(child: _Child) -> str:
+    service, status = child.service, child.process.returncode
+    how = f"was ended by signal {-status}" if status and status < 0 else f"exited with {status}"
+    if service.log is None:
+        return f"{service.name} {how}"
+    tail = service.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+    return "\n".join([f"{service.name} {how}; the end of {service.log}:", *tail])

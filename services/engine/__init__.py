@@ -1,0 +1,1 @@
+"""The GPU service: token ids in, token ids out."""

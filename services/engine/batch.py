@@ -1,0 +1,257 @@
+"""Builds and reads BatchDescriptor and StepResult, the messages between scheduler and worker.
+
+The protobuf messages are the objects on both sides; there is no shadow of them in Python. Arrays in
+them are little-endian packed bytes, and this module alone knows how to pack and view them.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from protos.engine.v1.batch_pb2 import (
+    BatchDescriptor,
+    CUDAGraphMode,
+    FallbackReason,
+    GraphKey,
+    RowAssignment,
+    RowSampling,
+    StepResult,
+)
+from services.engine.request import PositionLogprobs, SamplingParams
+
+__all__ = [
+    "BatchBuilder",
+    "BatchDescriptor",
+    "CUDAGraphMode",
+    "FallbackReason",
+    "GraphKey",
+    "RowAssignment",
+    "RowSampling",
+    "StepResult",
+    "pack_float32",
+    "pack_int32",
+    "read_float32",
+    "read_int32",
+    "read_logprobs",
+    "redacted",
+    "row_assignment",
+    "step_result",
+]
+
+Int32Array: TypeAlias = npt.NDArray[np.int32]
+Float32Array: TypeAlias = npt.NDArray[np.float32]
+
+_INT32 = np.dtype("<i4")
+_FLOAT32 = np.dtype("<f4")
+
+
+def read_int32(data: bytes) -> Int32Array:
+    """Views packed int32 values without a copy; the array is read-only."""
+    return np.frombuffer(data, _INT32)
+
+
+def read_float32(data: bytes) -> Float32Array:
+    """Views packed float32 values without a copy; the array is read-only."""
+    return np.frombuffer(data, _FLOAT32)
+
+
+def pack_int32(values: npt.ArrayLike) -> bytes:
+    """Packs integers in row-major order, four little-endian bytes each."""
+    return np.asarray(values, _INT32).tobytes()
+
+
+def pack_float32(values: npt.ArrayLike) -> bytes:
+    """Packs floats in row-major order, four little-endian bytes each."""
+    return np.asarray(values, _FLOAT32).tobytes()
+
+
+class BatchBuilder:
+    """Gathers one step, column by column, and turns it into a BatchDescriptor.
+
+    The scheduler appends to the lists itself: a method call per running request would double what
+    a steady decode step costs. `row_ids`, `q_lens` and `seq_lens` have one entry per request;
+    `sample_indices` holds the requests that sample, as indices into them.
+    """
+
+    __slots__ = (
+        "_block_counts",
+        "_block_ids",
+        "_block_offsets",
+        "_block_rows",
+        "all_greedy",
+        "needs_logit_edits",
+        "needs_logprobs",
+        "q_lens",
+        "row_assignments",
+        "row_ids",
+        "sample_indices",
+        "seq_lens",
+    )
+
+    def __init__(self) -> None:
+        self.row_ids: list[int] = []
+        self.q_lens: list[int] = []
+        self.seq_lens: list[int] = []
+        self.sample_indices: list[int] = []
+        self.row_assignments: list[RowAssignment] = []
+        self.all_greedy = True
+        self.needs_logit_edits = False
+        self.needs_logprobs = False
+        self._block_rows: list[int] = []
+        self._block_offsets: list[int] = []
+        self._block_counts: list[int] = []
+        self._block_ids: list[int] = []
+
+    def update_blocks(self, row: int, offset: int, block_ids: Sequence[int]) -> None:
+        """Writes block ids into a row of the worker's block table, from entry `offset` on."""
+        self._block_rows.append(row)
+        self._block_offsets.append(offset)
+        self._block_counts.append(len(block_ids))
+        self._block_ids.extend(block_ids)
+
+    def build(
+        self,
+        *,
+        step_id: int,
+        is_prefill: bool,
+        graph_key: GraphKey | None,
+        mode: CUDAGraphMode,
+        fallback_reason: FallbackReason,
+    ) -> BatchDescriptor:
+        """Returns the descriptor of the step gathered so far, which holds at least one request."""
+        batch_size = len(self.row_ids)
+        query_start_loc = np.zeros(batch_size + 1, _INT32)
+        np.cumsum(self.q_lens, out=query_start_loc[1:])
+        max_q_len = max(self.q_lens)
+        descriptor = BatchDescriptor(
+            step_id=step_id,
+            graph_key=graph_key,
+            cudagraph_runtime_mode=mode,
+            fallback_reason=fallback_reason,
+            row_assignments=self.row_assignments,
+        )
+        context = descriptor.context
+        context.is_prefill = is_prefill
+        context.batch_size = batch_size
+        context.graph_bs = graph_key.graph_bs if graph_key and graph_key.uniform else batch_size
+        context.num_tokens = int(query_start_loc[-1])
+        context.max_q_len = max_q_len
+        attention = descriptor.attn_metadata
+        attention.query_start_loc = query_start_loc.tobytes()
+        attention.seq_lens = pack_int32(self.seq_lens)
+        attention.row_ids = pack_int32(self.row_ids)
+        attention.max_seqlen_q = max_q_len
+        attention.max_seqlen_k = max(self.seq_lens)
+        if self._block_rows:
+            updates = attention.block_table_updates
+            updates.rows = pack_int32(self._block_rows)
+            updates.offsets = pack_int32(self._block_offsets)
+            updates.counts = pack_int32(self._block_counts)
+            updates.block_ids = pack_int32(self._block_ids)
+        sampling = descriptor.sampling
+        sampling.sample_indices = pack_int32(self.sample_indices)
+        sampling.all_greedy = self.all_greedy
+        sampling.needs_logit_edits = self.needs_logit_edits
+        sampling.needs_logprobs = self.needs_logprobs
+        return descriptor
+
+
+def row_assignment(
+    *, row: int, token_ids: Sequence[int], num_prompt_tokens: int, sampling: SamplingParams
+) -> RowAssignment:
+    """Tells the worker all it needs to know of the request that takes `row`."""
+    message = RowSampling(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        seed=sampling.seed,
+        min_tokens=sampling.min_tokens,
+        num_logprobs=-1 if sampling.logprobs is None else sampling.logprobs,
+    )
+    if sampling.logit_bias:
+        message.bias_token_ids = pack_int32([token_id for token_id, _ in sampling.logit_bias])
+        message.bias_values = pack_float32([bias for _, bias in sampling.logit_bias])
+    if sampling.min_tokens:
+        message.end_token_ids = pack_int32(sorted(sampling.end_token_ids))
+    return RowAssignment(
+        row=row,
+        token_ids=pack_int32(token_ids),
+        num_prompt_tokens=num_prompt_tokens,
+        sampling=message,
+    )
+
+
+def step_result(
+    step_id: int,
+    token_ids: npt.ArrayLike,
+    *,
+    logprobs: npt.ArrayLike | None = None,
+    top_token_ids: npt.ArrayLike | None = None,
+    top_logprobs: npt.ArrayLike | None = None,
+    elapsed_us: int = 0,
+) -> StepResult:
+    """Builds the answer to a step in which S requests sampled.
+
+    Args:
+        step_id: the step.
+        token_ids: [S], the sampled tokens in the order of sample_indices.
+        logprobs: [S], their log-probabilities, where the step needs them.
+        top_token_ids: [S, n], the most likely tokens, best first, where a request wants n of them.
+        top_logprobs: [S, n], their log-probabilities.
+        elapsed_us: microseconds the step took.
+    """
+    result = StepResult(step_id=step_id, token_ids=pack_int32(token_ids), elapsed_us=elapsed_us)
+    if logprobs is not None:
+        result.logprobs = pack_float32(logprobs)
+    if top_token_ids is not None and top_logprobs is not None:
+        result.num_top_logprobs = np.shape(top_token_ids)[1]
+        result.top_token_ids = pack_int32(top_token_ids)
+        result.top_logprobs = pack_float32(top_logprobs)
+    return result
+
+
+def read_logprobs(
+    result: StepResult, num_logprobs: Sequence[int | None]
+) -> list[PositionLogprobs | None]:
+    """Returns the log-probabilities of a step, one entry per sampling request.
+
+    Args:
+        result: a result with logprobs.
+        num_logprobs: most likely tokens that each request asked for; None asked for nothing.
+    """
+    chosen = read_float32(result.logprobs).tolist()
+    shape = (len(chosen), result.num_top_logprobs)
+    top_ids = read_int32(result.top_token_ids).reshape(shape)
+    top_logprobs = read_float32(result.top_logprobs).reshape(shape)
+    return [
+        None
+        if count is None
+        else PositionLogprobs(
+            logprob=chosen[i],
+            top_token_ids=tuple(top_ids[i, :count].tolist()),
+            top_logprobs=tuple(top_logprobs[i, :count].tolist()),
+        )
+        for i, count in enumerate(num_logprobs)
+    ]
+
+
+def redacted(descriptor: BatchDescriptor, result: StepResult) -> tuple[BatchDescriptor, StepResult]:
+    """Returns copies of a step that name no token, for those who may not read texts."""
+    shown, shown_result = BatchDescriptor(), StepResult()
+    shown.CopyFrom(descriptor)
+    shown_result.CopyFrom(result)
+    for assignment in shown.row_assignments:
+        assignment.ClearField("token_ids")
+        assignment.sampling.ClearField("bias_token_ids")
+        assignment.sampling.ClearField("end_token_ids")
+    if shown.HasField("spec_decode_metadata"):
+        shown.spec_decode_metadata.ClearField("draft_token_ids")
+    shown_result.ClearField("token_ids")
+    shown_result.ClearField("top_token_ids")
+    return shown, shown_result

@@ -1,0 +1,91 @@
+"""Configuration of the engine: every flag, its default, its limits and its meaning."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TINY_CHECKPOINT = REPOSITORY / "models" / "checkpoints" / "tiny"
+
+
+class EngineConfig(BaseSettings):
+    """The Octavo engine: takes token ids over gRPC and returns token ids.
+
+    Each option is a flag (--max-num-seqs 64) and an environment variable
+    (OCTAVO_ENGINE_MAX_NUM_SEQS=64); the flag wins.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="OCTAVO_ENGINE_",
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        cli_prog_name="octavo engine",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        protected_namespaces=(),
+    )
+
+    model: Path = TINY_CHECKPOINT
+    """Folder of the checkpoint, in Hugging Face form. The default is the small embedded model."""
+    served_model_name: str = ""
+    """Name that requests use; the folder's name when empty."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=50051, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one and logs it."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs; auto takes CUDA when there is a device."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Dtype of weights and activations; auto: the checkpoint's on CUDA, float32 on a CPU."""
+    load_format: Literal["safetensors", "dummy"] = "safetensors"
+    """Where weights come from; dummy fills them with seeded random numbers, for benchmarks."""
+    max_model_len: int | None = Field(default=None, ge=1)
+    """Most tokens of prompt and output together; the checkpoint's own limit when absent."""
+    block_size: int = Field(default=16, ge=1, le=256)
+    """Tokens in one block of the KV cache."""
+    num_kv_blocks: int | None = Field(default=None, ge=2)
+    """Blocks of the KV cache; sized from memory when absent."""
+    kv_cache_memory_mb: int = Field(default=256, ge=1)
+    """MiB for the KV cache on a CPU, when num_kv_blocks is absent."""
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    """Share of a GPU's memory that weights, activations and KV cache may take together."""
+    max_num_seqs: int = Field(default=256, ge=1, le=4096)
+    """Most requests in one step."""
+    max_num_batched_tokens: int = Field(default=2048, ge=1)
+    """Most query tokens in one step; prompts are computed in chunks that fit."""
+    max_num_waiting: int = Field(default=1024, ge=1)
+    """Most requests that wait; beyond it they are refused with RESOURCE_EXHAUSTED."""
+    enable_prefix_caching: bool = True
+    """Reuse the blocks of prompts that begin alike."""
+    num_threads: int = Field(default=1, ge=1)
+    """CPU threads of the model's operations; more than one hurts small models."""
+    heartbeat_interval_ms: int = Field(default=500, ge=50, le=2000)
+    """Longest silence on a session."""
+    step_timeout_s: float = Field(default=60.0, gt=0)
+    """A step that takes longer means a hung worker, which is killed and started again."""
+    worker_start_timeout_s: float = Field(default=600.0, gt=0)
+    """Longest time from starting a worker to its being ready."""
+    drain_timeout_s: float = Field(default=30.0, ge=0)
+    """Time that running requests have to finish after SIGTERM or Drain."""
+    credit_window: int = Field(default=64, ge=1)
+    """Step messages a session may leave unread before steps are merged."""
+    slow_reader_timeout_s: float = Field(default=10.0, gt=0)
+    """A reader that takes nothing for this long while output waits loses its requests."""
+    max_message_bytes: int = Field(default=16 * 2**20, ge=2**16)
+    """Largest gRPC message taken."""
+    allow_watch_tokens: bool = False
+    """Let WatchSteps show token ids."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe line that is logged."""
+    log_format: Literal["auto", "console", "json"] = "auto"
+    """How lines look; auto means console on a terminal and json elsewhere."""
+
+    @property
+    def model_name(self) -> str:
+        """The name requests use."""
+        return self.served_model_name or self.model.resolve().name

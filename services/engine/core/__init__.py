@@ -1,0 +1,1 @@
+"""The engine itself: submit, abort, the step loop, drain."""

@@ -1,0 +1,249 @@
+"""EngineCore: takes requests, runs them on a worker, and sees each of them to its end."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+import structlog
+
+from protos.engine.v1.worker_pb2 import WorkerReady
+from services.engine.config import EngineConfig
+from services.engine.core.live_requests import LiveRequests
+from services.engine.core.stats import Counters, EngineLoad, EngineStats
+from services.engine.core.step_loop import StepLoop
+from services.engine.core.watchers import StepWatchers
+from services.engine.core.worker_supervisor import Executor, WorkerSupervisor
+from services.engine.errors import DeadlineExpiredError, EngineError, EngineUnavailableError
+from services.engine.request import FinishReason, Request, RequestOutput
+from services.engine.scheduler.scheduler import Scheduler, SchedulerLimits
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class DrainReport:
+    """How the requests that were live when a drain began have ended."""
+
+    num_finished: int
+    num_aborted: int
+
+
+class EngineCore:
+    """The engine behind the RPCs. All methods belong to one event loop.
+
+    `run` supervises a worker; while one is ready, requests are taken. A request's output goes to
+    its sink, and the last output has a finish reason or an error: no request hangs.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        max_model_len: int,
+        make_executor: Callable[[], Executor],
+        on_readiness: Callable[[bool], None],
+    ) -> None:
+        """Prepares an engine that is not ready yet.
+
+        Args:
+            config: limits of the scheduler and of time.
+            max_model_len: most tokens of prompt and output together.
+            make_executor: makes the executor of the next worker.
+            on_readiness: hears whenever the engine begins or ceases to take requests.
+        """
+        self.engine_id = uuid.uuid4().hex
+        self.counters = Counters()
+        self.watchers = StepWatchers()
+        self.worker: WorkerReady | None = None
+        """What the worker last said of itself; None until the first one is ready."""
+        self._config = config
+        self._max_model_len = max_model_len
+        self._on_readiness = on_readiness
+        self._started_s = time.monotonic()
+        self._steps: StepLoop | None = None
+        self._live = LiveRequests(self.counters, self._expire)
+        self._drain_listeners: set[Callable[[], None]] = set()
+        self._is_draining = False
+        self._has_drained = asyncio.Event()
+        self._supervisor = WorkerSupervisor(
+            make_executor=make_executor, serve=self._serve, counters=self.counters
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether new requests are taken now."""
+        return self._steps is not None and not self._is_draining
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the engine finishes what it has and takes nothing more."""
+        return self._is_draining
+
+    async def run(self) -> NoReturn:
+        """Serves until it is cancelled.
+
+        Raises:
+            WorkerDiedError: the first worker could not start.
+        """
+        try:
+            await self._supervisor.run()
+        finally:
+            self.watchers.close()
+
+    def check_ready(self) -> None:
+        """Raises EngineUnavailableError unless requests are taken now."""
+        if self._is_draining:
+            raise EngineUnavailableError("the engine is draining and takes no new requests")
+        if self._steps is None:
+            raise EngineUnavailableError("the engine is not ready: its worker is starting")
+
+    def submit(self, request: Request) -> None:
+        """Takes a request; its output goes to its sink from now on.
+
+        Raises:
+            EngineUnavailableError: no requests are taken now.
+            DeadlineExpiredError: its time is over already.
+            DuplicateRequestError: its name belongs to a live request.
+            QueueFullError: too many requests wait.
+            InvalidRequestError: it can never fit.
+        """
+        self.check_ready()
+        assert self._steps is not None, "check_ready saw a step loop"
+        if request.deadline_s is not None and request.deadline_s <= time.monotonic():
+            raise DeadlineExpiredError("the request's time limit had passed when it arrived")
+        self._live.check_is_new(request.request_id)
+        self._steps.scheduler.add(request)
+        self._live.add(request)
+        self._steps.wake()
+
+    def abort(self, request: Request, error: EngineError | None = None) -> None:
+        """Ends a request at once and frees its blocks; one that has ended is left alone.
+
+        Its sink gets a last output: with `error`, or with the finish reason ABORTED.
+        """
+        if request not in self._live:
+            return
+        if self._steps is not None:
+            self._steps.scheduler.abort(request)
+            self._steps.wake()
+        reason = FinishReason.ABORTED if error is None else None
+        self._live.publish([RequestOutput(request, [], finish_reason=reason, error=error)])
+
+    async def drain(self, timeout_s: float) -> DrainReport:
+        """Takes no more requests and waits for the live ones, at most `timeout_s`, then cuts them.
+
+        A second drain beside the first joins it, with a time limit of its own.
+        """
+        num_live = len(self._live)
+        if not self._is_draining:
+            self._is_draining = True
+            self._on_readiness(False)
+            log.info("drain_began", num_live=num_live, timeout_s=timeout_s)
+            for listener in list(self._drain_listeners):
+                listener()
+        num_aborted = 0
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._live.wait_until_empty()
+        except TimeoutError:
+            num_aborted = len(self._live)
+            self._abort_all(EngineUnavailableError("the engine drained and its time limit passed"))
+        log.info("drain_ended", num_finished=num_live - num_aborted, num_aborted=num_aborted)
+        self._has_drained.set()
+        return DrainReport(num_live - num_aborted, num_aborted)
+
+    async def wait_until_drained(self) -> None:
+        """Returns when a drain has ended."""
+        await self._has_drained.wait()
+
+    def add_drain_listener(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` when a drain begins."""
+        self._drain_listeners.add(listener)
+
+    def remove_drain_listener(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` no more."""
+        self._drain_listeners.discard(listener)
+
+    def load(self) -> EngineLoad:
+        """Returns how busy the engine is now."""
+        if self._steps is None:
+            return EngineLoad()
+        scheduler = self._steps.scheduler
+        return EngineLoad(
+            step_age_s=self._steps.step_age_s,
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_free_blocks=scheduler.stats.num_free_blocks,
+        )
+
+    def stats(self) -> EngineStats:
+        """Returns what the engine has done since it started."""
+        counters = self.counters
+        now = None if self._steps is None else self._steps.scheduler.stats
+        return EngineStats(
+            uptime_s=time.monotonic() - self._started_s,
+            load=self.load(),
+            num_blocks=0 if self.worker is None else self.worker.num_blocks,
+            num_cached_blocks=0 if now is None else now.num_cached_blocks,
+            prompt_tokens=counters.prompt_tokens + (0 if now is None else now.prompt_tokens),
+            cached_tokens=counters.cached_tokens + (0 if now is None else now.cached_tokens),
+            output_tokens=counters.output_tokens + (0 if now is None else now.output_tokens),
+            num_preemptions=counters.num_preemptions + (0 if now is None else now.num_preemptions),
+            is_ready=self.is_ready,
+            counters=counters,
+        )
+
+    async def _serve(self, executor: Executor, ready: WorkerReady) -> NoReturn:
+        """Takes requests and runs their steps until the worker is lost."""
+        self.worker = ready
+        self._steps = StepLoop(
+            scheduler=Scheduler(self._limits(ready.num_blocks), graphs=ready.graphs),
+            channel=executor,
+            step_timeout_s=self._config.step_timeout_s,
+            publish=self._live.publish,
+            counters=self.counters,
+            watchers=self.watchers,
+        )
+        self._on_readiness(self.is_ready)
+        try:
+            await self._steps.run()
+        finally:
+            self._retire_scheduler()
+            self._on_readiness(False)
+            self._abort_all(
+                EngineUnavailableError("the engine lost the worker that ran this request")
+            )
+
+    def _limits(self, num_blocks: int) -> SchedulerLimits:
+        config = self._config
+        return SchedulerLimits(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=self._max_model_len,
+            max_num_waiting=config.max_num_waiting,
+            block_size=config.block_size,
+            num_blocks=num_blocks,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+
+    def _retire_scheduler(self) -> None:
+        """Keeps the totals of a scheduler whose worker is gone."""
+        assert self._steps is not None, "there is a scheduler to retire"
+        totals = self._steps.scheduler.stats
+        self.counters.prompt_tokens += totals.prompt_tokens
+        self.counters.cached_tokens += totals.cached_tokens
+        self.counters.output_tokens += totals.output_tokens
+        self.counters.num_preemptions += totals.num_preemptions
+        self._steps = None
+
+    def _abort_all(self, error: EngineError) -> None:
+        for request in self._live.all():
+            self.abort(request, error)
+
+    def _expire(self, request: Request) -> None:
+        self.abort(
+            request, DeadlineExpiredError("the request's time limit passed before it was finished")
+        )

@@ -1,0 +1,101 @@
+"""The requests that were taken and have not ended: their names, their timers, their output."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from services.engine.core.stats import Counters
+from services.engine.errors import DuplicateRequestError
+from services.engine.request import OutputSink, Request, RequestOutput
+
+log = structlog.get_logger()
+
+
+class LiveRequests:
+    """Knows every live request by its name and sees each of them to its end, exactly once."""
+
+    def __init__(self, counters: Counters, on_deadline: Callable[[Request], None]) -> None:
+        self._counters = counters
+        self._on_deadline = on_deadline
+        self._requests: dict[str, Request] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._became_empty = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, request: Request) -> bool:
+        return self._requests.get(request.request_id) is request
+
+    def all(self) -> list[Request]:
+        """Returns the live requests, oldest first."""
+        return list(self._requests.values())
+
+    def check_is_new(self, request_id: str) -> None:
+        """Raises DuplicateRequestError if a live request has this name."""
+        if request_id in self._requests:
+            raise DuplicateRequestError(f"request_id {request_id!r} belongs to a live request")
+
+    def add(self, request: Request) -> None:
+        """Takes a request and starts its timer."""
+        self._requests[request.request_id] = request
+        self._became_empty.clear()
+        if request.deadline_s is not None:
+            loop = asyncio.get_running_loop()
+            delay_s = max(0.0, request.deadline_s - time.monotonic())
+            timer = loop.call_later(delay_s, self._on_deadline, request)
+            self._timers[request.request_id] = timer
+
+    def publish(self, outputs: Iterable[RequestOutput]) -> None:
+        """Hands one step's outputs to their sinks, each of which is flushed once."""
+        sinks: set[OutputSink] = set()
+        ended: list[RequestOutput] = []
+        for output in outputs:
+            sink = output.request.sink
+            sink.put(output)
+            sinks.add(sink)
+            if output.is_last:
+                ended.append(output)
+        for sink in sinks:
+            sink.flush()
+        for output in ended:
+            self._forget(output)
+
+    async def wait_until_empty(self) -> None:
+        """Returns when no request is live."""
+        if self._requests:
+            await self._became_empty.wait()
+
+    def _forget(self, output: RequestOutput) -> None:
+        request = output.request
+        del self._requests[request.request_id]
+        if timer := self._timers.pop(request.request_id, None):
+            timer.cancel()
+        reason = output.finish_reason.value if output.finish_reason else "failed"
+        self._counters.finished[reason] += 1
+        _log_end(output, reason)
+        if not self._requests:
+            self._became_empty.set()
+
+
+def _log_end(output: RequestOutput, reason: str) -> None:
+    request = output.request
+    arrival_s = request.arrival_s
+    log.info(
+        "request_finished",
+        request_id=request.request_id,
+        finish_reason=reason,
+        error=None if output.error is None else type(output.error).__name__,
+        prompt_tokens=request.num_prompt_tokens,
+        cached_tokens=request.num_cached_tokens,
+        output_tokens=request.num_output_tokens,
+        queue_ms=_ms_between(arrival_s, request.first_scheduled_s),
+        ttft_ms=_ms_between(arrival_s, request.first_token_s),
+        duration_ms=_ms_between(arrival_s, time.monotonic()),
+    )
+
+
+def _ms_between(start_s: float, end_s: float | None) -> float | None:
+    return None if end_s is None else round((end_s - start_s) * 1000, 1)

@@ -1,0 +1,150 @@
+"""What the service process must know of a checkpoint, read without torch."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.engine.core.tokenizer_files import TokenizerFiles
+
+
+class ModelFolderError(Exception):
+    """The checkpoint's folder cannot be served; the message is for the operator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefaultSampling:
+    """Sampling used where a request is silent: generation_config.json's, else neutral."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """A checkpoint's name, limits, end-of-sequence ids, default sampling and tokenizer."""
+
+    name: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    default_sampling: DefaultSampling
+    tokenizer: TokenizerFiles
+
+    @classmethod
+    def open(cls, folder: Path, *, name: str, max_model_len: int | None) -> "ModelFolder":
+        """Reads a folder in Hugging Face form.
+
+        Args:
+            folder: holds config.json and, where the checkpoint has them, generation_config.json
+                and the tokenizer's files.
+            name: what requests call the model.
+            max_model_len: a limit below the model's own, in tokens; None keeps the model's.
+
+        Raises:
+            ModelFolderError: a file is missing or broken, or the limit is above the model's.
+        """
+        if not folder.is_dir():
+            raise ModelFolderError(f"{folder} is not a folder; --model names a checkpoint's folder")
+        config = _read_json(folder / "config.json")
+        generation_path = folder / "generation_config.json"
+        generation = _read_json(generation_path) if generation_path.is_file() else {}
+        tokenizer = TokenizerFiles.from_folder(folder)
+        if "tokenizer.json" not in {file.name for file in tokenizer.files}:
+            raise ModelFolderError(f"{folder} has no tokenizer.json")
+        fields = _Fields(config, folder / "config.json")
+        return cls(
+            name=name,
+            architecture=_architecture(config, folder),
+            vocab_size=fields.positive_int("vocab_size"),
+            max_model_len=_max_model_len(
+                fields.positive_int("max_position_embeddings"), max_model_len
+            ),
+            eos_token_ids=_eos_token_ids(config, generation, folder),
+            default_sampling=_default_sampling(_Fields(generation, generation_path)),
+            tokenizer=tokenizer,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """One JSON object, read with errors that name the file, the field and the value."""
+
+    values: dict[str, Any]
+    path: Path
+
+    def positive_int(self, name: str) -> int:
+        value = self.values.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ModelFolderError(
+                f"{self.path}: {name} is {value!r}; it must be a positive integer"
+            )
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ModelFolderError(f"{self.path}: {name} is {value!r}; it must be a number")
+        return value
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelFolderError(f"{path.parent} has no {path.name}") from None
+    except (OSError, ValueError) as error:
+        raise ModelFolderError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFolderError(f"{path} does not hold a JSON object")
+    return value
+
+
+def _architecture(config: dict[str, Any], folder: Path) -> str:
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures:
+        raise ModelFolderError(f"{folder / 'config.json'} names no architectures")
+    return str(architectures[0])
+
+
+def _max_model_len(own: int, wanted: int | None) -> int:
+    if wanted is not None and wanted > own:
+        raise ModelFolderError(f"--max-model-len is {wanted}; the model's limit is {own} tokens")
+    return own if wanted is None else wanted
+
+
+def _eos_token_ids(
+    config: dict[str, Any], generation: dict[str, Any], folder: Path
+) -> frozenset[int]:
+    """The ids that end a sequence; generation_config.json knows more than config.json."""
+    ids = generation.get("eos_token_id")
+    if ids is None:
+        ids = config.get("eos_token_id")
+    if ids is None:
+        return frozenset()
+    ids = ids if isinstance(ids, list) else [ids]
+    if not all(isinstance(token_id, int) for token_id in ids):
+        raise ModelFolderError(
+            f"{folder}: eos_token_id is {ids!r}; it must be an integer or a list"
+        )
+    return frozenset(ids)
+
+
+def _default_sampling(generation: _Fields) -> DefaultSampling:
+    """Hugging Face samples greedily unless do_sample says otherwise; a silent file is neutral."""
+    temperature = generation.number("temperature", 1.0)
+    if generation.values.get("do_sample") is False:
+        temperature = 0.0
+    return DefaultSampling(
+        temperature=temperature,
+        top_k=int(generation.number("top_k", 0)),
+        top_p=generation.number("top_p", 1.0),
+        min_p=generation.number("min_p", 0.0),
+        repetition_penalty=generation.number("repetition_penalty", 1.0),
+    )

@@ -1,0 +1,63 @@
+"""What the engine has done since it started, and what it is doing now."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from services.engine.batch import FallbackReason
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts that outlive a worker; the parts of the engine add to them as things happen."""
+
+    num_steps: int = 0
+    worker_busy_us: int = 0
+    schedule_ns: int = 0
+    num_worker_restarts: int = 0
+    finished: Counter[str] = field(default_factory=Counter)
+    """Requests that ended, by reason: stop, length, aborted, failed."""
+    rejected: Counter[str] = field(default_factory=Counter)
+    """Requests that were refused, by status code name."""
+    graph_dispatch: Counter[int] = field(default_factory=Counter)
+    """Steps by FallbackReason."""
+    prompt_tokens: int = 0
+    """Of schedulers that are gone; likewise the three below."""
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    num_preemptions: int = 0
+
+    def steps_by_dispatch(self) -> dict[str, int]:
+        """Returns the steps by fallback reason in lower case; "graph" counts those that ran one."""
+        return {_dispatch_name(reason): count for reason, count in self.graph_dispatch.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """How busy the engine is now; cheap to take."""
+
+    step_age_s: float = 0.0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """A snapshot of everything that GetStats tells, but for what the RPC layer counts itself."""
+
+    uptime_s: float
+    load: EngineLoad
+    num_blocks: int
+    num_cached_blocks: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    num_preemptions: int
+    is_ready: bool
+    counters: Counters
+
+
+def _dispatch_name(reason: int) -> str:
+    if reason == FallbackReason.FALLBACK_REASON_UNSPECIFIED:
+        return "graph"
+    return FallbackReason.Name(reason).removeprefix("FALLBACK_REASON_").lower()

@@ -1,0 +1,145 @@
+"""The loop that keeps one worker busy: schedule, send, take the result, publish."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NoReturn, Protocol
+
+from services.engine.batch import BatchDescriptor, StepResult
+from services.engine.core.stats import Counters
+from services.engine.core.watchers import StepWatchers
+from services.engine.request import RequestOutput
+from services.engine.scheduler.scheduler import ScheduledStep, Scheduler
+
+MAX_STEPS_IN_FLIGHT = 2
+"""One step runs while the next one waits at the worker, so that the device never waits for us."""
+
+
+class WorkerHungError(Exception):
+    """The worker has had work for longer than a step may take and has not answered."""
+
+
+class StepChannel(Protocol):
+    """The part of an executor that runs steps."""
+
+    def send(self, descriptor: BatchDescriptor) -> None:
+        """Orders a step; never blocks."""
+
+    async def receive(self) -> StepResult:
+        """Returns the next result, in the order of the steps sent."""
+
+
+class StepLoop:
+    """Runs the steps of one scheduler on one worker until the worker is lost.
+
+    The result of a step is only waited for when MAX_STEPS_IN_FLIGHT are out: step n+1 is sent
+    before the result of step n is back. Between two steps the event loop serves everybody else.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        channel: StepChannel,
+        step_timeout_s: float,
+        publish: Callable[[list[RequestOutput]], None],
+        counters: Counters,
+        watchers: StepWatchers,
+    ) -> None:
+        self.scheduler = scheduler
+        self._channel = channel
+        self._step_timeout_s = step_timeout_s
+        self._publish = publish
+        self._counters = counters
+        self._watchers = watchers
+        self._in_flight: deque[ScheduledStep] = deque()
+        self._results: deque[StepResult] = deque()
+        self._wake = asyncio.Event()
+        self._progress_s: float | None = None
+
+    @property
+    def step_age_s(self) -> float:
+        """Seconds since a step last finished while work is pending; 0 when there is none."""
+        if self._progress_s is None:
+            return 0.0
+        return time.monotonic() - self._progress_s
+
+    def wake(self) -> None:
+        """Tells the loop that the scheduler's requests have changed."""
+        self._wake.set()
+
+    async def run(self) -> NoReturn:
+        """Runs steps for ever.
+
+        Raises:
+            WorkerDiedError: the worker is gone.
+            WorkerHungError: the worker does not answer.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._receive_results())
+                tasks.create_task(self._watch_age())
+                await self._step_for_ever()
+        except ExceptionGroup as group:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # A task group drops a cancel that meets an error, and we would go on for ever.
+                raise asyncio.CancelledError from None
+            raise group.exceptions[0] from None
+
+    async def _step_for_ever(self) -> NoReturn:
+        while True:
+            if not self._results:
+                self._fill()
+            while self._results:
+                outputs = self._update(self._results.popleft())
+                # The worker gets its next step before the last one's tokens are handed out.
+                self._fill()
+                self._publish(outputs)
+            await self._wake.wait()
+            self._wake.clear()
+
+    def _update(self, result: StepResult) -> list[RequestOutput]:
+        """Takes one result into the scheduler's books."""
+        step = self._in_flight.popleft()
+        assert step.step_id == result.step_id, "results come in the order of the steps"
+        self._progress_s = time.monotonic()
+        started_ns = time.perf_counter_ns()
+        outputs = self.scheduler.update(step, result)
+        counters = self._counters
+        counters.schedule_ns += time.perf_counter_ns() - started_ns
+        counters.num_steps += 1
+        counters.worker_busy_us += result.elapsed_us
+        counters.graph_dispatch[step.descriptor.fallback_reason] += 1
+        self._watchers.publish(step.descriptor, result)
+        return outputs
+
+    def _fill(self) -> None:
+        """Sends steps until enough are in flight or nothing can run."""
+        started_ns = time.perf_counter_ns()
+        while len(self._in_flight) < MAX_STEPS_IN_FLIGHT:
+            step = self.scheduler.schedule()
+            if step is None:
+                break
+            self._channel.send(step.descriptor)
+            self._in_flight.append(step)
+        self._counters.schedule_ns += time.perf_counter_ns() - started_ns
+        if not self._in_flight and not self.scheduler.has_work:
+            self._progress_s = None
+        elif self._progress_s is None:
+            self._progress_s = time.monotonic()
+
+    async def _receive_results(self) -> NoReturn:
+        while True:
+            self._results.append(await self._channel.receive())
+            self._wake.set()
+
+    async def _watch_age(self) -> NoReturn:
+        while True:
+            await asyncio.sleep(self._step_timeout_s / 4)
+            age_s = self.step_age_s
+            if age_s > self._step_timeout_s:
+                raise WorkerHungError(
+                    f"no step finished for {age_s:.1f} s; the limit is {self._step_timeout_s} s"
+                )

@@ -1,0 +1,110 @@
+"""Keeps a worker alive: starts it, hands it to whoever uses it, starts another when it is lost."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import NoReturn, Protocol
+
+import structlog
+
+from protos.engine.v1.worker_pb2 import WorkerReady
+from services.engine.core.stats import Counters
+from services.engine.core.step_loop import StepChannel
+
+log = structlog.get_logger()
+
+MIN_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 10.0
+STABLE_AFTER_S = 60.0
+"""A worker that served for this long does not count as failing again and again."""
+
+
+class Executor(StepChannel, Protocol):
+    """A worker process as the service process sees it."""
+
+    async def start(self, on_progress: Callable[[str], None] | None = None) -> WorkerReady:
+        """Starts the worker and waits until it takes steps.
+
+        Raises:
+            WorkerDiedError: it could not start; the message says why.
+        """
+
+    async def stop(self) -> None:
+        """Ends the worker, by force if need be."""
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id while it lives."""
+
+
+class WorkerSupervisor:
+    """Runs one worker after the other, with a growing pause while they keep failing."""
+
+    def __init__(
+        self,
+        *,
+        make_executor: Callable[[], Executor],
+        serve: Callable[[Executor, WorkerReady], Awaitable[NoReturn]],
+        counters: Counters,
+    ) -> None:
+        """Prepares to supervise.
+
+        Args:
+            make_executor: makes the executor of the next worker.
+            serve: uses a worker that is ready, and raises when it is lost.
+            counters: where restarts are counted.
+        """
+        self._make_executor = make_executor
+        self._serve = serve
+        self._counters = counters
+
+    async def run(self) -> NoReturn:
+        """Supervises until it is cancelled.
+
+        Raises:
+            WorkerDiedError: the very first worker could not start, so no other will.
+        """
+        backoff_s = MIN_BACKOFF_S
+        has_served = False
+        while True:
+            executor = self._make_executor()
+            started_s = time.monotonic()
+            try:
+                ready = await executor.start(_log_progress)
+                _log_ready(executor, ready, time.monotonic() - started_s)
+                if has_served:
+                    self._counters.num_worker_restarts += 1
+                has_served = True
+                started_s = time.monotonic()
+                await self._serve(executor, ready)
+            except Exception as error:  # the engine loop: whatever it was costs a worker, not us
+                if not has_served:
+                    raise
+                _log_lost(executor, error)
+            finally:
+                await executor.stop()
+            if time.monotonic() - started_s > STABLE_AFTER_S:
+                backoff_s = MIN_BACKOFF_S
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+
+def _log_progress(stage: str) -> None:
+    log.info("worker_progressed", stage=stage)
+
+
+def _log_ready(executor: Executor, ready: WorkerReady, start_s: float) -> None:
+    log.info(
+        "worker_became_ready",
+        worker_pid=executor.pid,
+        device=ready.device_name,
+        dtype=ready.dtype,
+        num_blocks=ready.num_blocks,
+        num_parameters=ready.num_parameters,
+        load_s=round(ready.load_s, 2),
+        start_s=round(start_s, 2),
+    )
+
+
+def _log_lost(executor: Executor, error: Exception) -> None:
+    log.error("worker_was_lost", worker_pid=executor.pid, error=str(error), exc_info=error)

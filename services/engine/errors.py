@@ -1,0 +1,59 @@
+"""Everything that can go wrong with a request, as far as its caller may know.
+
+EngineError
+├── InvalidRequestError       the request itself is wrong
+├── UnsupportedError          the request asks for something this engine does not do
+├── UnknownModelError         another model was asked for
+├── DuplicateRequestError     its id is taken by a live request
+├── NotPermittedError         the operator does not allow it
+├── QueueFullError            too many requests wait
+├── SlowReaderError           the caller did not read its output
+├── EngineUnavailableError    starting, draining or restarting
+└── DeadlineExpiredError      its time ran out
+
+`services.engine.rpc.status` maps each to a gRPC status; a test checks that none is missing.
+"""
+
+
+class EngineError(Exception):
+    """Base of all errors whose message is meant for the caller."""
+
+
+class InvalidRequestError(EngineError):
+    """The request can never be served as it is."""
+
+
+class UnsupportedError(EngineError):
+    """The request uses a field or feature that this engine does not have."""
+
+
+class UnknownModelError(EngineError):
+    """The request names a model that is not served here."""
+
+
+class DuplicateRequestError(EngineError):
+    """The request's id belongs to a request that is still live."""
+
+
+class NotPermittedError(EngineError):
+    """The operator has not allowed what was asked for."""
+
+
+class QueueFullError(EngineError):
+    """The waiting queue is full; trying again later makes sense."""
+
+    def __init__(self, message: str, *, retry_after_ms: int) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+
+
+class SlowReaderError(EngineError):
+    """The caller left its output unread for too long."""
+
+
+class EngineUnavailableError(EngineError):
+    """The engine takes no requests now, or lost the one it had."""
+
+
+class DeadlineExpiredError(EngineError):
+    """The request's time limit passed before it was finished."""

@@ -1,0 +1,1 @@
+"""Blocks of the KV cache: pool, block tables, prefix index."""

@@ -1,0 +1,61 @@
+"""Who holds which block of the KV cache."""
+
+from collections import OrderedDict
+
+NULL_BLOCK = 0
+"""Block that pads block tables and takes the writes of dummy rows; nobody ever holds it."""
+
+
+class BlockPool:
+    """Counts the holders of every block and keeps the free ones in order of reuse.
+
+    A free block keeps its content until it is taken, so it may be shared again before that.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks > 1, "a pool of the null block alone serves nobody"
+        self._num_holders = [0] * num_blocks
+        # First to be reused comes first. An OrderedDict takes from the middle in constant time.
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds."""
+        return len(self._free)
+
+    def is_free(self, block_id: int) -> bool:
+        """Whether nobody holds the block."""
+        return block_id in self._free
+
+    def take(self, count: int) -> list[int]:
+        """Hands out `count` blocks that were free, those unused for longest first."""
+        assert count <= len(self._free), "more blocks were asked for than are free"
+        taken = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block_id in taken:
+            self._num_holders[block_id] = 1
+        return taken
+
+    def share(self, block_id: int) -> bool:
+        """Adds a holder to a block with content; returns whether it was free."""
+        assert block_id != NULL_BLOCK, "the null block is not shared"
+        self._num_holders[block_id] += 1
+        if self._num_holders[block_id] > 1:
+            return False
+        del self._free[block_id]
+        return True
+
+    def release(self, block_id: int, *, keep_long: bool) -> bool:
+        """Takes a holder away; returns whether the block became free.
+
+        Args:
+            block_id: a block that somebody holds.
+            keep_long: True reuses the block after all others, False before all others.
+        """
+        assert self._num_holders[block_id] > 0, "a block was released more often than held"
+        self._num_holders[block_id] -= 1
+        if self._num_holders[block_id]:
+            return False
+        self._free[block_id] = None
+        if not keep_long:
+            self._free.move_to_end(block_id, last=False)
+        return True

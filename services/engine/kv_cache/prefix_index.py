@@ -1,0 +1,74 @@
+"""Finds blocks by the tokens they hold and all tokens before them."""
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Sequence
+
+_KEY_BYTES = 16
+
+
+def root_key(salt: str) -> bytes:
+    """Returns the key before the first block; different salts never share a block."""
+    return hashlib.blake2b(salt.encode(), digest_size=_KEY_BYTES).digest()
+
+
+def chain_keys(parent: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
+    """Returns the keys of the full blocks that follow `parent`.
+
+    A key is a hash of the block's tokens and of the key before it, hence of the whole prefix. It
+    is cryptographic because equal keys share content, across callers, without another look.
+
+    Args:
+        parent: key of the block before the first one, or the root key.
+        token_ids: tokens from that block's end on; a rest that fills no block is ignored.
+        block_size: tokens in a block.
+    """
+    data = array("i", token_ids).tobytes()
+    stride = 4 * block_size
+    keys: list[bytes] = []
+    for start in range(0, len(data) - stride + 1, stride):
+        parent = hashlib.blake2b(
+            parent + data[start : start + stride], digest_size=_KEY_BYTES
+        ).digest()
+        keys.append(parent)
+    return keys
+
+
+class PrefixIndex:
+    """Maps keys to the blocks that hold their content, one block for each key."""
+
+    def __init__(self) -> None:
+        self._block_by_key: dict[bytes, int] = {}
+        self._key_by_block: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        """Blocks that can be found."""
+        return len(self._block_by_key)
+
+    def __contains__(self, block_id: int) -> bool:
+        """Whether the block can be found."""
+        return block_id in self._key_by_block
+
+    def find(self, keys: Iterable[bytes]) -> list[int]:
+        """Returns the blocks of the longest run of keys, from the first on, that are all known."""
+        blocks: list[int] = []
+        for key in keys:
+            block_id = self._block_by_key.get(key)
+            if block_id is None:
+                break
+            blocks.append(block_id)
+        return blocks
+
+    def add(self, key: bytes, block_id: int) -> None:
+        """Makes a block findable, unless another one with the same content already is."""
+        if key not in self._block_by_key:
+            self._block_by_key[key] = block_id
+            self._key_by_block[block_id] = key
+
+    def forget(self, block_id: int) -> bool:
+        """Removes a block that is about to be overwritten; returns whether it was known."""
+        key = self._key_by_block.pop(block_id, None)
+        if key is None:
+            return False
+        del self._block_by_key[key]
+        return True

@@ -1,0 +1,189 @@
+"""One request as planning code sees it. No tensors, no protobuf."""
+
+import enum
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from services.engine.errors import EngineError, InvalidRequestError
+
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_TOKEN_IDS = 64
+
+
+class FinishReason(enum.Enum):
+    """Why a request that was served has ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How a request's tokens are chosen, every default filled in.
+
+    Fields mean what protos/common/v1/sampling.proto says. `end_token_ids` holds the ids that end
+    the request: the model's (unless the request ignores them) and its own stop tokens.
+
+    Raises:
+        InvalidRequestError: a value is outside its range.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    seed: int
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    end_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    max_tokens: int
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        """Checks every range."""
+        _check_range("temperature", self.temperature, 0, 100)
+        _check_range("top_p", self.top_p, 0, 1, open_low=True)
+        _check_range("min_p", self.min_p, 0, 1)
+        _check_range("repetition_penalty", self.repetition_penalty, 0, 10, open_low=True)
+        _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
+        _check_range("presence_penalty", self.presence_penalty, -2, 2)
+        _check_range("max_tokens", self.max_tokens, 1, math.inf)
+        _check_range("min_tokens", self.min_tokens, 0, self.max_tokens)
+        if self.logprobs is not None:
+            _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidRequestError(
+                f"logit_bias has {len(self.logit_bias)} entries; the limit is {MAX_LOGIT_BIAS}"
+            )
+        for token_id, bias in self.logit_bias:
+            _check_range(f"logit_bias[{token_id}]", bias, -100, 100)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0
+
+    @property
+    def has_logit_edits(self) -> bool:
+        """Whether logits change before a token is chosen, by penalties, bias or min_tokens."""
+        return bool(
+            self.repetition_penalty != 1
+            or self.frequency_penalty
+            or self.presence_penalty
+            or self.logit_bias
+            or (self.min_tokens and self.end_token_ids)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """Log-probabilities of one output position, before penalties, temperature and truncation."""
+
+    logprob: float
+    top_token_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+class OutputSink(Protocol):
+    """Takes the output of requests; a session's or a call's end of the engine."""
+
+    def put(self, output: "RequestOutput") -> None:
+        """Takes one request's output of one step. Must not block."""
+
+    def flush(self) -> None:
+        """Called once after the last put of a step."""
+
+
+class RequestStatus(enum.Enum):
+    """Where a request is."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    FINISHED = enum.auto()
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
+    """One request, from submission to its end.
+
+    The scheduler owns every field below `status`. Times are seconds of `time.monotonic()`.
+    """
+
+    request_id: str
+    handle: int
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    sink: OutputSink
+    priority: int = 0
+    cache_salt: str = ""
+    arrival_s: float
+    deadline_s: float | None = None
+
+    status: RequestStatus = RequestStatus.WAITING
+    token_ids: list[int] = field(init=False)
+    """Prompt and every output token whose value is known."""
+    num_prompt_tokens: int = field(init=False)
+    num_computed_tokens: int = 0
+    """Tokens whose keys and values are in the cache or were ordered in a step already sent."""
+    num_pending_tokens: int = 0
+    """Sampled tokens of steps already sent whose values are not known yet."""
+    num_cached_tokens: int = 0
+    """Prompt tokens that the prefix cache held when the request first ran."""
+    block_ids: list[int] = field(default_factory=list)
+    """Blocks that the request holds, in order of position."""
+    block_keys: list[bytes] = field(default_factory=list)
+    """Prefix-index keys of the full blocks hashed so far; kept when the blocks are given back."""
+    num_indexed_blocks: int = 0
+    """Blocks held, from the first on, whose content other requests may already find."""
+    max_num_tokens: int = 0
+    """Most tokens of prompt and output together; set when the scheduler takes the request."""
+    arrival_index: int = 0
+    """Place in the order of submission; set when the scheduler takes the request."""
+    row: int | None = None
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Starts with the prompt as the tokens known."""
+        self.token_ids = list(self.prompt_token_ids)
+        self.num_prompt_tokens = len(self.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens whose values are known."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """What one step brought one request."""
+
+    request: Request
+    token_ids: list[int]
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    """One entry per token id where the request asked for log-probabilities, else empty."""
+    finish_reason: FinishReason | None = None
+    error: EngineError | None = None
+    """Why the request failed; then finish_reason is None and nothing more comes."""
+    stop_token_id: int | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the request has ended with this output."""
+        return self.finish_reason is not None or self.error is not None
+
+
+def _check_range(
+    name: str, value: float, low: float, high: float, *, open_low: bool = False
+) -> None:
+    """Raises InvalidRequestError unless low <= value <= high (low < value when open_low)."""
+    above = low < value if open_low else low <= value
+    if not (above and value <= high):  # NaN fails both comparisons
+        bracket = "(" if open_low else "["
+        raise InvalidRequestError(f"{name} is {value}; it must be in {bracket}{low}, {high}]")

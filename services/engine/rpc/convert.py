@@ -1,0 +1,255 @@
+"""From protobuf to requests, with every check that needs no scheduler, and back to protobuf."""
+
+import random
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from protos.common.v1 import sampling_pb2
+from protos.engine.v1.engine_pb2 import GenerateRequest, GetStatsResponse, Submit
+from services.engine.core.model_folder import ModelFolder
+from services.engine.core.stats import EngineStats
+from services.engine.errors import InvalidRequestError, UnknownModelError, UnsupportedError
+from services.engine.request import (
+    MAX_STOP_TOKEN_IDS,
+    FinishReason,
+    OutputSink,
+    PositionLogprobs,
+    Request,
+    SamplingParams,
+)
+
+MAX_NAME_LENGTH = 128
+"""Characters in a request id or a frontend id."""
+
+MAX_SEED_BITS = 64
+
+_TOKEN_ID = np.dtype("<u4")
+
+FINISH_REASONS = {
+    FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: sampling_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORTED: sampling_pb2.FINISH_REASON_ABORTED,
+}
+
+
+def check_known(message: Message) -> None:
+    """Refuses a message with fields that this engine does not know, at any depth.
+
+    Raises:
+        UnsupportedError: such a field would have been ignored silently.
+    """
+    unknown = UnknownFieldSet(message)
+    if len(unknown):
+        raise UnsupportedError(
+            f"{message.DESCRIPTOR.name} has the field {unknown[0].field_number}, "
+            "which this engine does not know"
+        )
+    for field, value in message.ListFields():
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue
+        for child in value if field.is_repeated else (value,):
+            check_known(child)
+
+
+def check_name(name: str, what: str) -> None:
+    """Raises InvalidRequestError if a name is longer than MAX_NAME_LENGTH."""
+    if len(name) > MAX_NAME_LENGTH:
+        raise InvalidRequestError(
+            f"{what} has {len(name)} characters; the limit is {MAX_NAME_LENGTH}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReader:
+    """Turns what callers send into requests for one model."""
+
+    model: ModelFolder
+
+    def from_submit(self, submit: Submit, sink: OutputSink) -> Request:
+        """Reads a request of a session.
+
+        Raises:
+            InvalidRequestError, UnsupportedError: it can never be served as it is.
+        """
+        check_known(submit)
+        if not submit.request_id:
+            raise InvalidRequestError("request_id is empty; a session names its requests")
+        check_name(submit.request_id, "request_id")
+        if len(submit.prompt_token_ids) % _TOKEN_ID.itemsize:
+            raise InvalidRequestError(
+                f"prompt_token_ids has {len(submit.prompt_token_ids)} bytes; each token takes 4"
+            )
+        arrival_s = time.monotonic()
+        prompt = np.frombuffer(submit.prompt_token_ids, _TOKEN_ID).tolist()
+        self._check_prompt(prompt)
+        return Request(
+            request_id=submit.request_id,
+            handle=submit.handle,
+            prompt_token_ids=prompt,
+            sampling=self._sampling(submit.sampling, len(prompt)),
+            sink=sink,
+            priority=submit.priority,
+            cache_salt=submit.cache_salt,
+            arrival_s=arrival_s,
+            deadline_s=(
+                arrival_s + submit.timeout_ms / 1000 if submit.HasField("timeout_ms") else None
+            ),
+        )
+
+    def from_generate(
+        self, message: GenerateRequest, sink: OutputSink, *, timeout_s: float | None
+    ) -> Request:
+        """Reads a request that has a call of its own.
+
+        Args:
+            message: the request.
+            sink: takes its output.
+            timeout_s: what the call's gRPC deadline leaves; None where it has none.
+
+        Raises:
+            InvalidRequestError, UnsupportedError: it can never be served as it is.
+            UnknownModelError: it names another model.
+        """
+        check_known(message)
+        check_name(message.request_id, "request_id")
+        if message.model not in ("", self.model.name):
+            raise UnknownModelError(
+                f"model {message.model!r} is not served here; {self.model.name!r} is"
+            )
+        arrival_s = time.monotonic()
+        prompt = list(message.prompt_token_ids)
+        self._check_prompt(prompt)
+        return Request(
+            request_id=message.request_id or uuid.uuid4().hex,
+            handle=0,
+            prompt_token_ids=prompt,
+            sampling=self._sampling(message.sampling, len(prompt)),
+            sink=sink,
+            priority=message.priority,
+            cache_salt=message.cache_salt,
+            arrival_s=arrival_s,
+            deadline_s=None if timeout_s is None else arrival_s + timeout_s,
+        )
+
+    def default_sampling(self) -> sampling_pb2.SamplingParams:
+        """Returns what a request gets that says nothing, for clients to show."""
+        defaults = self.model.default_sampling
+        return sampling_pb2.SamplingParams(
+            temperature=defaults.temperature,
+            top_k=defaults.top_k,
+            top_p=defaults.top_p,
+            min_p=defaults.min_p,
+            repetition_penalty=defaults.repetition_penalty,
+            frequency_penalty=0.0,
+            presence_penalty=0.0,
+            ignore_eos=False,
+            min_tokens=0,
+        )
+
+    def _check_prompt(self, prompt: list[int]) -> None:
+        if not prompt:
+            raise InvalidRequestError("the prompt is empty; it needs at least one token")
+        limit = self.model.max_model_len
+        if len(prompt) >= limit:
+            raise InvalidRequestError(
+                f"the prompt has {len(prompt)} tokens; the limit is {limit - 1}, which leaves one "
+                f"for output in a context of {limit}"
+            )
+        self._check_token_ids("prompt_token_ids", prompt)
+
+    def _check_token_ids(self, what: str, token_ids: Iterable[int]) -> None:
+        largest = max(token_ids, default=0)
+        if largest >= self.model.vocab_size:
+            raise InvalidRequestError(
+                f"{what} has the token id {largest}; ids are below {self.model.vocab_size}"
+            )
+
+    def _sampling(self, given: sampling_pb2.SamplingParams, num_prompt: int) -> SamplingParams:
+        """Fills every default in; the context length bounds max_tokens."""
+        if len(given.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequestError(
+                f"stop_token_ids has {len(given.stop_token_ids)} entries; "
+                f"the limit is {MAX_STOP_TOKEN_IDS}"
+            )
+        self._check_token_ids("stop_token_ids", given.stop_token_ids)
+        self._check_token_ids("logit_bias", given.logit_bias)
+        if given.HasField("max_tokens") and given.max_tokens == 0:
+            raise InvalidRequestError("max_tokens is 0; it must be at least 1")
+        defaults = self.model.default_sampling
+        room = self.model.max_model_len - num_prompt
+        has = given.HasField
+        return SamplingParams(
+            temperature=given.temperature if has("temperature") else defaults.temperature,
+            top_k=given.top_k if has("top_k") else defaults.top_k,
+            top_p=given.top_p if has("top_p") else defaults.top_p,
+            min_p=given.min_p if has("min_p") else defaults.min_p,
+            repetition_penalty=(
+                given.repetition_penalty
+                if has("repetition_penalty")
+                else defaults.repetition_penalty
+            ),
+            frequency_penalty=given.frequency_penalty,
+            presence_penalty=given.presence_penalty,
+            seed=given.seed if has("seed") else random.getrandbits(MAX_SEED_BITS),
+            logit_bias=tuple(sorted(given.logit_bias.items())),
+            end_token_ids=self._end_token_ids(given),
+            min_tokens=given.min_tokens,
+            max_tokens=min(given.max_tokens, room) if has("max_tokens") else room,
+            logprobs=given.logprobs if has("logprobs") else None,
+        )
+
+    def _end_token_ids(self, given: sampling_pb2.SamplingParams) -> frozenset[int]:
+        own = frozenset(given.stop_token_ids)
+        return own if given.ignore_eos else own | self.model.eos_token_ids
+
+
+def usage_of(request: Request) -> sampling_pb2.Usage:
+    """Returns what a request has cost so far."""
+    return sampling_pb2.Usage(
+        prompt_tokens=request.num_prompt_tokens,
+        cached_tokens=request.num_cached_tokens,
+        output_tokens=request.num_output_tokens,
+    )
+
+
+def logprobs_to_proto(token_id: int, entry: PositionLogprobs) -> sampling_pb2.PositionLogprobs:
+    """Returns the log-probabilities of one output position as they travel."""
+    return sampling_pb2.PositionLogprobs(
+        chosen=sampling_pb2.TokenLogprob(token_id=token_id, logprob=entry.logprob),
+        top=[
+            sampling_pb2.TokenLogprob(token_id=top_id, logprob=logprob)
+            for top_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+        ],
+    )
+
+
+def stats_to_proto(stats: EngineStats, *, num_sessions: int) -> GetStatsResponse:
+    """Returns a snapshot as it travels."""
+    load, counters = stats.load, stats.counters
+    return GetStatsResponse(
+        uptime_s=stats.uptime_s,
+        num_running=load.num_running,
+        num_waiting=load.num_waiting,
+        num_blocks=stats.num_blocks,
+        num_free_blocks=load.num_free_blocks,
+        num_cached_blocks=stats.num_cached_blocks,
+        num_steps=counters.num_steps,
+        prompt_tokens=stats.prompt_tokens,
+        cached_tokens=stats.cached_tokens,
+        output_tokens=stats.output_tokens,
+        finished=counters.finished,
+        rejected=counters.rejected,
+        num_preemptions=stats.num_preemptions,
+        num_worker_restarts=counters.num_worker_restarts,
+        worker_busy_us=counters.worker_busy_us,
+        schedule_us=counters.schedule_ns // 1000,
+        graph_dispatch=counters.steps_by_dispatch(),
+        num_sessions=num_sessions,
+        ready=stats.is_ready,
+    )

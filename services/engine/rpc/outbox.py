@@ -1,0 +1,160 @@
+"""What a session has yet to tell its frontend, and the pace at which the frontend takes it."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from protos.engine.v1.engine_pb2 import EngineMessage
+from services.engine.config import EngineConfig
+from services.engine.errors import SlowReaderError
+from services.engine.request import RequestOutput
+from services.engine.rpc.step_columns import StepColumns
+
+MAX_QUEUED_ANSWERS = 1024
+"""Answers that may wait unsent before a session reads no more submissions."""
+
+
+class Outbox:
+    """Holds answers in order and step output in one message that grows while the frontend lags.
+
+    Nothing here ever blocks the step loop: `put` only gathers. A frontend that takes nothing for
+    slow_reader_timeout_s while output waits, or whose lag no longer fits a message, is given up.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        write: Callable[[EngineMessage], Awaitable[None]],
+        make_heartbeat: Callable[[], EngineMessage],
+    ) -> None:
+        """Prepares to send.
+
+        Args:
+            config: window, interval and limits.
+            write: sends one message; returns when the transport has taken it.
+            make_heartbeat: makes a heartbeat of this moment.
+        """
+        self._window = config.credit_window
+        self._heartbeat_interval_s = config.heartbeat_interval_ms / 1000
+        self._timeout_s = config.slow_reader_timeout_s
+        self._max_bytes = config.max_message_bytes // 2
+        self._write = write
+        self._make_heartbeat = make_heartbeat
+        self._answers: deque[EngineMessage] = deque()
+        self._columns = StepColumns()
+        self._steps_sent = 0
+        self._steps_read = 0
+        self._stalled_since_s: float | None = None
+        self._heartbeat_is_due = False
+        self._is_closing = False
+        self._failure: BaseException | None = None
+        self._wake = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+
+    def put(self, output: RequestOutput) -> None:
+        """Gathers one request's output of one step, unless the frontend is given up."""
+        if self._failure is None:
+            self._columns.add(output)
+
+    def flush(self) -> None:
+        """Lets a gathered step go out."""
+        if self._columns.num_bytes > self._max_bytes:
+            self.fail(SlowReaderError(f"{self._columns.num_bytes} bytes of output lay unread"))
+        self._wake.set()
+
+    def answer(self, message: EngineMessage) -> None:
+        """Queues a message that goes out before any step output gathered so far."""
+        self._answers.append(message)
+        if len(self._answers) >= MAX_QUEUED_ANSWERS:
+            self._has_room.clear()
+        self._wake.set()
+
+    def credit(self, steps_read: int) -> None:
+        """Notes how many step messages the frontend has read since the session began."""
+        self._steps_read = max(self._steps_read, min(steps_read, self._steps_sent))
+        self._stalled_since_s = None
+        self._wake.set()
+
+    def holds_ending_of(self, handle: int) -> bool:
+        """Whether a request has ended and the frontend has not been told."""
+        return self._columns.has_ending_of(handle)
+
+    async def wait_for_room(self) -> None:
+        """Returns when there is room for an answer, so that submissions cannot pile up."""
+        await self._has_room.wait()
+
+    def close(self) -> None:
+        """Ends `send` once everything has gone out; the window no longer counts."""
+        self._is_closing = True
+        self._wake.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends `send` with this error and takes no more output."""
+        self._failure = self._failure or error
+        self._wake.set()
+
+    async def send(self) -> None:
+        """Writes until the outbox is closed and empty.
+
+        Raises:
+            SlowReaderError: the frontend did not read.
+            BaseException: what `fail` was given.
+        """
+        ticking = asyncio.create_task(self._tick())
+        try:
+            while self._failure is None:
+                message = self._next_message()
+                if message is not None:
+                    await self._write_in_time(message)
+                elif self._is_closing:
+                    return
+                else:
+                    self._wake.clear()
+                    await self._wake.wait()
+            raise self._failure
+        finally:
+            ticking.cancel()
+
+    def _next_message(self) -> EngineMessage | None:
+        if self._heartbeat_is_due:
+            self._heartbeat_is_due = False
+            return self._make_heartbeat()
+        if self._answers:
+            self._has_room.set()
+            return self._answers.popleft()
+        if self._columns and (self._is_within_window() or self._is_closing):
+            columns, self._columns = self._columns, StepColumns()
+            self._steps_sent += 1
+            return columns.to_message()
+        return None
+
+    def _is_within_window(self) -> bool:
+        return self._steps_sent - self._steps_read < self._window
+
+    async def _write_in_time(self, message: EngineMessage) -> None:
+        """Writes a message; flow control holds a write up when nothing is read at the other end."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._write(message)
+        except TimeoutError:
+            raise self._slow_reader() from None
+
+    async def _tick(self) -> None:
+        """Makes a heartbeat due at every interval and gives up a frontend that has stalled."""
+        while True:
+            self._heartbeat_is_due = True
+            self._wake.set()
+            await asyncio.sleep(self._heartbeat_interval_s)
+            now_s = time.monotonic()
+            if not self._columns or self._is_within_window():
+                self._stalled_since_s = None
+            elif self._stalled_since_s is None:
+                self._stalled_since_s = now_s
+            elif now_s - self._stalled_since_s >= self._timeout_s:
+                self.fail(self._slow_reader())
+
+    def _slow_reader(self) -> SlowReaderError:
+        return SlowReaderError(f"output lay unread for {self._timeout_s} s")

@@ -1,0 +1,144 @@
+"""The methods of EngineService, each in a few lines."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+
+from protos.engine.v1.engine_pb2 import (
+    DrainRequest,
+    DrainResponse,
+    EngineMessage,
+    FrontendMessage,
+    GenerateRequest,
+    GenerateResponse,
+    GetModelInfoRequest,
+    GetModelInfoResponse,
+    GetStatsRequest,
+    GetStatsResponse,
+    GetTokenizerRequest,
+    GetTokenizerResponse,
+    WatchStepsRequest,
+    WatchStepsResponse,
+)
+from protos.engine.v1.engine_pb2_grpc import EngineServiceServicer
+from services.engine.config import EngineConfig
+from services.engine.core.engine_core import EngineCore
+from services.engine.core.model_folder import ModelFolder
+from services.engine.errors import NotPermittedError
+from services.engine.rpc.convert import RequestReader, check_known, stats_to_proto
+from services.engine.rpc.session import Session
+from services.engine.rpc.single import SingleCall
+
+TOKENIZER_PART_BYTES = 2**18
+"""Bytes of a tokenizer file in one message."""
+
+
+class EngineServicer(EngineServiceServicer):
+    """What a frontend may ask of the engine. Errors are raised; the interceptor maps them."""
+
+    def __init__(self, core: EngineCore, model: ModelFolder, config: EngineConfig) -> None:
+        self._core = core
+        self._model = model
+        self._config = config
+        self._reader = RequestReader(model)
+        self._num_sessions = 0
+
+    async def Session(  # noqa: N802  the protocol's name
+        self,
+        messages: AsyncIterator[FrontendMessage],
+        context: "grpc.aio.ServicerContext[FrontendMessage, EngineMessage]",
+    ) -> None:
+        """Serves one frontend over one stream."""
+        del messages  # read through the context
+        self._num_sessions += 1
+        try:
+            await Session(self._core, self._reader, self._config, context).run()
+        finally:
+            self._num_sessions -= 1
+
+    async def Generate(  # noqa: N802  the protocol's name
+        self,
+        request: GenerateRequest,
+        context: "grpc.aio.ServicerContext[GenerateRequest, GenerateResponse]",
+    ) -> None:
+        """Serves one request over one call."""
+        await SingleCall(self._core, self._reader, self._config, context).run(request)
+
+    async def GetModelInfo(  # noqa: N802  the protocol's name
+        self, request: GetModelInfoRequest, context: grpc.aio.ServicerContext
+    ) -> GetModelInfoResponse:
+        """Tells what is served, and its limits."""
+        del context
+        check_known(request)
+        model, worker = self._model, self._core.worker
+        info = GetModelInfoResponse(
+            model=model.name,
+            architecture=model.architecture,
+            max_model_len=model.max_model_len,
+            vocab_size=model.vocab_size,
+            eos_token_ids=sorted(model.eos_token_ids),
+            default_sampling=self._reader.default_sampling(),
+            tokenizer_sha256=model.tokenizer.sha256,
+            engine_id=self._core.engine_id,
+            block_size=self._config.block_size,
+        )
+        if worker is not None:
+            info.num_blocks = worker.num_blocks
+            info.device_name = worker.device_name
+            info.dtype = worker.dtype
+            info.num_parameters = worker.num_parameters
+        return info
+
+    async def GetTokenizer(  # noqa: N802  the protocol's name
+        self, request: GetTokenizerRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[GetTokenizerResponse]:
+        """Sends the tokenizer's files."""
+        del context
+        check_known(request)
+        for file in self._model.tokenizer.files:
+            for start in range(0, max(len(file.content), 1), TOKENIZER_PART_BYTES):
+                part = file.content[start : start + TOKENIZER_PART_BYTES]
+                yield GetTokenizerResponse(file_name=file.name, content=part)
+
+    async def GetStats(  # noqa: N802  the protocol's name
+        self, request: GetStatsRequest, context: grpc.aio.ServicerContext
+    ) -> GetStatsResponse:
+        """Tells what the engine has done and does."""
+        del context
+        check_known(request)
+        stats = stats_to_proto(self._core.stats(), num_sessions=self._num_sessions)
+        stats.num_tasks = len(asyncio.all_tasks())
+        return stats
+
+    async def WatchSteps(  # noqa: N802  the protocol's name
+        self, request: WatchStepsRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[WatchStepsResponse]:
+        """Shows every step from now on."""
+        check_known(request)
+        if request.include_token_ids and not self._config.allow_watch_tokens:
+            raise NotPermittedError(
+                "token ids are not shown; the engine lacks --allow-watch-tokens"
+            )
+        watcher = self._core.watchers.add(include_token_ids=request.include_token_ids)
+        try:
+            # Tells the watcher that it sees whatever it causes from here on.
+            await context.send_initial_metadata(())
+            async for step in watcher:
+                yield WatchStepsResponse(
+                    descriptor=step.descriptor, result=step.result, num_missed=step.num_missed
+                )
+        finally:
+            self._core.watchers.remove(watcher)
+
+    async def Drain(  # noqa: N802  the protocol's name
+        self, request: DrainRequest, context: grpc.aio.ServicerContext
+    ) -> DrainResponse:
+        """Finishes what runs and refuses the rest; the server exits afterwards."""
+        del context
+        check_known(request)
+        timeout_s = self._config.drain_timeout_s
+        if request.HasField("timeout_ms"):
+            timeout_s = request.timeout_ms / 1000
+        report = await self._core.drain(timeout_s)
+        return DrainResponse(num_finished=report.num_finished, num_aborted=report.num_aborted)

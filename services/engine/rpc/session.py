@@ -1,0 +1,175 @@
+"""One frontend's multiplexed stream: all its requests in, one packed message per step out."""
+
+import asyncio
+
+import grpc
+import structlog
+
+from protos.engine.v1.engine_pb2 import (
+    Admitted,
+    Draining,
+    EngineHello,
+    EngineMessage,
+    FrontendMessage,
+    Heartbeat,
+    Rejected,
+    Submit,
+)
+from services.engine.config import EngineConfig
+from services.engine.core.engine_core import EngineCore
+from services.engine.errors import (
+    DuplicateRequestError,
+    EngineError,
+    EngineUnavailableError,
+    InvalidRequestError,
+)
+from services.engine.request import Request, RequestOutput
+from services.engine.rpc.convert import RequestReader, check_known, check_name
+from services.engine.rpc.outbox import Outbox
+from services.engine.rpc.status import count_rejection, failure_of
+
+log = structlog.get_logger()
+
+
+class Session:
+    """Serves one Session call, and is the sink of every request that the call carries.
+
+    A task of its own takes the frontend's messages while the call's task sends from the outbox.
+    However the stream ends, no request of it lives on.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        reader: RequestReader,
+        config: EngineConfig,
+        context: grpc.aio.ServicerContext,
+    ) -> None:
+        self._core = core
+        self._reader = reader
+        self._config = config
+        self._context = context
+        self._live: dict[int, Request] = {}
+        self._outbox = Outbox(config, write=context.write, make_heartbeat=self._heartbeat)
+        self.flush = self._outbox.flush
+
+    def put(self, output: RequestOutput) -> None:
+        """Takes one request's output of one step."""
+        self._outbox.put(output)
+        if output.is_last:
+            del self._live[output.request.handle]
+            self._close_if_drained()
+
+    async def run(self) -> None:
+        """Serves the stream until either side ends it.
+
+        Raises:
+            EngineUnavailableError: the engine is draining already.
+            InvalidRequestError, UnsupportedError: the frontend broke the protocol.
+            SlowReaderError: the frontend did not read.
+        """
+        frontend_id = await self._shake_hands()
+        log.info("session_opened", frontend_id=frontend_id, peer=self._context.peer())
+        receiving = asyncio.create_task(self._receive())
+        receiving.add_done_callback(self._end_receiving)
+        self._core.add_drain_listener(self._announce_drain)
+        try:
+            await self._outbox.send()
+        finally:
+            self._core.remove_drain_listener(self._announce_drain)
+            receiving.cancel()
+            log.info("session_closed", frontend_id=frontend_id, num_aborted=len(self._live))
+            self._abort_all()
+
+    async def _shake_hands(self) -> str:
+        """Takes the frontend's hello, answers it, and returns the frontend's name."""
+        message = await self._context.read()
+        if message is grpc.aio.EOF or message.WhichOneof("message") != "hello":
+            raise InvalidRequestError("the first message of a session must be hello")
+        check_known(message)
+        frontend_id: str = message.hello.frontend_id
+        check_name(frontend_id, "frontend_id")
+        if self._core.is_draining:
+            raise EngineUnavailableError("the engine is draining and opens no new sessions")
+        hello = EngineHello(
+            engine_id=self._core.engine_id,
+            model=self._reader.model.name,
+            credit_window=self._config.credit_window,
+            heartbeat_interval_ms=self._config.heartbeat_interval_ms,
+        )
+        await self._context.write(EngineMessage(hello=hello))
+        return frontend_id
+
+    async def _receive(self) -> None:
+        """Takes what the frontend says until it half-closes the stream."""
+        while (message := await self._context.read()) is not grpc.aio.EOF:
+            self._handle(message)
+            await self._outbox.wait_for_room()
+
+    def _handle(self, message: FrontendMessage) -> None:
+        match message.WhichOneof("message"):
+            case "submit":
+                self._submit(message.submit)
+            case "abort":
+                check_known(message)
+                for handle in message.abort.handles:
+                    if request := self._live.get(handle):
+                        self._core.abort(request)
+            case "credit":
+                check_known(message)
+                self._outbox.credit(message.credit.steps_read)
+            case "hello":
+                raise InvalidRequestError("a session takes one hello, as its first message")
+            case _:
+                check_known(message)
+                raise InvalidRequestError("a message of a session is empty")
+
+    def _submit(self, submit: Submit) -> None:
+        """Takes a request or rejects it; a rejection touches nobody else."""
+        handle = submit.handle
+        try:
+            if handle in self._live or self._outbox.holds_ending_of(handle):
+                raise DuplicateRequestError(f"handle {handle} belongs to a live request")
+            self._core.check_ready()
+            request = self._reader.from_submit(submit, self)
+            self._core.submit(request)
+        except EngineError as error:
+            count_rejection(self._core.counters, error)
+            rejected = Rejected(handle=handle, failure=failure_of(error))
+            self._outbox.answer(EngineMessage(rejected=rejected))
+        else:
+            self._live[handle] = request
+            self._outbox.answer(EngineMessage(admitted=Admitted(handle=handle)))
+
+    def _end_receiving(self, receiving: asyncio.Task[None]) -> None:
+        """Ends the stream after the frontend's last word: a half-close or a broken rule."""
+        if receiving.cancelled():
+            return
+        if error := receiving.exception():
+            self._outbox.fail(error)
+        else:
+            self._abort_all()
+            self._outbox.close()
+
+    def _announce_drain(self) -> None:
+        self._outbox.answer(EngineMessage(draining=Draining()))
+        self._close_if_drained()
+
+    def _close_if_drained(self) -> None:
+        if self._core.is_draining and not self._live:
+            self._outbox.close()
+
+    def _abort_all(self) -> None:
+        for request in list(self._live.values()):
+            self._core.abort(request)
+
+    def _heartbeat(self) -> EngineMessage:
+        load = self._core.load()
+        heartbeat = Heartbeat(
+            step_age_ms=int(load.step_age_s * 1000),
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            num_free_blocks=load.num_free_blocks,
+            ready=self._core.is_ready,
+        )
+        return EngineMessage(heartbeat=heartbeat)

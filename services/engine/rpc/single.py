@@ -1,0 +1,101 @@
+"""One request that has a call of its own."""
+
+import asyncio
+
+import grpc
+
+from protos.engine.v1.engine_pb2 import GenerateRequest, GenerateResponse
+from services.engine.config import EngineConfig
+from services.engine.core.engine_core import EngineCore
+from services.engine.errors import EngineError, SlowReaderError
+from services.engine.request import RequestOutput
+from services.engine.rpc.convert import (
+    FINISH_REASONS,
+    RequestReader,
+    logprobs_to_proto,
+    usage_of,
+)
+from services.engine.rpc.status import count_rejection
+
+
+class SingleCall:
+    """Serves one Generate call, and is the sink of its request.
+
+    What a lagging caller has not taken is merged into one message, which the context length bounds.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        reader: RequestReader,
+        config: EngineConfig,
+        context: grpc.aio.ServicerContext,
+    ) -> None:
+        self._core = core
+        self._reader = reader
+        self._timeout_s = config.slow_reader_timeout_s
+        self._context = context
+        self._response = GenerateResponse()
+        self._has_ended = False
+        self._error: EngineError | None = None
+        self._wake = asyncio.Event()
+
+    def put(self, output: RequestOutput) -> None:
+        """Takes the request's output of one step."""
+        response = self._response
+        response.token_ids.extend(output.token_ids)
+        if output.logprobs:
+            response.logprobs.extend(map(logprobs_to_proto, output.token_ids, output.logprobs))
+        if output.stop_token_id is not None:
+            response.stop_token_id = output.stop_token_id
+        if output.finish_reason is not None:
+            response.finish_reason = FINISH_REASONS[output.finish_reason]
+            response.usage.CopyFrom(usage_of(output.request))
+        self._error = output.error
+        self._has_ended = output.is_last
+
+    def flush(self) -> None:
+        """Lets the output go out."""
+        self._wake.set()
+
+    async def run(self, message: GenerateRequest) -> None:
+        """Serves the call; whatever ends it, the request does not live on.
+
+        Raises:
+            EngineError: the request was refused, before any message, or failed.
+        """
+        try:
+            self._core.check_ready()
+            request = self._reader.from_generate(
+                message, self, timeout_s=self._context.time_remaining()
+            )
+            self._core.submit(request)
+        except EngineError as error:
+            count_rejection(self._core.counters, error)
+            raise
+        try:
+            # Tells the caller that the request was taken: it is no longer safe to send it again.
+            await self._context.send_initial_metadata(())
+            await self._send()
+        finally:
+            self._core.abort(request)
+
+    async def _send(self) -> None:
+        """Writes what there is until the request has ended."""
+        has_ended = False
+        while not has_ended:
+            await self._wake.wait()
+            self._wake.clear()
+            has_ended = self._has_ended
+            response, self._response = self._response, GenerateResponse()
+            if response.token_ids or response.finish_reason:
+                await self._write_in_time(response)
+        if self._error is not None:
+            raise self._error
+
+    async def _write_in_time(self, response: GenerateResponse) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._context.write(response)
+        except TimeoutError:
+            raise SlowReaderError(f"output lay unread for {self._timeout_s} s") from None

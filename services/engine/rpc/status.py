@@ -1,0 +1,58 @@
+"""Which gRPC status each error becomes: one table.
+
+UnsupportedError is INVALID_ARGUMENT, not UNIMPLEMENTED: the method exists, it is the request that
+asks for what this engine lacks, and clients take UNIMPLEMENTED for a missing method.
+"""
+
+import grpc
+
+from protos.common.v1.failure_pb2 import Failure
+from services.engine.core.stats import Counters
+from services.engine.errors import (
+    DeadlineExpiredError,
+    DuplicateRequestError,
+    EngineError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    NotPermittedError,
+    QueueFullError,
+    SlowReaderError,
+    UnknownModelError,
+    UnsupportedError,
+)
+from services.telemetry.status import Status
+
+STATUS_CODES: dict[type[EngineError], grpc.StatusCode] = {
+    InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    UnsupportedError: grpc.StatusCode.INVALID_ARGUMENT,
+    UnknownModelError: grpc.StatusCode.NOT_FOUND,
+    DuplicateRequestError: grpc.StatusCode.ALREADY_EXISTS,
+    NotPermittedError: grpc.StatusCode.PERMISSION_DENIED,
+    QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    SlowReaderError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    EngineUnavailableError: grpc.StatusCode.UNAVAILABLE,
+    DeadlineExpiredError: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+
+def status_of(error: BaseException) -> Status | None:
+    """Returns the status of an error that callers may know; None for one that they may not."""
+    if not isinstance(error, EngineError):
+        return None
+    retry_after_ms = error.retry_after_ms if isinstance(error, QueueFullError) else None
+    return Status(STATUS_CODES[type(error)], str(error), retry_after_ms)
+
+
+def failure_of(error: EngineError) -> Failure:
+    """Returns one request's error as it travels on a stream that others share."""
+    status = status_of(error)
+    assert status is not None, "every EngineError has a status"
+    failure = Failure(code=status.code.value[0], message=status.message)
+    if status.retry_after_ms is not None:
+        failure.retry_after_ms = status.retry_after_ms
+    return failure
+
+
+def count_rejection(counters: Counters, error: EngineError) -> None:
+    """Counts a request that was refused."""
+    counters.rejected[STATUS_CODES[type(error)].name] += 1

@@ -1,0 +1,88 @@
+"""Output of one session's requests, gathered in columns until its stream can take a message."""
+
+import numpy as np
+
+from protos.common.v1.sampling_pb2 import PositionLogprobs
+from protos.engine.v1.engine_pb2 import EngineMessage, Finished, RequestLogprobs, StepOutput
+from services.engine.request import RequestOutput
+from services.engine.rpc.convert import FINISH_REASONS, logprobs_to_proto, usage_of
+from services.engine.rpc.status import failure_of
+
+_UINT32 = np.dtype("<u4")
+_BYTES_PER_ENTRY = 12
+"""Wire size of a request with one new token, and about that of one log-probability."""
+
+
+class StepColumns:
+    """Merges the outputs of one step, or of many while a reader lags, into one message.
+
+    A request comes once in a message, whatever the number of steps merged.
+    """
+
+    __slots__ = ("_finished", "_logprobs", "_tokens", "num_bytes")
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        """About what the message takes on the wire."""
+        self._tokens: dict[int, list[int]] = {}
+        self._logprobs: dict[int, list[PositionLogprobs]] = {}
+        self._finished: dict[int, Finished] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._tokens or self._finished)
+
+    def has_ending_of(self, handle: int) -> bool:
+        """Whether the message will tell that this request has ended."""
+        return handle in self._finished
+
+    def add(self, output: RequestOutput) -> None:
+        """Takes one request's output of one step."""
+        token_ids = output.token_ids
+        if token_ids:
+            handle = output.request.handle
+            earlier = self._tokens.get(handle)
+            if earlier is None:
+                self._tokens[handle] = token_ids
+            else:
+                earlier.extend(token_ids)
+            self.num_bytes += _BYTES_PER_ENTRY * len(token_ids)
+            if output.logprobs:
+                self._add_logprobs(handle, output)
+        if output.is_last:
+            self._add_ending(output)
+
+    def to_message(self) -> EngineMessage:
+        """Returns everything gathered as one message."""
+        counts = [len(token_ids) for token_ids in self._tokens.values()]
+        step = StepOutput(
+            handles=_pack(list(self._tokens)),
+            token_ids=_pack([token for token_ids in self._tokens.values() for token in token_ids]),
+            finished=self._finished.values(),
+        )
+        if any(count != 1 for count in counts):
+            step.num_tokens = _pack(counts)
+        for handle, positions in self._logprobs.items():
+            step.logprobs.append(RequestLogprobs(handle=handle, positions=positions))
+        return EngineMessage(step=step)
+
+    def _add_logprobs(self, handle: int, output: RequestOutput) -> None:
+        positions = self._logprobs.setdefault(handle, [])
+        for token_id, entry in zip(output.token_ids, output.logprobs, strict=True):
+            positions.append(logprobs_to_proto(token_id, entry))
+            self.num_bytes += _BYTES_PER_ENTRY * (1 + len(entry.top_token_ids))
+
+    def _add_ending(self, output: RequestOutput) -> None:
+        request = output.request
+        finished = Finished(handle=request.handle, usage=usage_of(request))
+        if output.error is not None:
+            finished.failure.CopyFrom(failure_of(output.error))
+        elif output.finish_reason is not None:
+            finished.finish_reason = FINISH_REASONS[output.finish_reason]
+        if output.stop_token_id is not None:
+            finished.stop_token_id = output.stop_token_id
+        self._finished[request.handle] = finished
+        self.num_bytes += finished.ByteSize()
+
+
+def _pack(values: list[int]) -> bytes:
+    return np.array(values, _UINT32).tobytes()

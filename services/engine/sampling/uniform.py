@@ -1,0 +1,48 @@
+"""Random numbers that depend on nothing but a seed and a position.
+
+A counter-based generator has no state to carry between steps, so a request draws the same numbers
+whatever shares its batch and however often it is recomputed.
+
+Source: splitmix64, Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators",
+figure 16 (the constants are Stafford's variant 13).
+"""
+
+from torch import Tensor
+
+_GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+_MANTISSA_BITS = 48  # few enough that u * total < total survives rounding in fp64
+
+
+def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
+    """Returns one number in [0, 1) for each pair of a seed and a position.
+
+    Args:
+        seeds: [S] int64, the 64 bits of each seed.
+        positions: [S] int64 or int32.
+
+    Returns:
+        [S] float64, a multiple of 2**-48.
+    """
+    # The seed is mixed before the position is added: neighbouring seeds would otherwise share
+    # one sequence at an offset.
+    bits = _mix(_mix(seeds + _signed(_GOLDEN_GAMMA)) + positions.long() * _signed(_GOLDEN_GAMMA))
+    return _shift_right(bits, 64 - _MANTISSA_BITS).double() * 2.0**-_MANTISSA_BITS
+
+
+def _mix(bits: Tensor) -> Tensor:
+    """Scrambles 64 bits, one to one; int64 multiplication wraps as unsigned would."""
+    bits = (bits ^ _shift_right(bits, 30)) * _signed(_MIX_1)
+    bits = (bits ^ _shift_right(bits, 27)) * _signed(_MIX_2)
+    return bits ^ _shift_right(bits, 31)
+
+
+def _shift_right(bits: Tensor, count: int) -> Tensor:
+    """Shifts in zeros; int64's own shift copies the sign."""
+    return (bits >> count) & ((1 << (64 - count)) - 1)
+
+
+def _signed(value: int) -> int:
+    """Returns the int64 with the same 64 bits."""
+    return value - (1 << 64) if value >> 63 else value

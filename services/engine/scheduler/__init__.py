@@ -1,0 +1,1 @@
+"""Planning: which request computes which tokens in the next step."""

@@ -1,0 +1,57 @@
+"""What the worker can hold, and which requests can never fit."""
+
+from dataclasses import dataclass
+
+from services.engine.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    """What the worker's tables and memory allow."""
+
+    max_num_seqs: int
+    """Rows of the worker's tables, hence most requests in one step."""
+    max_num_batched_tokens: int
+    """Most query tokens in one step."""
+    max_model_len: int
+    """Most tokens of prompt and output together."""
+    max_num_waiting: int
+    """Most requests that wait; more are refused."""
+    block_size: int
+    """Tokens in one block."""
+    num_blocks: int
+    """Blocks of the KV cache, the null block included."""
+    enable_prefix_caching: bool
+    """Whether requests share the blocks of common prefixes."""
+
+    @property
+    def max_running(self) -> int:
+        """Most requests that run at once: each of them gets a row, and a token in every step."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens)
+
+    @property
+    def num_cache_tokens(self) -> int:
+        """Tokens whose keys and values fit when one request holds every block."""
+        return (self.num_blocks - 1) * self.block_size
+
+    def bound_tokens(self, num_prompt_tokens: int, max_tokens: int) -> int:
+        """Returns how many tokens a request can reach, prompt and output together.
+
+        That is the least of what it asks for, of max_model_len and of what the KV cache holds when
+        the request has it to itself. The last token's keys and values are never needed, so it may
+        be one more than the cache holds.
+
+        Raises:
+            InvalidRequestError: the prompt alone is too long for the model or for the KV cache.
+        """
+        if num_prompt_tokens >= self.max_model_len:
+            raise InvalidRequestError(
+                f"the prompt has {num_prompt_tokens} tokens; it must have fewer than "
+                f"max_model_len, which is {self.max_model_len}"
+            )
+        if num_prompt_tokens > self.num_cache_tokens:
+            raise InvalidRequestError(
+                f"the prompt has {num_prompt_tokens} tokens; "
+                f"the KV cache holds {self.num_cache_tokens}"
+            )
+        return min(num_prompt_tokens + max_tokens, self.max_model_len, self.num_cache_tokens + 1)

@@ -1,0 +1,128 @@
+"""One step: while it is planned, and once it is on its way."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from services.engine.batch import BatchBuilder, BatchDescriptor, row_assignment
+from services.engine.request import Request, SamplingParams
+from services.engine.scheduler.dispatcher import BatchShape, GraphDispatcher
+
+_RANDOM, _LOGIT_EDITS, _MIN_TOKENS, _LOGPROBS = 1, 2, 4, 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledStep:
+    """A step that was ordered and whose result is to come."""
+
+    step_id: int
+    descriptor: BatchDescriptor
+    requests: list[Request]
+    """Those that sample a token, in the order of the result."""
+
+
+class PlannedStep:
+    """A step in the making: which request computes which tokens, and what budget is left."""
+
+    __slots__ = ("_batch", "_is_prefill", "_needs", "_row_needs", "_sampling", "budget")
+
+    def __init__(self, budget: int, row_needs: Sequence[int]) -> None:
+        """Starts a step without requests.
+
+        Args:
+            budget: query tokens that may be added.
+            row_needs: `sampling_needs` of the request in each row.
+        """
+        self.budget = budget
+        self._row_needs = row_needs
+        self._batch = BatchBuilder()
+        self._sampling: list[Request] = []
+        self._is_prefill = False
+        self._needs = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request computes anything."""
+        return not self._batch.row_ids
+
+    def assign_row(self, row: int, request: Request) -> None:
+        """Tells the worker about a request that takes a row in this step."""
+        self._batch.row_assignments.append(
+            row_assignment(
+                row=row,
+                token_ids=request.token_ids,
+                num_prompt_tokens=request.num_prompt_tokens,
+                sampling=request.sampling,
+            )
+        )
+
+    def add_blocks(self, row: int, offset: int, block_ids: Sequence[int]) -> None:
+        """Appends blocks to the `offset` ones that a row has."""
+        self._batch.update_blocks(row, offset, block_ids)
+
+    def compute(self, request: Request, row: int, q_len: int, num_tokens: int) -> None:
+        """Orders the next tokens of a request; it samples if none is left then.
+
+        Args:
+            request: a request that has blocks for these tokens.
+            row: its row.
+            q_len: tokens to compute, at least 1 and within the budget.
+            num_tokens: all its tokens, known and pending.
+        """
+        batch = self._batch
+        start = request.num_computed_tokens
+        end = start + q_len
+        if end == num_tokens:
+            batch.sample_indices.append(len(batch.row_ids))
+            self._sampling.append(request)
+            request.num_pending_tokens += 1
+            needs = self._row_needs[row]
+            if needs & _MIN_TOKENS:
+                num_output = num_tokens - request.num_prompt_tokens
+                if num_output >= request.sampling.min_tokens:
+                    needs -= _MIN_TOKENS
+            self._needs |= needs
+        batch.row_ids.append(row)
+        batch.q_lens.append(q_len)
+        batch.seq_lens.append(end)
+        request.num_computed_tokens = end
+        self.budget -= q_len
+        if q_len > 1 or start < request.num_prompt_tokens:
+            self._is_prefill = True
+
+    def order(self, step_id: int, dispatcher: GraphDispatcher) -> ScheduledStep:
+        """Returns the finished step, with the graph that it replays."""
+        batch = self._batch
+        batch.all_greedy = not self._needs & _RANDOM
+        batch.needs_logit_edits = bool(self._needs & (_LOGIT_EDITS | _MIN_TOKENS))
+        batch.needs_logprobs = bool(self._needs & _LOGPROBS)
+        dispatch = dispatcher.dispatch(
+            BatchShape(
+                num_tokens=sum(batch.q_lens),
+                batch_size=len(batch.q_lens),
+                max_q_len=max(batch.q_lens),
+            )
+        )
+        descriptor = batch.build(
+            step_id=step_id,
+            is_prefill=self._is_prefill,
+            graph_key=dispatch.graph_key,
+            mode=dispatch.mode,
+            fallback_reason=dispatch.fallback_reason,
+        )
+        return ScheduledStep(step_id=step_id, descriptor=descriptor, requests=self._sampling)
+
+
+def sampling_needs(sampling: SamplingParams) -> int:
+    """Returns as bits which of the work that sampling can leave out a request needs.
+
+    Worked out once per row: asking the parameters again for every token costs 54 us in a step of
+    256 requests.
+    """
+    needs = 0 if sampling.is_greedy else _RANDOM
+    if replace(sampling, min_tokens=0).has_logit_edits:
+        needs |= _LOGIT_EDITS
+    if sampling.min_tokens and sampling.end_token_ids:
+        needs |= _MIN_TOKENS
+    if sampling.logprobs is not None:
+        needs |= _LOGPROBS
+    return needs

@@ -1,0 +1,144 @@
+"""Builds the engine service, serves it, and takes it down in good order."""
+
+import asyncio
+import gc
+import signal
+from collections.abc import Callable
+
+import grpc
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from protos.engine.v1 import engine_pb2, engine_pb2_grpc
+from services.engine.config import EngineConfig
+from services.engine.core.engine_core import EngineCore
+from services.engine.core.model_folder import ModelFolder
+from services.engine.core.worker_supervisor import Executor
+from services.engine.rpc.servicer import EngineServicer
+from services.engine.rpc.status import status_of
+from services.engine.worker.executor import WorkerDiedError
+from services.telemetry.grpc_options import server_options
+from services.telemetry.health import Health
+from services.telemetry.interceptors import ErrorInterceptor
+
+log = structlog.get_logger()
+
+SERVICE_NAME = engine_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name
+STOP_GRACE_S = 1.0
+"""Time that calls have to end by themselves once the engine has drained."""
+
+
+class EngineServer:
+    """The engine service: core, servicer, health and reflection behind one port."""
+
+    def __init__(
+        self, config: EngineConfig, model: ModelFolder, make_executor: Callable[[], Executor]
+    ) -> None:
+        self._config = config
+        self._health = Health(SERVICE_NAME)
+        self.core = EngineCore(
+            config,
+            max_model_len=model.max_model_len,
+            make_executor=make_executor,
+            on_readiness=self._health.set_ready,
+        )
+        self._exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._server = grpc.aio.server(
+            interceptors=[ErrorInterceptor(status_of)],
+            options=server_options(config.max_message_bytes),
+        )
+        engine_pb2_grpc.add_EngineServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
+            EngineServicer(self.core, model, config), self._server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflected = (SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+        reflection.enable_server_reflection((*reflected, reflection.SERVICE_NAME), self._server)
+
+    async def start(self) -> int:
+        """Opens the port, starts the worker in the background, and returns the port.
+
+        Raises:
+            OSError: the address cannot be listened on.
+        """
+        address = f"{self._config.host}:{self._config.port}"
+        try:
+            port: int = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {address}") from error
+        await self._server.start()
+        self._tasks.append(asyncio.create_task(self._run_core()))
+        self._tasks.append(asyncio.create_task(self._exit_when_drained()))
+        log.info("engine_listening", address=f"{self._config.host}:{port}", port=port)
+        return port
+
+    def stop_on_signals(self) -> None:
+        """Lets SIGTERM and SIGINT drain the engine, and a second one end it at once."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._take_signal, number)
+
+    async def wait(self) -> int:
+        """Returns the process's exit status once the engine has drained or cannot go on."""
+        return await self._exit_status
+
+    async def stop(self) -> None:
+        """Ends calls, port and worker; those that still run are given no time after a failure."""
+        self._health.set_ready(False)
+        self._health.close()
+        self.core.watchers.close()
+        has_drained = self._exit_status.done() and self._exit_status.result() == 0
+        await self._server.stop(STOP_GRACE_S if has_drained else None)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _run_core(self) -> None:
+        try:
+            await self.core.run()
+        except WorkerDiedError as error:
+            log.error("engine_start_failed", error=str(error))  # noqa: TRY400  the reason is enough
+            self._exit(1)
+
+    async def _exit_when_drained(self) -> None:
+        await self.core.wait_until_drained()
+        self._exit(0)
+
+    def _take_signal(self, number: signal.Signals) -> None:
+        log.info("signal_received", signal=number.name)
+        if self.core.is_draining:
+            self._exit(1)
+        else:
+            self._tasks.append(asyncio.create_task(self._drain()))
+
+    async def _drain(self) -> None:
+        await self.core.drain(self._config.drain_timeout_s)
+
+    def _exit(self, status: int) -> None:
+        if not self._exit_status.done():
+            self._exit_status.set_result(status)
+
+
+async def serve(
+    config: EngineConfig, model: ModelFolder, make_executor: Callable[[], Executor]
+) -> int:
+    """Serves until a Drain call, SIGTERM or SIGINT, and returns the process's exit status."""
+    server = EngineServer(config, model, make_executor)
+    try:
+        await server.start()
+    except OSError as error:
+        log.error("engine_start_failed", error=str(error))  # noqa: TRY400  the reason is enough
+        return 1
+    server.stop_on_signals()
+    # What is loaded by now lives as long as the process: no collection needs to walk it again.
+    gc.freeze()
+    # A full collection walks the token lists of every live request: with 1024 of them at 4096
+    # tokens, p99 of a step's scheduling was 70 ms at Python's thresholds and is 3 ms at these.
+    gc.set_threshold(100_000, 20, 100)
+    try:
+        exit_status = await server.wait()
+    finally:
+        await server.stop()
+    log.info("engine_stopped", exit_status=exit_status)
+    return exit_status

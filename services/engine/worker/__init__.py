@@ -1,0 +1,1 @@
+"""The worker process: runs the steps that the scheduler orders."""

@@ -1,0 +1,55 @@
+"""Entry point of a worker process; the engine service starts it.
+
+python -m services.engine.worker --socket-fd 5 --rank 0 --config '{"model": "..."}'
+"""
+
+import argparse
+import ctypes
+import signal
+import socket
+import sys
+
+from services.engine.config import EngineConfig
+from services.engine.worker.wire import Channel
+from services.telemetry.logging import configure_logging
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main() -> int:
+    """Runs the worker and returns its exit code."""
+    # Ctrl-C reaches the whole process group; the service drains first and ends its worker itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent()
+    parser = argparse.ArgumentParser(prog="services.engine.worker")
+    parser.add_argument("--socket-fd", type=int, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--config", type=EngineConfig.model_validate_json, required=True)
+    arguments = parser.parse_args()
+    config: EngineConfig = arguments.config
+    configure_logging(service="engine-worker", level=config.log_level, log_format=config.log_format)
+    # Importing torch takes seconds, in which Ctrl-C must already be ignored.
+    from services.engine.worker.process import run_worker
+
+    channel = Channel(_adopt(arguments.socket_fd))
+    try:
+        return run_worker(config, channel, rank=arguments.rank)
+    finally:
+        channel.close()
+
+
+def _adopt(fd: int) -> socket.socket:
+    """Makes an inherited descriptor ours: a low number, which select() needs, not passed on."""
+    inherited = socket.socket(fileno=fd)
+    with inherited:
+        return inherited.dup()
+
+
+def _die_with_parent() -> None:
+    """Asks Linux to kill this process when the service dies, even in the middle of a step."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

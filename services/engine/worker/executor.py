@@ -1,0 +1,196 @@
+"""The service's end of a worker process: starts it, orders steps, takes results. No torch here."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from protos.engine.v1.worker_pb2 import WorkerEvent, WorkerReady
+from services.engine.batch import BatchDescriptor, StepResult
+from services.engine.config import EngineConfig
+from services.engine.worker.wire import WireError, framed, read_message
+
+log = structlog.get_logger()
+
+STOP_GRACE_S = 5.0
+"""Time a worker has to end after SIGTERM before it is killed."""
+
+_IMPORT_ROOT = Path(__file__).resolve().parents[3]
+_READ_AHEAD_BYTES = 2**20
+
+
+class WorkerDiedError(Exception):
+    """The worker process is gone or could not start; the message says why."""
+
+
+class WorkerExecutor:
+    """One worker process at a time.
+
+    `start`, then `send` and `receive`, then `stop`; after that it may be started again.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id while it lives."""
+        if self._process is None or self._process.returncode is not None:
+            return None
+        return self._process.pid
+
+    async def start(self, on_progress: Callable[[str], None] | None = None) -> WorkerReady:
+        """Starts the worker and waits until it takes steps.
+
+        Args:
+            on_progress: called with each stage of the start.
+
+        Raises:
+            WorkerDiedError: it could not start, or not in time; the message says why. No process
+                is left behind.
+        """
+        try:
+            async with asyncio.timeout(self._config.worker_start_timeout_s):
+                await self._spawn()
+                return await self._wait_until_ready(on_progress or _ignore_progress)
+        except TimeoutError:
+            await self.stop()
+            raise WorkerDiedError(
+                f"the worker was not ready within {self._config.worker_start_timeout_s} s"
+            ) from None
+        except BaseException:
+            await self.stop()
+            raise
+
+    def send(self, descriptor: BatchDescriptor) -> None:
+        """Orders a step. Never blocks; a worker that is gone shows in `receive`."""
+        assert self._writer is not None, "steps are sent between start and stop"
+        if not self._writer.is_closing():
+            self._writer.write(framed(descriptor.SerializeToString()))
+
+    async def receive(self) -> StepResult:
+        """Returns the next result, in the order of the steps sent.
+
+        Raises:
+            WorkerDiedError: the worker is gone.
+        """
+        event = await self._next_event()
+        if event.WhichOneof("event") != "result":
+            raise WorkerDiedError(f"the worker sent {event.WhichOneof('event')}, not a result")
+        return event.result
+
+    async def stop(self) -> None:
+        """Ends the worker, by force if it does not end in STOP_GRACE_S. May be called again."""
+        if self._writer is not None:
+            self._writer.close()
+            with contextlib.suppress(ConnectionError):
+                await self._writer.wait_closed()
+            self._reader = self._writer = None
+        process, self._process = self._process, None
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            async with asyncio.timeout(STOP_GRACE_S):
+                await process.wait()
+        except TimeoutError:
+            log.warning("worker_killed", worker_pid=process.pid, grace_s=STOP_GRACE_S)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def _spawn(self) -> None:
+        """Starts the process and connects to it."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    *("-m", "services.engine.worker"),
+                    *("--socket-fd", str(theirs.fileno())),
+                    *("--rank", "0"),
+                    *("--config", self._config.model_dump_json()),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    env=_environment(self._config),
+                )
+            except BaseException:
+                ours.close()
+                raise
+        self._reader, self._writer = await asyncio.open_unix_connection(
+            sock=ours, limit=_READ_AHEAD_BYTES
+        )
+
+    async def _wait_until_ready(self, on_progress: Callable[[str], None]) -> WorkerReady:
+        """Follows the worker's start."""
+        while True:
+            event = await self._next_event()
+            kind = event.WhichOneof("event")
+            if kind == "ready":
+                return event.ready
+            if kind != "progress":
+                raise WorkerDiedError(f"the worker sent {kind} before it was ready")
+            on_progress(event.progress.stage)
+
+    async def _next_event(self) -> WorkerEvent:
+        """Returns what the worker says next, unless that is its end.
+
+        The kernel closes a dead process's socket, so its end shows here at once.
+        """
+        if self._reader is None:
+            raise WorkerDiedError("the worker was stopped")
+        try:
+            event = WorkerEvent.FromString(await read_message(self._reader))
+        except EOFError:
+            raise WorkerDiedError(await self._epitaph()) from None
+        except WireError as error:
+            raise WorkerDiedError(f"the worker does not make sense: {error}") from error
+        if event.HasField("failure"):
+            where = (
+                f"in step {event.failure.step_id}" if event.failure.step_id else "while starting"
+            )
+            raise WorkerDiedError(f"the worker failed {where}: {event.failure.error}")
+        return event
+
+    async def _epitaph(self) -> str:
+        """Says how a worker ended that has hung up."""
+        process = self._process
+        if process is None:
+            return "the worker was stopped"
+        try:
+            async with asyncio.timeout(STOP_GRACE_S):
+                code = await process.wait()
+        except TimeoutError:
+            return "the worker hung up but still runs"
+        if code < 0:
+            return f"the worker was killed by {signal.Signals(-code).name}"
+        return f"the worker exited with code {code}"
+
+
+def _environment(config: EngineConfig) -> dict[str, str]:
+    """Returns the worker's environment: ours, our import root first, and a thread count.
+
+    OpenMP and MKL read their count when torch is imported, before any configuration is.
+    """
+    search_path = [str(_IMPORT_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    threads = str(config.num_threads)
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(search_path),
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+    }
+
+
+def _ignore_progress(stage: str) -> None:
+    """Takes a stage of the start and does nothing."""

@@ -1,0 +1,161 @@
+"""How many blocks the KV cache has, and their memory."""
+
+import structlog
+import torch
+
+from models.config import ModelConfig
+from models.forward_context import KVCacheData
+from models.layers.decoder import CausalLM
+from services.engine.batch import (
+    BatchBuilder,
+    BatchDescriptor,
+    CUDAGraphMode,
+    FallbackReason,
+    row_assignment,
+)
+from services.engine.config import EngineConfig
+from services.engine.request import SamplingParams
+from services.engine.worker.model_runner import ModelRunner
+from services.engine.worker.step_arrays import StepLimits
+
+log = structlog.get_logger()
+
+MIN_BLOCKS = 2
+"""The null block and one that a request can use."""
+
+MAX_BLOCKS_FROM_MEMORY = 2**20
+"""Where sizing from memory stops: a small model on a large GPU would get tens of millions of
+blocks, and the scheduler keeps a record of each."""
+
+
+def block_bytes(config: ModelConfig, *, block_size: int, dtype: torch.dtype) -> int:
+    """Returns the bytes of one block, keys and values of all layers."""
+    heads = config.num_hidden_layers * config.num_key_value_heads
+    return 2 * heads * config.head_dim * block_size * dtype.itemsize
+
+
+def allocate_kv_cache(
+    config: ModelConfig,
+    *,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[KVCacheData]:
+    """Returns each layer's cache, zeroed: masked attention multiplies what it does not see by 0."""
+    shape = (num_blocks, block_size, config.num_key_value_heads, config.head_dim)
+    return [
+        KVCacheData(
+            k=torch.zeros(shape, dtype=dtype, device=device),
+            v=torch.zeros(shape, dtype=dtype, device=device),
+        )
+        for _ in range(config.num_hidden_layers)
+    ]
+
+
+def choose_num_blocks(
+    config: EngineConfig,
+    model: CausalLM,
+    *,
+    limits: StepLimits,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> int:
+    """Returns how many blocks the configuration or the memory allows, the null block included.
+
+    Args:
+        config: the engine's; num_kv_blocks wins where it is set.
+        model: loaded, on `device`.
+        limits: the worker's.
+        dtype: of the cache.
+        device: where the cache will be.
+
+    Raises:
+        ValueError: there is no memory for even one usable block.
+    """
+    bytes_each = block_bytes(model.config, block_size=limits.block_size, dtype=dtype)
+    if config.num_kv_blocks is not None:
+        num_blocks = config.num_kv_blocks
+    else:
+        if device.type == "cpu":
+            available = config.kv_cache_memory_mb * 2**20
+        else:
+            share = config.gpu_memory_utilization
+            available = _available_cuda_bytes(
+                model, share, limits=limits, dtype=dtype, device=device
+            )
+        num_blocks = min(max(0, available) // bytes_each, MAX_BLOCKS_FROM_MEMORY)
+    if num_blocks < MIN_BLOCKS:
+        raise ValueError(
+            f"memory for the KV cache holds {num_blocks} blocks of {bytes_each} bytes; at least "
+            f"{MIN_BLOCKS} are needed. Raise kv_cache_memory_mb or gpu_memory_utilization, or "
+            "lower max_num_batched_tokens."
+        )
+    num_tokens = (num_blocks - 1) * limits.block_size
+    if num_tokens < limits.max_model_len:
+        log.warning(
+            "kv_cache_fell_short_of_one_sequence",
+            kv_cache_tokens=num_tokens,
+            max_model_len=limits.max_model_len,
+        )
+    return num_blocks
+
+
+def largest_step(limits: StepLimits) -> BatchDescriptor:
+    """Builds a step with as many tokens and as many sampling rows as there can be.
+
+    Its rows hold no blocks: all keys and values go to the null block. Each row draws with top-p,
+    which sorts the whole vocabulary.
+    """
+    builder = BatchBuilder()
+    sampling = SamplingParams(temperature=1.0, top_p=0.9, seed=0, max_tokens=1)
+    remaining = limits.max_num_batched_tokens
+    num_requests = min(limits.max_num_seqs, remaining)
+    for row in range(num_requests):
+        num_tokens = min(limits.max_model_len, remaining - (num_requests - 1 - row))
+        remaining -= num_tokens
+        builder.row_ids.append(row)
+        builder.q_lens.append(num_tokens)
+        builder.seq_lens.append(num_tokens)
+        builder.sample_indices.append(row)
+        builder.row_assignments.append(
+            row_assignment(row=row, token_ids=[0], num_prompt_tokens=1, sampling=sampling)
+        )
+    builder.all_greedy = False
+    return builder.build(
+        step_id=0,
+        is_prefill=True,
+        graph_key=None,
+        mode=CUDAGraphMode.CUDA_GRAPH_MODE_NONE,
+        fallback_reason=FallbackReason.FALLBACK_REASON_UNSUPPORTED,
+    )
+
+
+def _available_cuda_bytes(
+    model: CausalLM,
+    share: float,
+    *,
+    limits: StepLimits,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> int:
+    """Runs the largest step with a cache of one block and returns what it leaves of the share."""
+    torch.cuda.reset_peak_memory_stats(device)
+    cache = allocate_kv_cache(
+        model.config, num_blocks=1, block_size=limits.block_size, dtype=dtype, device=device
+    )
+    runner = ModelRunner(model, cache, limits=limits, device=device)
+    runner.execute(largest_step(limits)).message()
+    peak = torch.cuda.max_memory_allocated(device)
+    del runner, cache
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    # What is neither free nor ours: the CUDA context, libraries and other processes.
+    foreign = total - free - torch.cuda.memory_reserved(device)
+    log.info(
+        "memory_profiled",
+        peak_mb=peak // 2**20,
+        foreign_mb=foreign // 2**20,
+        total_mb=total // 2**20,
+    )
+    return int(total * share) - peak - foreign

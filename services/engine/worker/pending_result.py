@@ -1,0 +1,71 @@
+"""The result of a step that may still be on its way from the device."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.engine.batch import StepResult, step_result
+from services.engine.sampling.logprobs import Logprobs
+from services.engine.worker.transfer import to_host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingResult:
+    """What a step sampled, in host memory that is valid once `done` has happened.
+
+    token_ids: [S] int32. done: absent on a CPU, where every step is done at once.
+    started_ns: `time.perf_counter_ns()` when the step began.
+    """
+
+    step_id: int
+    token_ids: Tensor
+    logprobs: Logprobs | None
+    done: torch.cuda.Event | None
+    started_ns: int
+
+    @classmethod
+    def begin(
+        cls, step_id: int, token_ids: Tensor, logprobs: Logprobs | None, started_ns: int
+    ) -> "PendingResult":
+        """Starts to copy what was sampled to the host, behind the work queued so far."""
+        host_token_ids = to_host(token_ids)
+        if logprobs is not None:
+            logprobs = Logprobs(
+                chosen=to_host(logprobs.chosen),
+                top_token_ids=to_host(logprobs.top_token_ids),
+                top=to_host(logprobs.top),
+            )
+        done = None
+        if token_ids.is_cuda:
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types here
+            done.record()
+        return cls(
+            step_id=step_id,
+            token_ids=host_token_ids,
+            logprobs=logprobs,
+            done=done,
+            started_ns=started_ns,
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `message` returns without waiting."""
+        return self.done is None or bool(self.done.query())  # type: ignore[no-untyped-call]  # as above
+
+    def message(self) -> StepResult:
+        """Returns the result, waiting for the device if it must."""
+        if self.done is not None:
+            self.done.synchronize()
+        elapsed_us = (time.perf_counter_ns() - self.started_ns) // 1000
+        if self.logprobs is None:
+            return step_result(self.step_id, self.token_ids.numpy(), elapsed_us=elapsed_us)
+        return step_result(
+            self.step_id,
+            self.token_ids.numpy(),
+            logprobs=self.logprobs.chosen.numpy(),
+            top_token_ids=self.logprobs.top_token_ids.numpy(),
+            top_logprobs=self.logprobs.top.numpy(),
+            elapsed_us=elapsed_us,
+        )

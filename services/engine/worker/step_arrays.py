@@ -1,0 +1,159 @@
+"""A descriptor's arrays on the host, checked before anything is written to the tables."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.engine.batch import BatchDescriptor, CUDAGraphMode, read_int32
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """How large a step and the worker's tables may be."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    vocab_size: int
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        """Blocks that the longest sequence needs."""
+        return -(-self.max_model_len // self.block_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepArrays:
+    """What a step's R requests are, of which S sample, T query tokens in all.
+
+    query_start_loc: [R + 1]. seq_lens, row_ids: [R]. sample_indices: [S], ascending.
+    """
+
+    query_start_loc: Int32Array
+    seq_lens: Int32Array
+    row_ids: Int32Array
+    sample_indices: Int32Array
+    num_tokens: int
+
+    @classmethod
+    def read(cls, descriptor: BatchDescriptor, limits: StepLimits) -> "StepArrays":
+        """Views the arrays of a descriptor.
+
+        Raises:
+            ValueError: they contradict each other or exceed the limits; on a GPU such a step would
+                write wrong memory or end the process without saying why.
+        """
+        attention = descriptor.attn_metadata
+        arrays = cls(
+            query_start_loc=read_int32(attention.query_start_loc),
+            seq_lens=read_int32(attention.seq_lens),
+            row_ids=read_int32(attention.row_ids),
+            sample_indices=read_int32(descriptor.sampling.sample_indices),
+            num_tokens=descriptor.context.num_tokens,
+        )
+        _require_supported(descriptor)
+        arrays._check_shape(descriptor.context.batch_size, limits)
+        arrays._check_values(attention.max_seqlen_q, attention.max_seqlen_k, limits)
+        _check_assignments(descriptor, limits)
+        return arrays
+
+    def _check_shape(self, batch_size: int, limits: StepLimits) -> None:
+        """Raises ValueError unless the arrays' sizes fit each other."""
+        sizes = (len(self.query_start_loc) - 1, len(self.seq_lens), len(self.row_ids))
+        _require(sizes == (batch_size,) * 3, f"arrays of {sizes} requests, not {batch_size}")
+        _require(0 < batch_size <= limits.max_num_seqs, f"{batch_size} requests")
+        _require(0 < self.num_tokens <= limits.max_num_batched_tokens, f"{self.num_tokens} tokens")
+
+    def _check_values(self, max_seqlen_q: int, max_seqlen_k: int, limits: StepLimits) -> None:
+        """Raises ValueError unless every value is in its range."""
+        q_lens = np.diff(self.query_start_loc)
+        longest = int(q_lens.max())
+        _require(int(q_lens.min()) > 0, "a request without a query token")
+        _require(longest == max_seqlen_q, f"max_seqlen_q is {max_seqlen_q}, not {longest}")
+        _require(
+            self.query_start_loc[0] == 0 and self.query_start_loc[-1] == self.num_tokens,
+            "query_start_loc does not run from 0 to num_tokens",
+        )
+        _require(int((self.seq_lens - q_lens).min()) >= 0, "a query longer than its sequence")
+        longest = int(self.seq_lens.max())
+        _require(longest == max_seqlen_k, f"max_seqlen_k is {max_seqlen_k}, not {longest}")
+        _require(longest <= limits.max_model_len, f"a sequence of {longest} tokens")
+        _require(_is_below(self.row_ids, limits.max_num_seqs), "a row that does not exist")
+        _require(
+            _is_below(self.sample_indices, len(self.seq_lens)), "a sample index out of the batch"
+        )
+        _require(bool((np.diff(self.sample_indices) > 0).all()), "sample_indices do not ascend")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockWrites:
+    """Entries of the flattened block table to overwrite: indices and ids, both [n]."""
+
+    indices: Int64Array
+    block_ids: Int64Array
+
+    @classmethod
+    def read(
+        cls, descriptor: BatchDescriptor, limits: StepLimits, *, num_blocks: int
+    ) -> "BlockWrites | None":
+        """Expands a descriptor's block-table updates; None when there are none.
+
+        Raises:
+            ValueError: an update is inconsistent or points outside the table or the cache.
+        """
+        if not descriptor.attn_metadata.HasField("block_table_updates"):
+            return None
+        updates = descriptor.attn_metadata.block_table_updates
+        rows = read_int32(updates.rows).astype(np.int64)
+        offsets = read_int32(updates.offsets)
+        counts = read_int32(updates.counts)
+        block_ids = read_int32(updates.block_ids).astype(np.int64)
+        _require(len(rows) == len(offsets) == len(counts), "block-table updates of unequal length")
+        ends = np.cumsum(counts)
+        _require(len(ends) == 0 or ends[-1] == len(block_ids), "block ids missing or left over")
+        width = limits.max_blocks_per_seq
+        _require(_is_below(rows, limits.max_num_seqs), "a block-table row that does not exist")
+        _require(
+            bool(((offsets >= 0) & (counts >= 0) & (offsets + counts <= width)).all()),
+            f"a block-table update outside a row of {width} blocks",
+        )
+        _require(_is_below(block_ids, num_blocks), "a block that does not exist")
+        first = rows * width + offsets
+        indices = np.repeat(first - (ends - counts), counts) + np.arange(len(block_ids))
+        return cls(indices=indices, block_ids=block_ids)
+
+
+def _require_supported(descriptor: BatchDescriptor) -> None:
+    """Raises ValueError if the step asks for what this worker did not announce."""
+    mode = descriptor.cudagraph_runtime_mode
+    _require(mode == CUDAGraphMode.CUDA_GRAPH_MODE_NONE, f"graph mode {mode} without graphs")
+    _require(not descriptor.HasField("spec_decode_metadata"), "speculative decoding")
+    _require(not descriptor.HasField("dp_metadata"), "data parallelism")
+
+
+def _check_assignments(descriptor: BatchDescriptor, limits: StepLimits) -> None:
+    """Raises ValueError unless every assigned row exists and its tokens fit."""
+    for assignment in descriptor.row_assignments:
+        token_ids = read_int32(assignment.token_ids)
+        _require(assignment.row < limits.max_num_seqs, f"assignment of row {assignment.row}")
+        _require(
+            0 < assignment.num_prompt_tokens <= len(token_ids) <= limits.max_model_len,
+            f"assignment of {len(token_ids)} tokens, {assignment.num_prompt_tokens} of the prompt",
+        )
+        _require(_is_below(token_ids, limits.vocab_size), "a token outside the vocabulary")
+
+
+def _is_below(values: Int32Array | Int64Array, limit: int) -> bool:
+    """Returns whether all values are in [0, limit)."""
+    return not len(values) or bool(values.min() >= 0 and values.max() < limit)
+
+
+def _require(condition: bool, found: str) -> None:
+    """Raises ValueError that names what was found, unless the condition holds."""
+    if not condition:
+        raise ValueError(f"the step's descriptor is invalid: it has {found}")

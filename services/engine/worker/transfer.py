@@ -1,0 +1,27 @@
+"""Copies between host and device that nobody waits for."""
+
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """Returns the array as a tensor on the device; on a CPU the two share memory.
+
+    On CUDA the copy goes through pinned memory and is ordered on the current stream. PyTorch keeps
+    the pinned memory until the copy is done, so the caller may drop the array at once.
+    """
+    tensor = torch.from_numpy(array)
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Returns a tensor in host memory that holds the content once the current stream got there."""
+    if tensor.device.type == "cpu":
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)

@@ -1,0 +1,1 @@
+"""The tokenizer service: text in, text out."""

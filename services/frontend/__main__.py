@@ -1,0 +1,35 @@
+"""Runs the frontend service: `python -m services.frontend --help`."""
+
+import sys
+
+import uvloop
+from pydantic import ValidationError
+from pydantic_settings import CliApp
+
+from services.frontend.config import FrontendConfig
+from services.frontend.server import serve
+from services.telemetry.logging import configure_logging
+
+USAGE_ERROR = 2
+
+
+def main() -> int:
+    """Reads the flags, serves, and returns the process's exit status."""
+    try:
+        config = CliApp.run(FrontendConfig)
+    except ValidationError as error:
+        for problem in error.errors():
+            flag = "--" + str(problem["loc"][0]).replace("_", "-")
+            message = f"octavo frontend: {flag}: {problem['msg']}, not {problem['input']!r}"
+            print(message, file=sys.stderr)  # noqa: T201  logging is not configured yet
+        return USAGE_ERROR
+    if config.tokenizer is not None and not (config.tokenizer / "tokenizer.json").is_file():
+        message = f"octavo frontend: --tokenizer: no tokenizer.json in {config.tokenizer}"
+        print(message, file=sys.stderr)  # noqa: T201  as above
+        return USAGE_ERROR
+    configure_logging(service="frontend", level=config.log_level, log_format=config.log_format)
+    return uvloop.run(serve(config))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

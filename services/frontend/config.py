@@ -1,0 +1,54 @@
+"""Configuration of the frontend: every flag, its default, its limits and its meaning."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class FrontendConfig(BaseSettings):
+    """The Octavo frontend: takes text over gRPC and streams text back.
+
+    Each option is a flag (--engine-address host:50051) and an environment variable
+    (OCTAVO_FRONTEND_ENGINE_ADDRESS=host:50051); the flag wins.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="OCTAVO_FRONTEND_",
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        cli_prog_name="octavo frontend",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+    )
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=50050, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one and logs it."""
+    engine_address: str = Field(default="127.0.0.1:50051", min_length=1)
+    """The engine, as host:port or any other gRPC target."""
+    tokenizer: Path | None = None
+    """Folder of the tokenizer's files; they must be the engine's. Fetched from it when absent."""
+    max_message_bytes: int = Field(default=16 * 2**20, ge=2**16)
+    """Largest gRPC message taken or sent; not more than the engine takes."""
+    max_prompt_bytes: int = Field(default=2**20, ge=1)
+    """Longest prompt or conversation, in bytes of UTF-8, that is tokenized."""
+    max_live_requests: int = Field(default=1024, ge=1)
+    """Requests that one client session may have unfinished."""
+    num_tokenizer_threads: int = Field(default=2, ge=1, le=64)
+    """Threads that tokenize long texts beside the event loop."""
+    engine_silence_timeout_s: float = Field(default=2.5, gt=0)
+    """An engine that says nothing for this long is lost; it sends a sign of life every 500 ms."""
+    slow_reader_timeout_s: float = Field(default=10.0, gt=0)
+    """A client that takes nothing for this long while output waits loses its stream."""
+    drain_timeout_s: float = Field(default=30.0, ge=0)
+    """Time that running requests have to finish after SIGTERM."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe line that is logged."""
+    log_format: Literal["auto", "console", "json"] = "auto"
+    """How lines look; auto means console on a terminal and json elsewhere."""

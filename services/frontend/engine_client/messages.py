@@ -1,0 +1,103 @@
+"""What passes through the frontend as the engine said it, or as the caller did.
+
+Sampling goes to the engine and log-probabilities and usage come back without being taken apart, so
+they stay the protobuf messages that they are on both wires.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from protos.common.v1.failure_pb2 import Failure
+from protos.common.v1.sampling_pb2 import FinishReason, PositionLogprobs, SamplingParams, Usage
+from protos.engine.v1.engine_pb2 import GetModelInfoResponse
+from services.frontend.errors import (
+    DeadlineExpiredError,
+    DuplicateRequestError,
+    EngineFaultError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    OverloadedError,
+    UnknownModelError,
+)
+
+__all__ = [
+    "ABORTED",
+    "STOP",
+    "EngineRequest",
+    "FinishReason",
+    "ModelInfo",
+    "PositionLogprobs",
+    "SamplingParams",
+    "TokenBatch",
+    "Usage",
+    "error_of",
+    "pack_uint32",
+    "read_uint32",
+]
+
+ModelInfo = GetModelInfoResponse
+"""What the engine serves, and its limits."""
+STOP = FinishReason.FINISH_REASON_STOP
+ABORTED = FinishReason.FINISH_REASON_ABORTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """One request in tokens; fields mean what Submit of protos/engine/v1/engine.proto says."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams | None = None
+    priority: int = 0
+    cache_salt: str = ""
+    timeout_ms: int | None = None
+
+
+@dataclass(slots=True)
+class TokenBatch:
+    """New tokens of one request, of one engine step or of several."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    """One entry per token id where the request asked for log-probabilities, else empty."""
+    finish_reason: FinishReason | None = None
+    """None while the request goes on."""
+    usage: Usage | None = None
+    """What the request cost; set in the last batch."""
+    stop_token_id: int | None = None
+    """The token, last of all, that ended the request; None when none did."""
+
+
+def read_uint32(data: bytes) -> list[int]:
+    """Unpacks a column of little-endian uint32."""
+    values: list[int] = np.frombuffer(data, dtype="<u4").tolist()
+    return values
+
+
+def pack_uint32(values: list[int]) -> bytes:
+    """Packs a column of little-endian uint32; every value must fit."""
+    return np.array(values, dtype="<u4").tobytes()
+
+
+def error_of(failure: Failure) -> Exception:
+    """Returns the error that the engine's failure of one request is here.
+
+    Codes that callers may see become the FrontendError of the same meaning, any other an
+    EngineFaultError.
+    """
+    retry_after_ms = failure.retry_after_ms if failure.HasField("retry_after_ms") else None
+    match failure.code:
+        case 3:
+            return InvalidRequestError(failure.message)
+        case 4:
+            return DeadlineExpiredError(failure.message)
+        case 5:
+            return UnknownModelError(failure.message)
+        case 6:
+            return DuplicateRequestError(failure.message)
+        case 8:
+            return OverloadedError(failure.message, retry_after_ms=retry_after_ms)
+        case 14:
+            return EngineUnavailableError(failure.message, retry_after_ms=retry_after_ms)
+    return EngineFaultError(f"the engine failed with code {failure.code}: {failure.message}")

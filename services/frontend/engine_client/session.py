@@ -1,0 +1,241 @@
+"""The one stream that carries all of this frontend's requests to an engine."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from protos.engine.v1.engine_pb2 import (
+    Abort,
+    Credit,
+    EngineHello,
+    EngineMessage,
+    FrontendHello,
+    FrontendMessage,
+    StepOutput,
+    Submit,
+)
+from services.frontend.engine_client.messages import (
+    EngineRequest,
+    error_of,
+    pack_uint32,
+    read_uint32,
+)
+from services.frontend.engine_client.token_stream import TokenStream
+from services.frontend.errors import EngineUnavailableError, InvalidRequestError
+
+ReadinessHandler = Callable[[bool], None]
+"""Told whether the engine takes requests."""
+SILENCE_CHECKS = 5
+"""Checks that must find nothing new before the engine counts as silent. A frontend that was itself
+held up misses one check, not all of them, so it does not blame its engine."""
+
+
+class EngineSession:
+    """Many requests over one stream: submits and aborts go out, packed steps come in."""
+
+    def __init__(
+        self, call: Any, hello: EngineHello, *, max_message_bytes: int, silence_timeout_s: float
+    ) -> None:
+        """Takes over a stream on which both sides have said hello; see `open_session`."""
+        self.hello = hello
+        self.is_draining = False
+        self._call = call
+        self._max_message_bytes = max_message_bytes
+        self._silence_timeout_s = silence_timeout_s
+        self._streams: dict[int, TokenStream] = {}
+        self._last_handle = 0
+        self._submits: deque[Submit] = deque()
+        self._aborts: list[int] = []
+        self._steps_read = 0
+        self._steps_credited = 0
+        self._has_credit_due = False
+        self._has_outgoing = asyncio.Event()
+        self._was_heard = False
+
+    @property
+    def num_live(self) -> int:
+        """Requests that are not over."""
+        return len(self._streams)
+
+    def submit(self, request: EngineRequest) -> TokenStream:
+        """Sends a request; the stream says whether the engine takes it.
+
+        Raises:
+            InvalidRequestError: it is too large to send.
+            EngineUnavailableError: the engine takes no more requests.
+        """
+        if self.is_draining:
+            raise EngineUnavailableError("the engine is draining")
+        self._last_handle = self._last_handle % (2**32 - 1) + 1
+        submit = Submit(
+            handle=self._last_handle,
+            request_id=request.request_id,
+            prompt_token_ids=pack_uint32(request.prompt_token_ids),
+            sampling=request.sampling,
+            priority=request.priority,
+            timeout_ms=request.timeout_ms,
+            cache_salt=request.cache_salt,
+        )
+        # A message over the limit would end the stream, and with it everybody's requests.
+        if submit.ByteSize() > self._max_message_bytes - 64:
+            raise InvalidRequestError(
+                f"the request takes {submit.ByteSize()} bytes; the limit is"
+                f" {self._max_message_bytes - 64}"
+            )
+        stream = TokenStream(submit.handle, self._abort)
+        self._streams[submit.handle] = stream
+        self._submits.append(submit)
+        self._has_outgoing.set()
+        return stream
+
+    def close(self) -> None:
+        """Gives up a session that does not run."""
+        self._call.cancel()
+
+    async def run(self, on_readiness: ReadinessHandler) -> str:
+        """Carries messages until the stream ends, then fails the requests that are left.
+
+        Args:
+            on_readiness: told each time that the engine says whether it takes requests.
+
+        Returns:
+            Why the stream ended.
+        """
+        reader = asyncio.create_task(self._read(on_readiness))
+        tasks = [
+            reader,
+            asyncio.create_task(self._write()),
+            asyncio.create_task(self._wait_for_silence()),
+        ]
+        reason = "the frontend is shutting down"
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            reason = await (reader if reader in done else done.pop())
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._call.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._fail_all(EngineUnavailableError(f"lost the engine: {reason}"))
+        return reason
+
+    async def _read(self, on_readiness: ReadinessHandler) -> str:
+        try:
+            while (message := await self._call.read()) is not grpc.aio.EOF:
+                self._was_heard = True
+                self._take(message, on_readiness)
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name}: {error.details()}"
+        return "it closed the session"
+
+    def _take(self, message: EngineMessage, on_readiness: ReadinessHandler) -> None:
+        match message.WhichOneof("message"):
+            case "step":
+                self._take_step(message.step)
+            case "admitted":
+                if stream := self._streams.get(message.admitted.handle):
+                    stream.put_admitted()
+            case "rejected":
+                if stream := self._streams.pop(message.rejected.handle, None):
+                    stream.put_error(error_of(message.rejected.failure))
+            case "heartbeat":
+                self._offer_credit(1)
+                on_readiness(message.heartbeat.ready and not self.is_draining)
+            case "draining":
+                self.is_draining = True
+                on_readiness(False)
+
+    def _take_step(self, step: StepOutput) -> None:
+        self._steps_read += 1
+        self._offer_credit(max(1, self.hello.credit_window // 4))
+        handles = read_uint32(step.handles)
+        token_ids = read_uint32(step.token_ids)
+        counts = read_uint32(step.num_tokens) if step.num_tokens else [1] * len(handles)
+        logprobs = {entry.handle: entry.positions for entry in step.logprobs}
+        start = 0
+        for handle, count in zip(handles, counts, strict=True):
+            end = start + count
+            if stream := self._streams.get(handle):
+                stream.put(token_ids[start:end], logprobs.get(handle, ()))
+            start = end
+        for finished in step.finished:
+            if stream := self._streams.pop(finished.handle, None):
+                stream.put_finished(finished)
+
+    def _offer_credit(self, least: int) -> None:
+        """Returns credit once `least` steps are owed; one at a time would double the traffic."""
+        if self._steps_read - self._steps_credited >= least:
+            self._has_credit_due = True
+            self._has_outgoing.set()
+
+    def _abort(self, handle: int) -> None:
+        self._aborts.append(handle)
+        self._has_outgoing.set()
+
+    async def _write(self) -> str:
+        try:
+            while True:
+                await self._has_outgoing.wait()
+                self._has_outgoing.clear()
+                for message in self._take_outgoing():
+                    await self._call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            return f"cannot write to it: {error}"
+
+    def _take_outgoing(self) -> list[FrontendMessage]:
+        """Takes everything there is to send; an abort stays behind its submit."""
+        messages = [FrontendMessage(submit=submit) for submit in self._submits]
+        self._submits.clear()
+        if self._aborts:
+            messages.append(FrontendMessage(abort=Abort(handles=self._aborts)))
+            self._aborts.clear()
+        if self._has_credit_due:
+            self._has_credit_due = False
+            self._steps_credited = self._steps_read
+            messages.append(FrontendMessage(credit=Credit(steps_read=self._steps_read)))
+        return messages
+
+    async def _wait_for_silence(self) -> str:
+        num_silent = 0
+        while num_silent < SILENCE_CHECKS:
+            await asyncio.sleep(self._silence_timeout_s / SILENCE_CHECKS)
+            num_silent = 0 if self._was_heard else num_silent + 1
+            self._was_heard = False
+        return f"it was silent for {self._silence_timeout_s} s"
+
+    def _fail_all(self, error: EngineUnavailableError) -> None:
+        streams = list(self._streams.values())
+        self._streams.clear()
+        self.is_draining = True  # nothing can be submitted any more
+        for stream in streams:
+            stream.put_error(error)
+
+
+async def open_session(
+    stub: Any, *, frontend_id: str, max_message_bytes: int, silence_timeout_s: float
+) -> EngineSession:
+    """Opens the stream and waits for the engine's hello.
+
+    Raises:
+        EngineUnavailableError: the engine said no hello.
+    """
+    call = stub.Session()
+    try:
+        async with asyncio.timeout(silence_timeout_s):
+            await call.write(FrontendMessage(hello=FrontendHello(frontend_id=frontend_id)))
+            message = await call.read()
+    except (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+        call.cancel()
+        raise EngineUnavailableError(f"the engine opens no session: {error}") from None
+    if message is grpc.aio.EOF or message.WhichOneof("message") != "hello":
+        call.cancel()
+        raise EngineUnavailableError("the engine opens no session: it did not say hello")
+    return EngineSession(
+        call,
+        message.hello,
+        max_message_bytes=max_message_bytes,
+        silence_timeout_s=silence_timeout_s,
+    )

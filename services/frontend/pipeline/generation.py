@@ -1,0 +1,91 @@
+"""One request's output: from token batches to pieces of text."""
+
+from typing import Self
+
+from services.frontend.engine_client.messages import STOP, TokenBatch, Usage
+from services.frontend.engine_client.token_stream import TokenStream
+from services.frontend.errors import EngineFaultError, FrontendError
+from services.frontend.pipeline.request import Output
+from services.frontend.text.output_text import OutputText, TextPiece
+
+
+class Generation:
+    """One request's output. Iterate it to its end, or close it."""
+
+    def __init__(
+        self, request_id: str, stream: TokenStream, text: OutputText, *, num_prompt_tokens: int
+    ) -> None:
+        self.request_id = request_id
+        self._stream = stream
+        self._text = text
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_output_tokens = 0
+        self._is_over = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Output:
+        """Returns what is new; the last output has a finish reason and usage."""
+        if self._is_over:
+            raise StopAsyncIteration
+        batch = await self._stream.read()
+        # The text of the token that ends a request is not part of the answer, its id is.
+        has_stop_token = batch.stop_token_id is not None
+        piece = self._text.push(batch.token_ids[:-1] if has_stop_token else batch.token_ids)
+        if piece.stop_string is None and batch.finish_reason is not None:
+            tail = self._text.finish()
+            text = piece.text + tail.text
+            piece = TextPiece(text, len(batch.token_ids), tail.stop_string)
+        if piece.stop_string is not None:
+            return await self._stopped(batch, piece)
+        self._num_output_tokens += len(batch.token_ids)
+        self._is_over = batch.finish_reason is not None
+        return Output(
+            request_id=self.request_id,
+            text=piece.text,
+            token_ids=batch.token_ids,
+            logprobs=batch.logprobs,
+            finish_reason=batch.finish_reason,
+            usage=batch.usage,
+            stop_token_id=batch.stop_token_id,
+        )
+
+    def cancel(self) -> None:
+        """Ends the request early; the iteration goes on to a last output that says so."""
+        self._stream.abort()
+
+    def close(self) -> None:
+        """Ends the request, if it is not over; nothing may be read afterwards."""
+        if not self._is_over:
+            self._is_over = True
+            self._stream.abort()
+
+    async def _stopped(self, batch: TokenBatch, piece: TextPiece) -> Output:
+        """Ends the request at a stop string, which the engine knows nothing of."""
+        self._num_output_tokens += piece.num_tokens
+        usage = batch.usage or await self._usage_after_abort()
+        self._is_over = True
+        return Output(
+            request_id=self.request_id,
+            text=piece.text,
+            token_ids=batch.token_ids[: piece.num_tokens],
+            logprobs=batch.logprobs[: piece.num_tokens],
+            finish_reason=STOP,
+            # The engine may be some tokens ahead; those are nobody's output.
+            usage=Usage(
+                prompt_tokens=self._num_prompt_tokens,
+                cached_tokens=usage.cached_tokens,
+                output_tokens=self._num_output_tokens,
+            ),
+            stop_string=piece.stop_string,
+        )
+
+    async def _usage_after_abort(self) -> Usage:
+        self._stream.abort()
+        try:
+            while (usage := (await self._stream.read()).usage) is None:
+                pass
+        except (FrontendError, EngineFaultError):  # the answer is complete all the same
+            return Usage()
+        return usage

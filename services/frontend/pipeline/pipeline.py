@@ -1,0 +1,216 @@
+"""Runs requests: checks and tokenizes them, and hands them to the engine."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from services.frontend.engine_client.client import EngineClient
+from services.frontend.engine_client.messages import EngineRequest, ModelInfo
+from services.frontend.engine_client.tokenizer_files import TokenizerFiles
+from services.frontend.errors import (
+    DeadlineExpiredError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    UnknownModelError,
+)
+from services.frontend.pipeline.generation import Generation
+from services.frontend.pipeline.request import (
+    MAX_MESSAGES,
+    Conversation,
+    Options,
+    Prompt,
+    check_options,
+    check_vocabulary,
+)
+from services.frontend.text.chat_template import ChatTemplate
+from services.frontend.text.detokenizer import Detokenizer
+from services.frontend.text.output_text import OutputText
+from services.frontend.text.stop_strings import StopStrings
+from services.frontend.text.tokenizer import Tokenizer, TokenizerFilesError
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What an engine serves and how its text is made."""
+
+    info: ModelInfo
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+
+
+class Pipeline:
+    """Runs requests against the engine and knows the model that it serves."""
+
+    def __init__(
+        self, engine: EngineClient, *, max_prompt_bytes: int, num_tokenizer_threads: int = 2
+    ) -> None:
+        """Serves nothing until `load_model` was called."""
+        self.engine = engine
+        self._max_prompt_bytes = max_prompt_bytes
+        self._executor = ThreadPoolExecutor(num_tokenizer_threads, thread_name_prefix="tokenizer")
+        self._model: ServedModel | None = None
+
+    @property
+    def served_model(self) -> ServedModel | None:
+        """The model that the engine served last; None before the first contact."""
+        return self._model
+
+    async def load_model(self, info: ModelInfo, files: TokenizerFiles) -> None:
+        """Takes the model that an engine serves; the handler that `EngineClient.run` wants.
+
+        Raises:
+            EngineUnavailableError: its tokenizer cannot be used.
+        """
+        known = self._model
+        if known is None or not _has_same_text(known.info, info):
+            try:
+                known = await asyncio.to_thread(_read_model, info, files)
+            except TokenizerFilesError as error:
+                raise EngineUnavailableError(str(error)) from None
+        self._model = ServedModel(info, known.tokenizer, known.template)
+
+    async def start(
+        self, prompt: Prompt, options: Options, *, timeout_s: float | None = None
+    ) -> Generation:
+        """Submits a request and returns its output to be iterated, once the engine has taken it.
+
+        Raises:
+            FrontendError: the request is refused.
+            EngineFaultError: the engine failed in a way that callers may not see.
+        """
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        model = self.model_named(options.model)
+        check_options(options)
+        token_ids = await self._prompt_tokens(model, prompt)
+        stream = self.engine.submit(
+            EngineRequest(
+                request_id=options.request_id,
+                prompt_token_ids=token_ids,
+                sampling=options.sampling,
+                priority=options.priority,
+                cache_salt=options.cache_salt,
+                timeout_ms=_remaining_ms(deadline_s),
+            ),
+            engine_id=model.info.engine_id,
+        )
+        try:
+            await stream.admitted()
+        except BaseException:  # the caller may be gone
+            stream.abort()
+            raise
+        token_bytes = model.tokenizer.token_bytes(show_special_tokens=options.show_special_tokens)
+        text = OutputText(Detokenizer(token_bytes, token_ids), StopStrings(options.stop))
+        return Generation(options.request_id, stream, text, num_prompt_tokens=len(token_ids))
+
+    async def tokenize(self, model_name: str, prompt: str | Conversation) -> list[int]:
+        """Returns the token ids that a prompt is to the engine.
+
+        Raises:
+            FrontendError: another model was asked for, or the prompt cannot be tokenized.
+        """
+        return await self._encode(self.model_named(model_name), prompt)
+
+    def detokenize(
+        self, model_name: str, token_ids: Sequence[int], *, show_special_tokens: bool
+    ) -> str:
+        """Returns the text of token ids.
+
+        Raises:
+            FrontendError: another model was asked for, or an id is not in its vocabulary.
+        """
+        tokenizer = self.model_named(model_name).tokenizer
+        check_vocabulary(token_ids, tokenizer.vocab_size)
+        return tokenizer.decode(token_ids, show_special_tokens=show_special_tokens)
+
+    def model_named(self, name: str) -> ServedModel:
+        """Returns the model that a request names; an empty name means the one served.
+
+        Raises:
+            EngineUnavailableError: no engine has said yet what it serves.
+            UnknownModelError: it serves another model.
+        """
+        model = self._model
+        if model is None:
+            raise self.engine.unavailable
+        if name and name != model.info.model:
+            raise UnknownModelError(f"the model {name!r} is not served; {model.info.model!r} is")
+        return model
+
+    def close(self) -> None:
+        """Lets go of the tokenizer's threads."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _prompt_tokens(self, model: ServedModel, prompt: Prompt) -> list[int]:
+        """Returns a prompt's tokens, checked against what the model takes."""
+        if isinstance(prompt, list):
+            check_vocabulary(prompt, model.info.vocab_size)
+            token_ids = prompt
+        else:
+            token_ids = await self._encode(model, prompt)
+        if not token_ids:
+            raise InvalidRequestError("the prompt is empty")
+        if len(token_ids) >= model.info.max_model_len:
+            raise InvalidRequestError(
+                f"the prompt has {len(token_ids)} tokens; prompt and output together may have"
+                f" {model.info.max_model_len}"
+            )
+        return token_ids
+
+    async def _encode(self, model: ServedModel, prompt: str | Conversation) -> list[int]:
+        if isinstance(prompt, Conversation):
+            text = self._render(model, prompt)
+        else:
+            text = prompt
+            self._check_size(len(text.encode()))
+        return await model.tokenizer.encode(
+            text,
+            add_special_tokens=not isinstance(prompt, Conversation),
+            executor=self._executor,
+        )
+
+    def _render(self, model: ServedModel, conversation: Conversation) -> str:
+        messages = conversation.messages
+        if not 0 < len(messages) <= MAX_MESSAGES:
+            raise InvalidRequestError(
+                f"the conversation has {len(messages)} messages; it must have 1 to {MAX_MESSAGES}"
+            )
+        self._check_size(
+            sum(len(text.encode()) for message in messages for text in message.values())
+        )
+        if model.template is None:
+            raise InvalidRequestError(
+                f"the model {model.info.model!r} has no chat template; use Generate"
+            )
+        return model.template.render(messages, max_bytes=2 * self._max_prompt_bytes)
+
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes > self._max_prompt_bytes:
+            raise InvalidRequestError(
+                f"the prompt has {num_bytes} bytes; the limit is {self._max_prompt_bytes}"
+            )
+
+
+def _read_model(info: ModelInfo, files: TokenizerFiles) -> ServedModel:
+    tokenizer = Tokenizer(files, vocab_size=info.vocab_size)
+    return ServedModel(info, tokenizer, ChatTemplate.from_files(files))
+
+
+def _has_same_text(known: ModelInfo, new: ModelInfo) -> bool:
+    """Whether tokenizer and template of one model serve the other."""
+    return (known.tokenizer_sha256, known.vocab_size) == (new.tokenizer_sha256, new.vocab_size)
+
+
+def _remaining_ms(deadline_s: float | None) -> int | None:
+    """Returns what is left of a time budget, at least 1 ms.
+
+    Raises:
+        DeadlineExpiredError: nothing is left.
+    """
+    if deadline_s is None:
+        return None
+    remaining_s = deadline_s - time.monotonic()
+    if remaining_s <= 0:
+        raise DeadlineExpiredError("the request's time was over before it was sent to the engine")
+    return max(1, int(remaining_s * 1000))

@@ -1,0 +1,82 @@
+"""What a caller asks for and what comes back, free of any wire format but sampling's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from services.frontend.engine_client.messages import (
+    FinishReason,
+    PositionLogprobs,
+    SamplingParams,
+    Usage,
+)
+from services.frontend.errors import InvalidRequestError
+from services.frontend.text.chat_template import Message
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_BYTES = 256
+MAX_REQUEST_ID_CHARACTERS = 128
+MAX_MESSAGES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages to be answered, oldest first."""
+
+    messages: Sequence[Message]
+
+
+Prompt = str | list[int] | Conversation
+"""A prompt as text, as token ids that are used as they are, or as a conversation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a caller wants; fields mean what GenerationOptions of frontend.proto says."""
+
+    model: str = ""
+    request_id: str
+    sampling: SamplingParams | None = None
+    stop: tuple[str, ...] = ()
+    priority: int = 0
+    cache_salt: str = ""
+    show_special_tokens: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """More output of one request; fields mean what Output of frontend.proto says."""
+
+    request_id: str
+    text: str
+    token_ids: list[int]
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    stop_string: str | None = None
+    stop_token_id: int | None = None
+
+
+def check_options(options: Options) -> None:
+    """Raises InvalidRequestError for a request id or stop strings over their limits."""
+    if len(options.request_id) > MAX_REQUEST_ID_CHARACTERS:
+        raise InvalidRequestError(
+            f"request_id has {len(options.request_id)} characters;"
+            f" the limit is {MAX_REQUEST_ID_CHARACTERS}"
+        )
+    if len(options.stop) > MAX_STOP_STRINGS:
+        raise InvalidRequestError(
+            f"stop has {len(options.stop)} strings; the limit is {MAX_STOP_STRINGS}"
+        )
+    for stop in options.stop:
+        if not 0 < len(stop.encode()) <= MAX_STOP_STRING_BYTES:
+            raise InvalidRequestError(
+                f"a stop string has {len(stop.encode())} bytes;"
+                f" it must have 1 to {MAX_STOP_STRING_BYTES}"
+            )
+
+
+def check_vocabulary(token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raises InvalidRequestError unless every id is below `vocab_size`."""
+    largest = max(token_ids, default=0)
+    if largest >= vocab_size:
+        raise InvalidRequestError(f"token id {largest} is not below {vocab_size}")

@@ -1,0 +1,1 @@
+"""The gRPC edge of the frontend: servicer, conversion, status."""

@@ -1,0 +1,85 @@
+"""From protobuf to what the pipeline takes, and back."""
+
+import uuid
+from collections.abc import Iterable
+
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from protos.common.v1.sampling_pb2 import FinishReason
+from protos.frontend.v1 import frontend_pb2
+from services.frontend.errors import InvalidRequestError
+from services.frontend.pipeline.request import Conversation, Options, Output, Prompt
+
+_GOES_ON = FinishReason.FINISH_REASON_UNSPECIFIED
+
+
+def refuse_unknown_fields(message: Message) -> None:
+    """Raises InvalidRequestError if a message, at any depth, says something that is not understood.
+
+    A field that is ignored would be a wish that is silently not granted.
+    """
+    unknown = UnknownFieldSet(message)
+    if len(unknown):
+        raise InvalidRequestError(
+            f"{message.DESCRIPTOR.name} has the field {unknown[0].field_number},"
+            " which this frontend does not know"
+        )
+    for field, value in message.ListFields():
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue
+        for child in value if field.is_repeated else (value,):
+            refuse_unknown_fields(child)
+
+
+def options_of(options: frontend_pb2.GenerationOptions) -> Options:
+    """Reads what a caller wants, and names the request if the caller did not."""
+    return Options(
+        model=options.model,
+        request_id=options.request_id or uuid.uuid4().hex,
+        sampling=options.sampling if options.HasField("sampling") else None,
+        stop=tuple(options.stop),
+        priority=options.priority,
+        cache_salt=options.cache_salt,
+        show_special_tokens=options.show_special_tokens,
+    )
+
+
+def prompt_of(request: frontend_pb2.GenerateRequest) -> Prompt:
+    """Reads a prompt. One that is absent is empty, which the pipeline refuses."""
+    if request.WhichOneof("prompt") == "tokens":
+        return list(request.tokens.ids)
+    return request.text
+
+
+def conversation_of(messages: Iterable[frontend_pb2.ChatMessage]) -> Conversation:
+    """Reads a conversation."""
+    return Conversation([{"role": each.role, "content": each.content} for each in messages])
+
+
+def input_of(request: frontend_pb2.TokenizeRequest) -> str | Conversation:
+    """Reads what is to be tokenized.
+
+    Raises:
+        InvalidRequestError: there is nothing.
+    """
+    match request.WhichOneof("input"):
+        case "text":
+            return request.text
+        case "conversation":
+            return conversation_of(request.conversation.messages)
+    raise InvalidRequestError("neither text nor a conversation is given")
+
+
+def output_to_proto(output: Output) -> frontend_pb2.Output:
+    """Writes a piece of output."""
+    return frontend_pb2.Output(
+        request_id=output.request_id,
+        text=output.text,
+        token_ids=output.token_ids,
+        logprobs=output.logprobs,
+        finish_reason=_GOES_ON if output.finish_reason is None else output.finish_reason,
+        stop_string=output.stop_string,
+        stop_token_id=output.stop_token_id,
+        usage=output.usage,
+    )

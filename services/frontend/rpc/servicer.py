@@ -1,0 +1,149 @@
+"""The methods of FrontendService, each in a few lines."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from protos.frontend.v1 import frontend_pb2
+from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceServicer
+from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.pipeline.request import Options, Prompt
+from services.frontend.rpc.convert import (
+    conversation_of,
+    input_of,
+    options_of,
+    output_to_proto,
+    prompt_of,
+    refuse_unknown_fields,
+)
+from services.frontend.rpc.request_log import request_logged
+from services.frontend.rpc.session import ClientSession
+from services.frontend.rpc.writer import Writer
+
+
+class FrontendServicer(FrontendServiceServicer):
+    """What a client may ask of the frontend. Errors are raised; the interceptor maps them."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        max_live_requests: int,
+        max_prompt_bytes: int,
+        slow_reader_timeout_s: float,
+    ) -> None:
+        self._pipeline = pipeline
+        self._max_live_requests = max_live_requests
+        self._max_prompt_bytes = max_prompt_bytes
+        self._slow_reader_timeout_s = slow_reader_timeout_s
+        self._draining = asyncio.Event()
+
+    def drain(self) -> None:
+        """Lets sessions take no new requests and end once the running ones have."""
+        self._draining.set()
+
+    async def Generate(  # noqa: N802  the protocol's name
+        self, request: frontend_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        """Continues one prompt."""
+        refuse_unknown_fields(request)
+        await self._respond(
+            prompt_of(request),
+            options_of(request.options),
+            context,
+            frontend_pb2.GenerateResponse,
+        )
+
+    async def Chat(  # noqa: N802  the protocol's name
+        self, request: frontend_pb2.ChatRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        """Answers a conversation."""
+        refuse_unknown_fields(request)
+        await self._respond(
+            conversation_of(request.messages),
+            options_of(request.options),
+            context,
+            frontend_pb2.ChatResponse,
+        )
+
+    async def Session(  # noqa: N802  the protocol's name
+        self,
+        requests: AsyncIterator[frontend_pb2.SessionRequest],
+        context: grpc.aio.ServicerContext,
+    ) -> None:
+        """Serves many requests over one stream."""
+        session = ClientSession(
+            self._pipeline,
+            Writer(context, timeout_s=self._slow_reader_timeout_s),
+            draining=self._draining,
+            time_remaining=context.time_remaining,
+            max_live_requests=self._max_live_requests,
+            max_prompt_bytes=self._max_prompt_bytes,
+        )
+        await context.send_initial_metadata(())
+        await session.run(requests)
+
+    async def Tokenize(  # noqa: N802  the protocol's name
+        self, request: frontend_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> frontend_pb2.TokenizeResponse:
+        """Turns text or a conversation into token ids."""
+        del context
+        refuse_unknown_fields(request)
+        token_ids = await self._pipeline.tokenize(request.model, input_of(request))
+        tokenizer = self._pipeline.model_named(request.model).tokenizer
+        return frontend_pb2.TokenizeResponse(
+            token_ids=token_ids, tokens=tokenizer.token_texts(token_ids)
+        )
+
+    async def Detokenize(  # noqa: N802  the protocol's name
+        self, request: frontend_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> frontend_pb2.DetokenizeResponse:
+        """Turns token ids into text."""
+        del context
+        refuse_unknown_fields(request)
+        text = self._pipeline.detokenize(
+            request.model, request.token_ids, show_special_tokens=request.show_special_tokens
+        )
+        return frontend_pb2.DetokenizeResponse(text=text)
+
+    async def ListModels(  # noqa: N802  the protocol's name
+        self, request: frontend_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
+    ) -> frontend_pb2.ListModelsResponse:
+        """Lists the model that the engine serves; nothing before the first contact with it."""
+        del context
+        refuse_unknown_fields(request)
+        response = frontend_pb2.ListModelsResponse()
+        if (model := self._pipeline.served_model) is not None:
+            response.models.add(
+                name=model.info.model,
+                max_model_len=model.info.max_model_len,
+                default_sampling=model.info.default_sampling,
+                ready=self._pipeline.engine.is_ready,
+                architecture=model.info.architecture,
+            )
+        return response
+
+    async def _respond(
+        self,
+        prompt: Prompt,
+        options: Options,
+        context: grpc.aio.ServicerContext,
+        response_class: Any,
+    ) -> None:
+        """Runs one request and writes its output. The call's deadline is the request's."""
+        method = response_class.DESCRIPTOR.name.removesuffix("Response")
+        with request_logged(options.request_id, method=method) as record:
+            generation = await self._pipeline.start(
+                prompt, options, timeout_s=context.time_remaining()
+            )
+            try:
+                # Only now: a refusal before it is a status alone, which clients may retry.
+                await context.send_initial_metadata(())
+                writer = Writer(context, timeout_s=self._slow_reader_timeout_s)
+                async for output in generation:
+                    record.observe(output)
+                    await writer.write(response_class(output=output_to_proto(output)))
+            finally:
+                generation.close()

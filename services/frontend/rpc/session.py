@@ -1,0 +1,269 @@
+"""One client's stream that carries many requests."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from protos.common.v1.failure_pb2 import Failure
+from protos.common.v1.sampling_pb2 import FinishReason, Usage
+from protos.frontend.v1 import frontend_pb2
+from services.frontend.errors import (
+    DuplicateRequestError,
+    EngineUnavailableError,
+    FrontendError,
+    InvalidRequestError,
+    OverloadedError,
+)
+from services.frontend.pipeline.generation import Generation
+from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.pipeline.request import Options, Prompt
+from services.frontend.rpc.convert import (
+    conversation_of,
+    options_of,
+    output_to_proto,
+    prompt_of,
+    refuse_unknown_fields,
+)
+from services.frontend.rpc.request_log import request_logged
+from services.frontend.rpc.status import failure_of
+from services.frontend.rpc.writer import Writer
+
+
+@dataclass(slots=True, eq=False)
+class _LiveRequest:
+    """A request between its first message and its end."""
+
+    handle: int
+    options: Options
+    parts: list[str] = field(default_factory=list)
+    """Parts of the prompt that have come while others are still to come."""
+    num_part_bytes: int = 0
+    is_ended: bool = False
+    """Whether the client has cancelled it or it was failed; both reach it from outside."""
+    error: Exception | None = None
+    """Why it was failed; None for a cancelled one."""
+    work: asyncio.Task[None] | None = None
+    generation: Generation | None = None
+
+    @property
+    def is_collecting(self) -> bool:
+        """Whether more parts of the prompt are to come."""
+        return bool(self.parts)
+
+    def end(self, error: Exception | None) -> None:
+        """Ends it: with `error`, or as cancelled. Its own task says so to the client."""
+        self.is_ended = True
+        self.error = error
+        if self.generation is not None:
+            self.generation.cancel()
+        elif self.work is not None:
+            self.work.cancel()
+
+
+class ClientSession:
+    """Takes a client's messages and answers each request under its handle.
+
+    Requests run side by side and fail alone. Each waits for its turn to write, and what the engine
+    makes meanwhile goes out in one message, so a client that lags gets fewer and larger ones.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        writer: Writer,
+        *,
+        draining: asyncio.Event,
+        time_remaining: Callable[[], float | None],
+        max_live_requests: int,
+        max_prompt_bytes: int,
+    ) -> None:
+        """Serves nothing until `run`.
+
+        Args:
+            pipeline: runs the requests.
+            writer: the client's end of the stream.
+            draining: set once no new requests are to be taken.
+            time_remaining: seconds left of the stream's deadline, which every request shares.
+            max_live_requests: most unfinished requests.
+            max_prompt_bytes: most bytes of a prompt that comes in parts.
+        """
+        self._pipeline = pipeline
+        self._writer = writer
+        self._draining = draining
+        self._time_remaining = time_remaining
+        self._max_live_requests = max_live_requests
+        self._max_prompt_bytes = max_prompt_bytes
+        self._live: dict[int, _LiveRequest] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, messages: AsyncIterator[frontend_pb2.SessionRequest]) -> None:
+        """Serves until the client has no more to say and every request has ended.
+
+        Raises:
+            SlowReaderError: the client does not read; its requests have been ended.
+            EngineUnavailableError: the frontend is draining and the requests have ended.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                draining = group.create_task(self._end_when_drained())
+                async for message in messages:
+                    await self._take(message, group)
+                for live in list(self._live.values()):
+                    if live.is_collecting:
+                        await self._fail(
+                            live.handle,
+                            InvalidRequestError("the stream ended before the prompt's last part"),
+                        )
+                draining.cancel()
+        except ExceptionGroup as failures:
+            # All requests share the stream, so one reason is every request's reason.
+            raise failures.exceptions[0] from None
+
+    async def _end_when_drained(self) -> None:
+        await self._draining.wait()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        raise EngineUnavailableError("the frontend is draining")
+
+    async def _take(self, message: frontend_pb2.SessionRequest, group: asyncio.TaskGroup) -> None:
+        try:
+            await self._handle(message, group)
+        except FrontendError as error:
+            await self._fail(message.handle, error)
+
+    async def _handle(self, message: frontend_pb2.SessionRequest, group: asyncio.TaskGroup) -> None:
+        refuse_unknown_fields(message)
+        handle = message.handle
+        match message.WhichOneof("message"):
+            case "generate":
+                live = self._open(handle, options_of(message.generate.options))
+                self._start(live, prompt_of(message.generate), group)
+            case "chat":
+                live = self._open(handle, options_of(message.chat.options))
+                self._start(live, conversation_of(message.chat.messages), group)
+            case "prompt_part":
+                self._take_part(handle, message.prompt_part, group)
+            case "cancel":
+                await self._cancel(handle)
+            case _:
+                raise InvalidRequestError("the message is empty")
+
+    def _open(self, handle: int, options: Options) -> _LiveRequest:
+        if self._draining.is_set():
+            raise EngineUnavailableError("the frontend is draining")
+        if handle in self._live:
+            raise DuplicateRequestError(
+                f"handle {handle} was used again while its request was live; the request is ended"
+            )
+        if len(self._live) >= self._max_live_requests:
+            raise OverloadedError(
+                f"the session has {self._max_live_requests} live requests, which is the limit",
+                retry_after_ms=None,
+            )
+        live = self._live[handle] = _LiveRequest(handle, options)
+        return live
+
+    def _start(self, live: _LiveRequest, prompt: Prompt, group: asyncio.TaskGroup) -> None:
+        live.parts.clear()
+        task = group.create_task(self._serve(live, prompt))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _take_part(
+        self, handle: int, part: frontend_pb2.PromptPart, group: asyncio.TaskGroup
+    ) -> None:
+        live = self._live.get(handle)
+        if live is None:
+            live = self._open(handle, options_of(part.options))
+        elif not live.is_collecting:
+            raise DuplicateRequestError(
+                f"handle {handle} got a prompt part while its request was running;"
+                " the request is ended"
+            )
+        elif part.HasField("options"):
+            raise InvalidRequestError("only the first part of a prompt has options")
+        live.parts.append(part.text)
+        live.num_part_bytes += len(part.text.encode())
+        if live.num_part_bytes > self._max_prompt_bytes:
+            raise InvalidRequestError(
+                f"the prompt has {live.num_part_bytes} bytes; the limit is {self._max_prompt_bytes}"
+            )
+        if part.last:
+            self._start(live, "".join(live.parts), group)
+
+    async def _cancel(self, handle: int) -> None:
+        live = self._live.get(handle)
+        if live is None or live.is_ended:
+            return  # it has just ended
+        if live.is_collecting:
+            del self._live[handle]
+            await self._write(handle, output=_aborted(live))
+        else:
+            live.end(None)
+
+    async def _fail(self, handle: int, error: Exception) -> None:
+        """Ends the request behind a handle, if there is one, and tells the client why."""
+        live = self._live.get(handle)
+        if live is not None and not live.is_collecting:
+            live.end(error)
+            return
+        self._live.pop(handle, None)
+        await self._write(handle, failure=failure_of(error))
+
+    async def _serve(self, live: _LiveRequest, prompt: Prompt) -> None:
+        """Runs a request and tells the client how it failed, if it does."""
+        live.work = asyncio.create_task(self._generate(live, prompt))
+        if live.is_ended:
+            live.work.cancel()
+        # What a request raises must not end the others.
+        [error] = await asyncio.gather(live.work, return_exceptions=True)
+        self._forget(live)
+        if live.is_ended and isinstance(error, asyncio.CancelledError):
+            error = live.error
+            if error is None:
+                await self._write(live.handle, output=_aborted(live))
+        if error is not None:
+            await self._write(live.handle, failure=failure_of(error))
+
+    async def _generate(self, live: _LiveRequest, prompt: Prompt) -> None:
+        with request_logged(live.options.request_id, method="Session") as record:
+            generation = await self._pipeline.start(
+                prompt, live.options, timeout_s=self._time_remaining()
+            )
+            live.generation = generation
+            try:
+                async for output in generation:
+                    record.observe(output)
+                    if live.error is not None:
+                        continue  # its handle is not its own any more
+                    if output.finish_reason is not None:
+                        self._forget(live)  # the client may use the handle again
+                    await self._write(live.handle, output=output_to_proto(output))
+                if live.error is not None:
+                    raise live.error
+            finally:
+                generation.close()
+
+    def _forget(self, live: _LiveRequest) -> None:
+        """Frees a request's handle, unless it is another request's by now."""
+        if self._live.get(live.handle) is live:
+            del self._live[live.handle]
+
+    async def _write(
+        self,
+        handle: int,
+        *,
+        output: frontend_pb2.Output | None = None,
+        failure: Failure | None = None,
+    ) -> None:
+        response = frontend_pb2.SessionResponse(handle=handle, output=output, failure=failure)
+        await self._writer.write(response)
+
+
+def _aborted(live: _LiveRequest) -> frontend_pb2.Output:
+    """The last output of a request that was cancelled before the engine had it."""
+    return frontend_pb2.Output(
+        request_id=live.options.request_id,
+        finish_reason=FinishReason.FINISH_REASON_ABORTED,
+        usage=Usage(),
+    )

@@ -1,0 +1,45 @@
+"""Which gRPC status each error becomes: one table."""
+
+import grpc
+
+from protos.common.v1.failure_pb2 import Failure
+from services.frontend.errors import (
+    DeadlineExpiredError,
+    DuplicateRequestError,
+    EngineUnavailableError,
+    FrontendError,
+    InvalidRequestError,
+    OverloadedError,
+    SlowReaderError,
+    UnknownModelError,
+)
+from services.telemetry.interceptors import internal_status
+from services.telemetry.status import Status
+
+STATUS_CODES: dict[type[FrontendError], grpc.StatusCode] = {
+    InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    UnknownModelError: grpc.StatusCode.NOT_FOUND,
+    DuplicateRequestError: grpc.StatusCode.ALREADY_EXISTS,
+    OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    SlowReaderError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    EngineUnavailableError: grpc.StatusCode.UNAVAILABLE,
+    DeadlineExpiredError: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+
+def status_of(error: BaseException) -> Status | None:
+    """Returns the status of an error that callers may know; None for one that they may not."""
+    if not isinstance(error, FrontendError):
+        return None
+    return Status(STATUS_CODES[type(error)], str(error), error.retry_after_ms)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Returns one request's error as it travels on a stream that others share.
+
+    An error that callers may not know is logged and becomes INTERNAL with an id.
+    """
+    status = status_of(error) or internal_status(error)
+    return Failure(
+        code=status.code.value[0], message=status.message, retry_after_ms=status.retry_after_ms
+    )

@@ -1,0 +1,141 @@
+"""Builds the frontend service, serves it, and takes it down in good order."""
+
+import asyncio
+import gc
+import signal
+
+import grpc
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
+from services.frontend.config import FrontendConfig
+from services.frontend.engine_client.client import EngineClient
+from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.rpc.servicer import FrontendServicer
+from services.frontend.rpc.status import status_of
+from services.telemetry.grpc_options import server_options
+from services.telemetry.health import Health
+from services.telemetry.interceptors import ErrorInterceptor
+
+log = structlog.get_logger()
+
+SERVICE_NAME = frontend_pb2.DESCRIPTOR.services_by_name["FrontendService"].full_name
+
+
+class FrontendServer:
+    """The frontend service: engine client, pipeline, servicer, health, reflection, one port."""
+
+    def __init__(self, config: FrontendConfig) -> None:
+        self._config = config
+        self._health = Health(SERVICE_NAME)
+        self.engine = EngineClient(
+            config.engine_address,
+            tokenizer_folder=config.tokenizer,
+            max_message_bytes=config.max_message_bytes,
+            silence_timeout_s=config.engine_silence_timeout_s,
+        )
+        self._pipeline = Pipeline(
+            self.engine,
+            max_prompt_bytes=config.max_prompt_bytes,
+            num_tokenizer_threads=config.num_tokenizer_threads,
+        )
+        self._is_draining = False
+        self._running: asyncio.Task[None] | None = None
+        self._server = grpc.aio.server(
+            interceptors=[ErrorInterceptor(status_of)],
+            options=server_options(config.max_message_bytes),
+        )
+        self._servicer = FrontendServicer(
+            self._pipeline,
+            max_live_requests=config.max_live_requests,
+            max_prompt_bytes=config.max_prompt_bytes,
+            slow_reader_timeout_s=config.slow_reader_timeout_s,
+        )
+        frontend_pb2_grpc.add_FrontendServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
+            self._servicer, self._server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflected = (SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+        reflection.enable_server_reflection((*reflected, reflection.SERVICE_NAME), self._server)
+
+    async def start(self) -> int:
+        """Opens the port, looks for the engine in the background, and returns the port.
+
+        Raises:
+            OSError: the address cannot be listened on.
+        """
+        address = f"{self._config.host}:{self._config.port}"
+        try:
+            port: int = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {address}") from error
+        await self._server.start()
+        self._running = asyncio.create_task(
+            self.engine.run(on_model=self._pipeline.load_model, on_readiness=self._take_readiness)
+        )
+        log.info("frontend_listening", address=f"{self._config.host}:{port}", port=port)
+        return port
+
+    async def wait(self) -> int:
+        """Serves until SIGTERM or SIGINT and returns the process's exit status."""
+        assert self._running is not None, "start comes first"
+        loop = asyncio.get_running_loop()
+        stopping = asyncio.Event()
+
+        def take_signal(number: signal.Signals) -> None:
+            log.info("signal_received", signal=number.name)
+            stopping.set()
+            loop.remove_signal_handler(number)  # a second one ends the process at once
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, take_signal, number)
+        waiting = asyncio.create_task(stopping.wait())
+        await asyncio.wait({waiting, self._running}, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():  # the engine client never ends by itself
+            waiting.cancel()
+            log.error("engine_client_failed", exc_info=self._running.exception())
+            return 1
+        return 0
+
+    def begin_drain(self) -> None:
+        """Says NOT_SERVING and lets sessions take no new requests."""
+        self._is_draining = True
+        self._health.set_ready(False)
+        self._servicer.drain()
+
+    async def drain(self) -> None:
+        """Refuses new requests and lets the running ones finish, for as long as is configured."""
+        self.begin_drain()
+        self._health.close()
+        await self._server.stop(self._config.drain_timeout_s)
+
+    async def close(self) -> None:
+        """Ends everything that still runs."""
+        await self._server.stop(None)
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        self._pipeline.close()
+
+    def _take_readiness(self, ready: bool) -> None:
+        self._health.set_ready(ready and not self._is_draining)
+
+
+async def serve(config: FrontendConfig) -> int:
+    """Serves until SIGTERM or SIGINT and returns the process's exit status."""
+    server = FrontendServer(config)
+    try:
+        await server.start()
+    except OSError as error:
+        log.error("frontend_start_failed", error=str(error))  # noqa: TRY400  the reason is enough
+        return 1
+    gc.freeze()  # what is loaded by now lives as long as the process
+    try:
+        exit_status = await server.wait()
+        await server.drain()
+    finally:
+        await server.close()
+    log.info("frontend_stopped", exit_status=exit_status)
+    return exit_status

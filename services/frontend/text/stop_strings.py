@@ -1,0 +1,99 @@
+"""Finds stop strings in text that arrives in pieces."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What a piece of text led to."""
+
+    text: str
+    """Text that can be shown now: no part of it belongs to a stop string."""
+    stop_string: str | None = None
+    """The stop string that ended the text, if one did."""
+
+
+class StopStrings:
+    """Lets text through up to the first stop string, however the text is cut into pieces.
+
+    The stop string that is complete first wins; of several that end together, the longest. Text
+    that may be the beginning of a stop string is held back, and no more than that.
+    """
+
+    def __init__(self, stop_strings: Iterable[str]) -> None:
+        """Watches for `stop_strings`, none of them empty."""
+        self._patterns = [_Pattern(stop) for stop in sorted(set(stop_strings), key=len)]
+        self._held = ""
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to watch for."""
+        return bool(self._patterns)
+
+    def push(self, text: str) -> Scan:
+        """Takes more text. After a scan that found a stop string, nothing more may be pushed."""
+        if not self._patterns:
+            return Scan(text)
+        found: _Pattern | None = None
+        end = len(text)
+        for pattern in self._patterns:  # shortest first, so that a longer one wins a tie
+            match_end = pattern.advance(text, end)
+            if match_end is not None:
+                found, end = pattern, match_end
+        seen = self._held + text
+        if found is not None:
+            start = len(self._held) + end - len(found.stop_string)
+            return Scan(seen[:start], found.stop_string)
+        shown = len(seen) - max(pattern.num_matched for pattern in self._patterns)
+        self._held = seen[shown:]
+        return Scan(seen[:shown])
+
+    def flush(self) -> str:
+        """Ends the text: returns what was held back."""
+        held, self._held = self._held, ""
+        return held
+
+
+class _Pattern:
+    """One stop string and how much of it the text so far ends with (Knuth, Morris, Pratt 1977).
+
+    Work is linear in the text, whatever the stop string looks like.
+    """
+
+    def __init__(self, stop_string: str) -> None:
+        self.stop_string = stop_string
+        self.num_matched = 0
+        self._borders = _borders(stop_string)
+
+    def advance(self, text: str, limit: int) -> int | None:
+        """Reads `text[:limit]`; returns where the first match ends, None without one."""
+        stop_string, borders = self.stop_string, self._borders
+        matched = self.num_matched
+        position = 0
+        while position < limit:
+            if matched == 0:  # nothing begun: jump to where it could begin
+                position = text.find(stop_string[0], position, limit)
+                if position < 0:
+                    break
+            while matched and text[position] != stop_string[matched]:
+                matched = borders[matched - 1]
+            if text[position] == stop_string[matched]:
+                matched += 1
+            position += 1
+            if matched == len(stop_string):
+                return position
+        self.num_matched = matched
+        return None
+
+
+def _borders(pattern: str) -> list[int]:
+    """Returns, for each prefix, the length of its longest proper prefix that is also its suffix."""
+    borders = [0] * len(pattern)
+    length = 0
+    for index in range(1, len(pattern)):
+        while length and pattern[index] != pattern[length]:
+            length = borders[length - 1]
+        if pattern[index] == pattern[length]:
+            length += 1
+        borders[index] = length
+    return borders

@@ -1,0 +1,34 @@
+"""Tests marked `gpu` skip without CUDA; with REQUIRE_GPU=1 in the environment a skip fails."""
+
+import os
+
+import pytest
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "gpu: needs a CUDA device")
+
+
+def pytest_collection_modifyitems(items):
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_items or _has_cuda():
+        return
+    for item in gpu_items:
+        item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    is_required = os.environ.get("REQUIRE_GPU") == "1" and item.get_closest_marker("gpu")
+    if is_required and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} was skipped, and REQUIRE_GPU=1 forbids that"
+    return report
+
+
+def _has_cuda():
+    # Imported only for GPU tests: torch takes seconds, and most test runs need none.
+    import torch
+
+    return torch.cuda.is_available()

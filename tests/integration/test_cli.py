@@ -1,0 +1,186 @@
+"""The command line and the examples against the real services."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.processes import ROOT, free_port, stack
+
+OCTAVO = [sys.executable, "-m", "services.client.cli"]
+GREEDY = ["--temperature", "0", "--max-tokens", "40"]
+
+
+@pytest.fixture(scope="module")
+def services():
+    with stack() as running:
+        yield running
+
+
+@pytest.fixture
+def run(services):
+    """Runs a program with the services' addresses in its environment."""
+    environment = os.environ | {
+        "OCTAVO_FRONTEND": services.frontend.address,
+        "OCTAVO_ENGINE": services.engine.address,
+        "PYTHONPATH": str(ROOT),
+    }
+
+    def run_program(*command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            input=stdin,
+            env=environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run_program
+
+
+@pytest.fixture
+def octavo(run):
+    def run_octavo(*arguments: str, stdin: str = "") -> str:
+        finished = run(*OCTAVO, *arguments, stdin=stdin)
+        assert finished.returncode == 0, finished.stderr
+        return finished.stdout
+
+    return run_octavo
+
+
+def test_chat_and_generate_answer(octavo):
+    assert octavo("chat", "What is 7 + 5?", *GREEDY).strip()
+    assert octavo("generate", "Once upon a time", *GREEDY).strip()
+
+
+def test_greedy_chat_through_standard_input_is_the_same_answer(octavo):
+    once = octavo("chat", "What is 7 + 5?", *GREEDY)
+    assert octavo("chat", *GREEDY, stdin="What is 7 + 5?\n") == once
+
+
+def test_ids_from_tokenize_are_what_generate_counts(octavo):
+    ids = octavo("tokenize", "Once upon a time", "--ids").split()
+    last = json.loads(octavo("generate", "Once upon a time", *GREEDY, "--json").splitlines()[-1])
+    assert last["usage"]["prompt_tokens"] == len(ids)
+
+
+def test_models_and_stats_describe_what_runs(octavo):
+    assert "Qwen3ForCausalLM" in octavo("models")
+    octavo("generate", "Once upon a time", *GREEDY)
+    figures = json.loads(octavo("stats", "--once", "--json"))
+    assert figures["ready"] is True
+    assert figures["output_tokens"] > 0
+    assert figures["num_blocks"] - figures["num_free_blocks"] <= 1  # the null block
+    assert "KV blocks" in octavo("stats")
+
+
+def test_health_of_both_services_is_exit_code_0(octavo, services):
+    for service in (services.engine, services.frontend):
+        assert octavo("health", service.address) == "serving\n"
+        assert octavo("health", service.address, "--service", "liveness") == "serving\n"
+
+
+@pytest.mark.parametrize("target", ["frontend", "engine"])
+def test_bench_serving_gets_every_token_that_it_asks_for(octavo, services, tmp_path, target):
+    result = tmp_path / "result.json"
+    past_frontend = ["--engine", services.engine.address] if target == "engine" else []
+    load = "--num-requests 8 --concurrency 4 --prompt-tokens 8-16 --output-tokens 5"
+    octavo("bench", "serving", *load.split(), *past_frontend, "--json", str(result))
+    measured = json.loads(result.read_text())
+    assert measured["num_served"] == 8
+    assert measured["output_tokens"] == 40
+
+
+def test_bench_serving_with_a_rate_sends_everything(octavo, tmp_path):
+    result = tmp_path / "result.json"
+    load = "--num-requests 10 --rate 50 --prompt-tokens 8 --output-tokens 3"
+    octavo("bench", "serving", *load.split(), "--json", str(result))
+    assert json.loads(result.read_text())["num_served"] == 10
+
+
+def test_a_bad_sampling_value_is_one_line_and_exit_code_1(run):
+    finished = run(*OCTAVO, "generate", "hi", "--top-p", "7")
+    assert finished.returncode == 1
+    assert finished.stderr.startswith("octavo: ")
+    assert "top_p" in finished.stderr
+
+
+@pytest.mark.parametrize("service", ["engine", "frontend"])
+def test_a_services_own_help_is_passed_through(run, service):
+    finished = run(*OCTAVO, service, "--help")
+    assert finished.returncode == 0
+    assert "--max-message-bytes" in finished.stdout
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+def test_an_example_runs_as_its_text_says(run, example: Path):
+    finished = run(sys.executable, str(example))
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.strip()
+
+
+class TestServe:
+    """`octavo serve` as its user sees it."""
+
+    @pytest.fixture
+    def serve(self, tmp_path):
+        """A running `octavo serve`, its frontend's address and what it has written."""
+        log = tmp_path / "serve.log"
+        address = f"127.0.0.1:{free_port()}"
+        command = [*OCTAVO, "serve", "--port", address.rpartition(":")[2], "--engine-port", "0"]
+        command += ["--engine-arg=--max-num-seqs 4"]
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
+        try:
+            yield process, address, log
+        finally:
+            process.terminate()
+            process.wait(60)
+
+    def test_sigint_stops_both_services_and_exits_0(self, serve):
+        process, address, log = serve
+        _wait_for(log, "talk to it", process)
+        finished = subprocess.run(
+            [*OCTAVO, "chat", "What is 7 + 5?", "--frontend", address, *GREEDY],
+            cwd=ROOT, capture_output=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert finished.returncode == 0
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert log.read_text().rstrip().endswith("stopped")
+
+    def test_a_killed_frontend_comes_back_on_its_port(self, serve):
+        process, address, log = serve
+        _wait_for(log, "talk to it", process)
+        children = psutil.Process(process.pid).children()
+        (frontend,) = [child for child in children if "services.frontend" in child.cmdline()]
+        frontend.kill()
+        _wait_for(log, r"(?s)starting it again.*frontend: ready", process)
+        health = subprocess.run([*OCTAVO, "health", address], cwd=ROOT, timeout=60, check=False)
+        assert health.returncode == 0
+
+    def test_a_flag_that_the_engine_refuses_ends_it_with_exit_code_1(self):
+        finished = subprocess.run(
+            [*OCTAVO, "serve", "--port", "0", "--engine-port", "0", "--model", "/nowhere"],
+            cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert finished.returncode == 1
+        assert "octavo: engine exited" in finished.stderr
+
+
+def _wait_for(log: Path, pattern: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 120
+    while not re.search(pattern, log.read_text()):
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)

@@ -1,0 +1,183 @@
+"""docker-compose.yml and the Dockerfiles, run and read without Docker.
+
+The stack test takes commands, environment and health checks from the compose file as they stand
+and runs them as processes. Service names and fixed ports become loopback ports; nothing else is
+changed, so the file cannot rot unseen.
+"""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.processes import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+GPU = yaml.safe_load((ROOT / "deploy" / "docker-compose.gpu.yml").read_text())
+SERVICES = COMPOSE["services"]
+READY_TIMEOUT_S = 120
+OCTAVO = [sys.executable, "-m", "services.client.cli"]
+"""What the images' entry point, `octavo`, runs."""
+
+
+class Loopback:
+    """Translates what the compose file says to processes on this machine."""
+
+    def __init__(self) -> None:
+        self.ports = {"50050": free_port(), "50051": free_port()}
+
+    def word(self, text: str) -> str:
+        """Fills in variables' defaults and maps addresses."""
+        text = re.sub(r"\$\{(\w+):-([^}]*)\}", lambda match: match[2], str(text))
+        text = re.sub(r"^(engine|frontend)(?=:)|^0\.0\.0\.0$", "127.0.0.1", text)
+        host, colon, port = text.rpartition(":")
+        return f"{host}{colon}{self.ports.get(port, port)}"
+
+    def command(self, words: list[str]) -> list[str]:
+        return [*OCTAVO, *map(self.word, words)]
+
+    def environment(self, service: dict) -> dict[str, str]:
+        environment = {k: self.word(v) for k, v in service.get("environment", {}).items()}
+        for volume in service.get("volumes", []):
+            source, target, _ = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", volume).split(":")
+            folder = str((ROOT / source).resolve())
+            environment = {k: folder if v == target else v for k, v in environment.items()}
+        return os.environ | environment
+
+    def is_healthy(self, service: dict) -> bool:
+        marker, program, *arguments = service["healthcheck"]["test"]
+        assert (marker, program) == ("CMD", "octavo")
+        return self.run(service, arguments).returncode == 0
+
+    def run(self, service: dict, words: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(words),
+            env=self.environment(service),
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+
+@pytest.fixture(scope="module")
+def loopback() -> Iterator[Loopback]:
+    """The compose file's long-running services, started in the order that it asks for."""
+    mapped = Loopback()
+    with contextlib.ExitStack() as processes:
+        for name in ("engine", "frontend"):
+            service = SERVICES[name]
+            process = subprocess.Popen(
+                mapped.command(service["command"]),
+                env=mapped.environment(service),
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+            )
+            processes.callback(process.wait, timeout=30)
+            processes.callback(process.terminate)
+            deadline = time.monotonic() + READY_TIMEOUT_S
+            while not mapped.is_healthy(service):
+                assert process.poll() is None, f"{name} exited {process.returncode}"
+                assert time.monotonic() < deadline, f"{name} did not become healthy"
+        yield mapped
+
+
+def test_the_client_profiles_own_command_gets_an_answer(loopback):
+    client = SERVICES["client"]
+    answer = loopback.run(client, client["command"])
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.strip()
+    assert "finish reason" in answer.stderr
+
+
+def test_the_served_model_has_the_name_that_compose_gives_it(loopback):
+    models = loopback.run(SERVICES["client"], ["models"])
+    assert "tiny" in models.stdout
+
+
+def test_health_tells_a_service_that_is_away():
+    assert not Loopback().is_healthy(SERVICES["engine"])
+
+
+@pytest.mark.parametrize("file", ["docker-compose.yml", "deploy/docker-compose.gpu.yml"])
+def test_the_file_is_valid_compose(file):
+    tool = Path(sys.executable).parent / "check-jsonschema"
+    command = [tool, "--builtin-schema", "vendor.compose-spec", ROOT / file]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_only_the_frontend_is_published_and_only_to_this_machine():
+    ports = {name: service.get("ports", []) for name, service in SERVICES.items()}
+    assert ports == {"engine": [], "frontend": ["127.0.0.1:50050:50050"], "client": []}
+
+
+@pytest.mark.parametrize("name", list(SERVICES))
+def test_every_container_is_read_only_and_without_privileges(name):
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_services_start_when_the_one_before_is_healthy():
+    assert SERVICES["frontend"]["depends_on"] == {"engine": {"condition": "service_healthy"}}
+    assert SERVICES["client"]["depends_on"] == {"frontend": {"condition": "service_healthy"}}
+    assert all("healthcheck" in SERVICES[name] for name in ("engine", "frontend"))
+
+
+def test_containers_get_longer_to_stop_than_the_services_take_to_drain():
+    for name in ("engine", "frontend"):
+        assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) > 30
+
+
+def test_the_gpu_override_changes_the_engine_alone():
+    assert list(GPU["services"]) == ["engine"]
+    (device,) = GPU["services"]["engine"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device["driver"] == "nvidia"
+    argument = next(iter(GPU["services"]["engine"]["build"]["args"]))
+    assert f"ARG {argument}" in _dockerfile("engine")
+
+
+@pytest.mark.parametrize("name", ["engine", "frontend"])
+def test_a_dockerfile_copies_only_what_is_there_and_what_the_builder_gets(name):
+    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().split() if line[0] == "!"}
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", _dockerfile(name), re.MULTILINE)
+    for source in " ".join(copied).split():
+        assert (ROOT / source).exists(), source
+        assert source.split("/")[0] in sent, source
+
+
+@pytest.mark.parametrize("name", ["engine", "frontend"])
+def test_a_dockerfile_runs_what_compose_runs_as_nobody_special(name):
+    dockerfile = _dockerfile(name)
+    assert json.loads(re.findall(r"^ENTRYPOINT (.+)$", dockerfile, re.MULTILINE)[-1]) == ["octavo"]
+    default = json.loads(re.findall(r"^CMD (.+)$", dockerfile, re.MULTILINE)[-1])
+    assert default == SERVICES[name]["command"]
+    assert re.findall(r"^USER (.+)$", dockerfile, re.MULTILINE)[-1] == "10001"
+    assert SERVICES[name]["build"]["dockerfile"] == f"deploy/{name}.Dockerfile"
+
+
+def test_the_frontend_image_installs_no_torch():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (extras,) = re.findall(r'"\.\[(.+)\]"', _dockerfile("frontend"))
+    assert extras == "frontend"
+    wanted = project["dependencies"] + project["optional-dependencies"]["frontend"]
+    assert [name for name in wanted if re.match("torch|triton|safetensors", name)] == []
+    assert "torch" not in _dockerfile("frontend").replace("No torch", "")
+
+
+def _dockerfile(name: str) -> str:
+    return (ROOT / "deploy" / f"{name}.Dockerfile").read_text()

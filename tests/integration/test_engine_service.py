@@ -1,0 +1,175 @@
+"""The engine as a process with its real worker and the embedded model."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from protos.common.v1 import sampling_pb2
+from protos.engine.v1.engine_pb2 import (
+    DrainRequest,
+    GenerateRequest,
+    GetModelInfoRequest,
+    GetStatsRequest,
+)
+from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
+from services.engine.config import TINY_CHECKPOINT
+from tests.support.processes import ROOT, ServiceProcess, start_engine
+from tests.support.waiting import until
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+FLAGS = {"kv_cache_memory_mb": 16, "log_format": "json"}
+
+
+@asynccontextmanager
+async def engine(**flags):
+    async with (
+        start_engine(**FLAGS, **flags) as process,
+        grpc.aio.insecure_channel(process.address) as channel,
+    ):
+        yield process, EngineServiceStub(channel), health_pb2_grpc.HealthStub(channel)
+
+
+def ask(max_tokens, **fields):
+    sampling = sampling_pb2.SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    return GenerateRequest(prompt_token_ids=[5, 6, 7, 8], sampling=sampling, **fields)
+
+
+async def read_all(call):
+    token_ids, last = [], None
+    while (response := await call.read()) is not grpc.aio.EOF:
+        token_ids += response.token_ids
+        last = response
+    return token_ids, last
+
+
+def events(process: ServiceProcess, name: str) -> list[dict]:
+    lines = [json.loads(line) for line in process.log.splitlines() if line.startswith("{")]
+    return [line for line in lines if line["event"] == name]
+
+
+def worker_pid(process: ServiceProcess) -> int:
+    return events(process, "worker_became_ready")[-1]["worker_pid"]
+
+
+async def next_status(watch):
+    async with asyncio.timeout(60):
+        return (await watch.read()).status
+
+
+async def test_a_request_is_served_and_leaves_one_line_in_the_log():
+    async with engine() as (process, stub, _):
+        info = await stub.GetModelInfo(GetModelInfoRequest())
+        assert (info.model, info.dtype) == ("tiny", "float32")
+        first, last = await read_all(stub.Generate(ask(20, request_id="first")))
+        again, _ = await read_all(stub.Generate(ask(20)))
+        assert first == again
+        assert len(first) == 20
+        assert last.usage.output_tokens == 20
+        lines = [e for e in events(process, "request_finished") if e["request_id"] == "first"]
+        assert [line["output_tokens"] for line in lines] == [20]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_lets_the_running_request_finish_and_exits_0(number):
+    async with engine() as (process, stub, health):
+        watch = health.Watch(health_pb2.HealthCheckRequest())
+        assert await next_status(watch) == SERVING
+        call = stub.Generate(ask(1500))
+        await call.read()
+        process.signal(number)
+        assert await next_status(watch) == NOT_SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await read_all(stub.Generate(ask(5)))
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        _, last = await read_all(call)
+        assert last.finish_reason == sampling_pb2.FINISH_REASON_LENGTH
+        assert await asyncio.to_thread(process.wait) == 0
+
+
+async def test_a_second_signal_ends_it_at_once():
+    async with engine() as (process, stub, _):
+        call = stub.Generate(ask(2000))
+        await call.read()
+        os.kill(worker_pid(process), signal.SIGSTOP)
+        process.signal(signal.SIGTERM)
+        await until(lambda: events(process, "drain_began"))
+        process.signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait) == 1
+
+
+async def test_drain_answers_and_the_engine_exits_0():
+    async with engine() as (process, stub, _):
+        call = stub.Generate(ask(300))
+        await call.read()
+        drained = await stub.Drain(DrainRequest())
+        assert (drained.num_finished, drained.num_aborted) == (1, 0)
+        assert await asyncio.to_thread(process.wait) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_lost_worker_ends_its_requests_and_is_replaced(number):
+    async with engine(step_timeout_s=1.0) as (process, stub, health):
+        watch = health.Watch(health_pb2.HealthCheckRequest())
+        assert await next_status(watch) == SERVING
+        expected, _ = await read_all(stub.Generate(ask(20)))
+        call = stub.Generate(ask(2000))
+        await call.read()
+        os.kill(worker_pid(process), number)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await read_all(call)
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert [await next_status(watch), await next_status(watch)] == [NOT_SERVING, SERVING]
+        assert (await read_all(stub.Generate(ask(20))))[0] == expected
+        stats = await stub.GetStats(GetStatsRequest())
+        assert (stats.num_worker_restarts, stats.num_running) == (1, 0)
+        assert stats.num_free_blocks == stats.num_blocks - 1
+
+
+class TestCommandLine:
+    def run(self, *arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "services.engine", "--port", "0", *arguments],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def test_help_explains_every_flag(self):
+        result = self.run("--help")
+        assert result.returncode == 0
+        assert "Tokens in one block of the KV cache." in result.stdout
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("--block-size", "0"), "octavo engine: --block-size is '0': Input should be greater"),
+            (("--model", "/nowhere"), "octavo engine: /nowhere is not a folder"),
+            (("--max-model-len", "99999"), "octavo engine: --max-model-len is 99999; the model's"),
+        ],
+    )
+    def test_a_wrong_value_is_one_clear_line(self, arguments, message):
+        result = self.run(*arguments)
+        assert result.returncode == 2
+        assert result.stderr.startswith(message)
+        assert result.stderr.count("\n") == 1
+
+    def test_a_checkpoint_that_cannot_be_loaded_ends_the_engine_with_the_reason(self, tmp_path):
+        for path in TINY_CHECKPOINT.iterdir():
+            if path.suffix != ".safetensors":
+                (tmp_path / path.name).write_bytes(path.read_bytes())
+        (tmp_path / "model.safetensors").write_bytes(b"not weights")
+        result = self.run("--model", str(tmp_path), "--log-format", "json")
+        assert result.returncode == 1
+        (line,) = [line for line in result.stderr.splitlines() if "engine_start_failed" in line]
+        assert "safetensors" in json.loads(line)["error"]

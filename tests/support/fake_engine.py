@@ -1,0 +1,280 @@
+"""An engine service in this process that speaks the session protocol with scripted tokens."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Self
+
+import grpc
+import numpy as np
+
+from protos.common.v1.failure_pb2 import Failure
+from protos.common.v1.sampling_pb2 import (
+    FinishReason,
+    PositionLogprobs,
+    SamplingParams,
+    TokenLogprob,
+    Usage,
+)
+from protos.engine.v1 import engine_pb2, engine_pb2_grpc
+from services.frontend.engine_client.tokenizer_files import tokenizer_sha256
+from tests.support.byte_tokenizer import reference_tokenizer, tokenizer_files
+
+EOS_TOKEN_ID = 1
+"""<|im_end|> of the byte tokenizer."""
+HEARTBEAT_INTERVAL_S = 0.02
+
+Script = Callable[[list[int]], list[int]]
+"""From a prompt's tokens to the output's; an output that ends with EOS_TOKEN_ID stops."""
+
+
+def says(text: str, *, eos: bool = True) -> Script:
+    """A script that answers everything with one text."""
+    tokens = reference_tokenizer().encode(text).ids + ([EOS_TOKEN_ID] if eos else [])
+    return lambda prompt: tokens
+
+
+@dataclass(slots=True)
+class _Live:
+    submit: engine_pb2.Submit
+    prompt: list[int]
+    tokens: list[int]
+    num_sent: int = 0
+
+
+@dataclass
+class FakeEngine:
+    """Serves scripted requests, one token of each per step, and notes what it was told.
+
+    `pause` holds all tokens back until `resume`, `mute` ends heartbeats and tokens while the
+    connection stays, `die` breaks every connection at once.
+    """
+
+    script: Script = field(default_factory=lambda: says("hello world"))
+    engine_id: str = "engine-1"
+    model: str = "fake"
+    max_model_len: int = 512
+    vocab_size: int = 512
+    files: dict[str, bytes] = field(default_factory=tokenizer_files)
+    credit_window: int = 8
+    rejection: Failure | None = None
+    """Answer to every submit, when set."""
+    failure: Failure | None = None
+    """How requests end instead of finishing, when set."""
+    is_ready: bool = True
+    tokens_per_step: int = 1
+
+    submits: list[engine_pb2.Submit] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    """Request ids of live requests that were aborted."""
+    steps_read: int = 0
+    steps_sent: int = 0
+    num_sessions: int = 0
+    address: str = ""
+
+    def __post_init__(self) -> None:
+        self._running = asyncio.Event()
+        self._running.set()
+        self._is_muted = False
+        self._is_draining = False
+        self.live: dict[int, _Live] = {}
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.die()
+
+    async def start(self, port: int = 0) -> None:
+        """Listens on loopback."""
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        engine_pb2_grpc.add_EngineServiceServicer_to_server(_Servicer(self), self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        self.address = f"127.0.0.1:{self.port}"
+        await self._server.start()
+
+    async def die(self) -> None:
+        """Breaks every connection."""
+        await self._server.stop(None)
+        self.live.clear()
+
+    def pause(self) -> None:
+        """Holds tokens back."""
+        self._running.clear()
+
+    def resume(self) -> None:
+        """Lets tokens flow again."""
+        self._running.set()
+
+    def mute(self) -> None:
+        """Says nothing more, not even heartbeats."""
+        self._is_muted = True
+
+    def unmute(self) -> None:
+        """Speaks again on new sessions."""
+        self._is_muted = False
+
+    def drain(self) -> None:
+        """Announces that no more requests are taken."""
+        self._is_draining = True
+
+    # The session, from here on.
+
+    async def talk(self, context: grpc.aio.ServicerContext) -> None:
+        hello = await context.read()
+        assert hello.hello.frontend_id
+        if self._is_muted:
+            await asyncio.Event().wait()
+        await context.write(engine_pb2.EngineMessage(hello=self._hello()))
+        self.num_sessions += 1
+        self.steps_sent = self.steps_read = 0
+        outgoing: asyncio.Queue[engine_pb2.EngineMessage] = asyncio.Queue()
+        tasks = [
+            asyncio.create_task(self._listen(context, outgoing)),
+            asyncio.create_task(self._beat(outgoing)),
+            asyncio.create_task(self._step(outgoing)),
+        ]
+        try:
+            while True:
+                message = await outgoing.get()
+                if not self._is_muted:
+                    await context.write(message)
+        finally:
+            for task in tasks:
+                task.cancel()
+            self.num_sessions -= 1
+            self.live.clear()
+
+    async def _listen(
+        self,
+        context: grpc.aio.ServicerContext,
+        outgoing: asyncio.Queue[engine_pb2.EngineMessage],
+    ) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            kind = message.WhichOneof("message")
+            if kind == "submit":
+                outgoing.put_nowait(self._take(message.submit))
+            elif kind == "abort":
+                self._abort(message.abort, outgoing)
+            else:
+                self.steps_read = message.credit.steps_read
+
+    def _hello(self) -> engine_pb2.EngineHello:
+        return engine_pb2.EngineHello(
+            engine_id=self.engine_id,
+            model=self.model,
+            credit_window=self.credit_window,
+            heartbeat_interval_ms=int(HEARTBEAT_INTERVAL_S * 1000),
+        )
+
+    def _take(self, submit: engine_pb2.Submit) -> engine_pb2.EngineMessage:
+        self.submits.append(submit)
+        if self.rejection is not None:
+            rejected = engine_pb2.Rejected(handle=submit.handle, failure=self.rejection)
+            return engine_pb2.EngineMessage(rejected=rejected)
+        prompt = np.frombuffer(submit.prompt_token_ids, "<u4").tolist()
+        tokens = self.script(prompt)
+        if submit.sampling.HasField("max_tokens"):
+            tokens = tokens[: submit.sampling.max_tokens]
+        self.live[submit.handle] = _Live(submit, prompt, tokens)
+        return engine_pb2.EngineMessage(admitted=engine_pb2.Admitted(handle=submit.handle))
+
+    def _abort(
+        self, abort: engine_pb2.Abort, outgoing: asyncio.Queue[engine_pb2.EngineMessage]
+    ) -> None:
+        step = engine_pb2.StepOutput()
+        for handle in abort.handles:
+            if live := self.live.pop(handle, None):
+                self.aborted.append(live.submit.request_id)
+                step.finished.append(_finished(live, FinishReason.FINISH_REASON_ABORTED))
+        self.steps_sent += 1
+        outgoing.put_nowait(engine_pb2.EngineMessage(step=step))
+
+    async def _beat(self, outgoing: asyncio.Queue[engine_pb2.EngineMessage]) -> None:
+        has_announced_drain = False
+        while True:
+            ready = self.is_ready and not self._is_draining
+            heartbeat = engine_pb2.Heartbeat(ready=ready, num_running=len(self.live))
+            outgoing.put_nowait(engine_pb2.EngineMessage(heartbeat=heartbeat))
+            if self._is_draining and not has_announced_drain:
+                has_announced_drain = True
+                outgoing.put_nowait(engine_pb2.EngineMessage(draining=engine_pb2.Draining()))
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+
+    async def _step(self, outgoing: asyncio.Queue[engine_pb2.EngineMessage]) -> None:
+        while True:
+            await self._running.wait()
+            if self.live and self.steps_sent - self.steps_read < self.credit_window:
+                self.steps_sent += 1
+                outgoing.put_nowait(engine_pb2.EngineMessage(step=self._make_step()))
+            await asyncio.sleep(0.001)
+
+    def _make_step(self) -> engine_pb2.StepOutput:
+        step = engine_pb2.StepOutput()
+        handles, counts, tokens = [], [], []
+        for handle, live in list(self.live.items()):
+            new = live.tokens[live.num_sent : live.num_sent + self.tokens_per_step]
+            live.num_sent += len(new)
+            handles.append(handle)
+            counts.append(len(new))
+            tokens += new
+            if live.submit.sampling.HasField("logprobs"):
+                step.logprobs.add(handle=handle, positions=[_logprob(token) for token in new])
+            if live.num_sent >= len(live.tokens):
+                del self.live[handle]
+                step.finished.append(self._ending(live))
+        step.handles = np.array(handles, "<u4").tobytes()
+        step.num_tokens = np.array(counts, "<u4").tobytes()
+        step.token_ids = np.array(tokens, "<u4").tobytes()
+        return step
+
+    def _ending(self, live: _Live) -> engine_pb2.Finished:
+        if self.failure is not None:
+            return engine_pb2.Finished(handle=live.submit.handle, failure=self.failure)
+        if live.tokens[-1] != EOS_TOKEN_ID:
+            return _finished(live, FinishReason.FINISH_REASON_LENGTH)
+        finished = _finished(live, FinishReason.FINISH_REASON_STOP)
+        finished.stop_token_id = EOS_TOKEN_ID
+        return finished
+
+
+def _finished(live: _Live, reason: FinishReason) -> engine_pb2.Finished:
+    usage = Usage(prompt_tokens=len(live.prompt), cached_tokens=2, output_tokens=live.num_sent)
+    return engine_pb2.Finished(handle=live.submit.handle, finish_reason=reason, usage=usage)
+
+
+def _logprob(token_id: int) -> PositionLogprobs:
+    return PositionLogprobs(chosen=TokenLogprob(token_id=token_id, logprob=-0.5))
+
+
+class _Servicer(engine_pb2_grpc.EngineServiceServicer):
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+
+    async def Session(  # noqa: N802
+        self, messages: object, context: grpc.aio.ServicerContext
+    ) -> None:
+        await self._engine.talk(context)
+
+    async def GetModelInfo(  # noqa: N802
+        self, request: engine_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext
+    ) -> engine_pb2.GetModelInfoResponse:
+        return engine_pb2.GetModelInfoResponse(
+            model=self._engine.model,
+            architecture="FakeForCausalLM",
+            max_model_len=self._engine.max_model_len,
+            vocab_size=self._engine.vocab_size,
+            eos_token_ids=[EOS_TOKEN_ID],
+            default_sampling=SamplingParams(temperature=0.5),
+            tokenizer_sha256=tokenizer_sha256(self._engine.files),
+            engine_id=self._engine.engine_id,
+        )
+
+    async def GetTokenizer(  # noqa: N802
+        self, request: engine_pb2.GetTokenizerRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[engine_pb2.GetTokenizerResponse]:
+        for name, content in sorted(self._engine.files.items()):
+            for start in range(0, max(1, len(content)), 1000):
+                part = content[start : start + 1000]
+                yield engine_pb2.GetTokenizerResponse(file_name=name, content=part)

@@ -1,0 +1,379 @@
+"""A worker without a model, for tests of everything around it.
+
+`FakeWorker` keeps the tables of a real worker and models the content of the KV cache: what is
+written for a position is a hash of all tokens up to it, as keys and values of a transformer depend
+on all tokens before them. Before a request attends, every slot that it reads is compared with what
+its own tokens dictate, so a wrong, stale or overwritten block raises WorkerViolationError in the
+step that reads it. The next token is a hash of all tokens so far and the seed: a request's output
+does not depend on what else runs, and `expected_output` tells it without a worker.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from protos.engine.v1.worker_pb2 import WorkerReady
+from services.engine.batch import (
+    BatchDescriptor,
+    RowAssignment,
+    RowSampling,
+    StepResult,
+    read_int32,
+    step_result,
+)
+from services.engine.config import EngineConfig
+from services.engine.request import SamplingParams
+from services.engine.worker.executor import WorkerDiedError
+
+NULL_BLOCK = 0
+VOCAB_SIZE = 1000
+_MASK = 2**64 - 1
+_UNKNOWN = -1
+
+
+class WorkerViolationError(Exception):
+    """A descriptor broke the contract between scheduler and worker."""
+
+
+def expected_output(
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    max_output: int | None = None,
+    vocab_size: int = VOCAB_SIZE,
+) -> list[int]:
+    """Returns the tokens that a prompt leads to when it runs alone, the end token included."""
+    key = 0
+    for token_id in prompt:
+        key = _extend(key, token_id)
+    output: list[int] = []
+    limit = sampling.max_tokens if max_output is None else min(max_output, sampling.max_tokens)
+    while len(output) < limit:
+        forbidden = sampling.end_token_ids if len(output) < sampling.min_tokens else frozenset()
+        token_id = _choose(key, sampling.seed, forbidden, vocab_size)
+        output.append(token_id)
+        if token_id in sampling.end_token_ids:
+            break
+        key = _extend(key, token_id)
+    return output
+
+
+class FakeWorker:
+    """Runs steps as a worker would, one at a time and in order."""
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int = VOCAB_SIZE,
+    ) -> None:
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._last_step_id = 0
+        blocks_per_row = -(-max_model_len // block_size)
+        self._tokens = np.full((max_num_seqs, max_model_len), _UNKNOWN, np.int32)
+        self._block_table = np.full((max_num_seqs, blocks_per_row), NULL_BLOCK, np.int32)
+        self._kv = np.zeros((num_blocks, block_size), np.uint64)
+        # What the cache must hold for each row and position; computed up to _num_keys[row].
+        self._keys = np.zeros((max_num_seqs, max_model_len), np.uint64)
+        self._num_keys = [0] * max_num_seqs
+        self._num_known = [0] * max_num_seqs
+        self._num_computed: list[int | None] = [None] * max_num_seqs
+        self._num_prompt = [0] * max_num_seqs
+        self._sampling: list[RowSampling] = [RowSampling() for _ in range(max_num_seqs)]
+
+    def execute(self, descriptor: BatchDescriptor) -> StepResult:
+        """Runs one step.
+
+        Raises:
+            WorkerViolationError: the descriptor is inconsistent, or a request would read a slot
+                that does not hold the keys and values of its own tokens.
+        """
+        _require(
+            descriptor.step_id == self._last_step_id + 1,
+            f"step {descriptor.step_id} follows step {self._last_step_id}",
+        )
+        self._last_step_id = descriptor.step_id
+        for assignment in descriptor.row_assignments:
+            self._assign(assignment)
+        self._update_block_table(descriptor)
+        rows, starts, ends = self._read_layout(descriptor)
+        # All of a step's keys and values are written before any of its queries attends, layer by
+        # layer, so a request may share blocks with one that computes them in the same step.
+        self._write(rows, starts, ends)
+        for row, end in zip(rows, ends, strict=True):
+            self._check_reads(row, end)
+        return self._sample(descriptor, rows, ends)
+
+    def _assign(self, assignment: RowAssignment) -> None:
+        row, token_ids = assignment.row, read_int32(assignment.token_ids)
+        _require(row < len(self._tokens), f"row {row} does not exist")
+        _require(0 < assignment.num_prompt_tokens <= len(token_ids), "a prompt token is missing")
+        self._tokens[row] = _UNKNOWN
+        self._tokens[row, : len(token_ids)] = token_ids
+        self._block_table[row] = NULL_BLOCK
+        self._num_keys[row] = 0
+        self._num_known[row] = len(token_ids)
+        self._num_computed[row] = None
+        self._num_prompt[row] = assignment.num_prompt_tokens
+        self._sampling[row] = assignment.sampling
+
+    def _update_block_table(self, descriptor: BatchDescriptor) -> None:
+        updates = descriptor.attn_metadata.block_table_updates
+        ids = read_int32(updates.block_ids)
+        columns = (read_int32(data) for data in (updates.rows, updates.offsets, updates.counts))
+        position = 0
+        for row, offset, count in zip(*columns, strict=True):
+            new = ids[position : position + count]
+            _require(len(new) == count > 0, "block ids are missing")
+            _require(bool(np.all(new > NULL_BLOCK)), "the null block was handed out")
+            _require(bool(np.all(new < len(self._kv))), "a block does not exist")
+            _require(offset == 0 or self._block_table[row, offset - 1] != NULL_BLOCK, "a gap")
+            self._block_table[row, offset : offset + count] = new
+            position += count
+        _require(position == len(ids), "block ids are left over")
+
+    def _read_layout(self, descriptor: BatchDescriptor) -> tuple[list[int], list[int], list[int]]:
+        """Returns rows, first query positions and sequence lengths after checking them."""
+        attention, context = descriptor.attn_metadata, descriptor.context
+        bounds = read_int32(attention.query_start_loc)
+        seq_lens = read_int32(attention.seq_lens)
+        rows = read_int32(attention.row_ids)
+        q_lens = np.diff(bounds)
+        starts = seq_lens - q_lens
+        _require(len(rows) == len(seq_lens) == len(q_lens) == context.batch_size > 0, "batch_size")
+        _require(len(set(rows.tolist())) == len(rows), "a row comes twice")
+        _require(bounds[0] == 0 and bool(np.all(q_lens > 0)), "query_start_loc is not rising")
+        _require(bool(np.all(starts >= 0)), "a query is longer than its sequence")
+        _require(context.num_tokens == bounds[-1], "num_tokens is not the last query_start_loc")
+        _require(context.max_q_len == attention.max_seqlen_q == q_lens.max(), "max_seqlen_q")
+        _require(attention.max_seqlen_k == seq_lens.max(), "max_seqlen_k")
+        _require(context.graph_bs >= context.batch_size, "graph_bs is less than batch_size")
+        prompt_lens = np.array([self._num_prompt[row] for row in rows])
+        is_prefill = bool(np.any((starts < prompt_lens) | (q_lens > 1)))
+        _require(context.is_prefill == is_prefill, "is_prefill")
+        for row, start, end in zip(rows.tolist(), starts.tolist(), seq_lens.tolist(), strict=True):
+            _require(end <= self._num_known[row], f"row {row} has no token {end - 1}")
+            computed = self._num_computed[row]
+            _require(computed in (None, start), f"row {row} goes on at {start}, not {computed}")
+            self._num_computed[row] = end
+        return rows.tolist(), starts.tolist(), seq_lens.tolist()
+
+    def _write(self, rows: list[int], starts: list[int], ends: list[int]) -> None:
+        flat = self._kv.reshape(-1)
+        written: set[int] = set()
+        for row, start, end in zip(rows, starts, ends, strict=True):
+            keys = self._row_keys(row, end)
+            slots = self._slots(row, start, end)
+            _require(bool(np.all(slots >= self._block_size)), f"row {row} writes the null block")
+            _require(written.isdisjoint(slots.tolist()), f"row {row} writes another row's slot")
+            written.update(slots.tolist())
+            flat[slots] = keys[start:end]
+
+    def _check_reads(self, row: int, end: int) -> None:
+        held = self._kv.reshape(-1)[self._slots(row, 0, end)]
+        wrong = np.flatnonzero(held != self._row_keys(row, end)[:end])
+        _require(
+            not len(wrong), f"row {row} would read foreign keys and values at {wrong.tolist()}"
+        )
+
+    def _sample(self, descriptor: BatchDescriptor, rows: list[int], ends: list[int]) -> StepResult:
+        indices = read_int32(descriptor.sampling.sample_indices).tolist()
+        _require(indices == sorted(set(indices)), "sample_indices are not ascending")
+        due = [i for i, row in enumerate(rows) if ends[i] == self._num_known[row]]
+        _require(indices == due, f"{indices} sample, but {due} end at their last known token")
+        tokens: list[int] = []
+        for i in indices:
+            row, end = rows[i], ends[i]
+            _require(end < self._tokens.shape[1], f"row {row} is full")
+            token_id = self._next_token(row, end)
+            self._tokens[row, end] = token_id
+            self._num_known[row] = end + 1
+            tokens.append(token_id)
+        sampling = descriptor.sampling
+        params = [self._sampling[rows[i]] for i in indices]
+        _require(sampling.all_greedy == all(p.temperature == 0 for p in params), "all_greedy")
+        _require(
+            sampling.needs_logit_edits == any(map(self._edits_logits, (rows[i] for i in indices))),
+            "needs_logit_edits",
+        )
+        wanted = max((p.num_logprobs for p in params), default=-1)
+        _require(sampling.needs_logprobs == (wanted >= 0), "needs_logprobs")
+        if wanted < 0:
+            return step_result(descriptor.step_id, tokens, elapsed_us=1)
+        ranks = np.arange(wanted)
+        return step_result(
+            descriptor.step_id,
+            tokens,
+            logprobs=[-0.5] * len(tokens),
+            top_token_ids=(np.array(tokens)[:, None] + ranks) % self._vocab_size,
+            top_logprobs=np.tile(-0.5 - ranks, (len(tokens), 1)),
+            elapsed_us=1,
+        )
+
+    def _next_token(self, row: int, end: int) -> int:
+        sampling = self._sampling[row]
+        forbidden: frozenset[int] = frozenset()
+        if end - self._num_prompt[row] < sampling.min_tokens:
+            forbidden = frozenset(read_int32(sampling.end_token_ids).tolist())
+        key = int(self._row_keys(row, end)[end - 1])
+        return _choose(key, sampling.seed, forbidden, self._vocab_size)
+
+    def _edits_logits(self, row: int) -> bool:
+        """Whether the logits that led to the row's newest token had to be changed."""
+        sampling = self._sampling[row]
+        num_output = self._num_known[row] - 1 - self._num_prompt[row]
+        return bool(
+            sampling.repetition_penalty != 1
+            or sampling.frequency_penalty
+            or sampling.presence_penalty
+            or sampling.bias_token_ids
+            or (sampling.end_token_ids and num_output < sampling.min_tokens)
+        )
+
+    def _row_keys(self, row: int, end: int) -> np.ndarray:
+        """Returns what the cache must hold for the row's tokens; valid up to `end`."""
+        first = self._num_keys[row]
+        if first < end:
+            key = int(self._keys[row, first - 1]) if first else 0
+            for position in range(first, end):
+                key = _extend(key, int(self._tokens[row, position]))
+                self._keys[row, position] = key
+            self._num_keys[row] = end
+        return self._keys[row]
+
+    def _slots(self, row: int, start: int, end: int) -> np.ndarray:
+        positions = np.arange(start, end)
+        blocks = self._block_table[row, positions // self._block_size].astype(np.int64)
+        return blocks * self._block_size + positions % self._block_size
+
+
+class FakeExecutor:
+    """Stands in for WorkerExecutor: a FakeWorker behind the same asynchronous interface.
+
+    A test can end it with die(), freeze it with hang() and thaw it with resume().
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        num_blocks: int = 64,
+        max_model_len: int = 256,
+        vocab_size: int = VOCAB_SIZE,
+        step_time_s: float = 0.0,
+        start_error: str | None = None,
+    ) -> None:
+        """Stands ready to start.
+
+        Args:
+            config: limits; its own num_kv_blocks and max_model_len win over the arguments.
+            num_blocks: blocks of the KV cache, the null block included.
+            max_model_len: most tokens of a request.
+            vocab_size: sampled tokens are below this.
+            step_time_s: how long a step takes.
+            start_error: makes start() fail with this reason, until it is set to None.
+        """
+        self._config = config
+        self._num_blocks = config.num_kv_blocks or num_blocks
+        self._max_model_len = config.max_model_len or max_model_len
+        self._vocab_size = vocab_size
+        self._step_time_s = step_time_s
+        self.start_error = start_error
+        self._worker: FakeWorker | None = None
+        self._sent: deque[BatchDescriptor] = deque()
+        self._death: str | None = None
+        self._is_hung = False
+        self._wake = asyncio.Event()
+        self.num_starts = 0
+
+    @property
+    def pid(self) -> int | None:
+        """A process id while the worker lives; no such process exists."""
+        return None if self._worker is None else 2**22 + self.num_starts
+
+    async def start(self, on_progress: Callable[[str], None] | None = None) -> WorkerReady:
+        """Starts a fresh worker, with an empty cache."""
+        self.num_starts += 1
+        if on_progress is not None:
+            on_progress("loading weights")
+        if self.start_error is not None:
+            raise WorkerDiedError(self.start_error)
+        self._worker = FakeWorker(
+            max_num_seqs=self._config.max_num_seqs,
+            max_model_len=self._max_model_len,
+            num_blocks=self._num_blocks,
+            block_size=self._config.block_size,
+            vocab_size=self._vocab_size,
+        )
+        self._sent.clear()
+        self._death = None
+        self._is_hung = False
+        return WorkerReady(
+            num_blocks=self._num_blocks,
+            block_bytes=8 * self._config.block_size,
+            num_parameters=1,
+            device_name="cpu",
+            dtype="float32",
+        )
+
+    def send(self, descriptor: BatchDescriptor) -> None:
+        """Queues a step, as the bytes that would travel."""
+        self._sent.append(BatchDescriptor.FromString(descriptor.SerializeToString()))
+        self._wake.set()
+
+    async def receive(self) -> StepResult:
+        """Runs the oldest step and returns its result; waits for one if there is none."""
+        while self._death is None and (self._is_hung or not self._sent):
+            self._wake.clear()
+            await self._wake.wait()
+        if self._death is None:
+            await asyncio.sleep(self._step_time_s)
+        if self._death is not None:
+            raise WorkerDiedError(self._death)
+        assert self._worker is not None
+        return self._worker.execute(self._sent.popleft())
+
+    async def stop(self) -> None:
+        """Ends the worker."""
+        self._worker = None
+        self.die("the worker was stopped")
+
+    def die(self, reason: str = "the worker died") -> None:
+        """Makes every receive() fail from now on, until the next start."""
+        self._death = reason
+        self._wake.set()
+
+    def hang(self) -> None:
+        """Makes receive() wait for ever, or until resume()."""
+        self._is_hung = True
+
+    def resume(self) -> None:
+        """Ends hang()."""
+        self._is_hung = False
+        self._wake.set()
+
+
+def _extend(key: int, token_id: int) -> int:
+    """Mixes one more token into a prefix (splitmix64, Steele et al. 2014); never returns 0."""
+    mixed = (key + (token_id + 1) * 0x9E3779B97F4A7C15) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return (mixed ^ (mixed >> 31)) or 1
+
+
+def _choose(key: int, seed: int, forbidden: frozenset[int], vocab_size: int) -> int:
+    token_id = _extend(key, seed) % vocab_size
+    while token_id in forbidden:
+        token_id = (token_id + 1) % vocab_size
+    return token_id
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise WorkerViolationError(message)

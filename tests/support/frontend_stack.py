@@ -1,0 +1,43 @@
+"""A frontend in this process, in front of a fake engine, with a client's stub."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+
+from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
+from services.frontend.config import FrontendConfig
+from services.frontend.server import FrontendServer
+from tests.support.fake_engine import FakeEngine
+from tests.support.waiting import until
+
+
+@dataclass
+class FrontendStack:
+    """What a test of the frontend touches."""
+
+    engine: FakeEngine
+    server: FrontendServer
+    channel: grpc.aio.Channel
+    stub: FrontendServiceStub
+    address: str
+
+
+@asynccontextmanager
+async def frontend_stack(
+    engine: FakeEngine, *, wait_ready: bool = True, **config: object
+) -> AsyncIterator[FrontendStack]:
+    """Starts a frontend of `engine`, which must be listening, and connects a client to it."""
+    settings = {"port": 0, "engine_address": engine.address, **config}
+    server = FrontendServer(FrontendConfig(**settings))
+    port = await server.start()
+    address = f"127.0.0.1:{port}"
+    try:
+        async with grpc.aio.insecure_channel(address) as channel:
+            stack = FrontendStack(engine, server, channel, FrontendServiceStub(channel), address)
+            if wait_ready:
+                await until(lambda: server.engine.is_ready)
+            yield stack
+    finally:
+        await server.close()

@@ -1,0 +1,134 @@
+"""Runs a model over batches of sequences through a paged cache with scattered blocks.
+
+The worker's part of a forward pass in its plainest form, for tests of model code.
+"""
+
+import random
+from dataclasses import dataclass, field
+
+import torch
+
+from models.forward_context import Context, ForwardContext, KVCacheData, forward_context
+from models.layers.decoder import CausalLM
+from models.ops.attention_metadata import build_attention_metadata
+
+POISON = 1e4
+"""What unwritten cache entries hold: finite, as a cache must be, but reading one spoils results."""
+
+
+@dataclass
+class Sequence:
+    """One sequence: its tokens, its row, and how many of its tokens the cache holds."""
+
+    row: int
+    token_ids: list[int]
+    num_cached: int = 0
+    block_ids: list[int] = field(default_factory=list)
+
+
+class PagedRunner:
+    """Owns a cache and a block table, and computes chunks of sequences.
+
+    Blocks and rows are handed out in random order, so that nothing is contiguous by luck.
+    """
+
+    def __init__(
+        self, model: CausalLM, *, num_blocks=64, block_size=4, num_rows=16, device="cpu", seed=0
+    ):
+        config = model.config
+        num_kv_heads = model.model.layers[0].self_attn.qkv_proj.num_kv_heads  # this rank's
+        shape = (num_blocks, block_size, num_kv_heads, config.head_dim)
+        dtype = model.lm_head.weight.dtype
+
+        def make_cache():
+            return torch.full(shape, POISON, dtype=dtype, device=device)
+
+        self.model = model
+        self.device = device
+        self.block_size = block_size
+        self.kv_caches = [
+            KVCacheData(k=make_cache(), v=make_cache()) for _ in range(config.num_hidden_layers)
+        ]
+        self.block_table = torch.zeros(num_rows, num_blocks, dtype=torch.int32, device=device)
+        order = random.Random(seed)
+        self._free_blocks = order.sample(range(1, num_blocks), num_blocks - 1)
+        self._free_rows = order.sample(range(num_rows), num_rows)
+
+    def add(self, token_ids: list[int]) -> Sequence:
+        """Takes a row for a new sequence of which nothing is computed yet."""
+        return Sequence(self._free_rows.pop(), list(token_ids))
+
+    def step(self, chunks: list[tuple[Sequence, int]]) -> list[torch.Tensor]:
+        """Computes the next n tokens of each sequence in one forward pass.
+
+        Returns each chunk's logits, [n, vocab].
+        """
+        for sequence, num_tokens in chunks:
+            self._grow(sequence, sequence.num_cached + num_tokens)
+        input_ids, context = self.prepare(chunks)
+        with forward_context(context), torch.inference_mode():
+            hidden = self.model(input_ids, context.context.positions)
+            logits = self.model.compute_logits(hidden)
+        for sequence, num_tokens in chunks:
+            sequence.num_cached += num_tokens
+        return list(logits.split([num_tokens for _, num_tokens in chunks]))
+
+    def run(self, sequence: Sequence, chunk_size: int) -> torch.Tensor:
+        """Computes a whole sequence alone, in chunks; returns its logits, [length, vocab]."""
+        pieces = []
+        while remaining := len(sequence.token_ids) - sequence.num_cached:
+            pieces += self.step([(sequence, min(chunk_size, remaining))])
+        return torch.cat(pieces)
+
+    def prepare(self, chunks: list[tuple[Sequence, int]]) -> tuple[torch.Tensor, ForwardContext]:
+        """Returns the input ids and the forward context of a step."""
+        lengths = [num_tokens for _, num_tokens in chunks]
+        starts = [0]
+        for length in lengths:
+            starts.append(starts[-1] + length)
+        spans = [range(s.num_cached, s.num_cached + n) for s, n in chunks]
+        token_ids = [
+            s.token_ids[i] for (s, _), span in zip(chunks, spans, strict=True) for i in span
+        ]
+        positions = self._tensor([i for span in spans for i in span], torch.int64)
+        seq_lens = [span.stop for span in spans]
+        metadata = build_attention_metadata(
+            query_start_loc=self._tensor(starts),
+            seq_lens=self._tensor(seq_lens),
+            row_ids=self._tensor([s.row for s, _ in chunks]),
+            block_table=self.block_table,
+            positions=positions,
+            token_request=self._tensor([r for r, n in enumerate(lengths) for _ in range(n)]),
+            block_size=self.block_size,
+            max_seqlen_q=max(lengths),
+            max_seqlen_k=max(seq_lens),
+        )
+        shape = Context(
+            positions=positions,
+            is_prefill=max(lengths) > 1,
+            batch_size=len(chunks),
+            graph_bs=len(chunks),
+            num_tokens=starts[-1],
+            max_q_len=max(lengths),
+        )
+        context = ForwardContext(
+            context=shape, attn_metadata=metadata, kv_cache_data=self.kv_caches
+        )
+        return self._tensor(token_ids), context
+
+    def cached(self, sequence: Sequence, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns a sequence's cached keys and values of one layer, each [n, Hk, D]."""
+        slots = [
+            sequence.block_ids[i // self.block_size] * self.block_size + i % self.block_size
+            for i in range(sequence.num_cached)
+        ]
+        cache = self.kv_caches[layer]
+        return cache.k.flatten(0, 1)[slots], cache.v.flatten(0, 1)[slots]
+
+    def _grow(self, sequence: Sequence, num_tokens: int) -> None:
+        while len(sequence.block_ids) * self.block_size < num_tokens:
+            self.block_table[sequence.row, len(sequence.block_ids)] = self._free_blocks[-1]
+            sequence.block_ids.append(self._free_blocks.pop())
+
+    def _tensor(self, values: list[int], dtype=torch.int32) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.device)

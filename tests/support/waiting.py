@@ -1,0 +1,11 @@
+"""Waiting for something to become true, without a guess at how long it takes."""
+
+import asyncio
+from collections.abc import Callable
+
+
+async def until(condition: Callable[[], object], *, timeout_s: float = 10) -> None:
+    """Returns once `condition()` holds; TimeoutError when it does not in time."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110  many conditions have no event
+            await asyncio.sleep(0.002)

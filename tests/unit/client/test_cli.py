@@ -1,0 +1,180 @@
+"""The command line against a frontend that echoes, and its messages for people."""
+
+import io
+import json
+
+import pytest
+
+from services.client.cli import main
+from tests.support.fake_frontend import fake_frontend_in_thread
+from tests.support.processes import free_port
+
+COMMANDS = ["chat", "generate", "tokenize", "models", "serve", "demo", "stats", "health"]
+
+
+@pytest.fixture(scope="module")
+def frontend():
+    with fake_frontend_in_thread() as fake:
+        yield fake
+
+
+@pytest.fixture
+def octavo(frontend, monkeypatch, capsys):
+    """Runs a command line and returns its exit code, output and error output."""
+    monkeypatch.setenv("OCTAVO_FRONTEND", frontend.address)
+
+    def run(*arguments: str, stdin: str = ""):
+        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        with pytest.raises(SystemExit) as exited:
+            main(arguments)
+        captured = capsys.readouterr()
+        return exited.value.code or 0, captured.out, captured.err
+
+    return run
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "bench serving"])
+def test_help_of_every_command_explains_itself(octavo, command):
+    code, out, _ = octavo(*command.split(), "--help")
+    assert code == 0
+    assert "Usage:" in out
+    assert "Example" in out or command == "models"
+
+
+def test_help_lists_every_command(octavo):
+    _, out, _ = octavo("--help")
+    assert [name for name in [*COMMANDS, "engine", "frontend", "bench"] if name not in out] == []
+
+
+def test_generate_writes_the_text_and_tells_its_cost_on_standard_error(octavo):
+    code, out, err = octavo("generate", "one two three", "--max-tokens", "2")
+    assert (code, out) == (0, "one two\n")
+    assert "3 prompt tokens (1 cached), 2 output tokens, finish reason length" in err
+
+
+def test_generate_reads_standard_input(octavo):
+    _, out, _ = octavo("generate", stdin="from a pipe")
+    assert out == "from a pipe\n"
+
+
+def test_generate_passes_every_flag_that_is_given_and_no_other(octavo, frontend):
+    flags = "--temperature 0 --top-k 5 --stop x --stop y --no-ignore-eos --seed 7 --priority 2"
+    octavo("generate", "a", *flags.split(), "--stop-token-ids", "9")
+    sent = frontend.options[-1]
+    fields = {field.name: value for field, value in sent.sampling.ListFields()}
+    assert fields == {
+        "temperature": 0, "top_k": 5, "ignore_eos": False, "seed": 7, "stop_token_ids": [9],
+    }  # fmt: skip
+    assert list(sent.stop) == ["x", "y"]
+    assert sent.priority == 2
+
+
+def test_generate_json_is_one_object_per_chunk(octavo):
+    _, out, _ = octavo("generate", "one two", "--json", "--logprobs", "1")
+    chunks = [json.loads(line) for line in out.splitlines()]
+    assert [chunk["token_ids"] for chunk in chunks] == [[3], [3], []]
+    assert chunks[0]["logprobs"][0]["chosen"]["logprob"] == -0.5
+    assert chunks[-1]["finish_reason"] == "stop"
+
+
+def test_chat_with_a_message_answers_once(octavo, frontend):
+    code, out, _ = octavo("chat", "hello", "--system", "be kind")
+    assert (code, out) == (0, "hello\n")
+    assert frontend.conversations[-1] == [("system", "be kind"), ("user", "hello")]
+
+
+def test_a_conversation_keeps_its_history_until_it_is_reset(octavo, frontend):
+    frontend.conversations.clear()
+    lines = ["one", "two", "/system be brief", "/reset", "three", "/quit", "never asked"]
+    code, out, _ = octavo("chat", stdin="\n".join(lines))
+    assert (code, out) == (0, "one\ntwo\nthree\n")
+    assert frontend.conversations == [
+        [("user", "one")],
+        [("user", "one"), ("assistant", "one"), ("user", "two")],
+        [("system", "be brief"), ("user", "three")],
+    ]
+
+
+def test_a_failed_turn_is_taken_back_and_the_conversation_goes_on(octavo, frontend):
+    frontend.conversations.clear()
+    _, out, err = octavo("chat", stdin="FAIL\nfine\n")
+    assert out == "fine\n"
+    assert "the queue is full" in err
+    assert frontend.conversations[-1] == [("user", "fine")]
+
+
+def test_an_unknown_slash_command_shows_the_known_ones(octavo):
+    _, out, err = octavo("chat", stdin="/help\n")
+    assert out == ""
+    assert "/reset" in err
+
+
+def test_ctrl_c_at_the_prompt_gives_a_new_prompt(octavo, monkeypatch):
+    typed = iter([KeyboardInterrupt(), "still here", EOFError()])
+
+    def type_next(prompt: str) -> str:
+        item = next(typed)
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    monkeypatch.setattr("builtins.input", type_next)
+    code, out, _ = octavo("chat")
+    assert (code, out) == (0, "still here\n")
+
+
+def test_tokenize_shows_ids_and_tokens(octavo):
+    _, out, _ = octavo("tokenize", "one [bold]three")
+    assert "'one'" in out
+    assert "' [bold]three'" in out
+
+
+def test_tokenize_ids_is_one_line_for_scripts(octavo):
+    _, out, _ = octavo("tokenize", "--chat", "--ids", "hi")
+    assert out == "4 2\n"
+
+
+def test_models_lists_what_is_served(octavo):
+    _, out, _ = octavo("models")
+    assert "echo" in out
+    assert "EchoForCausalLM" in out
+
+
+def test_bench_serving_reports_latencies_as_table_and_json(octavo, tmp_path):
+    result = tmp_path / "result.json"
+    load = "--num-requests 5 --concurrency 2 --prompt-tokens 4 --output-tokens 3"
+    code, out, _ = octavo("bench", "serving", *load.split(), "--json", str(result))
+    assert code == 0
+    assert "5 served, 0 failed" in out
+    measured = json.loads(result.read_text())
+    assert measured["output_tokens"] == 15
+    assert measured["load"]["concurrency"] == 2
+    assert 0 < measured["ttft_ms"]["p50"] <= measured["e2e_ms"]["p99"]
+
+
+@pytest.mark.parametrize("flags", [["--rate", "0"], ["--prompt-tokens", "9-3"]])
+def test_a_load_that_makes_no_sense_is_a_usage_error(octavo, flags):
+    code, _, err = octavo("bench", "serving", *flags)
+    assert code == 2
+    assert "Invalid value" in err
+
+
+def test_a_refusal_is_one_line_and_exit_code_1(octavo):
+    code, _, err = octavo("generate", "FAIL")
+    assert (code, err) == (1, "octavo: the queue is full\n")
+
+
+@pytest.mark.parametrize("command", [["models"], ["stats"], ["health", "ADDRESS"]])
+def test_nobody_listening_is_one_line_with_a_hint(octavo, monkeypatch, command):
+    address = f"127.0.0.1:{free_port()}"
+    monkeypatch.setenv("OCTAVO_FRONTEND", address)
+    monkeypatch.setenv("OCTAVO_ENGINE", address)
+    code, _, err = octavo(*[address if word == "ADDRESS" else word for word in command])
+    assert code == 1
+    assert len(err.splitlines()) == 1
+    assert "`octavo serve` starts both services" in err
+
+
+def test_an_unknown_flag_is_a_usage_error(octavo):
+    code, _, _ = octavo("generate", "hi", "--temprature", "1")
+    assert code == 2

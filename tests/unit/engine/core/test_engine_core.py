@@ -1,0 +1,277 @@
+"""EngineCore around a fake worker: submissions, endings, drains and lost workers."""
+
+import asyncio
+
+import pytest
+import structlog
+
+from services.engine.core.engine_core import EngineCore
+from services.engine.errors import (
+    DeadlineExpiredError,
+    DuplicateRequestError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    QueueFullError,
+)
+from services.engine.request import FinishReason
+from services.engine.worker.executor import WorkerDiedError
+from tests.support.engine_harness import (
+    MAX_MODEL_LEN,
+    RecordingSink,
+    engine_config,
+    make_request,
+    running_core,
+)
+from tests.support.fake_worker import FakeExecutor, expected_output
+from tests.support.waiting import until
+
+NEVER_ENDS = 200
+
+
+async def test_a_request_gets_its_tokens_and_a_finish_reason():
+    async with running_core() as engine:
+        sink = RecordingSink()
+        request = make_request(sink)
+        engine.core.submit(request)
+        last = await sink.wait_for_end()
+        assert sink.token_ids == expected_output(request.prompt_token_ids, request.sampling)
+        assert last.finish_reason is FinishReason.LENGTH
+
+
+async def test_a_sink_is_flushed_once_per_step_however_many_requests_it_has():
+    async with running_core() as engine:
+        sink = RecordingSink()
+        for i in range(4):
+            engine.core.submit(make_request(sink, request_id=f"r{i}"))
+        await sink.wait_for(lambda s: sum(output.is_last for output in s.outputs) == 4)
+        assert sink.num_flushes == 8
+
+
+async def test_all_blocks_are_free_again_after_requests_end():
+    async with running_core() as engine:
+        before = engine.core.load().num_free_blocks
+        sinks = [RecordingSink() for _ in range(6)]
+        for i, sink in enumerate(sinks):
+            engine.core.submit(make_request(sink, request_id=f"r{i}", prompt=range(40)))
+        for sink in sinks:
+            await sink.wait_for_end()
+        assert engine.core.load().num_free_blocks == before
+
+
+async def test_a_live_request_id_is_refused_and_a_finished_one_is_not():
+    async with running_core() as engine:
+        sink = RecordingSink()
+        engine.core.submit(make_request(sink))
+        with pytest.raises(DuplicateRequestError, match="'r'"):
+            engine.core.submit(make_request(RecordingSink()))
+        await sink.wait_for_end()
+        again = RecordingSink()
+        engine.core.submit(make_request(again))
+        await again.wait_for_end()
+
+
+async def test_nothing_is_taken_before_the_worker_is_ready():
+    core = EngineCore(
+        engine_config(),
+        max_model_len=MAX_MODEL_LEN,
+        make_executor=lambda: FakeExecutor(engine_config()),
+        on_readiness=lambda _: None,
+    )
+    with pytest.raises(EngineUnavailableError, match="not ready"):
+        core.submit(make_request(RecordingSink()))
+
+
+async def test_a_full_queue_refuses_and_leaves_no_trace():
+    async with running_core(engine_config(max_num_waiting=1)) as engine:
+        engine.executors.last.hang()
+        engine.core.submit(make_request(RecordingSink(), request_id="a"))
+        with pytest.raises(QueueFullError):
+            engine.core.submit(make_request(RecordingSink(), request_id="b"))
+        refused = make_request(RecordingSink(), request_id="b")
+        engine.core.abort(refused)
+        assert refused.sink.outputs == []
+
+
+async def test_a_prompt_that_cannot_fit_the_cache_is_refused():
+    async with running_core(engine_config(num_kv_blocks=4)) as engine:
+        with pytest.raises(InvalidRequestError, match="KV cache holds 48"):
+            engine.core.submit(make_request(RecordingSink(), prompt=range(100)))
+
+
+class TestAbort:
+    async def test_frees_blocks_and_ends_the_request_during_decode(self):
+        async with running_core() as engine:
+            before = engine.core.load().num_free_blocks
+            sink = RecordingSink()
+            request = make_request(sink, max_tokens=NEVER_ENDS)
+            engine.core.submit(request)
+            await sink.wait_for(lambda s: len(s.token_ids) >= 3)
+            engine.core.abort(request)
+            assert sink.outputs[-1].finish_reason is FinishReason.ABORTED
+            assert engine.core.load().num_free_blocks == before
+
+    async def test_ends_a_request_that_still_waits(self):
+        async with running_core(engine_config(max_num_seqs=1)) as engine:
+            running, waiting = RecordingSink(), RecordingSink()
+            engine.core.submit(make_request(running, request_id="a", max_tokens=NEVER_ENDS))
+            request = make_request(waiting, request_id="b")
+            engine.core.submit(request)
+            await running.wait_for(lambda s: bool(s.token_ids))
+            engine.core.abort(request)
+            assert waiting.outputs[-1].finish_reason is FinishReason.ABORTED
+            assert engine.core.load().num_waiting == 0
+
+    async def test_ends_a_request_in_the_middle_of_its_prompt(self):
+        config = engine_config(max_num_batched_tokens=8)
+        async with running_core(config, step_time_s=0.005) as engine:
+            before = engine.core.load().num_free_blocks
+            sink = RecordingSink()
+            request = make_request(sink, prompt=range(200))
+            engine.core.submit(request)
+            await until(lambda: engine.core.counters.num_steps >= 3)
+            engine.core.abort(request)
+            assert [output.finish_reason for output in sink.outputs] == [FinishReason.ABORTED]
+            assert engine.core.load().num_free_blocks == before
+
+    async def test_of_a_finished_request_changes_nothing(self):
+        async with running_core() as engine:
+            sink = RecordingSink()
+            request = make_request(sink)
+            engine.core.submit(request)
+            await sink.wait_for_end()
+            engine.core.abort(request)
+            assert sum(output.is_last for output in sink.outputs) == 1
+
+    async def test_leaves_the_others_output_as_it_was(self):
+        async with running_core() as engine:
+            kept, dropped = RecordingSink(), RecordingSink()
+            request = make_request(kept, request_id="kept", max_tokens=40)
+            victim = make_request(dropped, request_id="dropped", max_tokens=NEVER_ENDS)
+            engine.core.submit(victim)
+            engine.core.submit(request)
+            await dropped.wait_for(lambda s: len(s.token_ids) >= 2)
+            engine.core.abort(victim)
+            await kept.wait_for_end()
+            assert kept.token_ids == expected_output(request.prompt_token_ids, request.sampling)
+
+
+class TestDeadline:
+    async def test_that_has_passed_is_refused(self):
+        async with running_core() as engine:
+            with pytest.raises(DeadlineExpiredError):
+                engine.core.submit(make_request(RecordingSink(), timeout_s=0))
+
+    async def test_ends_a_request_whatever_it_is_doing(self):
+        async with running_core(engine_config(max_num_seqs=1), step_time_s=0.01) as engine:
+            running, waiting = RecordingSink(), RecordingSink()
+            engine.core.submit(
+                make_request(running, request_id="a", max_tokens=NEVER_ENDS, timeout_s=0.1)
+            )
+            engine.core.submit(make_request(waiting, request_id="b", timeout_s=0.05))
+            assert isinstance((await waiting.wait_for_end()).error, DeadlineExpiredError)
+            assert isinstance((await running.wait_for_end()).error, DeadlineExpiredError)
+            assert running.token_ids
+            assert engine.core.load().num_running == 0
+
+    async def test_of_a_finished_request_does_not_touch_its_successor(self):
+        async with running_core() as engine:
+            first, second = RecordingSink(), RecordingSink()
+            engine.core.submit(make_request(first, timeout_s=30))
+            await first.wait_for_end()
+            request = make_request(second)
+            engine.core.submit(request)
+            await second.wait_for_end()
+            assert second.token_ids == expected_output(request.prompt_token_ids, request.sampling)
+
+
+class TestLostWorker:
+    @pytest.mark.parametrize("how", ["dies", "hangs"])
+    async def test_ends_its_requests_and_is_replaced(self, how):
+        async with running_core(engine_config(step_timeout_s=0.2)) as engine:
+            sink = RecordingSink()
+            engine.core.submit(make_request(sink, max_tokens=NEVER_ENDS))
+            await sink.wait_for(lambda s: bool(s.token_ids))
+            executor = engine.executors.last
+            executor.die() if how == "dies" else executor.hang()
+            last = await sink.wait_for_end()
+            assert isinstance(last.error, EngineUnavailableError)
+            assert not engine.core.is_ready
+            await engine.wait_until_ready()
+            assert engine.readiness == [True, False, True]
+            assert engine.core.counters.num_worker_restarts == 1
+            again = RecordingSink()
+            request = make_request(again)
+            engine.core.submit(request)
+            await again.wait_for_end()
+            assert again.token_ids == expected_output(request.prompt_token_ids, request.sampling)
+
+    async def test_keeps_the_totals_of_its_scheduler(self):
+        async with running_core() as engine:
+            sink = RecordingSink()
+            engine.core.submit(make_request(sink))
+            await sink.wait_for_end()
+            engine.executors.last.die()
+            await engine.wait_until_lost()
+            stats = engine.core.stats()
+            assert (stats.prompt_tokens, stats.output_tokens) == (3, 8)
+
+    async def test_does_not_keep_a_stopping_engine_alive(self):
+        async with running_core() as engine:
+            engine.executors.last.die()
+        assert len(engine.executors.made) == 1
+
+    async def test_is_not_looked_for_again_when_the_first_one_cannot_start(self):
+        config = engine_config()
+        core = EngineCore(
+            config,
+            max_model_len=MAX_MODEL_LEN,
+            make_executor=lambda: FakeExecutor(config, start_error="no weights"),
+            on_readiness=lambda _: None,
+        )
+        with pytest.raises(WorkerDiedError, match="no weights"):
+            await core.run()
+
+
+class TestDrain:
+    async def test_lets_live_requests_finish_and_refuses_new_ones(self):
+        async with running_core() as engine:
+            sink = RecordingSink()
+            engine.core.submit(make_request(sink, max_tokens=40))
+            drain = asyncio.create_task(engine.core.drain(20))
+            await asyncio.sleep(0)
+            with pytest.raises(EngineUnavailableError, match="draining"):
+                engine.core.submit(make_request(RecordingSink(), request_id="late"))
+            report = await drain
+            assert (report.num_finished, report.num_aborted) == (1, 0)
+            assert sink.outputs[-1].finish_reason is FinishReason.LENGTH
+            assert engine.readiness == [True, False]
+
+    async def test_cuts_what_is_left_at_its_time_limit(self):
+        async with running_core() as engine:
+            engine.executors.last.hang()
+            sink = RecordingSink()
+            engine.core.submit(make_request(sink))
+            report = await engine.core.drain(0.05)
+            assert (report.num_finished, report.num_aborted) == (0, 1)
+            assert isinstance(sink.outputs[-1].error, EngineUnavailableError)
+
+    async def test_tells_its_listeners_once(self):
+        async with running_core() as engine:
+            calls = []
+            engine.core.add_drain_listener(lambda: calls.append("drain"))
+            await asyncio.gather(engine.core.drain(1), engine.core.drain(1))
+            assert calls == ["drain"]
+
+
+async def test_a_request_leaves_one_log_line_without_its_tokens():
+    async with running_core() as engine:
+        with structlog.testing.capture_logs() as lines:
+            sink = RecordingSink()
+            engine.core.submit(make_request(sink))
+            await sink.wait_for_end()
+            await asyncio.sleep(0)
+        (line,) = [line for line in lines if line["event"] == "request_finished"]
+        assert line["finish_reason"] == "length"
+        assert (line["prompt_tokens"], line["output_tokens"]) == (3, 8)
+        assert line["duration_ms"] >= line["ttft_ms"] >= line["queue_ms"] >= 0
+        assert not {"prompt", "token_ids"} & set(line)

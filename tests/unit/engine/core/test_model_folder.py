@@ -1,0 +1,111 @@
+"""What the service reads of a checkpoint's folder."""
+
+import hashlib
+import json
+
+import pytest
+
+from services.engine.core.model_folder import DefaultSampling, ModelFolder, ModelFolderError
+
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 1024,
+    "max_position_embeddings": 2048,
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    return tmp_path
+
+
+def read(folder, *, max_model_len=None):
+    return ModelFolder.open(folder, name="m", max_model_len=max_model_len)
+
+
+def with_generation(folder, **fields):
+    (folder / "generation_config.json").write_text(json.dumps(fields))
+    return read(folder)
+
+
+def test_limits_and_names_come_from_config_json(folder):
+    model = read(folder)
+    assert model.name == "m"
+    assert model.architecture == "Qwen3ForCausalLM"
+    assert (model.vocab_size, model.max_model_len) == (1024, 2048)
+    assert model.eos_token_ids == {2}
+
+
+def test_a_smaller_context_can_be_asked_for(folder):
+    assert read(folder, max_model_len=100).max_model_len == 100
+
+
+def test_a_larger_context_than_the_models_is_an_error(folder):
+    with pytest.raises(
+        ModelFolderError, match="--max-model-len is 4096; the model's limit is 2048"
+    ):
+        read(folder, max_model_len=4096)
+
+
+@pytest.mark.parametrize(("stated", "ids"), [(7, {7}), ([7, 8], {7, 8})])
+def test_generation_config_knows_the_end_ids_better(folder, stated, ids):
+    assert with_generation(folder, eos_token_id=stated).eos_token_ids == ids
+
+
+def test_a_silent_folder_has_neutral_sampling(folder):
+    assert read(folder).default_sampling == DefaultSampling()
+
+
+def test_do_sample_false_means_greedy(folder):
+    model = with_generation(folder, do_sample=False, temperature=0.7)
+    assert model.default_sampling.temperature == 0
+
+
+def test_sampling_stated_by_the_folder_is_the_default(folder):
+    model = with_generation(
+        folder, do_sample=True, temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.1
+    )
+    assert model.default_sampling == DefaultSampling(
+        temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.1
+    )
+
+
+def test_tokenizer_files_come_in_the_order_of_their_names_with_one_hash(folder):
+    (folder / "chat_template.jinja").write_bytes(b"hello")
+    tokenizer = read(folder).tokenizer
+    assert [file.name for file in tokenizer.files] == ["chat_template.jinja", "tokenizer.json"]
+    expected = hashlib.sha256(
+        b"chat_template.jinja\0\5\0\0\0\0\0\0\0hello" + b"tokenizer.json\0\2\0\0\0\0\0\0\0{}"
+    )
+    assert tokenizer.sha256 == expected.hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("file_name", "content", "message"),
+    [
+        ("config.json", None, "has no config.json"),
+        ("config.json", "{", "config.json cannot be read"),
+        ("config.json", "[]", "does not hold a JSON object"),
+        ("config.json", json.dumps({**CONFIG, "architectures": []}), "names no architectures"),
+        ("config.json", json.dumps({**CONFIG, "vocab_size": "x"}), "vocab_size is 'x'"),
+        ("config.json", json.dumps({**CONFIG, "eos_token_id": "x"}), "eos_token_id is"),
+        ("generation_config.json", '{"top_p": "high"}', "top_p is 'high'"),
+        ("tokenizer.json", None, "has no tokenizer.json"),
+    ],
+)
+def test_a_broken_folder_is_named_with_what_is_wrong(folder, file_name, content, message):
+    path = folder / file_name
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content)
+    with pytest.raises(ModelFolderError, match=message):
+        read(folder)
+
+
+def test_a_folder_that_does_not_exist_is_an_error(tmp_path):
+    with pytest.raises(ModelFolderError, match="is not a folder"):
+        read(tmp_path / "nowhere")

@@ -1,0 +1,104 @@
+"""The order in which the step loop schedules, sends, receives and publishes."""
+
+import asyncio
+
+from services.engine.core.stats import Counters
+from services.engine.core.step_loop import StepLoop
+from services.engine.core.watchers import StepWatchers
+from services.engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from tests.support.engine_harness import RecordingSink, engine_config, make_request
+from tests.support.fake_worker import FakeExecutor
+
+
+class LoggingChannel:
+    """A fake executor that writes down what happens, and gives a result only when allowed."""
+
+    def __init__(self, executor):
+        self.events = []
+        self.allowed = asyncio.Semaphore(0)
+        self._executor = executor
+
+    def send(self, descriptor):
+        self.events.append(f"send {descriptor.step_id}")
+        self._executor.send(descriptor)
+
+    async def receive(self):
+        await self.allowed.acquire()
+        result = await self._executor.receive()
+        self.events.append(f"result {result.step_id}")
+        return result
+
+
+async def make_loop():
+    config = engine_config()
+    executor = FakeExecutor(config)
+    await executor.start()
+    limits = SchedulerLimits(
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_model_len=256,
+        max_num_waiting=8,
+        block_size=16,
+        num_blocks=64,
+        enable_prefix_caching=True,
+    )
+    channel = LoggingChannel(executor)
+    loop = StepLoop(
+        scheduler=Scheduler(limits),
+        channel=channel,
+        step_timeout_s=30,
+        publish=lambda outputs: channel.events.append(f"publish {len(outputs)}"),
+        counters=Counters(),
+        watchers=StepWatchers(),
+    )
+    return loop, channel, asyncio.create_task(loop.run())
+
+
+async def settle():
+    """Lets everything run that can run without a result."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def stop(task):
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def test_the_next_step_is_sent_before_the_result_of_the_last_one_is_back():
+    loop, channel, task = await make_loop()
+    loop.scheduler.add(make_request(RecordingSink(), max_tokens=4))
+    loop.wake()
+    await settle()
+    assert channel.events == ["send 1", "send 2"]
+    channel.allowed.release()
+    await settle()
+    assert channel.events[2:] == ["result 1", "send 3", "publish 1"]
+    await stop(task)
+
+
+async def test_a_request_that_comes_while_one_step_is_out_starts_at_once():
+    loop, channel, task = await make_loop()
+    loop.scheduler.add(make_request(RecordingSink(), request_id="a", max_tokens=1))
+    loop.wake()
+    await settle()
+    assert channel.events == ["send 1"]
+    loop.scheduler.add(make_request(RecordingSink(), request_id="b", max_tokens=1))
+    loop.wake()
+    await settle()
+    assert channel.events == ["send 1", "send 2"]
+    await stop(task)
+
+
+async def test_the_age_of_the_last_step_counts_only_while_work_is_pending():
+    loop, channel, task = await make_loop()
+    await settle()
+    assert loop.step_age_s == 0
+    loop.scheduler.add(make_request(RecordingSink(), max_tokens=1))
+    loop.wake()
+    await settle()
+    assert loop.step_age_s > 0
+    channel.allowed.release()
+    await settle()
+    assert loop.step_age_s == 0
+    await stop(task)

@@ -1,0 +1,244 @@
+"""The methods beside Session, over a real socket, around a fake worker."""
+
+import hashlib
+import json
+
+import grpc
+import pytest
+
+from protos.common.v1 import sampling_pb2
+from protos.engine.v1.engine_pb2 import (
+    DrainRequest,
+    GenerateRequest,
+    GetModelInfoRequest,
+    GetStatsRequest,
+    GetTokenizerRequest,
+    WatchStepsRequest,
+)
+from services.engine.core.model_folder import ModelFolder
+from services.engine.request import SamplingParams
+from tests.support.engine_harness import SEED, engine_config, model_folder, running_service
+from tests.support.fake_worker import expected_output
+from tests.support.waiting import until
+
+LONG = 200
+UNKNOWN_FIELD = b"\xf8\x06\x01"
+
+
+def ask(*, prompt=(1, 2, 3), max_tokens=8, sampling=None, **fields):
+    return GenerateRequest(
+        prompt_token_ids=prompt,
+        sampling=sampling_pb2.SamplingParams(seed=SEED, max_tokens=max_tokens, **(sampling or {})),
+        **fields,
+    )
+
+
+def expected(prompt=(1, 2, 3), max_tokens=8):
+    return expected_output(prompt, SamplingParams(seed=SEED, max_tokens=max_tokens))
+
+
+async def collect(call):
+    responses = []
+    while (response := await call.read()) is not grpc.aio.EOF:
+        responses.append(response)
+    return responses, [token_id for response in responses for token_id in response.token_ids]
+
+
+class TestGenerate:
+    async def test_streams_tokens_and_ends_with_reason_and_usage(self):
+        async with running_service() as service:
+            responses, token_ids = await collect(service.stub.Generate(ask()))
+            assert token_ids == expected()
+            assert responses[-1].finish_reason == sampling_pb2.FINISH_REASON_LENGTH
+            assert responses[-1].usage.output_tokens == 8
+
+    async def test_names_the_stop_token_that_ended_it(self):
+        stop = expected()[3]
+        async with running_service() as service:
+            call = service.stub.Generate(ask(sampling={"stop_token_ids": [stop]}))
+            responses, _ = await collect(call)
+            assert responses[-1].finish_reason == sampling_pb2.FINISH_REASON_STOP
+            assert responses[-1].stop_token_id == stop
+
+    async def test_log_probabilities_come_where_they_are_asked_for(self):
+        async with running_service() as service:
+            call = service.stub.Generate(ask(sampling={"logprobs": 1}))
+            responses, token_ids = await collect(call)
+            positions = [entry for response in responses for entry in response.logprobs]
+            assert [position.chosen.token_id for position in positions] == token_ids
+
+    @pytest.mark.parametrize(
+        ("request_", "code"),
+        [
+            (ask(prompt=()), grpc.StatusCode.INVALID_ARGUMENT),
+            (ask(prompt=range(256)), grpc.StatusCode.INVALID_ARGUMENT),
+            (ask(request_id="x" * 129), grpc.StatusCode.INVALID_ARGUMENT),
+            (ask(sampling={"temperature": 101}), grpc.StatusCode.INVALID_ARGUMENT),
+            (ask(model="other"), grpc.StatusCode.NOT_FOUND),
+            (GenerateRequest.FromString(UNKNOWN_FIELD), grpc.StatusCode.INVALID_ARGUMENT),
+        ],
+        ids=["empty", "long", "name", "sampling", "model", "unknown"],
+    )
+    async def test_a_refusal_comes_before_any_message_and_is_counted(self, request_, code):
+        async with running_service() as service:
+            call = service.stub.Generate(request_)
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await collect(call)
+            assert error.value.code() is code
+            stats = await service.stub.GetStats(GetStatsRequest())
+            assert dict(stats.rejected) == {code.name: 1}
+
+    async def test_a_live_name_is_refused(self):
+        async with running_service() as service:
+            first = service.stub.Generate(ask(request_id="same", max_tokens=LONG))
+            await first.read()
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await collect(service.stub.Generate(ask(request_id="same")))
+            assert error.value.code() is grpc.StatusCode.ALREADY_EXISTS
+            first.cancel()
+
+    async def test_a_full_queue_pushes_back_in_the_trailers(self):
+        config = engine_config(max_num_waiting=1, max_num_seqs=1)
+        async with running_service(config) as service:
+            service.executors.last.hang()
+            calls = [service.stub.Generate(ask(max_tokens=LONG)) for _ in range(2)]
+            for call in calls:
+                await call.initial_metadata()
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await collect(service.stub.Generate(ask()))
+            assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert int(dict(error.value.trailing_metadata())["grpc-retry-pushback-ms"]) > 0
+
+    async def test_a_message_over_the_limit_is_refused(self):
+        async with running_service(engine_config(max_message_bytes=2**16)) as service:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await collect(service.stub.Generate(ask(prompt=[1] * 2**17)))
+            assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    async def test_a_cancelled_call_frees_its_blocks(self):
+        async with running_service() as service:
+            before = service.core.load().num_free_blocks
+            call = service.stub.Generate(ask(max_tokens=LONG))
+            await call.read()
+            call.cancel()
+            await until(lambda: service.core.load().num_free_blocks == before)
+            assert service.core.counters.finished["aborted"] == 1
+
+    async def test_the_calls_deadline_stops_the_work(self):
+        async with running_service(step_time_s=0.01) as service:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await collect(service.stub.Generate(ask(max_tokens=LONG), timeout=0.1))
+            assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            await until(lambda: service.core.load().num_running == 0)
+
+    async def test_a_lost_worker_ends_the_call_with_unavailable(self):
+        async with running_service() as service:
+            call = service.stub.Generate(ask(max_tokens=LONG))
+            await call.read()
+            service.executors.last.die()
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await collect(call)
+            assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+
+    async def test_a_bug_of_ours_is_told_as_an_id_only(self):
+        async with running_service(model=model_folder(default_sampling=None)) as service:
+            with pytest.raises(grpc.aio.AioRpcError, match=r"internal error [0-9a-f]{12}") as error:
+                await collect(service.stub.Generate(ask()))
+            assert error.value.code() is grpc.StatusCode.INTERNAL
+            assert "NoneType" not in error.value.details()
+
+
+class TestInformation:
+    async def test_model_info_tells_limits_and_hash(self):
+        model = model_folder(eos_token_ids=frozenset({9, 4}))
+        async with running_service(model=model) as service:
+            info = await service.stub.GetModelInfo(GetModelInfoRequest())
+            assert (info.model, info.architecture) == ("fake", "FakeForCausalLM")
+            assert (info.max_model_len, info.vocab_size) == (256, 1000)
+            assert list(info.eos_token_ids) == [4, 9]
+            assert info.tokenizer_sha256 == model.tokenizer.sha256
+            assert (info.num_blocks, info.device_name, info.dtype) == (64, "cpu", "float32")
+
+    async def test_the_tokenizer_arrives_whole_and_hashes_as_promised(self, tmp_path):
+        config = {"architectures": ["X"], "vocab_size": 9, "max_position_embeddings": 99}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "tokenizer.json").write_bytes(bytes(range(256)) * 3000)
+        (tmp_path / "chat_template.jinja").write_bytes(b"")
+        model = ModelFolder.open(tmp_path, name="fake", max_model_len=None)
+        async with running_service(model=model) as service:
+            contents = {}
+            async for part in service.stub.GetTokenizer(GetTokenizerRequest()):
+                contents[part.file_name] = contents.get(part.file_name, b"") + part.content
+        digest = hashlib.sha256()
+        for name, content in contents.items():
+            digest.update(name.encode() + b"\0" + len(content).to_bytes(8, "little") + content)
+        assert digest.hexdigest() == model.tokenizer.sha256
+        assert list(contents) == ["chat_template.jinja", "tokenizer.json"]
+
+    async def test_stats_count_what_happened(self):
+        async with running_service() as service:
+            await collect(service.stub.Generate(ask()))
+            stats = await service.stub.GetStats(GetStatsRequest())
+            assert stats.ready
+            assert (stats.prompt_tokens, stats.output_tokens) == (3, 8)
+            assert dict(stats.finished) == {"length": 1}
+            assert dict(stats.graph_dispatch) == {"unsupported": stats.num_steps}
+            assert stats.num_steps >= 8
+
+    async def test_an_unknown_field_is_refused_everywhere(self):
+        async with running_service() as service:
+            for method, message in (
+                (service.stub.GetStats, GetStatsRequest),
+                (service.stub.GetModelInfo, GetModelInfoRequest),
+                (service.stub.Drain, DrainRequest),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError, match="field 111"):
+                    await method(message.FromString(UNKNOWN_FIELD))
+
+
+class TestWatchSteps:
+    async def test_shows_steps_without_token_ids(self):
+        async with running_service() as service:
+            watch = service.stub.WatchSteps(WatchStepsRequest())
+            await watch.initial_metadata()
+            await collect(service.stub.Generate(ask()))
+            first = await watch.read()
+            assert first.descriptor.context.num_tokens == 3
+            assert not first.descriptor.row_assignments[0].token_ids
+            assert not first.result.token_ids
+            watch.cancel()
+
+    async def test_shows_token_ids_only_where_the_operator_allows_it(self):
+        request = WatchStepsRequest(include_token_ids=True)
+        async with running_service() as service:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await service.stub.WatchSteps(request).read()
+            assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        async with running_service(engine_config(allow_watch_tokens=True)) as service:
+            watch = service.stub.WatchSteps(request)
+            await watch.initial_metadata()
+            await collect(service.stub.Generate(ask()))
+            assert (await watch.read()).result.token_ids
+            watch.cancel()
+
+
+class TestDrain:
+    async def test_answers_when_all_is_done_and_the_server_then_exits(self):
+        async with running_service(step_time_s=0.002) as service:
+            call = service.stub.Generate(ask(max_tokens=40))
+            await call.read()
+            drained = await service.stub.Drain(DrainRequest())
+            assert (drained.num_finished, drained.num_aborted) == (1, 0)
+            assert (await collect(call))[0][-1].finish_reason
+            assert await service.server.wait() == 0
+
+    async def test_cuts_what_runs_at_the_callers_limit(self):
+        async with running_service() as service:
+            call = service.stub.Generate(ask(max_tokens=LONG))
+            await call.read()
+            service.executors.last.hang()
+            drained = await service.stub.Drain(DrainRequest(timeout_ms=50))
+            assert (drained.num_finished, drained.num_aborted) == (0, 1)
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await collect(call)
+            assert error.value.code() is grpc.StatusCode.UNAVAILABLE

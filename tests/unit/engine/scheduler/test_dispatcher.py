@@ -1,0 +1,68 @@
+"""Graph dispatch: a pure function of the catalogue and the batch's shape."""
+
+from services.engine.batch import CUDAGraphMode, FallbackReason, GraphKey
+from services.engine.scheduler.dispatcher import BatchShape, Dispatch, GraphDispatcher
+
+
+def full(graph_bs: int, q_len: int = 1) -> GraphKey:
+    return GraphKey(num_tokens=graph_bs * q_len, graph_bs=graph_bs, max_q_len=q_len, uniform=True)
+
+
+def piecewise(num_tokens: int) -> GraphKey:
+    return GraphKey(num_tokens=num_tokens, graph_bs=num_tokens, max_q_len=num_tokens)
+
+
+CATALOGUE = [full(8), full(1), full(4), full(4, q_len=3), piecewise(64), piecewise(16)]
+
+
+def dispatch(
+    num_tokens: int, batch_size: int, max_q_len: int, catalogue: list[GraphKey] = CATALOGUE
+) -> Dispatch:
+    shape = BatchShape(num_tokens=num_tokens, batch_size=batch_size, max_q_len=max_q_len)
+    return GraphDispatcher(catalogue).dispatch(shape)
+
+
+def test_decodes_are_padded_to_the_next_full_graph():
+    found = dispatch(2, 2, 1)
+    assert found.mode == CUDAGraphMode.CUDA_GRAPH_MODE_FULL
+    assert found.graph_key == full(4)
+    assert found.fallback_reason == FallbackReason.FALLBACK_REASON_UNSPECIFIED
+
+
+def test_a_full_graph_of_the_exact_size_needs_no_padding():
+    assert dispatch(8, 8, 1).graph_key == full(8)
+
+
+def test_a_full_graph_serves_only_its_own_query_length():
+    assert dispatch(9, 3, 3).graph_key == full(4, q_len=3)
+    assert dispatch(6, 3, 2).graph_key == piecewise(16)
+
+
+def test_mixed_batches_take_the_smallest_piecewise_graph_that_fits():
+    found = dispatch(17, 3, 15)
+    assert found.mode == CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE
+    assert found.graph_key == piecewise(64)
+
+
+def test_decodes_beyond_the_full_graphs_take_a_piecewise_one():
+    assert dispatch(9, 9, 1).graph_key == piecewise(16)
+
+
+def test_a_batch_beyond_every_graph_is_oversize():
+    found = dispatch(65, 1, 65)
+    assert found.mode == CUDAGraphMode.CUDA_GRAPH_MODE_NONE
+    assert found.graph_key is None
+    assert found.fallback_reason == FallbackReason.FALLBACK_REASON_OVERSIZE
+    decodes_only = dispatch(9, 9, 1, [full(8)])
+    assert decodes_only.fallback_reason == FallbackReason.FALLBACK_REASON_OVERSIZE
+
+
+def test_a_kind_of_batch_without_any_graph_is_uncaptured():
+    found = dispatch(17, 3, 15, [full(8)])
+    assert found.fallback_reason == FallbackReason.FALLBACK_REASON_UNCAPTURED
+
+
+def test_without_graphs_every_batch_is_unsupported():
+    found = dispatch(1, 1, 1, [])
+    assert found.mode == CUDAGraphMode.CUDA_GRAPH_MODE_NONE
+    assert found.fallback_reason == FallbackReason.FALLBACK_REASON_UNSUPPORTED

@@ -1,0 +1,191 @@
+"""Any order of submit, schedule, complete and abort keeps the scheduler's promises."""
+
+from collections import deque
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from services.engine.errors import InvalidRequestError, QueueFullError
+from services.engine.request import FinishReason, Request, RequestStatus
+from services.engine.scheduler.scheduler import ScheduledStep, Scheduler, SchedulerLimits
+from services.engine.scheduler.waiting_queue import service_order
+from tests.support.fake_worker import FakeWorker, expected_output
+from tests.support.requests import make_request
+
+BLOCK_SIZE = 4
+MAX_MODEL_LEN = 32
+STEPS_IN_FLIGHT = 3  # one more than the engine has, for orders that it would seldom meet
+
+# Few prompts, so that equal ones and equal prefixes meet, some of them a whole number of blocks.
+prompts = st.builds(
+    lambda shared, own: list(range(shared)) + own,
+    st.sampled_from([1, 4, 8, 11, 12, 18]),
+    st.sampled_from([[], [], [100], [101, 102], [100, 101, 102, 103], [100] * 18]),
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Drives a scheduler and a fake worker that may lag some steps behind."""
+
+    @initialize(
+        num_blocks=st.integers(3, 11),
+        max_num_seqs=st.sampled_from([1, 3, 5, 5]),
+        max_num_batched_tokens=st.sampled_from([1, 3, 7, 20, 20]),
+        enable_prefix_caching=st.booleans(),
+    )
+    def start(self, **fields):
+        self.limits = SchedulerLimits(
+            max_model_len=MAX_MODEL_LEN, max_num_waiting=6, block_size=BLOCK_SIZE, **fields
+        )
+        self.now_s = 0.0
+        self.scheduler = Scheduler(self.limits, clock=lambda: self.now_s)
+        self.worker = FakeWorker(
+            max_num_seqs=self.limits.max_num_seqs,
+            max_model_len=MAX_MODEL_LEN,
+            num_blocks=self.limits.num_blocks,
+            block_size=BLOCK_SIZE,
+        )
+        self.capacity = (self.limits.num_blocks - 1) * BLOCK_SIZE
+        self.live: list[Request] = []
+        self.in_flight: deque[ScheduledStep] = deque()
+
+    @rule(
+        prompt=prompts,
+        priority=st.integers(0, 1),
+        cache_salt=st.sampled_from(["", "", "tenant"]),
+        max_tokens=st.sampled_from([1, 6, 14, 14]),
+        min_tokens=st.integers(0, 2),
+        end_every=st.sampled_from([5, 1000, 1000]),
+        temperature=st.sampled_from([0.0, 1.0]),
+        logprobs=st.sampled_from([None, None, 2]),
+        seed=st.integers(0, 3),
+    )
+    def submit(self, prompt, priority, cache_salt, max_tokens, min_tokens, end_every, **fields):
+        request = make_request(
+            prompt,
+            priority=priority,
+            cache_salt=cache_salt,
+            max_tokens=max_tokens,
+            min_tokens=min(min_tokens, max_tokens),
+            end_token_ids=range(0, 1000, end_every),
+            **fields,
+        )
+        if len(prompt) >= MAX_MODEL_LEN or len(prompt) > self.capacity:
+            with pytest.raises(InvalidRequestError):
+                self.scheduler.add(request)
+        elif self.scheduler.num_waiting >= self.limits.max_num_waiting:
+            with pytest.raises(QueueFullError):
+                self.scheduler.add(request)
+        else:
+            self.scheduler.add(request)
+            self.live.append(request)
+
+    @precondition(lambda self: len(self.in_flight) < STEPS_IN_FLIGHT)
+    @rule()
+    def schedule(self):
+        before = sorted(self.running(), key=service_order)
+        step = self.scheduler.schedule()
+        preempted = [r for r in before if r.status is RequestStatus.WAITING]
+        # Those who lost their blocks are the last ones in service order, and never everybody.
+        assert before[len(before) - len(preempted) :] == preempted
+        assert len(preempted) < max(len(before), 1)
+        if preempted:
+            assert set(self.running()) < set(before), "admitted beside a preemption"
+        if step is None:
+            assert self.in_flight or not self.live, "nothing runs and nothing will"
+            return
+        context = step.descriptor.context
+        assert context.num_tokens <= self.limits.max_num_batched_tokens
+        assert context.batch_size <= self.limits.max_num_seqs
+        self.in_flight.append(step)
+
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def complete(self):
+        self.now_s += 0.01
+        step = self.in_flight.popleft()
+        result = self.worker.execute(step.descriptor)
+        for output in self.scheduler.update(step, result):
+            request = output.request
+            assert request in self.live
+            assert len(output.logprobs) == (request.sampling.logprobs is not None)
+            request.sink.put(output)
+            if output.is_last:
+                self.live.remove(request)
+                self.check_output(request, output.finish_reason)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def abort(self, data):
+        request = data.draw(st.sampled_from(self.live))
+        assert self.scheduler.abort(request)
+        assert not self.scheduler.abort(request)
+        self.live.remove(request)
+        assert not request.block_ids
+        assert request.row is None
+
+    @invariant()
+    def counts_agree(self):
+        assert self.scheduler.num_running == len(self.running())
+        assert self.scheduler.num_running + self.scheduler.num_waiting == len(self.live)
+        assert self.scheduler.has_work == bool(self.live)
+        rows = [request.row for request in self.running()]
+        assert None not in rows
+        assert len(set(rows)) == len(rows)
+        for request in self.live:
+            known_or_pending = len(request.token_ids) + request.num_pending_tokens
+            assert request.num_computed_tokens <= known_or_pending <= request.max_num_tokens
+
+    @invariant()
+    def no_block_is_lost_and_only_equal_prefixes_are_shared(self):
+        content: dict[int, object] = {}
+        for request in self.live:
+            if request.status is RequestStatus.WAITING:
+                assert not request.block_ids
+            for i, block_id in enumerate(request.block_ids):
+                prefix = request.token_ids[: (i + 1) * BLOCK_SIZE]
+                is_full = len(prefix) == (i + 1) * BLOCK_SIZE
+                # What nobody else may hold gets a content of its own.
+                mine = (request.cache_salt, tuple(prefix)) if is_full else (request, i)
+                assert content.setdefault(block_id, mine) == mine
+        stats = self.scheduler.stats
+        assert 0 not in content
+        assert stats.num_free_blocks == self.limits.num_blocks - 1 - len(content)
+        assert 0 <= stats.num_cached_blocks <= stats.num_free_blocks
+
+    def teardown(self):
+        """Everybody ends in a bounded number of steps, and every block comes back."""
+        if not hasattr(self, "scheduler"):
+            return
+        # The first in service order computes a token in every step and keeps its blocks.
+        for _ in range((MAX_MODEL_LEN + STEPS_IN_FLIGHT) * (len(self.live) + 1)):
+            if len(self.in_flight) < STEPS_IN_FLIGHT:
+                self.schedule()
+            if self.in_flight:
+                self.complete()
+            self.counts_agree()
+        while self.in_flight:
+            self.complete()
+        assert not self.live
+        assert self.scheduler.stats.num_free_blocks == self.limits.num_blocks - 1
+        assert self.scheduler.schedule() is None
+
+    def running(self) -> list[Request]:
+        return [r for r in self.live if r.status is RequestStatus.RUNNING]
+
+    def check_output(self, request: Request, reason: FinishReason | None) -> None:
+        bound = min(MAX_MODEL_LEN, self.capacity + 1) - request.num_prompt_tokens
+        expected = expected_output(request.prompt_token_ids, request.sampling, max_output=bound)
+        assert request.sink.token_ids == expected
+        ended_by_token = expected[-1] in request.sampling.end_token_ids and (
+            len(expected) > request.sampling.min_tokens
+        )
+        assert reason is (FinishReason.STOP if ended_by_token else FinishReason.LENGTH)
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(
+    max_examples=200, stateful_step_count=60, deadline=None, derandomize=True
+)

@@ -1,0 +1,156 @@
+import asyncio
+import os
+import signal
+import sys
+
+import psutil
+import pytest
+import torch
+
+from services.engine.batch import read_int32
+from services.engine.config import EngineConfig
+from services.engine.worker.executor import WorkerDiedError, WorkerExecutor
+from tests.support.random_checkpoints import write_checkpoint
+from tests.support.step_driver import StepDriver, greedy_continuation
+
+PROMPT = [5, 17, 3]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("checkpoint")
+    return folder, write_checkpoint(folder, "qwen3")
+
+
+@pytest.fixture
+def config(checkpoint):
+    return EngineConfig(
+        model=checkpoint[0],
+        device="cpu",
+        num_kv_blocks=64,
+        block_size=4,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        log_level="warning",
+    )
+
+
+@pytest.fixture
+async def executor(config):
+    executor = WorkerExecutor(config)
+    yield executor
+    await executor.stop()
+
+
+@pytest.fixture
+def driver(checkpoint):
+    """Builds descriptors; its own runner stays unused."""
+    return StepDriver(checkpoint[0])
+
+
+async def test_steps_sent_ahead_come_back_in_order(executor, driver, checkpoint):
+    stages = []
+    ready = await executor.start(stages.append)
+    assert (ready.num_blocks, ready.device_name, ready.dtype) == (64, "cpu", "float32")
+    assert ready.block_bytes == 2 * 2 * 2 * 12 * 4 * 4  # k+v, layers, heads, head_dim, block, fp32
+    assert ready.num_parameters > 0
+    assert "loading weights" in stages
+    sequence = driver.add(PROMPT)
+    for num_tokens in (3, 1, 1):
+        executor.send(driver.descriptor([(sequence, num_tokens)]))
+    results = [await executor.receive() for _ in range(3)]
+    assert [result.step_id for result in results] == [1, 2, 3]
+    tokens = [int(read_int32(result.token_ids)[0]) for result in results]
+    assert tokens == greedy_continuation(checkpoint[1], PROMPT, 3)
+
+
+async def test_a_killed_worker_ends_a_pending_receive_and_can_be_started_again(executor, driver):
+    await executor.start()
+    receiving = asyncio.create_task(executor.receive())
+    await asyncio.sleep(0)
+    first_pid = executor.pid
+    os.kill(first_pid, signal.SIGKILL)
+    async with asyncio.timeout(5):
+        with pytest.raises(WorkerDiedError, match="SIGKILL"):
+            await receiving
+    assert executor.pid is None
+    executor.send(driver.descriptor([(driver.add(PROMPT), 3)]))
+    await executor.stop()
+    await executor.start()
+    assert executor.pid not in (None, first_pid)
+
+
+async def test_a_bad_descriptor_ends_the_worker_with_the_reason(executor, driver):
+    await executor.start()
+    descriptor = driver.descriptor([(driver.add(PROMPT), 3)])
+    descriptor.attn_metadata.max_seqlen_k = 99
+    executor.send(descriptor)
+    with pytest.raises(WorkerDiedError, match=r"in step 1: ValueError: .*max_seqlen_k is 99"):
+        await executor.receive()
+    with pytest.raises(WorkerDiedError, match="exited with code 1"):
+        await executor.receive()
+
+
+async def test_a_start_without_a_checkpoint_fails_with_the_reason(config, tmp_path):
+    executor = WorkerExecutor(config.model_copy(update={"model": tmp_path}))
+    with pytest.raises(WorkerDiedError, match=r"while starting: ConfigError.*config\.json"):
+        await executor.start()
+    assert executor.pid is None
+
+
+async def test_a_start_that_takes_too_long_is_given_up(config):
+    executor = WorkerExecutor(config.model_copy(update={"worker_start_timeout_s": 0.05}))
+    with pytest.raises(WorkerDiedError, match=r"not ready within 0\.05 s"):
+        await executor.start()
+    assert executor.pid is None
+
+
+async def test_stop_ends_the_process_leaves_no_descriptor_and_may_be_repeated(config):
+    process = psutil.Process()
+    fds_before = process.num_fds()
+    executor = WorkerExecutor(config)
+    await executor.stop()
+    await executor.start()
+    worker = psutil.Process(executor.pid)
+    await executor.stop()
+    await executor.stop()
+    assert not worker.is_running()
+    assert executor.pid is None
+    assert process.num_fds() == fds_before
+    with pytest.raises(WorkerDiedError, match="stopped"):
+        await executor.receive()
+
+
+async def test_a_worker_ignores_ctrl_c_which_belongs_to_the_service(executor, driver):
+    await executor.start()
+    os.kill(executor.pid, signal.SIGINT)
+    executor.send(driver.descriptor([(driver.add(PROMPT), 3)]))
+    assert (await executor.receive()).step_id == 1
+
+
+async def test_a_worker_dies_with_its_service(config):
+    program = (
+        "import asyncio, sys\n"
+        "from services.engine.config import EngineConfig\n"
+        "from services.engine.worker.executor import WorkerExecutor\n"
+        "async def main():\n"
+        "    executor = WorkerExecutor(EngineConfig.model_validate_json(sys.argv[1]))\n"
+        "    await executor.start()\n"
+        "    print(executor.pid, flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    service = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, config.model_dump_json(), stdout=asyncio.subprocess.PIPE
+    )
+    worker = psutil.Process(int(await service.stdout.readline()))
+    service.kill()
+    await service.wait()
+    await asyncio.to_thread(psutil.wait_procs, [worker], timeout=5)
+    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_service_side_imports_no_torch():
+    program = "import services.engine.worker.executor, sys; sys.exit('torch' in sys.modules)"
+    assert os.spawnl(os.P_WAIT, sys.executable, sys.executable, "-c", program) == 0

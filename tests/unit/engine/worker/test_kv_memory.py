@@ -1,0 +1,81 @@
+import pytest
+import torch
+
+from models.loading.loader import load_model
+from services.engine.batch import read_int32
+from services.engine.config import EngineConfig
+from services.engine.worker.kv_memory import (
+    MAX_BLOCKS_FROM_MEMORY,
+    allocate_kv_cache,
+    block_bytes,
+    choose_num_blocks,
+    largest_step,
+)
+from services.engine.worker.model_runner import ModelRunner
+from services.engine.worker.step_arrays import StepLimits
+from tests.support.random_checkpoints import write_checkpoint
+
+CPU = torch.device("cpu")
+LIMITS = StepLimits(
+    max_num_seqs=8, max_num_batched_tokens=40, max_model_len=16, block_size=4, vocab_size=97
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(folder, "qwen3")
+    return load_model(folder, device=CPU, dtype=torch.float32)
+
+
+def choose(model, **options):
+    config = EngineConfig(**options)
+    return choose_num_blocks(config, model, limits=LIMITS, dtype=torch.float32, device=CPU)
+
+
+def test_the_block_count_asked_for_wins(model):
+    assert choose(model, num_kv_blocks=7, kv_cache_memory_mb=1) == 7
+
+
+def test_memory_on_a_cpu_is_filled_with_blocks(model):
+    bytes_each = block_bytes(model.config, block_size=4, dtype=torch.float32)
+    assert choose(model, kv_cache_memory_mb=3) == 3 * 2**20 // bytes_each
+
+
+def test_blocks_from_memory_stop_where_the_scheduler_would_drown(model):
+    assert choose(model, kv_cache_memory_mb=10**7) == MAX_BLOCKS_FROM_MEMORY
+
+
+def test_block_bytes_are_those_allocated(model):
+    caches = allocate_kv_cache(
+        model.config, num_blocks=5, block_size=4, dtype=torch.bfloat16, device=CPU
+    )
+    allocated = sum(cache.k.nbytes + cache.v.nbytes for cache in caches)
+    assert allocated == 5 * block_bytes(model.config, block_size=4, dtype=torch.bfloat16)
+    assert len(caches) == model.config.num_hidden_layers
+
+
+def test_too_little_memory_is_an_error_that_says_what_to_raise(model):
+    limits = StepLimits(
+        max_num_seqs=1,
+        max_num_batched_tokens=1,
+        max_model_len=2**20,
+        block_size=2**20,
+        vocab_size=97,
+    )
+    config = EngineConfig(kv_cache_memory_mb=1)
+    with pytest.raises(ValueError, match="kv_cache_memory_mb"):
+        choose_num_blocks(config, model, limits=limits, dtype=torch.float32, device=CPU)
+
+
+def test_the_largest_step_uses_every_token_and_row_and_runs_without_blocks(model):
+    step = largest_step(LIMITS)
+    assert step.context.num_tokens == LIMITS.max_num_batched_tokens
+    assert step.context.batch_size == LIMITS.max_num_seqs
+    assert step.context.max_q_len == LIMITS.max_model_len
+    cache = allocate_kv_cache(
+        model.config, num_blocks=1, block_size=4, dtype=torch.float32, device=CPU
+    )
+    runner = ModelRunner(model, cache, limits=LIMITS, device=CPU)
+    result = runner.execute(step).message()
+    assert len(read_int32(result.token_ids)) == LIMITS.max_num_seqs

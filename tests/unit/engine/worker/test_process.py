@@ -1,0 +1,95 @@
+import queue
+import socket
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+
+from protos.engine.v1.worker_pb2 import WorkerEvent, WorkerReady
+from services.engine.batch import BatchDescriptor, step_result
+from services.engine.worker.process import StepServer
+from services.engine.worker.wire import Channel
+
+WAIT_S = 10
+
+
+@dataclass
+class SlowStep:
+    """A step whose result is ready when the test says so; waiting for it is an error."""
+
+    step_id: int
+    is_ready: bool = False
+
+    def message(self):
+        assert self.is_ready, "a result was waited for"
+        return step_result(self.step_id, [self.step_id])
+
+
+@dataclass
+class SlowDevice:
+    """A runner whose steps the test finishes."""
+
+    launched: queue.Queue = field(default_factory=queue.Queue)
+
+    def execute(self, descriptor):
+        step = SlowStep(descriptor.step_id)
+        self.launched.put(step)
+        return step
+
+
+@pytest.fixture
+def service_end():
+    """The service's channel to a StepServer on a slow device, the device, and the server."""
+    ours, theirs = socket.socketpair()
+    service, worker = Channel(ours), Channel(theirs)
+    device, server = SlowDevice(), StepServer(worker)
+
+    def serve():
+        with pytest.raises(EOFError):
+            server.serve(device, WorkerReady(num_blocks=7))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    assert receive(service).ready.num_blocks == 7
+    yield service, device, server
+    service.close()
+    thread.join(WAIT_S)
+    worker.close()
+    assert not thread.is_alive()
+
+
+def receive(channel):
+    content = channel.receive(WAIT_S)
+    assert content is not None
+    return WorkerEvent.FromString(content)
+
+
+def order(channel, step_id):
+    channel.send(BatchDescriptor(step_id=step_id).SerializeToString())
+
+
+def test_a_step_is_launched_while_the_one_before_it_still_runs(service_end):
+    service, device, server = service_end
+    order(service, 1)
+    order(service, 2)
+    first, second = (device.launched.get(timeout=WAIT_S) for _ in range(2))
+    assert (first.step_id, second.step_id, server.step_id) == (1, 2, 2)
+    assert not first.is_ready
+
+
+def test_a_result_is_sent_when_it_is_ready_though_no_descriptor_comes(service_end):
+    service, device, _ = service_end
+    order(service, 1)
+    device.launched.get(timeout=WAIT_S).is_ready = True
+    assert receive(service).result.step_id == 1
+
+
+def test_results_come_in_the_order_of_the_steps(service_end):
+    service, device, _ = service_end
+    order(service, 1)
+    order(service, 2)
+    first, second = (device.launched.get(timeout=WAIT_S) for _ in range(2))
+    second.is_ready = True
+    assert service.receive(0.01) is None
+    first.is_ready = True
+    assert [receive(service).result.step_id for _ in range(2)] == [1, 2]

@@ -1,0 +1,214 @@
+"""The frontend keeps its engine, notices when it is gone, and finds it again."""
+
+import asyncio
+import contextlib
+import json
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from protos.frontend.v1 import frontend_pb2 as pb
+from tests.support.byte_tokenizer import CHAT_TEMPLATE, tokenizer_files
+from tests.support.fake_engine import FakeEngine, says
+from tests.support.frontend_stack import FrontendStack, frontend_stack
+from tests.support.waiting import until
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def request(**options: object) -> pb.GenerateRequest:
+    return pb.GenerateRequest(text="one two", options=pb.GenerationOptions(**options))
+
+
+async def answer(stack: FrontendStack) -> str:
+    return "".join([part.output.text async for part in stack.stub.Generate(request())])
+
+
+async def status_of(call) -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        [response async for response in call]
+    return caught.value.code()
+
+
+async def health(stack: FrontendStack, service: str = "") -> int:
+    stub = health_pb2_grpc.HealthStub(stack.channel)
+    return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
+
+
+@contextlib.asynccontextmanager
+async def restarted(engine: FakeEngine, **changes: object):
+    """Another engine on the same port."""
+    await engine.die()
+    fresh = FakeEngine(**{"engine_id": "engine-2", **changes})
+    await fresh.start(engine.port)
+    yield fresh
+    await fresh.die()
+
+
+async def test_a_frontend_without_engine_lives_but_is_not_ready():
+    engine = FakeEngine()
+    await engine.start()
+    await engine.die()
+    async with frontend_stack(engine, wait_ready=False) as stack:
+        assert await health(stack, "liveness") == SERVING
+        assert await health(stack) == NOT_SERVING
+        assert await status_of(stack.stub.Generate(request())) == grpc.StatusCode.UNAVAILABLE
+        await engine.start(engine.port)
+        await until(lambda: stack.server.engine.is_ready)
+        assert await health(stack, "octavo.frontend.v1.FrontendService") == SERVING
+        assert await answer(stack) == "hello world"
+        await engine.die()
+
+
+async def test_readiness_follows_the_engine_and_watchers_hear_of_it():
+    async with (
+        FakeEngine(is_ready=False) as engine,
+        frontend_stack(engine, wait_ready=False) as stack,
+    ):
+        await until(lambda: engine.num_sessions)
+        watch = health_pb2_grpc.HealthStub(stack.channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == NOT_SERVING
+        engine.is_ready = True
+        assert (await watch.read()).status == SERVING
+        engine.is_ready = False
+        assert (await watch.read()).status == NOT_SERVING
+        watch.cancel()
+
+
+async def test_a_lost_engine_ends_its_requests_and_is_found_again():
+    async with FakeEngine() as engine, frontend_stack(engine) as stack:
+        engine.pause()
+        calls = [stack.stub.Generate(request()) for _ in range(3)]
+        await until(lambda: len(engine.live) == 3)
+        async with restarted(engine, script=says("hello again")) as fresh:
+            for call in calls:
+                assert await status_of(call) == grpc.StatusCode.UNAVAILABLE
+            await until(lambda: fresh.num_sessions and stack.server.engine.is_ready)
+            assert await answer(stack) == "hello again"
+
+
+async def test_a_silent_engine_is_given_up_and_its_requests_end():
+    async with (
+        FakeEngine() as engine,
+        frontend_stack(engine, engine_silence_timeout_s=0.2) as stack,
+    ):
+        engine.pause()
+        call = stack.stub.Generate(request())
+        await until(lambda: engine.live)
+        engine.mute()
+        assert await status_of(call) == grpc.StatusCode.UNAVAILABLE
+        await until(lambda: not stack.server.engine.is_ready)
+        engine.unmute()
+        engine.resume()
+        await until(lambda: stack.server.engine.is_ready)
+        assert await answer(stack) == "hello world"
+
+
+async def test_an_engine_that_never_says_hello_is_given_up():
+    engine = FakeEngine()
+    engine.mute()
+    async with (
+        engine,
+        frontend_stack(engine, wait_ready=False, engine_silence_timeout_s=0.1) as stack,
+    ):
+        await until(
+            lambda: (
+                "hello" in str(stack.server.engine.unavailable)
+                or "session" in str(stack.server.engine.unavailable)
+            )
+        )
+        engine.unmute()
+        await until(lambda: stack.server.engine.is_ready)
+
+
+async def test_a_draining_engine_finishes_but_gets_nothing_new():
+    async with FakeEngine() as engine, frontend_stack(engine) as stack:
+        engine.pause()
+        call = stack.stub.Generate(request())
+        await until(lambda: engine.live)
+        engine.drain()
+        await until(lambda: not stack.server.engine.is_ready)
+        assert await status_of(stack.stub.Generate(request())) == grpc.StatusCode.UNAVAILABLE
+        assert len(engine.submits) == 1
+        engine.resume()
+        assert [response async for response in call][-1].output.finish_reason
+
+
+async def test_a_restarted_engine_with_another_tokenizer_is_served_with_it():
+    loud = tokenizer_files(chat_template=CHAT_TEMPLATE.replace("assistant", "ASSISTANT"))
+    conversation = pb.TokenizeRequest(
+        conversation=pb.Conversation(messages=[pb.ChatMessage(role="user", content="x")])
+    )
+    async with (
+        FakeEngine() as engine,
+        frontend_stack(engine) as stack,
+        restarted(engine, files=loud, model="loud") as fresh,
+    ):
+        await until(lambda: fresh.num_sessions and stack.server.engine.is_ready)
+        tokenized = await stack.stub.Tokenize(conversation)
+        assert "ASSISTANT" in "".join(tokenized.tokens)
+        [model] = (await stack.stub.ListModels(pb.ListModelsRequest())).models
+        assert model.name == "loud"
+
+
+async def test_every_step_read_is_credited():
+    async with (
+        FakeEngine(script=says("one two three four five " * 5, eos=False)) as engine,
+        frontend_stack(engine) as stack,
+    ):
+        await answer(stack)
+        await until(lambda: engine.steps_read == engine.steps_sent)
+        assert engine.steps_sent > engine.credit_window
+
+
+async def test_requests_of_many_clients_share_one_session():
+    async with FakeEngine() as engine, frontend_stack(engine) as stack:
+        answers = await asyncio.gather(*[answer(stack) for _ in range(50)])
+        assert answers == ["hello world"] * 50
+        assert engine.num_sessions == 1
+        await until(lambda: stack.server.engine.num_live == 0)
+
+
+async def test_a_broken_tokenizer_is_named_to_callers():
+    files = {"tokenizer.json": b"{}"}
+    async with FakeEngine(files=files) as engine, frontend_stack(engine, wait_ready=False) as stack:
+        await until(lambda: "cannot be read" in str(stack.server.engine.unavailable))
+        assert await status_of(stack.stub.Generate(request())) == grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.fixture
+def tokenizer_folder(tmp_path):
+    for name, content in tokenizer_files().items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "model.safetensors").write_bytes(b"not a part of the tokenizer")
+    return tmp_path
+
+
+async def test_a_local_tokenizer_serves_in_place_of_the_engines(tokenizer_folder):
+    async with FakeEngine() as engine, frontend_stack(engine, tokenizer=tokenizer_folder) as stack:
+        assert await answer(stack) == "hello world"
+
+
+async def test_a_local_tokenizer_that_is_not_the_engines_is_refused(tokenizer_folder):
+    config = json.loads(tokenizer_files()["tokenizer_config.json"])
+    (tokenizer_folder / "tokenizer_config.json").write_text(json.dumps(config | {"x": 1}))
+    async with FakeEngine() as engine:
+        stack_of = frontend_stack(engine, wait_ready=False, tokenizer=tokenizer_folder)
+        async with stack_of as stack:
+            await until(lambda: "has the hash" in str(stack.server.engine.unavailable))
+            assert await health(stack) == NOT_SERVING
+
+
+async def test_closing_the_frontend_leaves_no_task_behind():
+    before = asyncio.all_tasks()
+    async with FakeEngine() as engine:
+        async with frontend_stack(engine) as stack:
+            engine.pause()
+            call = stack.stub.Generate(request())
+            await until(lambda: engine.live)
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+            [response async for response in call]
+        await until(lambda: engine.num_sessions == 0)
+    await until(lambda: asyncio.all_tasks() <= before)

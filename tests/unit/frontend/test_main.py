@@ -1,0 +1,40 @@
+"""The command's flags and its one-line complaints."""
+
+import sys
+
+import pytest
+
+from services.frontend.__main__ import main
+from services.frontend.config import FrontendConfig
+
+
+def run(monkeypatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["frontend", *arguments])
+    return main()
+
+
+def test_a_value_out_of_range_is_one_line(monkeypatch, capsys):
+    assert run(monkeypatch, "--port", "70000") == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("octavo frontend: --port: ")
+    assert "70000" in line
+
+
+def test_a_folder_without_tokenizer_is_one_line(monkeypatch, capsys, tmp_path):
+    assert run(monkeypatch, "--tokenizer", str(tmp_path)) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "no tokenizer.json" in line
+
+
+def test_the_environment_sets_flags(monkeypatch):
+    monkeypatch.setenv("OCTAVO_FRONTEND_ENGINE_ADDRESS", "engine:1")
+    assert FrontendConfig().engine_address == "engine:1"
+
+
+def test_help_explains_every_flag(monkeypatch, capsys):
+    with pytest.raises(SystemExit) as caught:
+        run(monkeypatch, "--help")
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    for name in FrontendConfig.model_fields:
+        assert f"--{name.replace('_', '-')}" in text

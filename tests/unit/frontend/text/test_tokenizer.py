@@ -1,0 +1,73 @@
+"""Text becomes the tokens that the tokenizer's own library makes of it."""
+
+import json
+
+import pytest
+from tokenizers import AddedToken, decoders, models
+from tokenizers import Tokenizer as LibraryTokenizer
+
+from services.frontend.text.tokenizer import (
+    INLINE_ENCODE_CHARACTERS,
+    Tokenizer,
+    TokenizerFilesError,
+)
+from tests.support.byte_tokenizer import reference_tokenizer, tokenizer_files
+
+
+def sentencepiece_files() -> dict[str, bytes]:
+    vocab = {"<unk>": 0, "\u2581Hello": 1, "\u2581world": 2, "<0xC3>": 3, "<0xA9>": 4}
+    tokenizer = LibraryTokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer.add_special_tokens([AddedToken("<s>")])
+    return {"tokenizer.json": tokenizer.to_str().encode()}
+
+
+@pytest.mark.parametrize("repeat", [1, INLINE_ENCODE_CHARACTERS])
+async def test_short_and_long_texts_become_the_same_tokens_as_in_the_library(repeat):
+    text = "hello <|im_end|> w\u00f6rld " * repeat
+    encoded = await Tokenizer(tokenizer_files()).encode(text, add_special_tokens=True)
+    assert encoded == reference_tokenizer().encode(text).ids
+
+
+async def test_special_tokens_in_a_text_are_recognised():
+    ids = await Tokenizer(tokenizer_files()).encode("<|im_end|>", add_special_tokens=False)
+    assert ids == [1]
+
+
+def test_special_tokens_are_hidden_on_wish():
+    tokenizer = Tokenizer(tokenizer_files())
+    ids = [1, *reference_tokenizer().encode("hello").ids]
+    assert tokenizer.decode(ids, show_special_tokens=False) == "hello"
+    assert tokenizer.decode(ids, show_special_tokens=True) == "<|im_end|>hello"
+
+
+def test_each_token_has_a_text_of_its_own():
+    tokenizer = Tokenizer(tokenizer_files())
+    ids = reference_tokenizer().encode("\u00e9").ids
+    assert tokenizer.token_texts([*ids, 1]) == ["\ufffd"] * len(ids) + ["<|im_end|>"]
+
+
+def test_sentencepiece_vocabularies_are_read_too():
+    tokenizer = Tokenizer(sentencepiece_files())
+    shown = tokenizer.token_bytes(show_special_tokens=True)
+    assert b"".join(shown[token_id] for token_id in (1, 2, 3, 4)).decode() == " Hello world\u00e9"
+    assert tokenizer.token_bytes(show_special_tokens=False)[5] == b""
+
+
+def test_files_without_a_tokenizer_are_refused():
+    with pytest.raises(TokenizerFilesError, match=r"no tokenizer\.json"):
+        Tokenizer({})
+
+
+def test_a_broken_tokenizer_is_refused():
+    with pytest.raises(TokenizerFilesError, match="cannot be read"):
+        Tokenizer({"tokenizer.json": b"{}"})
+
+
+def test_a_decoder_of_another_kind_is_refused_by_name():
+    content = json.loads(tokenizer_files()["tokenizer.json"])
+    content["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    with pytest.raises(TokenizerFilesError, match="WordPiece"):
+        Tokenizer({"tokenizer.json": json.dumps(content).encode()})

@@ -1,0 +1,126 @@
+"""Logits through the paged cache equal transformers' on the same weights."""
+
+import copy
+import random
+
+import pytest
+import torch
+
+from models.loading.loader import load_model
+from tests.support.paged_runner import PagedRunner
+from tests.support.random_checkpoints import VARIANTS, transformers_logits
+
+CPU = torch.device("cpu")
+BLOCK_SIZE = 4
+
+
+def random_tokens(length, seed=0):
+    return random.Random(seed).choices(range(97), k=length)
+
+
+def assert_close(actual, expected, relative=1e-4):
+    scale = expected.abs().max()
+    assert (actual - expected).abs().max() <= relative * scale
+
+
+@pytest.fixture(params=sorted(VARIANTS))
+def pair(request, checkpoint):
+    folder, reference = checkpoint(request.param)
+    return load_model(folder, device=CPU, dtype=torch.float32), reference
+
+
+@pytest.mark.parametrize("length", [1, 7, BLOCK_SIZE * 5, BLOCK_SIZE * 5 + 1])
+def test_whole_prompt_gives_the_logits_of_transformers(pair, length):
+    model, reference = pair
+    tokens = random_tokens(length)
+    runner = PagedRunner(model, block_size=BLOCK_SIZE)
+    logits = runner.run(runner.add(tokens), chunk_size=length)
+    assert_close(logits, transformers_logits(reference, tokens))
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, BLOCK_SIZE, 13])
+def test_chunks_of_any_size_give_the_logits_of_the_whole(pair, chunk_size):
+    model, reference = pair
+    tokens = random_tokens(43)
+    runner = PagedRunner(model, block_size=BLOCK_SIZE)
+    logits = runner.run(runner.add(tokens), chunk_size)
+    assert_close(logits, transformers_logits(reference, tokens))
+
+
+def test_decodes_and_chunks_in_one_batch_do_not_disturb_each_other(pair):
+    model, reference = pair
+    runner = PagedRunner(model, block_size=BLOCK_SIZE)
+    sequences = [runner.add(random_tokens(n, seed=n)) for n in (30, 9, 41, 17, 8, 25)]
+    seen = [[] for _ in sequences]
+    steps = [
+        {0: 29, 1: 8},
+        {0: 1, 2: 40, 1: 1},  # a chunk between two decodes
+        {3: 16, 5: 9, 4: 7},
+        {2: 1, 3: 1, 5: 16, 4: 1},
+    ]
+    for step in steps:
+        results = runner.step([(sequences[i], n) for i, n in step.items()])
+        for i, logits in zip(step, results, strict=True):
+            seen[i].append(logits)
+    for sequence, pieces in zip(sequences, seen, strict=True):
+        assert_close(torch.cat(pieces), transformers_logits(reference, sequence.token_ids))
+
+
+def test_decode_groups_split_by_size_agree_with_the_whole(checkpoint, monkeypatch):
+    folder, reference = checkpoint("qwen3")
+    monkeypatch.setattr("models.ops.attention_metadata.CPU_GROUP_KEYS", 48)
+    runner = PagedRunner(load_model(folder, device=CPU, dtype=torch.float32), num_blocks=128)
+    sequences = [runner.add(random_tokens(n, seed=n)) for n in (60, 5, 12, 11, 40, 3, 4)]
+    for sequence in sequences:
+        runner.step([(sequence, len(sequence.token_ids) - 1)])
+    results = runner.step([(sequence, 1) for sequence in sequences])
+    for sequence, logits in zip(sequences, results, strict=True):
+        assert_close(logits[0], transformers_logits(reference, sequence.token_ids)[-1])
+
+
+@pytest.mark.parametrize("variant", ["llama_bias", "qwen3"])
+def test_bfloat16_is_as_near_to_float32_as_transformers_is(checkpoint, variant):
+    folder, reference = checkpoint(variant)
+    model = load_model(folder, device=CPU, dtype=torch.bfloat16)
+    tokens = random_tokens(60)
+    runner = PagedRunner(model, block_size=BLOCK_SIZE)
+    logits = runner.run(runner.add(tokens), chunk_size=11)
+    exact = transformers_logits(reference, tokens)
+    rounded = transformers_logits(copy.deepcopy(reference).bfloat16(), tokens)
+    assert (logits - exact).abs().mean() <= 1.25 * (rounded - exact).abs().mean()
+
+
+def test_cache_holds_the_keys_and_values_of_transformers(checkpoint):
+    folder, reference = checkpoint("qwen3")
+    tokens = random_tokens(22)
+    runner = PagedRunner(load_model(folder, device=CPU, dtype=torch.float32))
+    sequence = runner.add(tokens)
+    runner.run(sequence, chunk_size=5)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([tokens]), use_cache=True).past_key_values
+    for index, layer in enumerate(expected.layers):
+        keys, values = runner.cached(sequence, index)
+        torch.testing.assert_close(keys, layer.keys[0].transpose(0, 1), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(values, layer.values[0].transpose(0, 1), rtol=1e-4, atol=1e-4)
+
+
+def test_a_step_writes_only_its_own_slots(checkpoint):
+    folder, _ = checkpoint("llama")
+    runner = PagedRunner(load_model(folder, device=CPU, dtype=torch.float32))
+    other, sequence = runner.add(random_tokens(9)), runner.add(random_tokens(6))
+    runner.step([(other, 9)])
+    before = [(cache.k.clone(), cache.v.clone()) for cache in runner.kv_caches]
+    runner.step([(sequence, 6)])
+    slots = [sequence.block_ids[i // 4] * 4 + i % 4 for i in range(6)]
+    for cache, (k, v) in zip(runner.kv_caches, before, strict=True):
+        for after, saved in ((cache.k, k), (cache.v, v)):
+            changed = (after != saved).flatten(0, 1).flatten(1).any(dim=1)
+            assert sorted(slots) == changed.nonzero().flatten().tolist()
+
+
+def test_logits_are_float32_and_cover_the_vocabulary(checkpoint):
+    folder, _ = checkpoint("llama_tied")
+    model = load_model(folder, device=CPU, dtype=torch.bfloat16)
+    logits = model.compute_logits(torch.zeros(3, 32, dtype=torch.bfloat16))
+    assert logits.shape == (3, 97)
+    assert logits.dtype == torch.float32

@@ -1,0 +1,107 @@
+"""The rules that keep the tree readable, as tests: layers, sizes, contracts, error tables."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from models import forward_context
+from protos.engine.v1 import batch_pb2
+
+ROOT = Path(__file__).resolve().parents[2]
+MAX_FILE_LINES = 500
+
+
+def _source_files() -> list[Path]:
+    folders = ("services", "models", "scripts", "tests", "examples")
+    return [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+
+
+def test_every_import_contract_holds():
+    tool = Path(sys.executable).parent / "lint-imports"
+    result = subprocess.run(
+        [tool, "--no-cache"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_no_source_file_is_longer_than_the_cap():
+    sizes = {path: len(path.read_text().splitlines()) for path in _source_files()}
+    assert {p: n for p, n in sizes.items() if n > MAX_FILE_LINES} == {}
+
+
+def test_no_module_is_called_after_nothing():
+    banned = {"utils", "util", "common", "misc", "helpers", "helper"}
+    assert [path for path in _source_files() if path.stem in banned] == []
+
+
+def test_package_inits_hold_a_docstring_and_nothing_else():
+    inits = [p for p in _source_files() if p.name == "__init__.py" and "tests" not in p.parts]
+    too_full = [path for path in inits if len(path.read_text().splitlines()) > 3]
+    assert too_full == []
+
+
+def test_generated_code_is_what_the_contracts_say():
+    result = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "gen_protos.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_every_script_is_executable():
+    scripts = [path for path in (ROOT / "scripts").iterdir() if path.is_file()]
+    with_shebang = [p for p in scripts if p.read_text().startswith("#!")]
+    assert [path for path in with_shebang if not os.access(path, os.X_OK)] == []
+
+
+class TestBatchDescriptorMirrorsForwardContext:
+    """The message on the wire and the context in the worker say the same things."""
+
+    def test_every_context_field_travels_or_is_listed_as_local(self):
+        on_wire = set(batch_pb2.BatchDescriptor.DESCRIPTOR.fields_by_name)
+        for field in dataclasses.fields(forward_context.ForwardContext):
+            name = "graph_key" if field.name == "batch_descriptor" else field.name
+            is_local = name in forward_context.PROCESS_LOCAL_FIELDS
+            assert is_local != (name in on_wire), f"{field.name} must travel or be local"
+
+    @pytest.mark.parametrize(
+        ("message", "mirror", "made_by_worker", "stays_on_wire"),
+        [
+            (batch_pb2.Context, forward_context.Context, {"positions"}, set()),
+            (batch_pb2.GraphKey, forward_context.GraphKey, set(), set()),
+            (
+                batch_pb2.AttentionMetadata,
+                forward_context.AttentionMetadata,
+                forward_context.WORKER_MADE_ATTENTION_FIELDS,
+                {"block_table_updates"},
+            ),
+            (batch_pb2.SpecDecodeMetadata, forward_context.SpecDecodeMetadata, set(), set()),
+            (batch_pb2.DPMetadata, forward_context.DPMetadata, set(), set()),
+        ],
+        ids=lambda value: getattr(value, "__name__", ""),
+    )
+    def test_nested_fields_have_the_same_names(
+        self, message, mirror, made_by_worker, stays_on_wire
+    ):
+        on_wire = set(message.DESCRIPTOR.fields_by_name)
+        in_process = {field.name for field in dataclasses.fields(mirror)}
+        assert in_process - made_by_worker == on_wire - stays_on_wire
+
+    def test_graph_modes_have_the_same_names_and_numbers(self):
+        on_wire = {
+            value.name.removeprefix("CUDA_GRAPH_MODE_"): value.number
+            for value in batch_pb2.CUDAGraphMode.DESCRIPTOR.values
+            if value.number
+        }
+        assert on_wire == {mode.name: mode.value for mode in forward_context.CUDAGraphMode}

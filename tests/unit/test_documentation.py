@@ -1,0 +1,65 @@
+"""docs/operations.md names everything that an operator can meet."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from protos.engine.v1 import batch_pb2, engine_pb2
+from services.engine import errors as engine_errors
+from services.engine.config import EngineConfig
+from services.frontend import errors as frontend_errors
+from services.frontend.config import FrontendConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+
+
+def _table_rows() -> dict[str, str]:
+    """First cells of every table, without the quotes, with their whole line."""
+    rows = re.findall(r"^\| `([^`]+)` (\|.*)$", OPERATIONS, flags=re.MULTILINE)
+    return dict(rows)
+
+
+@pytest.mark.parametrize("config", [EngineConfig, FrontendConfig])
+def test_every_flag_is_documented_in_the_words_of_help(config):
+    rows = _table_rows()
+    for name, field in config.model_fields.items():
+        flag = "--" + name.replace("_", "-")
+        assert flag in rows, f"{flag} of {config.__name__} is not in docs/operations.md"
+        description = " ".join((field.description or "").split())
+        assert description in OPERATIONS, f"docs/operations.md says something else of {flag}"
+
+
+def test_every_figure_of_the_stats_is_documented():
+    rows = _table_rows()
+    names = engine_pb2.GetStatsResponse.DESCRIPTOR.fields_by_name
+    assert [name for name in names if name not in rows] == []
+
+
+def test_every_error_is_documented():
+    rows = _table_rows()
+    classes = [
+        name
+        for module in (engine_errors, frontend_errors)
+        for name, value in vars(module).items()
+        if isinstance(value, type) and name not in ("EngineError", "FrontendError")
+    ]
+    assert [name for name in classes if name not in rows] == []
+
+
+def test_every_fallback_reason_is_documented():
+    rows = _table_rows()
+    reasons = [
+        value.name.removeprefix("FALLBACK_REASON_").lower()
+        for value in batch_pb2.FallbackReason.DESCRIPTOR.values
+        if value.number
+    ]
+    assert [reason for reason in reasons if reason not in rows] == []
+
+
+def test_links_between_documents_lead_somewhere():
+    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("models/**/*.md")]:
+        targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text())
+        missing = [t for t in targets if not (document.parent / t).exists()]
+        assert missing == [], f"{document.name} links to {missing}"
