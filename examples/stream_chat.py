@@ -21,8 +21,8 @@ async def main() -> None:
     async with OctavoClient(os.environ.get("OCTAVO_FRONTEND", DEFAULT_ADDRESS)) as client:
         async for chunk in client.chat([Message(role="user", content=question)], options):
             print(chunk.text, end="", flush=True)
-            if chunk.usage is not None:
-                print(f"\n\n{chunk.usage.output_tokens} tokens, {chunk.finish_reason}")
+            if chunk.usage is not None and chunk.finish_reason is not None:
+                print(f"\n\n{chunk.usage.output_tokens} tokens, {chunk.finish_reason.value}")
 
 
 if __name__ == "__main__":

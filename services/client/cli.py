@@ -15,7 +15,7 @@ from services.client.commands.models import models
 from services.client.commands.serve import serve
 from services.client.commands.stats import stats
 from services.client.commands.tokenize import tokenize
-from services.client.errors import OctavoError, UnavailableError
+from services.client.errors import OctavoError, UnavailableError, UnsupportedError
 from services.client.flags import expand_dataclasses
 from services.client.supervisor import ServiceFailedError
 
@@ -62,14 +62,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=arguments)
     except OctavoError as error:
-        hint = " (`octavo serve` starts both services)" if _is_unreachable(error) else ""
-        _fail(f"{error}{hint}")
+        _fail(f"{error}{_hint(error)}")
     except ServiceFailedError as error:
         _fail(str(error))
 
 
-def _is_unreachable(error: OctavoError) -> bool:
-    return isinstance(error, UnavailableError) and "failed to connect" in str(error)
+def _hint(error: OctavoError) -> str:
+    """Returns what a user may do about an error, where that is not plain from its message."""
+    if isinstance(error, UnavailableError) and "cannot connect" in str(error):
+        return " (`octavo serve` starts both services)"
+    if isinstance(error, UnsupportedError):
+        return " (--frontend takes the frontend's address, --engine the engine's)"
+    return ""
 
 
 def _fail(message: str) -> None:

@@ -13,6 +13,8 @@ OctavoError
 └── InternalError            any other status
 """
 
+import re
+
 import grpc
 
 RETRY_PUSHBACK = "grpc-retry-pushback-ms"
@@ -84,6 +86,9 @@ _CLASSES: dict[str, type[OctavoError]] = {
     "CANCELLED": CancelledError,
 }
 _NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
+_CONNECT_FAILURE = re.compile(
+    r"failed to connect to all addresses; last error: \w+: (?:ipv[46]:)?(\S+): (?:.*: )?(.+)"
+)
 
 
 def error_of(code: int, message: str, retry_after_ms: int | None = None) -> OctavoError:
@@ -98,4 +103,5 @@ def error_of_call(error: grpc.aio.AioRpcError) -> OctavoError:
     metadata = dict(error.trailing_metadata() or ())
     pushback = metadata.get(RETRY_PUSHBACK)
     retry_after_ms = None if pushback is None else int(pushback)
-    return error_of(error.code().value[0], error.details() or error.code().name, retry_after_ms)
+    message = _CONNECT_FAILURE.sub(r"cannot connect to \1: \2", error.details() or "")
+    return error_of(error.code().value[0], message or error.code().name, retry_after_ms)

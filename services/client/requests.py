@@ -1,11 +1,13 @@
 """What a caller asks for, in plain Python."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Annotated
 
 from protos.common.v1 import sampling_pb2
 from protos.frontend.v1 import frontend_pb2
+from services.client.errors import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +54,18 @@ class Sampling:
     """Added to the logits of these token ids."""
 
     def to_proto(self) -> sampling_pb2.SamplingParams:
-        """Returns the wire form, with only the fields that are set."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return sampling_pb2.SamplingParams(
-            **{name: value for name, value in values.items() if value is not None}
-        )
+        """Returns the wire form, with only the fields that are set.
+
+        Raises:
+            InvalidRequestError: a value does not fit its field.
+        """
+        params = sampling_pb2.SamplingParams()
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is not None:
+                with _fits(item.name, value):
+                    params.MergeFrom(sampling_pb2.SamplingParams(**{item.name: value}))
+        return params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,16 +81,22 @@ class Options:
     show_special_tokens: Annotated[bool | None, "Show special tokens in the text."] = None
 
     def to_proto(self) -> frontend_pb2.GenerationOptions:
-        """Returns the wire form."""
-        return frontend_pb2.GenerationOptions(
+        """Returns the wire form.
+
+        Raises:
+            InvalidRequestError: a value does not fit its field.
+        """
+        options = frontend_pb2.GenerationOptions(
             model=self.model,
             request_id=self.request_id,
             sampling=self.sampling.to_proto(),
             stop=self.stop,
-            priority=self.priority,
             cache_salt=self.cache_salt,
             show_special_tokens=self.show_special_tokens,
         )
+        with _fits("priority", self.priority):
+            options.priority = self.priority
+        return options
 
 
 def generate_request(prompt: str | Sequence[int], options: Options) -> frontend_pb2.GenerateRequest:
@@ -90,7 +105,8 @@ def generate_request(prompt: str | Sequence[int], options: Options) -> frontend_
     if isinstance(prompt, str):
         request.text = prompt
     else:
-        request.tokens.ids.extend(prompt)
+        with _fits("a token id of the prompt", prompt):
+            request.tokens.ids.extend(prompt)
     return request
 
 
@@ -102,3 +118,15 @@ def chat_request(messages: Sequence[Message], options: Options) -> frontend_pb2.
 def chat_messages(messages: Sequence[Message]) -> list[frontend_pb2.ChatMessage]:
     """Returns the wire form of a conversation's messages."""
     return [frontend_pb2.ChatMessage(role=item.role, content=item.content) for item in messages]
+
+
+@contextmanager
+def _fits(name: str, value: object) -> Iterator[None]:
+    """Turns protobuf's complaint about a number that a field cannot hold into our own error."""
+    try:
+        yield
+    except ValueError:
+        shown = value if isinstance(value, int | float) else "out of range"
+        raise InvalidRequestError(
+            f"{name} is {shown}, which its field cannot hold", code="INVALID_ARGUMENT"
+        ) from None

@@ -1,12 +1,13 @@
 """The two services as processes on this machine."""
 
+import errno
 import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.client.supervisor import Service
+from services.client.supervisor import Service, ServiceFailedError
 
 LOOPBACK = "127.0.0.1"
 
@@ -44,9 +45,12 @@ def plan_stack(
         engine_arguments: more flags for the engine.
         frontend_arguments: more flags for the frontend.
         log_folder: where their logs go; None leaves them on standard error.
+
+    Raises:
+        ServiceFailedError: nobody can listen on one of the addresses now.
     """
-    engine_address = f"{LOOPBACK}:{engine_port or _free_port(LOOPBACK)}"
-    frontend_address = f"{host}:{port or _free_port(host)}"
+    engine_address = f"{LOOPBACK}:{_choose_port(LOOPBACK, engine_port)}"
+    frontend_address = f"{host}:{_choose_port(host, port)}"
     engine_flags = _listen_flags(engine_address)
     if model is not None:
         engine_flags += ["--model", str(model)]
@@ -73,8 +77,19 @@ def _listen_flags(address: str) -> list[str]:
     return ["--host", host, "--port", port]
 
 
-def _free_port(host: str) -> int:
-    """Returns a port that is free now. Fixed before the start, it survives restarts."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+def _choose_port(host: str, port: int) -> int:
+    """Returns `port`, or a free one for 0. Fixed before the start, it survives restarts.
+
+    Without the look beforehand, whoever holds the port already would pass for our service.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        hint = " (port 0 takes a free one)" if error.errno == errno.EADDRINUSE else ""
+        raise ServiceFailedError(
+            f"cannot listen on {host}:{port}: {error.strerror}{hint}"
+        ) from None

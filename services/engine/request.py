@@ -10,6 +10,7 @@ from services.engine.errors import EngineError, InvalidRequestError
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 64
+MAX_EOS_TOKEN_IDS = 64
 
 
 class FinishReason(enum.Enum):

@@ -84,12 +84,16 @@ class FrontendServer:
         loop = asyncio.get_running_loop()
         stopping = asyncio.Event()
 
+        signals = (signal.SIGTERM, signal.SIGINT)
+
         def take_signal(number: signal.Signals) -> None:
             log.info("signal_received", signal=number.name)
             stopping.set()
-            loop.remove_signal_handler(number)  # a second one ends the process at once
+            for each in signals:  # a second one, whichever it is, ends the process at once
+                loop.remove_signal_handler(each)
+                signal.signal(each, signal.SIG_DFL)
 
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in signals:
             loop.add_signal_handler(number, take_signal, number)
         waiting = asyncio.create_task(stopping.wait())
         await asyncio.wait({waiting, self._running}, return_when=asyncio.FIRST_COMPLETED)

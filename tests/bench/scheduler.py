@@ -3,7 +3,7 @@
     python -m tests.bench.scheduler [--json PATH]
 
 Results are made up beforehand, so no worker's time is counted. Steps overlap as they do in the
-engine: two are in flight.
+engine, two are in flight, and garbage is collected as it is there.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from services.engine.batch import step_result
 from services.engine.scheduler.scheduler import ScheduledStep, Scheduler, SchedulerLimits
+from services.engine.server import collect_garbage_rarely
 from tests.support.requests import make_request
 
 BLOCK_SIZE = 16
@@ -104,6 +105,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500, help="steps measured on each line")
     parser.add_argument("--json", type=Path, help="file to write the measurements to")
     args = parser.parse_args()
+    collect_garbage_rarely()
     print("running  context  schedule  update  total p50  total p99 (us per step)  bytes")
     measurements = []
     for context_len in args.context:

@@ -129,6 +129,14 @@ def test_an_example_runs_as_its_text_says(run, example: Path):
     assert finished.stdout.strip()
 
 
+def test_the_readmes_python_runs_as_it_stands(run, services):
+    [program] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    program = program.replace("127.0.0.1:50050", services.frontend.address)
+    finished = run(sys.executable, "-c", program)
+    assert finished.returncode == 0, finished.stderr
+    assert "12" in finished.stdout
+
+
 class TestServe:
     """`octavo serve` as its user sees it."""
 
@@ -168,6 +176,16 @@ class TestServe:
         _wait_for(log, r"(?s)starting it again.*frontend: ready", process)
         health = subprocess.run([*OCTAVO, "health", address], cwd=ROOT, timeout=60, check=False)
         assert health.returncode == 0
+
+    def test_a_second_one_on_the_same_port_says_so_and_starts_nothing(self, serve):
+        process, address, log = serve
+        _wait_for(log, "talk to it", process)
+        finished = subprocess.run(
+            [*OCTAVO, "serve", "--port", address.rpartition(":")[2], "--engine-port", "0"],
+            cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert finished.returncode == 1
+        assert finished.stderr.startswith(f"octavo: cannot listen on {address}: Address already")
 
     def test_a_flag_that_the_engine_refuses_ends_it_with_exit_code_1(self):
         finished = subprocess.run(

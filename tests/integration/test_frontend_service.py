@@ -13,6 +13,7 @@ from protos.common.v1.sampling_pb2 import FinishReason, SamplingParams
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
 from tests.support.processes import ServiceProcess, Stack, stack, start_engine, start_frontend
+from tests.support.waiting import until
 
 STOP = FinishReason.FINISH_REASON_STOP
 LENGTH = FinishReason.FINISH_REASON_LENGTH
@@ -206,6 +207,23 @@ async def test_sigterm_lets_answers_finish_and_exits_well(services):
         _, last = await collect(answers)
         assert last.finish_reason == LENGTH
         assert await asyncio.to_thread(frontend.wait) == 0
+
+
+async def test_a_second_signal_ends_it_at_once_whichever_it_is(services):
+    async with (
+        start_frontend(services.engine.address) as frontend,
+        client_of(frontend) as stub,
+    ):
+        request = pb.GenerateRequest(text="x", options=options(max_tokens=2000, ignore_eos=True))
+        answers = aiter(stub.Generate(request))
+        await anext(answers)
+        frontend.signal(signal.SIGTERM)
+        await until(lambda: "signal_received" in frontend.log)
+        frontend.signal(signal.SIGINT)
+        assert await asyncio.to_thread(frontend.wait) == -signal.SIGINT
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(answers)
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_frontend_that_starts_first_waits_for_its_engine():

@@ -63,6 +63,8 @@ class FakeEngine:
     """How requests end instead of finishing, when set."""
     is_ready: bool = True
     tokens_per_step: int = 1
+    step_s: float = 0.001
+    """Time from one step to the next."""
 
     submits: list[engine_pb2.Submit] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -203,12 +205,15 @@ class FakeEngine:
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)
 
     async def _step(self, outgoing: asyncio.Queue[engine_pb2.EngineMessage]) -> None:
+        clock = asyncio.get_running_loop().time
+        next_s = clock()
         while True:
             await self._running.wait()
             if self.live and self.steps_sent - self.steps_read < self.credit_window:
                 self.steps_sent += 1
                 outgoing.put_nowait(engine_pb2.EngineMessage(step=self._make_step()))
-            await asyncio.sleep(0.001)
+            next_s = max(next_s + self.step_s, clock())
+            await asyncio.sleep(next_s - clock())
 
     def _make_step(self) -> engine_pb2.StepOutput:
         step = engine_pb2.StepOutput()

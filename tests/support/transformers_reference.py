@@ -24,13 +24,23 @@ class TransformersReference:
         return self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
 
     @torch.inference_mode()
-    def generate(self, prompt: list[int], max_tokens: int) -> list[int]:
-        """Returns the output tokens, the end-of-sequence token included."""
+    def generate(self, prompt: list[int], max_tokens: int, **options: object) -> list[int]:
+        """Returns the output tokens, the end-of-sequence token included.
+
+        `options` are transformers' own, such as repetition_penalty.
+        """
         input_ids = torch.tensor([prompt])
         output = self.model.generate(
             input_ids,
             attention_mask=torch.ones_like(input_ids),
             max_new_tokens=max_tokens,
             do_sample=False,
+            **options,
         )
         return output[0, len(prompt) :].tolist()
+
+    @torch.inference_mode()
+    def logprobs(self, prompt: list[int], output: list[int]) -> torch.Tensor:
+        """Returns the log-probabilities of every token at each position of the output: [n, V]."""
+        logits = self.model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+        return logits.log_softmax(-1)

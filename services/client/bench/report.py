@@ -22,13 +22,15 @@ _TITLES = {
 def report(run: Run, load: Load, target: str) -> dict[str, Any]:
     """Returns a benchmark's result in a form that JSON can hold; latencies in milliseconds."""
     served = [timing for timing in run.timings if timing.error is None]
+    errors = [timing.error for timing in run.timings if timing.error is not None]
     output_tokens = sum(timing.output_tokens for timing in served)
     return {
         "target": target,
         "load": asdict(load),
         "elapsed_s": run.elapsed_s,
         "num_served": len(served),
-        "num_failed": dict(Counter(t.error for t in run.timings if t.error is not None)),
+        "num_failed": dict(Counter(error.code for error in errors)),
+        "first_failure": {error.code: str(error) for error in reversed(errors)},
         "prompt_tokens": sum(timing.prompt_tokens for timing in served),
         "output_tokens": output_tokens,
         "requests_per_s": len(served) / run.elapsed_s,

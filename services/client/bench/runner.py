@@ -22,8 +22,8 @@ class Timing:
     """Between tokens. Tokens that came in one message share the time since the one before."""
     elapsed_s: float = 0.0
     """From asking to the end."""
-    error: str | None = None
-    """Name of the status it failed with."""
+    error: OctavoError | None = None
+    """What it failed with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +78,6 @@ async def _time(target: Target, request: PlannedRequest) -> Timing:
             timing.output_tokens += num_tokens
             last = now
     except OctavoError as error:
-        timing.error = error.code
+        timing.error = error
     timing.elapsed_s = time.perf_counter() - started
     return timing

@@ -40,13 +40,16 @@ def bench_serving(
 
     - `octavo bench serving --engine 127.0.0.1:50051`
     """
+    if json_file is not None and not json_file.parent.is_dir():
+        raise typer.BadParameter(f"--json: there is no folder {json_file.parent}")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         result = runner.run(_bench(load, engine, frontend))
     Console().print(table_of(result))
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=2) + "\n")
+    for code, number in result["num_failed"].items():
+        typer.echo(f"{number} failed with {code}: {result['first_failure'][code]}", err=True)
     if result["num_failed"]:
-        typer.echo(f"failed: {result['num_failed']}", err=True)
         raise typer.Exit(1)
 
 

@@ -1,11 +1,14 @@
 """What the service process must know of a checkpoint, read without torch."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from models.config import ConfigError, ModelConfig
 from services.engine.core.tokenizer_files import TokenizerFiles
+from services.engine.errors import InvalidRequestError
+from services.engine.request import MAX_EOS_TOKEN_IDS, SamplingParams
 
 
 class ModelFolderError(Exception):
@@ -46,26 +49,28 @@ class ModelFolder:
             max_model_len: a limit below the model's own, in tokens; None keeps the model's.
 
         Raises:
-            ModelFolderError: a file is missing or broken, or the limit is above the model's.
+            ModelFolderError: a file is missing or broken, asks for what is not supported or lies
+                outside its range, or the limit is above the model's.
         """
         if not folder.is_dir():
             raise ModelFolderError(f"{folder} is not a folder; --model names a checkpoint's folder")
-        config = _read_json(folder / "config.json")
+        try:
+            config = ModelConfig.from_folder(folder)
+        except ConfigError as error:
+            raise ModelFolderError(str(error)) from error
         generation_path = folder / "generation_config.json"
         generation = _read_json(generation_path) if generation_path.is_file() else {}
         tokenizer = TokenizerFiles.from_folder(folder)
         if "tokenizer.json" not in {file.name for file in tokenizer.files}:
             raise ModelFolderError(f"{folder} has no tokenizer.json")
-        fields = _Fields(config, folder / "config.json")
+        fields = _Fields(generation, generation_path)
         return cls(
             name=name,
-            architecture=_architecture(config, folder),
-            vocab_size=fields.positive_int("vocab_size"),
-            max_model_len=_max_model_len(
-                fields.positive_int("max_position_embeddings"), max_model_len
-            ),
-            eos_token_ids=_eos_token_ids(config, generation, folder),
-            default_sampling=_default_sampling(_Fields(generation, generation_path)),
+            architecture=config.architecture,
+            vocab_size=config.vocab_size,
+            max_model_len=_max_model_len(config.max_position_embeddings, max_model_len),
+            eos_token_ids=_eos_token_ids(fields, config),
+            default_sampling=_default_sampling(fields),
             tokenizer=tokenizer,
         )
 
@@ -77,14 +82,6 @@ class _Fields:
     values: dict[str, Any]
     path: Path
 
-    def positive_int(self, name: str) -> int:
-        value = self.values.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ModelFolderError(
-                f"{self.path}: {name} is {value!r}; it must be a positive integer"
-            )
-        return value
-
     def number(self, name: str, default: float) -> float:
         value = self.values.get(name)
         if value is None:
@@ -93,24 +90,26 @@ class _Fields:
             raise ModelFolderError(f"{self.path}: {name} is {value!r}; it must be a number")
         return value
 
+    def token_ids(self, name: str, default: tuple[int, ...]) -> frozenset[int]:
+        value = self.values.get(name)
+        if value is None:
+            return frozenset(default)
+        ids = value if isinstance(value, list) else [value]
+        if not all(isinstance(token_id, int) and token_id >= 0 for token_id in ids):
+            raise ModelFolderError(
+                f"{self.path}: {name} is {value!r}; it must be a token id or a list of token ids"
+            )
+        return frozenset(ids)
+
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelFolderError(f"{path.parent} has no {path.name}") from None
     except (OSError, ValueError) as error:
         raise ModelFolderError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise ModelFolderError(f"{path} does not hold a JSON object")
     return value
-
-
-def _architecture(config: dict[str, Any], folder: Path) -> str:
-    architectures = config.get("architectures")
-    if not isinstance(architectures, list) or not architectures:
-        raise ModelFolderError(f"{folder / 'config.json'} names no architectures")
-    return str(architectures[0])
 
 
 def _max_model_len(own: int, wanted: int | None) -> int:
@@ -119,21 +118,16 @@ def _max_model_len(own: int, wanted: int | None) -> int:
     return own if wanted is None else wanted
 
 
-def _eos_token_ids(
-    config: dict[str, Any], generation: dict[str, Any], folder: Path
-) -> frozenset[int]:
+def _eos_token_ids(generation: _Fields, config: ModelConfig) -> frozenset[int]:
     """The ids that end a sequence; generation_config.json knows more than config.json."""
-    ids = generation.get("eos_token_id")
-    if ids is None:
-        ids = config.get("eos_token_id")
-    if ids is None:
-        return frozenset()
-    ids = ids if isinstance(ids, list) else [ids]
-    if not all(isinstance(token_id, int) for token_id in ids):
+    ids = generation.token_ids("eos_token_id", config.eos_token_ids)
+    # The worker has so much room for them, and would refuse every request that names another.
+    if len(ids) > MAX_EOS_TOKEN_IDS or max(ids, default=0) >= config.vocab_size:
         raise ModelFolderError(
-            f"{folder}: eos_token_id is {ids!r}; it must be an integer or a list"
+            f"eos_token_id is {sorted(ids)}; it may have {MAX_EOS_TOKEN_IDS} ids, "
+            f"all below vocab_size, which is {config.vocab_size}"
         )
-    return frozenset(ids)
+    return ids
 
 
 def _default_sampling(generation: _Fields) -> DefaultSampling:
@@ -141,10 +135,15 @@ def _default_sampling(generation: _Fields) -> DefaultSampling:
     temperature = generation.number("temperature", 1.0)
     if generation.values.get("do_sample") is False:
         temperature = 0.0
-    return DefaultSampling(
+    defaults = DefaultSampling(
         temperature=temperature,
         top_k=int(generation.number("top_k", 0)),
         top_p=generation.number("top_p", 1.0),
         min_p=generation.number("min_p", 0.0),
         repetition_penalty=generation.number("repetition_penalty", 1.0),
     )
+    try:
+        SamplingParams(**asdict(defaults), seed=0, max_tokens=1)
+    except InvalidRequestError as error:
+        raise ModelFolderError(f"{generation.path}: {error}") from error
+    return defaults

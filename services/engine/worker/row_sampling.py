@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from services.engine.batch import RowAssignment, RowSampling, read_float32, read_int32
-from services.engine.request import MAX_LOGIT_BIAS
+from services.engine.request import MAX_EOS_TOKEN_IDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from services.engine.sampling.logit_edits import LogitEdits, TokenBias
 from services.engine.sampling.penalties import Penalties
 from services.engine.sampling.sampler import TokenChoice
 from services.engine.worker.step_arrays import Int32Array
 from services.engine.worker.transfer import to_device
 
-MAX_END_TOKEN_IDS = 128
+MAX_END_TOKEN_IDS = MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS
 """Most end tokens of a row: its stop tokens and the model's end-of-sequence ids together."""
 
 

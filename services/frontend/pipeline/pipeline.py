@@ -17,7 +17,6 @@ from services.frontend.errors import (
 )
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.request import (
-    MAX_MESSAGES,
     Conversation,
     Options,
     Prompt,
@@ -112,17 +111,24 @@ class Pipeline:
         """
         return await self._encode(self.model_named(model_name), prompt)
 
-    def detokenize(
+    async def detokenize(
         self, model_name: str, token_ids: Sequence[int], *, show_special_tokens: bool
     ) -> str:
         """Returns the text of token ids.
 
         Raises:
-            FrontendError: another model was asked for, or an id is not in its vocabulary.
+            FrontendError: another model was asked for, there are more ids than a prompt may have
+                bytes, or an id is not in the vocabulary.
         """
         tokenizer = self.model_named(model_name).tokenizer
+        if len(token_ids) > self._max_prompt_bytes:
+            raise InvalidRequestError(
+                f"there are {len(token_ids)} token ids; the limit is {self._max_prompt_bytes}"
+            )
         check_vocabulary(token_ids, tokenizer.vocab_size)
-        return tokenizer.decode(token_ids, show_special_tokens=show_special_tokens)
+        return await tokenizer.decode(
+            token_ids, show_special_tokens=show_special_tokens, executor=self._executor
+        )
 
     def model_named(self, name: str) -> ServedModel:
         """Returns the model that a request names; an empty name means the one served.
@@ -144,11 +150,7 @@ class Pipeline:
 
     async def _prompt_tokens(self, model: ServedModel, prompt: Prompt) -> list[int]:
         """Returns a prompt's tokens, checked against what the model takes."""
-        if isinstance(prompt, list):
-            check_vocabulary(prompt, model.info.vocab_size)
-            token_ids = prompt
-        else:
-            token_ids = await self._encode(model, prompt)
+        token_ids = prompt if isinstance(prompt, list) else await self._encode(model, prompt)
         if not token_ids:
             raise InvalidRequestError("the prompt is empty")
         if len(token_ids) >= model.info.max_model_len:
@@ -156,6 +158,7 @@ class Pipeline:
                 f"the prompt has {len(token_ids)} tokens; prompt and output together may have"
                 f" {model.info.max_model_len}"
             )
+        check_vocabulary(token_ids, model.info.vocab_size)
         return token_ids
 
     async def _encode(self, model: ServedModel, prompt: str | Conversation) -> list[int]:
@@ -172,10 +175,8 @@ class Pipeline:
 
     def _render(self, model: ServedModel, conversation: Conversation) -> str:
         messages = conversation.messages
-        if not 0 < len(messages) <= MAX_MESSAGES:
-            raise InvalidRequestError(
-                f"the conversation has {len(messages)} messages; it must have 1 to {MAX_MESSAGES}"
-            )
+        if not messages:
+            raise InvalidRequestError("the conversation has 0 messages; it must have at least 1")
         self._check_size(
             sum(len(text.encode()) for message in messages for text in message.values())
         )

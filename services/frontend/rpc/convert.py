@@ -9,7 +9,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from protos.common.v1.sampling_pb2 import FinishReason
 from protos.frontend.v1 import frontend_pb2
 from services.frontend.errors import InvalidRequestError
-from services.frontend.pipeline.request import Conversation, Options, Output, Prompt
+from services.frontend.pipeline.request import MAX_MESSAGES, Conversation, Options, Output, Prompt
 
 _GOES_ON = FinishReason.FINISH_REASON_UNSPECIFIED
 
@@ -28,6 +28,11 @@ def refuse_unknown_fields(message: Message) -> None:
     for field, value in message.ListFields():
         if field.message_type is None or field.message_type.GetOptions().map_entry:
             continue
+        # Before they are looked at one by one: a message holds millions of empty ones.
+        if field.is_repeated and len(value) > MAX_MESSAGES:
+            raise InvalidRequestError(
+                f"{field.name} has {len(value)} entries; the limit is {MAX_MESSAGES}"
+            )
         for child in value if field.is_repeated else (value,):
             refuse_unknown_fields(child)
 

@@ -103,7 +103,7 @@ class FrontendServicer(FrontendServiceServicer):
         """Turns token ids into text."""
         del context
         refuse_unknown_fields(request)
-        text = self._pipeline.detokenize(
+        text = await self._pipeline.detokenize(
             request.model, request.token_ids, show_special_tokens=request.show_special_tokens
         )
         return frontend_pb2.DetokenizeResponse(text=text)

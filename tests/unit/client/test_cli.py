@@ -159,6 +159,33 @@ def test_a_load_that_makes_no_sense_is_a_usage_error(octavo, flags):
     assert "Invalid value" in err
 
 
+def test_a_result_file_without_a_folder_is_refused_before_the_load(octavo, frontend, tmp_path):
+    frontend.options.clear()
+    code, _, err = octavo("bench", "serving", "--json", str(tmp_path / "missing" / "run.json"))
+    assert code == 2
+    assert "no folder" in err
+    assert not frontend.options
+
+
+@pytest.mark.parametrize("flag", ["--top-k", "--max-tokens", "--seed"])
+def test_a_number_that_its_field_cannot_hold_is_one_line(octavo, flag):
+    code, _, err = octavo("generate", "hi", flag, "-1")
+    name = flag.removeprefix("--").replace("-", "_")
+    assert (code, err) == (1, f"octavo: {name} is -1, which its field cannot hold\n")
+
+
+def test_a_priority_that_its_field_cannot_hold_is_one_line(octavo):
+    code, _, err = octavo("generate", "hi", "--priority", "9999999999")
+    assert code == 1
+    assert err.startswith("octavo: priority is 9999999999")
+
+
+def test_the_frontends_address_taken_for_the_engines_is_explained(octavo, frontend):
+    code, _, err = octavo("stats", "--engine", frontend.address)
+    assert code == 1
+    assert "--engine the engine's" in err
+
+
 def test_a_refusal_is_one_line_and_exit_code_1(octavo):
     code, _, err = octavo("generate", "FAIL")
     assert (code, err) == (1, "octavo: the queue is full\n")
@@ -172,6 +199,7 @@ def test_nobody_listening_is_one_line_with_a_hint(octavo, monkeypatch, command):
     code, _, err = octavo(*[address if word == "ADDRESS" else word for word in command])
     assert code == 1
     assert len(err.splitlines()) == 1
+    assert f"cannot connect to {address}: Connection refused" in err
     assert "`octavo serve` starts both services" in err
 
 

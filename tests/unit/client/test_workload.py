@@ -5,6 +5,7 @@ import pytest
 from services.client.bench.report import report
 from services.client.bench.runner import Run, Timing
 from services.client.bench.workload import Load, plan
+from services.client.errors import UnavailableError
 
 
 def test_the_same_seed_plans_the_same_requests():
@@ -37,9 +38,10 @@ def test_a_length_that_is_no_range_is_refused(text):
 
 def test_failed_requests_are_counted_apart_and_left_out_of_the_latencies():
     good = Timing(prompt_tokens=4, output_tokens=3, ttft_s=0.1, gaps_s=[0.02, 0.04], elapsed_s=0.16)
-    bad = Timing(prompt_tokens=4, elapsed_s=9.0, error="UNAVAILABLE")
+    bad = Timing(prompt_tokens=4, elapsed_s=9.0, error=UnavailableError("gone", code="UNAVAILABLE"))
     result = report(Run(timings=[good, bad], elapsed_s=2.0), Load(), "here")
     assert result["num_failed"] == {"UNAVAILABLE": 1}
+    assert result["first_failure"] == {"UNAVAILABLE": "gone"}
     assert result["ttft_ms"]["p50"] == pytest.approx(100)
     assert result["inter_token_ms"]["p50"] == pytest.approx(30)
     assert result["e2e_ms"]["p99"] == pytest.approx(160)
@@ -47,5 +49,5 @@ def test_failed_requests_are_counted_apart_and_left_out_of_the_latencies():
 
 
 def test_a_run_without_success_has_no_latencies():
-    bad = Timing(prompt_tokens=4, error="UNAVAILABLE")
+    bad = Timing(prompt_tokens=4, error=UnavailableError("gone", code="UNAVAILABLE"))
     assert report(Run(timings=[bad], elapsed_s=1.0), Load(), "here")["ttft_ms"]["p50"] is None

@@ -67,6 +67,7 @@ GENERATE_CASES = {
 }
 CHAT_CASES = {
     "no messages": (chat(), INVALID, "0 messages"),
+    "many messages": (chat(*[("user", "")] * 4097), INVALID, "4097 entries; the limit is 4096"),
     "unknown role": (chat(("robot", "hi")), INVALID, "no role is called robot"),
     "huge content": (chat(("user", "x" * 8001)), INVALID, "the limit is 8000"),
     "other model": (chat(("user", "x"), model="gpt"), NOT_FOUND, "not served"),

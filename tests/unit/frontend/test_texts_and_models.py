@@ -8,6 +8,8 @@ from tests.support.byte_tokenizer import reference_tokenizer
 from tests.support.fake_engine import FakeEngine
 from tests.support.frontend_stack import frontend_stack
 
+TOO_MANY_TOKENS = pb.DetokenizeRequest(token_ids=[5] * (2**20 + 1))
+
 
 @pytest.fixture
 async def stub():
@@ -45,6 +47,11 @@ async def test_special_tokens_are_shown_on_wish(stub):
         ("Tokenize", pb.TokenizeRequest(), grpc.StatusCode.INVALID_ARGUMENT),
         ("Tokenize", pb.TokenizeRequest(text="x", model="no"), grpc.StatusCode.NOT_FOUND),
         ("Detokenize", pb.DetokenizeRequest(token_ids=[512]), grpc.StatusCode.INVALID_ARGUMENT),
+        (
+            "Detokenize",
+            pb.DetokenizeRequest(token_ids=[5] * (2**20 + 1)),
+            grpc.StatusCode.INVALID_ARGUMENT,
+        ),
         ("Detokenize", pb.DetokenizeRequest(model="no"), grpc.StatusCode.NOT_FOUND),
     ],
 )

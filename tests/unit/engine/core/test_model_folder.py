@@ -10,6 +10,11 @@ from services.engine.core.model_folder import DefaultSampling, ModelFolder, Mode
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
     "vocab_size": 1024,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "rms_norm_eps": 1e-6,
     "max_position_embeddings": 2048,
     "eos_token_id": 2,
 }
@@ -86,13 +91,16 @@ def test_tokenizer_files_come_in_the_order_of_their_names_with_one_hash(folder):
 @pytest.mark.parametrize(
     ("file_name", "content", "message"),
     [
-        ("config.json", None, "has no config.json"),
-        ("config.json", "{", "config.json cannot be read"),
-        ("config.json", "[]", "does not hold a JSON object"),
-        ("config.json", json.dumps({**CONFIG, "architectures": []}), "names no architectures"),
+        ("config.json", None, r"config\.json cannot be read"),
         ("config.json", json.dumps({**CONFIG, "vocab_size": "x"}), "vocab_size is 'x'"),
-        ("config.json", json.dumps({**CONFIG, "eos_token_id": "x"}), "eos_token_id is"),
+        ("config.json", json.dumps({**CONFIG, "use_sliding_window": True}), "use_sliding_window"),
+        ("generation_config.json", "{", r"generation_config\.json cannot be read"),
+        ("generation_config.json", "[]", "does not hold a JSON object"),
+        ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id is 'x'"),
+        ("generation_config.json", '{"eos_token_id": [2, 1024]}', r"eos_token_id is \[2, 1024\]"),
+        ("generation_config.json", json.dumps({"eos_token_id": [*range(65)]}), "may have 64 ids"),
         ("generation_config.json", '{"top_p": "high"}', "top_p is 'high'"),
+        ("generation_config.json", '{"temperature": 200}', "temperature is 200; it must be in"),
         ("tokenizer.json", None, "has no tokenizer.json"),
     ],
 )

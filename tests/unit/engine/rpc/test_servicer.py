@@ -1,7 +1,7 @@
 """The methods beside Session, over a real socket, around a fake worker."""
 
 import hashlib
-import json
+import shutil
 
 import grpc
 import pytest
@@ -15,6 +15,7 @@ from protos.engine.v1.engine_pb2 import (
     GetTokenizerRequest,
     WatchStepsRequest,
 )
+from services.engine.config import TINY_CHECKPOINT
 from services.engine.core.model_folder import ModelFolder
 from services.engine.request import SamplingParams
 from tests.support.engine_harness import SEED, engine_config, model_folder, running_service
@@ -160,8 +161,7 @@ class TestInformation:
             assert (info.num_blocks, info.device_name, info.dtype) == (64, "cpu", "float32")
 
     async def test_the_tokenizer_arrives_whole_and_hashes_as_promised(self, tmp_path):
-        config = {"architectures": ["X"], "vocab_size": 9, "max_position_embeddings": 99}
-        (tmp_path / "config.json").write_text(json.dumps(config))
+        shutil.copy(TINY_CHECKPOINT / "config.json", tmp_path)
         (tmp_path / "tokenizer.json").write_bytes(bytes(range(256)) * 3000)
         (tmp_path / "chat_template.jinja").write_bytes(b"")
         model = ModelFolder.open(tmp_path, name="fake", max_model_len=None)

@@ -243,6 +243,15 @@ def test_a_contradictory_descriptor_is_refused(folder, field, value):
         driver.runner.execute(descriptor)
 
 
+@pytest.mark.parametrize("sample_indices", [[-1], [2], [0, 2], [1, 0], [1, 1]])
+def test_a_sample_that_no_request_takes_is_refused(folder, sample_indices):
+    driver = StepDriver(folder)
+    descriptor = driver.descriptor([(driver.add(PROMPTS[0]), 3), (driver.add(PROMPTS[1]), 3)])
+    descriptor.sampling.sample_indices = np.array(sample_indices, "<i4").tobytes()
+    with pytest.raises(ValueError, match="sample"):
+        driver.runner.execute(descriptor)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("rows", [8]), ("offsets", [32]), ("counts", [2]), ("block_ids", [64]), ("block_ids", [])],

@@ -7,6 +7,7 @@ from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from services.frontend.text.tokenizer import (
+    INLINE_DECODE_TOKENS,
     INLINE_ENCODE_CHARACTERS,
     Tokenizer,
     TokenizerFilesError,
@@ -36,11 +37,19 @@ async def test_special_tokens_in_a_text_are_recognised():
     assert ids == [1]
 
 
-def test_special_tokens_are_hidden_on_wish():
+async def test_special_tokens_are_hidden_on_wish():
     tokenizer = Tokenizer(tokenizer_files())
     ids = [1, *reference_tokenizer().encode("hello").ids]
-    assert tokenizer.decode(ids, show_special_tokens=False) == "hello"
-    assert tokenizer.decode(ids, show_special_tokens=True) == "<|im_end|>hello"
+    assert await tokenizer.decode(ids, show_special_tokens=False) == "hello"
+    assert await tokenizer.decode(ids, show_special_tokens=True) == "<|im_end|>hello"
+
+
+async def test_many_tokens_become_the_text_that_few_do():
+    tokenizer = Tokenizer(tokenizer_files())
+    ids = reference_tokenizer().encode("hello \u00e9 ").ids
+    repeat = 1 + INLINE_DECODE_TOKENS // len(ids)
+    text = await tokenizer.decode(ids * repeat, show_special_tokens=False)
+    assert text == "hello \u00e9 " * repeat
 
 
 def test_each_token_has_a_text_of_its_own():

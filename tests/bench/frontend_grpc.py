@@ -1,0 +1,169 @@
+"""CPU that the frontend spends per token: `python -m tests.bench.frontend_grpc`.
+
+The frontend is the real service in a process of its own. The engine is a stand-in here that sends
+one token per request every --step-ms; the client is here, too. The CPU of the idle frontend is
+subtracted. A frontend that cannot keep up merges tokens into fewer messages, which makes a token
+cheaper, so the figure counts only while `tokens_per_message` is near 1.
+"""
+
+import argparse
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import grpc
+import psutil
+import uvloop
+
+from protos.frontend.v1 import frontend_pb2 as pb
+from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
+from services.telemetry.grpc_options import channel_options
+from tests.support.byte_tokenizer import reference_tokenizer
+from tests.support.fake_engine import FakeEngine
+from tests.support.processes import start_frontend
+
+WARM_UP_S = 1.0
+IDLE_S = 2.0
+TEXT = "The quick brown fox jumps over the lazy dog. "
+MAX_MODEL_LEN = 1 << 20
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One run."""
+
+    mode: str
+    streams: int
+    step_ms: float
+    tokens: int
+    tokens_per_s: float
+    tokens_per_message: float
+    idle_cpu_percent: float
+    cpu_us_per_token: float
+
+
+@dataclass
+class Counts:
+    """What the client has read so far."""
+
+    tokens: int = 0
+    messages: int = 0
+
+    def add(self, output: pb.Output) -> None:
+        """Counts a message."""
+        self.tokens += len(output.token_ids)
+        self.messages += 1
+
+
+Drive = Callable[[FrontendServiceStub, list[pb.GenerateRequest], Counts], Awaitable[None]]
+
+
+async def drive_calls(
+    stub: FrontendServiceStub, requests: list[pb.GenerateRequest], counts: Counts
+) -> None:
+    """Runs every request over a call of its own."""
+
+    async def drive_one(request: pb.GenerateRequest) -> None:
+        call = stub.Generate(request)
+        while (response := await call.read()) is not grpc.aio.EOF:
+            counts.add(response.output)
+
+    await asyncio.gather(*(drive_one(request) for request in requests))
+
+
+async def drive_session(
+    stub: FrontendServiceStub, requests: list[pb.GenerateRequest], counts: Counts
+) -> None:
+    """Runs all requests over one session."""
+    call = stub.Session()
+    for handle, request in enumerate(requests):
+        await call.write(pb.SessionRequest(handle=handle, generate=request))
+    while (response := await call.read()) is not grpc.aio.EOF:
+        counts.add(response.output)
+
+
+MODES: dict[str, Drive] = {"generate": drive_calls, "session": drive_session}
+
+
+def paced_engine(arguments: argparse.Namespace) -> FakeEngine:
+    """Returns a stand-in whose requests outlast the measurement."""
+    tokens = reference_tokenizer().encode(TEXT).ids
+    num_steps = int((arguments.seconds + WARM_UP_S + IDLE_S + 10) * 1000 / arguments.step_ms)
+    output = tokens * (num_steps // len(tokens) + 1)
+    return FakeEngine(
+        script=lambda _: output,
+        max_model_len=MAX_MODEL_LEN,
+        credit_window=64,
+        step_s=arguments.step_ms / 1000,
+    )
+
+
+async def measure(arguments: argparse.Namespace, mode: str) -> Figures:
+    """Drives the frontend and reads its CPU time over the middle of the run."""
+    stop = ["never seen"] if arguments.stop else []
+    request = pb.GenerateRequest(text=TEXT, options=pb.GenerationOptions(stop=stop))
+    counts = Counts()
+    async with paced_engine(arguments) as engine, start_frontend(engine.address) as frontend:
+        cpu_s = _cpu_clock(frontend.pid)
+        options = channel_options(16 * 2**20)
+        async with grpc.aio.insecure_channel(frontend.address, options=options) as channel:
+            stub = FrontendServiceStub(channel)
+            await stub.ListModels(pb.ListModelsRequest())
+            idle_started = cpu_s()
+            await asyncio.sleep(IDLE_S)
+            idle_share = (cpu_s() - idle_started) / IDLE_S
+            driving = asyncio.create_task(MODES[mode](stub, [request] * arguments.streams, counts))
+            await asyncio.sleep(WARM_UP_S)
+            clock = asyncio.get_running_loop().time
+            started_s, cpu_started = clock(), cpu_s()
+            tokens, messages = counts.tokens, counts.messages
+            await asyncio.sleep(arguments.seconds)
+            elapsed_s, busy_s = clock() - started_s, cpu_s() - cpu_started
+            tokens, messages = counts.tokens - tokens, counts.messages - messages
+            driving.cancel()
+            await asyncio.gather(driving, return_exceptions=True)
+    return Figures(
+        mode=mode,
+        streams=arguments.streams,
+        step_ms=arguments.step_ms,
+        tokens=tokens,
+        tokens_per_s=round(tokens / elapsed_s, 1),
+        tokens_per_message=round(tokens / messages, 2),
+        idle_cpu_percent=round(100 * idle_share, 2),
+        cpu_us_per_token=round(1e6 * (busy_s - idle_share * elapsed_s) / tokens, 2),
+    )
+
+
+def _cpu_clock(pid: int) -> Callable[[], float]:
+    process = psutil.Process(pid)
+
+    def cpu_s() -> float:
+        times: Any = process.cpu_times()
+        return float(times.user + times.system)
+
+    return cpu_s
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--streams", type=int, default=64, help="concurrent requests")
+    parser.add_argument("--step-ms", type=float, default=25.0, help="time of one step")
+    parser.add_argument("--seconds", type=float, default=8.0, help="length of each measurement")
+    parser.add_argument("--mode", choices=[*MODES, "both"], default="both")
+    parser.add_argument("--stop", action="store_true", help="give each request a stop string")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    arguments = parser.parse_args()
+    modes = list(MODES) if arguments.mode == "both" else [arguments.mode]
+    runs = [asdict(uvloop.run(measure(arguments, mode))) for mode in modes]
+    if arguments.json:
+        print(json.dumps(runs))
+        return
+    for name in runs[0]:
+        print(f"{name:24}" + "".join(f"{run[name]:>14}" for run in runs))
+
+
+if __name__ == "__main__":
+    main()
