@@ -81,6 +81,7 @@ class RequestReader:
         if not submit.request_id:
             raise InvalidRequestError("request_id is empty; a session names its requests")
         check_name(submit.request_id, "request_id")
+        check_name(submit.cache_salt, "cache_salt")
         if len(submit.prompt_token_ids) % _TOKEN_ID.itemsize:
             raise InvalidRequestError(
                 f"prompt_token_ids has {len(submit.prompt_token_ids)} bytes; each token takes 4"
@@ -118,6 +119,7 @@ class RequestReader:
         """
         check_known(message)
         check_name(message.request_id, "request_id")
+        check_name(message.cache_salt, "cache_salt")
         if message.model not in ("", self.model.name):
             raise UnknownModelError(
                 f"model {message.model!r} is not served here; {self.model.name!r} is"

@@ -1,8 +1,9 @@
 """One client's stream that carries many requests."""
 
 import asyncio
+import io
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from protos.common.v1.failure_pb2 import Failure
 from protos.common.v1.sampling_pb2 import FinishReason, Usage
@@ -28,6 +29,9 @@ from services.frontend.rpc.request_log import request_logged
 from services.frontend.rpc.status import failure_of
 from services.frontend.rpc.writer import Writer
 
+MAX_COLLECTED_PROMPTS = 16
+"""Longest prompts, in parts and not complete yet, that one session may hold in memory."""
+
 
 @dataclass(slots=True, eq=False)
 class _LiveRequest:
@@ -35,9 +39,9 @@ class _LiveRequest:
 
     handle: int
     options: Options
-    parts: list[str] = field(default_factory=list)
-    """Parts of the prompt that have come while others are still to come."""
-    num_part_bytes: int = 0
+    collected: io.StringIO | None = None
+    """What has come of the prompt while parts are still to come; None otherwise."""
+    num_collected_bytes: int = 0
     is_ended: bool = False
     """Whether the client has cancelled it or it was failed; both reach it from outside."""
     error: Exception | None = None
@@ -48,7 +52,7 @@ class _LiveRequest:
     @property
     def is_collecting(self) -> bool:
         """Whether more parts of the prompt are to come."""
-        return bool(self.parts)
+        return self.collected is not None
 
     def end(self, error: Exception | None) -> None:
         """Ends it: with `error`, or as cancelled. Its own task says so to the client."""
@@ -164,7 +168,7 @@ class ClientSession:
         return live
 
     def _start(self, live: _LiveRequest, prompt: Prompt, group: asyncio.TaskGroup) -> None:
-        live.parts.clear()
+        live.collected, live.num_collected_bytes = None, 0
         task = group.create_task(self._serve(live, prompt))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -173,23 +177,37 @@ class ClientSession:
         self, handle: int, part: frontend_pb2.PromptPart, group: asyncio.TaskGroup
     ) -> None:
         live = self._live.get(handle)
+        is_first = live is None
         if live is None:
             live = self._open(handle, options_of(part.options))
-        elif not live.is_collecting:
+            live.collected = io.StringIO()
+        if live.collected is None:
             raise DuplicateRequestError(
                 f"handle {handle} got a prompt part while its request was running;"
                 " the request is ended"
             )
-        elif part.HasField("options"):
+        if not is_first and part.HasField("options"):
             raise InvalidRequestError("only the first part of a prompt has options")
-        live.parts.append(part.text)
-        live.num_part_bytes += len(part.text.encode())
-        if live.num_part_bytes > self._max_prompt_bytes:
-            raise InvalidRequestError(
-                f"the prompt has {live.num_part_bytes} bytes; the limit is {self._max_prompt_bytes}"
-            )
+        live.collected.write(part.text)
+        live.num_collected_bytes += len(part.text.encode())
+        self._check_collected(live)
         if part.last:
-            self._start(live, "".join(live.parts), group)
+            self._start(live, live.collected.getvalue(), group)
+
+    def _check_collected(self, live: _LiveRequest) -> None:
+        """Raises InvalidRequestError or OverloadedError if too much of prompts is collected."""
+        limit = self._max_prompt_bytes
+        if live.num_collected_bytes > limit:
+            raise InvalidRequestError(
+                f"the prompt has {live.num_collected_bytes} bytes; the limit is {limit}"
+            )
+        in_session = sum(each.num_collected_bytes for each in self._live.values())
+        if in_session > MAX_COLLECTED_PROMPTS * limit:
+            raise OverloadedError(
+                f"prompts that come in parts hold {in_session} bytes of this session; the limit is"
+                f" {MAX_COLLECTED_PROMPTS * limit}",
+                retry_after_ms=None,
+            )
 
     async def _cancel(self, handle: int) -> None:
         live = self._live.get(handle)

@@ -116,6 +116,12 @@ def test_a_bad_request_id_is_refused(name, message):
         RequestReader(model_folder()).from_submit(submit, RecordingSink())
 
 
+def test_a_salt_over_its_limit_is_refused():
+    submit = Submit(request_id="r", prompt_token_ids=pack([1]), cache_salt="x" * 129)
+    with pytest.raises(InvalidRequestError, match="cache_salt has 129 characters"):
+        RequestReader(model_folder()).from_submit(submit, RecordingSink())
+
+
 class TestUnknownFields:
     def test_at_the_top_are_refused(self):
         message = Submit.FromString(Submit(handle=1).SerializeToString() + UNKNOWN_FIELD)

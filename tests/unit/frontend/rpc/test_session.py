@@ -130,6 +130,21 @@ async def test_parts_are_bounded_together():
         assert "12 bytes; the limit is 10" in answers.failure[1].message
 
 
+async def test_prompts_in_parts_are_bounded_over_the_whole_session():
+    async with session(FakeEngine(), max_prompt_bytes=10) as (_, call, answers):
+        for handle in range(17):
+            await call.write(part(handle, "1234567890"))
+        await answers.read_until_over(16)
+        assert answers.failure[16].code == EXHAUSTED
+        assert "170 bytes" in answers.failure[16].message
+        await call.write(cancel(0))
+        await answers.read_until_over(0)
+        await call.write(part(17, "1234567890"))
+        await call.write(cancel(17))
+        await answers.read_until_over(17)
+        assert answers.last[17].finish_reason == ABORTED
+
+
 async def test_a_prompt_without_its_last_part_fails_when_the_client_ends():
     async with session(FakeEngine()) as (_, call, answers):
         await call.write(part(1, "a"))
