@@ -5,10 +5,7 @@ import gc
 import signal
 from collections.abc import Callable
 
-import grpc
 import structlog
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from services.engine.config import EngineConfig
@@ -18,9 +15,8 @@ from services.engine.core.worker_supervisor import Executor
 from services.engine.rpc.servicer import EngineServicer
 from services.engine.rpc.status import status_of
 from services.engine.worker.executor import WorkerDiedError
-from services.telemetry.grpc_options import server_options
 from services.telemetry.health import Health
-from services.telemetry.interceptors import ErrorInterceptor
+from services.telemetry.server import listen, make_server
 
 log = structlog.get_logger()
 
@@ -45,16 +41,15 @@ class EngineServer:
         )
         self._exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
-        self._server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(status_of)],
-            options=server_options(config.max_message_bytes),
+        self._server = make_server(
+            SERVICE_NAME,
+            health=self._health,
+            status_of=status_of,
+            max_message_bytes=config.max_message_bytes,
         )
         engine_pb2_grpc.add_EngineServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
             EngineServicer(self.core, model, config), self._server
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflected = (SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
-        reflection.enable_server_reflection((*reflected, reflection.SERVICE_NAME), self._server)
 
     async def start(self) -> int:
         """Opens the port, starts the worker in the background, and returns the port.
@@ -62,11 +57,7 @@ class EngineServer:
         Raises:
             OSError: the address cannot be listened on.
         """
-        address = f"{self._config.host}:{self._config.port}"
-        try:
-            port: int = self._server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {address}") from error
+        port = listen(self._server, self._config.host, self._config.port)
         await self._server.start()
         self._tasks.append(asyncio.create_task(self._run_core()))
         self._tasks.append(asyncio.create_task(self._exit_when_drained()))

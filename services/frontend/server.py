@@ -4,10 +4,7 @@ import asyncio
 import gc
 import signal
 
-import grpc
 import structlog
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
 from services.frontend.config import FrontendConfig
@@ -15,9 +12,8 @@ from services.frontend.engine_client.client import EngineClient
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.rpc.servicer import FrontendServicer
 from services.frontend.rpc.status import status_of
-from services.telemetry.grpc_options import server_options
 from services.telemetry.health import Health
-from services.telemetry.interceptors import ErrorInterceptor
+from services.telemetry.server import listen, make_server
 
 log = structlog.get_logger()
 
@@ -43,9 +39,11 @@ class FrontendServer:
         )
         self._is_draining = False
         self._running: asyncio.Task[None] | None = None
-        self._server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(status_of)],
-            options=server_options(config.max_message_bytes),
+        self._server = make_server(
+            SERVICE_NAME,
+            health=self._health,
+            status_of=status_of,
+            max_message_bytes=config.max_message_bytes,
         )
         self._servicer = FrontendServicer(
             self._pipeline,
@@ -56,9 +54,6 @@ class FrontendServer:
         frontend_pb2_grpc.add_FrontendServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
             self._servicer, self._server
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflected = (SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
-        reflection.enable_server_reflection((*reflected, reflection.SERVICE_NAME), self._server)
 
     async def start(self) -> int:
         """Opens the port, looks for the engine in the background, and returns the port.
@@ -66,11 +61,7 @@ class FrontendServer:
         Raises:
             OSError: the address cannot be listened on.
         """
-        address = f"{self._config.host}:{self._config.port}"
-        try:
-            port: int = self._server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {address}") from error
+        port = listen(self._server, self._config.host, self._config.port)
         await self._server.start()
         self._running = asyncio.create_task(
             self.engine.run(on_model=self._pipeline.load_model, on_readiness=self._take_readiness)

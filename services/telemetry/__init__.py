@@ -1,1 +1,1 @@
-"""What both services share to be observed: logging, health, error interception."""
+"""What both services share to be observed: logging, health, error interception, the server."""

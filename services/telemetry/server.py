@@ -1,0 +1,45 @@
+"""A gRPC server as both services want it: observed, checked and described."""
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.telemetry.grpc_options import server_options
+from services.telemetry.health import Health
+from services.telemetry.interceptors import ErrorInterceptor
+from services.telemetry.status import StatusMapper
+
+
+def make_server(
+    service_name: str, *, health: Health, status_of: StatusMapper, max_message_bytes: int
+) -> grpc.aio.Server:
+    """Returns a server with health and reflection; the caller adds the service itself.
+
+    Args:
+        service_name: full name of the service's API, which reflection tells.
+        health: answers grpc.health.v1.
+        status_of: finds the status of an error that a servicer raised.
+        max_message_bytes: largest message taken or sent.
+    """
+    server = grpc.aio.server(
+        interceptors=[ErrorInterceptor(status_of)], options=server_options(max_message_bytes)
+    )
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+    reflected = (service_name, health_name, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(reflected, server)
+    return server
+
+
+def listen(server: grpc.aio.Server, host: str, port: int) -> int:
+    """Opens the server's port and returns it; port 0 takes a free one.
+
+    Raises:
+        OSError: the address cannot be listened on.
+    """
+    address = f"{host}:{port}"
+    try:
+        opened: int = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {address}") from error
+    return opened
