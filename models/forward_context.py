@@ -8,7 +8,6 @@ Lifecycle: `with forward_context(...)` sets it, `get_forward_context()` reads it
 resets it. Nesting is a bug and fails.
 """
 
-import enum
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,19 +15,13 @@ from typing import Any
 
 import torch
 
+from models.cudagraph_mode import CUDAGraphMode
+
 PROCESS_LOCAL_FIELDS = frozenset({"kv_cache_data", "no_compile_layers"})
 """Fields of ForwardContext that live in one process and have no counterpart on the wire."""
 
-WORKER_MADE_ATTENTION_FIELDS = frozenset({"block_tables", "slot_mapping", "groups"})
+WORKER_MADE_ATTENTION_FIELDS = frozenset({"block_tables", "slot_mapping", "groups", "workspace"})
 """Fields of AttentionMetadata that the worker derives from its tables; they do not travel."""
-
-
-class CUDAGraphMode(enum.Enum):
-    """How one forward pass runs; the values are the wire's."""
-
-    NONE = 1
-    PIECEWISE = 2
-    FULL = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +71,23 @@ class AttentionGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionWorkspace:
+    """Where the decode kernel leaves partial results; one for all layers, graphs and steps.
+
+    Made by `models.ops.attention_metadata.make_attention_workspace`. Launches that share it must
+    follow each other on one stream.
+
+    partials: [n * D] float32, outputs of parts of a sequence's keys, one for each query head.
+    lse: [n] float32, base-2 logarithm of each partial's sum of exponentials.
+    counters: int32, parts that have finished of each request and kv head; zero between launches.
+    """
+
+    partials: torch.Tensor
+    lse: torch.Tensor
+    counters: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMetadata:
     """What attention needs. R requests, T query tokens.
 
@@ -88,7 +98,9 @@ class AttentionMetadata:
         max_blocks is what the longest sequence needs.
     slot_mapping: [T] int64, where each query token's key and value go: block id * B + offset.
     groups: how the reference attention splits the batch; made once a step, not once a layer.
+        Empty where our kernels run, which plan on the device.
     max_seqlen_q, max_seqlen_k: longest query and longest sequence, in tokens.
+    workspace: lets the decode kernel split long sequences; without one it does not.
     The worker makes block_tables, slot_mapping and groups from its tables with
     `models.ops.attention_metadata.build_attention_metadata`; they do not travel.
     """
@@ -101,6 +113,7 @@ class AttentionMetadata:
     groups: tuple[AttentionGroup, ...]
     max_seqlen_q: int
     max_seqlen_k: int
+    workspace: AttentionWorkspace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

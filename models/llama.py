@@ -10,7 +10,6 @@ from models.config import ModelConfig
 from models.layers.attention import Attention
 from models.layers.decoder import CausalLM, DecoderLayer, GatedMLP, Rotation
 from models.layers.linear import QKVParallelLinear, RowParallelLinear
-from models.ops.rotary import apply_rotary
 from models.parallel.group import SINGLE, ParallelGroup
 
 
@@ -38,9 +37,7 @@ class LlamaAttention(nn.Module):
     def forward(self, hidden: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Maps [T, hidden] to [T, hidden]."""
         q, k, v = self.qkv_proj.forward_heads(hidden)
-        q = apply_rotary(q, *rotation)
-        k = apply_rotary(k, *rotation)
-        output: torch.Tensor = self.o_proj(self.attn(q, k, v))
+        output: torch.Tensor = self.o_proj(self.attn(q, k, v, rotation=rotation))
         return output
 
 

@@ -11,7 +11,6 @@ from models.layers.attention import Attention
 from models.layers.decoder import CausalLM, DecoderLayer, GatedMLP, Rotation
 from models.layers.linear import QKVParallelLinear, RowParallelLinear
 from models.layers.norm import RMSNorm
-from models.ops.rotary import apply_rotary
 from models.parallel.group import SINGLE, ParallelGroup
 
 
@@ -41,9 +40,9 @@ class Qwen3Attention(nn.Module):
     def forward(self, hidden: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Maps [T, hidden] to [T, hidden]."""
         q, k, v = self.qkv_proj.forward_heads(hidden)
-        q = apply_rotary(self.q_norm(q), *rotation)
-        k = apply_rotary(self.k_norm(k), *rotation)
-        output: torch.Tensor = self.o_proj(self.attn(q, k, v))
+        norms = self.q_norm, self.k_norm
+        attended = self.attn(q, k, v, rotation=rotation, norms=norms)
+        output: torch.Tensor = self.o_proj(attended)
         return output
 
 

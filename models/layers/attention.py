@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 import models.ops.attention  # noqa: F401  # registers the operator
+from models.layers.norm import RMSNorm
 
 
 class Attention(nn.Module):
@@ -16,8 +17,37 @@ class Attention(nn.Module):
         super().__init__()
         self.layer_index = layer_index
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Maps q [T, Hq, D], k and v [T, Hk, D] to [T, Hq * D]; writes k and v to the cache."""
-        output = torch.empty_like(q, memory_format=torch.contiguous_format)
-        torch.ops.octavo.unified_attention_with_output(q, k, v, output, self.layer_index)
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        rotation: tuple[torch.Tensor, torch.Tensor] | None = None,
+        norms: tuple[RMSNorm, RMSNorm] | None = None,
+    ) -> torch.Tensor:
+        """Maps q [T, Hq, D], k and v [T, Hk, D] to [T, Hq * D]; writes k and v to the cache.
+
+        Args:
+            q: queries; contiguous unless rotated here.
+            k: keys.
+            v: values.
+            rotation: cosine and signed sine, each [T, 1, D]; rotates q and k.
+            norms: of the heads of q and of k, before they are rotated; of equal eps.
+        """
+        output = q.new_empty(q.shape)
+        cos, signed_sin = rotation or (None, None)
+        q_norm, k_norm = norms or (None, None)
+        torch.ops.octavo.unified_attention_with_output(
+            q,
+            k,
+            v,
+            output,
+            self.layer_index,
+            cos,
+            signed_sin,
+            None if q_norm is None else q_norm.weight,
+            None if k_norm is None else k_norm.weight,
+            0.0 if q_norm is None else q_norm.eps,
+        )
         return output.flatten(-2)

@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from models.compile_support import support_torch_compile
 from models.config import ModelConfig
 from models.layers.activation import SiluAndMul
 from models.layers.embedding import ParallelLMHead, VocabParallelEmbedding
@@ -88,6 +89,7 @@ class Decoder(nn.Module):
         return self.norm.add(hidden, residual)[0]
 
 
+@support_torch_compile(dynamic_arg_dims={"input_ids": 0, "positions": 0})
 class CausalLM(nn.Module):
     """A language model: a decoder and a head over its vocabulary.
 

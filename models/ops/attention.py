@@ -9,30 +9,62 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from models.forward_context import AttentionGroup, KVCacheData, get_forward_context
 from models.ops.custom_op import direct_register_custom_op
+from models.ops.head_transform import HeadTransform, transform_heads
+from models.ops.kernel_choice import has_kernels
 from models.ops.kv_cache import write_kv_cache
 
 
-def unified_attention_with_output(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, output: torch.Tensor, layer_index: int
+def unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dataclasses
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    output: torch.Tensor,
+    layer_index: int,
+    cos: torch.Tensor | None = None,
+    signed_sin: torch.Tensor | None = None,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
     """Stores the step's keys and values, then attends each query to its sequence's cache.
 
-    Reads attn_metadata and kv_cache_data[layer_index] of the forward context. Prefill chunks and
-    decodes may stand side by side. T tokens, Hq/Hk query/kv heads, D head dim.
+    Given cos and signed_sin it rotates queries and keys first; given the weights too, it
+    normalises their heads before that (models.ops.head_transform). Reads attn_metadata and
+    kv_cache_data[layer_index] of the forward context. Prefill chunks and decodes may stand side by
+    side. Tokens past the end of slot_mapping are padding: what they get is undefined.
+    T tokens, Hq/Hk query/kv heads, D head dim.
 
     Args:
-        q: [T, Hq, D], contiguous.
-        k: [T, Hk, D].
-        v: [T, Hk, D].
+        q: [T, Hq, D]; contiguous unless it is rotated, else each token's heads contiguous.
+        k: [T, Hk, D], each token's heads contiguous.
+        v: [T, Hk, D], likewise.
         output: [T, Hq, D], contiguous, overwritten.
         layer_index: which layer's cache.
+        cos: [T, 1, D], or None: q and k are ready to attend.
+        signed_sin: [T, 1, D], with cos.
+        q_weight: [D], or None: no norm.
+        k_weight: [D], with q_weight.
+        eps: of the norms.
 
     Source: Kwon et al. 2023, "PagedAttention", section 4.1.
     """
     context = get_forward_context()
-    cache = context.kv_cache_data[layer_index]
-    write_kv_cache(cache, k, v, context.attn_metadata.slot_mapping)
-    for group in context.attn_metadata.groups:
+    cache, metadata = context.kv_cache_data[layer_index], context.attn_metadata
+    transform = None
+    if cos is not None and signed_sin is not None:
+        transform = HeadTransform(
+            cos=cos, signed_sin=signed_sin, q_weight=q_weight, k_weight=k_weight, eps=eps
+        )
+    if has_kernels(q.device):
+        # Triton is imported on first use: a CPU installation has none.
+        from models.ops.triton.attention import attend
+
+        attend(q, k, v, output, cache, metadata, transform)
+        return
+    if transform is not None:
+        q, k = transform_heads(q, k, transform)
+    write_kv_cache(cache, k, v, metadata.slot_mapping)
+    for group in metadata.groups:
         end = group.first_token + group.num_requests * group.num_queries
         _attend(q[group.first_token : end], cache, group, output[group.first_token : end])
 
@@ -61,8 +93,17 @@ def _attend(
     output.view(attended.shape).copy_(attended)
 
 
-def _unified_attention_with_output_fake(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, output: torch.Tensor, layer_index: int
+def _unified_attention_with_output_fake(  # noqa: PLR0913  # the operator's arguments
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    output: torch.Tensor,
+    layer_index: int,
+    cos: torch.Tensor | None = None,
+    signed_sin: torch.Tensor | None = None,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
     """Makes nothing: the operator has no output."""
 

@@ -4,13 +4,15 @@ import sys
 
 import torch
 
-from models.forward_context import AttentionGroup, AttentionMetadata
+from models.forward_context import AttentionGroup, AttentionMetadata, AttentionWorkspace
+from models.ops.kernel_choice import has_kernels
+from models.ops.triton.configurations import MAX_PARTIALS
 
 CPU_GROUP_KEYS = 4096
 """Most key positions that single-token requests gather in one call on a CPU.
 
 What is gathered then stays in the cache: 64 requests of 1024 tokens took 130 ms in one call a layer
-and 35 ms in calls of this size (4 layers, 1 thread, fp32). A GPU wants one call, and no read back.
+and 35 ms in calls of this size (4 layers, 1 thread, fp32).
 """
 
 
@@ -25,12 +27,13 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
     block_size: int,
     max_seqlen_q: int,
     max_seqlen_k: int,
+    workspace: AttentionWorkspace | None = None,
+    is_recorded: bool = False,
 ) -> AttentionMetadata:
     """Gathers block ids and cache slots of a step and splits it into attention groups.
 
-    All tensors lie on the model's device. On a GPU, a step of single-token requests only
-    (max_seqlen_q 1) makes no host-device synchronisation; any other reads query_start_loc and
-    seq_lens once.
+    All tensors lie on the model's device. Where our kernels run nothing is read back from the
+    device; elsewhere query_start_loc and seq_lens are, once.
 
     Args:
         query_start_loc: [R + 1] int32, where each request's query tokens start.
@@ -42,16 +45,24 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
         block_size: tokens in one block.
         max_seqlen_q: longest query, in tokens.
         max_seqlen_k: longest sequence, in tokens.
+        workspace: the worker's, from `make_attention_workspace`.
+        is_recorded: a captured graph will repeat this with other content of the same tensors, so
+            nothing is read back anywhere. Needs max_seqlen_q 1, and max_seqlen_k to hold for all.
     """
     num_blocks = _num_blocks(max_seqlen_k, block_size)
     block_tables = block_table[:, :num_blocks].index_select(0, row_ids)
-    block_index = positions.div(block_size, rounding_mode="floor")
-    token_blocks = block_tables.view(-1).index_select(0, token_request * num_blocks + block_index)
-    slot_mapping = token_blocks * block_size + (positions - block_index * block_size)
-    if max_seqlen_q == 1 and block_table.device.type != "cpu":
-        groups = [_single_token_group(0, block_tables, seq_lens, block_size)]
+    groups: list[AttentionGroup] = []
+    if has_kernels(block_table.device):
+        # Triton is imported on first use: a CPU installation has none.
+        from models.ops.triton import slot_mapping as kernel
+
+        slot_mapping = kernel.slot_mapping(block_tables, token_request, positions, block_size)
     else:
-        groups = _split(query_start_loc.tolist(), seq_lens, block_tables, block_size)
+        slot_mapping = _slot_mapping(block_tables, token_request, positions, block_size)
+        if is_recorded:
+            groups = [_single_token_group(0, block_tables, seq_lens, block_size)]
+        else:
+            groups = _split(query_start_loc.tolist(), seq_lens, block_tables, block_size)
     return AttentionMetadata(
         query_start_loc=query_start_loc,
         seq_lens=seq_lens,
@@ -61,7 +72,38 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
         groups=tuple(groups),
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
+        workspace=workspace,
     )
+
+
+def make_attention_workspace(
+    *, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device
+) -> AttentionWorkspace | None:
+    """Returns what the decode kernel needs to split long sequences; None where it does not run.
+
+    One serves all layers and steps of a model with these heads, on one stream.
+    """
+    if not has_kernels(device):
+        return None
+    num_partials = MAX_PARTIALS * (num_heads // num_kv_heads)
+    return AttentionWorkspace(
+        partials=torch.empty(num_partials * head_dim, dtype=torch.float32, device=device),
+        lse=torch.empty(num_partials, dtype=torch.float32, device=device),
+        counters=torch.zeros(MAX_PARTIALS, dtype=torch.int32, device=device),
+    )
+
+
+def _slot_mapping(
+    block_tables: torch.Tensor,
+    token_request: torch.Tensor,
+    positions: torch.Tensor,
+    block_size: int,
+) -> torch.Tensor:
+    """Returns where each token's key and value go: [T] int64, block id * block_size + offset."""
+    block_index = positions.div(block_size, rounding_mode="floor")
+    at_block = token_request * block_tables.shape[1] + block_index
+    token_blocks = block_tables.view(-1).index_select(0, at_block)
+    return token_blocks * block_size + (positions - block_index * block_size)
 
 
 def _split(

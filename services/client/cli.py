@@ -5,11 +5,13 @@ from collections.abc import Callable, Sequence
 import typer
 
 from services.client.commands.bench import bench_serving
+from services.client.commands.cache import explain
 from services.client.commands.chat import chat
 from services.client.commands.demo import demo
 from services.client.commands.engine import engine
 from services.client.commands.frontend import frontend
 from services.client.commands.generate import generate
+from services.client.commands.graphs import graphs
 from services.client.commands.health import health
 from services.client.commands.models import models
 from services.client.commands.serve import serve
@@ -36,7 +38,7 @@ app = typer.Typer(
 _panels: dict[str, tuple[Callable[..., None], ...]] = {
     "Talk to a model": (chat, generate, tokenize, models),
     "Run the services": (serve, demo),
-    "Look after them": (stats, health),
+    "Look after them": (stats, graphs, health),
 }
 for _panel, _commands in _panels.items():
     for _command in _commands:
@@ -51,6 +53,13 @@ for _service in (engine, frontend):
 _bench = typer.Typer(no_args_is_help=True, help="Measures the services.")
 _bench.command("serving")(expand_dataclasses(bench_serving))
 app.add_typer(_bench, name="bench", rich_help_panel="Look after them")
+
+_cache = typer.Typer(no_args_is_help=True, help="Looks after what the engine has compiled.")
+_cache.command(
+    "explain",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)(explain)
+app.add_typer(_cache, name="cache", rich_help_panel="Look after them")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,4 +1,7 @@
-"""Runs the engine service: `python -m services.engine --help`."""
+"""Runs the engine service: `python -m services.engine --help`.
+
+`python -m services.engine cache explain`, with the same flags, says what is compiled for them.
+"""
 
 import os
 import sys
@@ -12,12 +15,17 @@ from services.engine.core.model_folder import ModelFolder, ModelFolderError
 from services.telemetry.logging import configure_logging
 
 USAGE_ERROR = 2
+CACHE_EXPLAIN = ["cache", "explain"]
 
 
 def main() -> int:
     """Reads the flags, serves, and returns the process's exit status."""
+    arguments = sys.argv[1:]
+    explains_cache = arguments[: len(CACHE_EXPLAIN)] == CACHE_EXPLAIN
+    if explains_cache:
+        arguments = arguments[len(CACHE_EXPLAIN) :]
     try:
-        config = CliApp.run(EngineConfig)
+        config = CliApp.run(EngineConfig, cli_args=arguments)
         model = ModelFolder.open(
             config.model, name=config.model_name, max_model_len=config.max_model_len
         )
@@ -30,6 +38,8 @@ def main() -> int:
     except ModelFolderError as error:
         print(f"octavo engine: {error}", file=sys.stderr)  # noqa: T201  as above
         return USAGE_ERROR
+    if explains_cache:
+        return _explain_cache(config)
     configure_logging(service="engine", level=config.log_level, log_format=config.log_format)
     # gRPC reads this when it is imported. The worker is a new program, not a fork, so there is
     # nothing for gRPC to prepare or to warn of.
@@ -38,6 +48,23 @@ def main() -> int:
     from services.engine.worker.executor import WorkerExecutor
 
     return uvloop.run(serve(config, model, lambda: WorkerExecutor(config)))
+
+
+def _explain_cache(config: EngineConfig) -> int:
+    """Prints what compiled pieces there are for a configuration on this machine."""
+    from services.engine.compilation.cache_key import compute_factors
+    from services.engine.compilation.explain import explain
+    from services.engine.worker.process import choose_device
+
+    try:
+        device = choose_device(config, 0)
+    except ValueError as error:
+        print(f"octavo engine: {error}", file=sys.stderr)  # noqa: T201  a tool's answer
+        return USAGE_ERROR
+    settings = config.compilation_config(device.type)
+    factors = compute_factors(settings, config, device)
+    print(explain(settings.cache_dir, factors))  # noqa: T201  a tool's answer
+    return 0
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from models import cudagraph_mode
 from protos.engine.v1.batch_pb2 import (
     BatchDescriptor,
     CUDAGraphMode,
@@ -37,6 +38,7 @@ __all__ = [
     "read_logprobs",
     "redacted",
     "row_assignment",
+    "runtime_mode",
     "step_result",
 ]
 
@@ -65,6 +67,18 @@ def pack_int32(values: npt.ArrayLike) -> bytes:
 def pack_float32(values: npt.ArrayLike) -> bytes:
     """Packs floats in row-major order, four little-endian bytes each."""
     return np.asarray(values, _FLOAT32).tobytes()
+
+
+def runtime_mode(mode: int) -> cudagraph_mode.CUDAGraphMode:
+    """Returns the graph mode of a forward pass that a number of the wire's CUDAGraphMode means.
+
+    Raises:
+        ValueError: the wire knows no such mode, or it is the unspecified one.
+    """
+    name = CUDAGraphMode.Name(CUDAGraphMode.ValueType(mode)).removeprefix("CUDA_GRAPH_MODE_")
+    if not mode:
+        raise ValueError("cudagraph_runtime_mode is missing")
+    return cudagraph_mode.CUDAGraphMode[name]
 
 
 class BatchBuilder:
@@ -195,6 +209,7 @@ def step_result(
     top_token_ids: npt.ArrayLike | None = None,
     top_logprobs: npt.ArrayLike | None = None,
     elapsed_us: int = 0,
+    fallback_reason: FallbackReason = FallbackReason.FALLBACK_REASON_UNSPECIFIED,
 ) -> StepResult:
     """Builds the answer to a step in which S requests sampled.
 
@@ -205,8 +220,14 @@ def step_result(
         top_token_ids: [S, n], the most likely tokens, best first, where a request wants n of them.
         top_logprobs: [S, n], their log-probabilities.
         elapsed_us: microseconds the step took.
+        fallback_reason: why the ordered graph did not run, if it did not.
     """
-    result = StepResult(step_id=step_id, token_ids=pack_int32(token_ids), elapsed_us=elapsed_us)
+    result = StepResult(
+        step_id=step_id,
+        token_ids=pack_int32(token_ids),
+        elapsed_us=elapsed_us,
+        fallback_reason=fallback_reason,
+    )
     if logprobs is not None:
         result.logprobs = pack_float32(logprobs)
     if top_token_ids is not None and top_logprobs is not None:

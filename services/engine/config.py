@@ -1,10 +1,20 @@
 """Configuration of the engine: every flag, its default, its limits and its meaning."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from models.cudagraph_mode import CUDAGraphMode
+from services.engine.compilation_config import (
+    DEFAULT_CACHE_DIR,
+    DEFAULT_SPLITTING_OPS,
+    CompilationConfig,
+    CompilationLevel,
+    OperatorName,
+    Size,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TINY_CHECKPOINT = REPOSITORY / "models" / "checkpoints" / "tiny"
@@ -64,6 +74,34 @@ class EngineConfig(BaseSettings):
     """Reuse the blocks of prompts that begin alike."""
     num_threads: int = Field(default=1, ge=1)
     """CPU threads of the model's operations; more than one hurts small models."""
+    enforce_eager: bool = False
+    """Run the model as it is written: no compilation and no graphs, whatever else is asked."""
+    compilation_level: int = Field(default=0, ge=0, le=3)
+    """0 none, 1 traced only, 2 compiled as a whole, 3 compiled in pieces around attention."""
+    cudagraph_mode: Literal[
+        "auto", "none", "piecewise", "full", "full_decode_only", "full_and_piecewise"
+    ] = "auto"
+    """What runs as captured graphs; auto: full_decode_only on CUDA, none on a CPU."""
+    cudagraph_capture_sizes: list[Size] | None = None
+    """Sizes to capture; made from cuda_graph_sizes when absent."""
+    cuda_graph_sizes: list[Size] = Field(default=[512], min_length=1)
+    """One value N: capture 1, 2, 4, 8 and multiples of 16 up to N; several: these sizes."""
+    cudagraph_copy_inputs: bool = False
+    """Copy the model's inputs to fixed addresses before compiled pieces run."""
+    capture_while_serving: bool = False
+    """Be ready before graphs are captured; they come between steps, the most needed ones first."""
+    splitting_ops: list[OperatorName] = list(DEFAULT_SPLITTING_OPS)
+    """Operators that the model is split at on level 3, as namespace::name."""
+    use_inductor: bool = True
+    """Compile with Inductor on levels 2 and 3; otherwise run traced graphs as they are."""
+    compile_sizes: list[Size | Literal["cudagraph_capture_sizes"]] = []
+    """Numbers of tokens that get tuned kernels of their own before serving, on level 3."""
+    inductor_compile_config: dict[str, Any] = {}
+    """Settings of torch._inductor.config, as JSON."""
+    debug_dump_path: Path | None = None
+    """Folder that gets the traced graph, its pieces and generated code, on level 3."""
+    compile_cache_dir: Path = DEFAULT_CACHE_DIR
+    """Folder of compiled pieces, shared by all engines that are started with it."""
     heartbeat_interval_ms: int = Field(default=500, ge=50, le=2000)
     """Longest silence on a session."""
     step_timeout_s: float = Field(default=60.0, gt=0)
@@ -89,3 +127,40 @@ class EngineConfig(BaseSettings):
     def model_name(self) -> str:
         """The name requests use."""
         return self.served_model_name or self.model.resolve().name
+
+    @field_validator("cudagraph_mode")
+    @classmethod
+    def _pieces_need_level_3(cls, mode: str, info: ValidationInfo) -> str:
+        is_piecewise = mode in ("piecewise", "full_and_piecewise")
+        if is_piecewise and info.data.get("compilation_level") != CompilationLevel.PIECEWISE:
+            raise ValueError("it captures compiled pieces, so it needs --compilation-level 3")
+        return mode
+
+    def compilation_config(self, device_type: str) -> CompilationConfig:
+        """Returns what to compile and capture on a device.
+
+        Args:
+            device_type: "cpu" or "cuda".
+        """
+        level = CompilationLevel(0 if self.enforce_eager else self.compilation_level)
+        sizes = self.cudagraph_capture_sizes
+        return CompilationConfig(
+            level=level,
+            cudagraph_mode=self._graph_mode(device_type),
+            cudagraph_capture_sizes=None if sizes is None else tuple(sizes),
+            cuda_graph_sizes=tuple(self.cuda_graph_sizes),
+            cudagraph_copy_inputs=self.cudagraph_copy_inputs,
+            splitting_ops=tuple(self.splitting_ops),
+            use_inductor=self.use_inductor,
+            compile_sizes=tuple(self.compile_sizes),
+            inductor_compile_config=self.inductor_compile_config,
+            debug_dump_path=self.debug_dump_path,
+            cache_dir=self.compile_cache_dir,
+        )
+
+    def _graph_mode(self, device_type: str) -> CUDAGraphMode:
+        if self.enforce_eager:
+            return CUDAGraphMode.NONE
+        if self.cudagraph_mode != "auto":
+            return CUDAGraphMode[self.cudagraph_mode.upper()]
+        return CUDAGraphMode.FULL_DECODE_ONLY if device_type == "cuda" else CUDAGraphMode.NONE

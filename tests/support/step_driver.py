@@ -1,11 +1,12 @@
 """Drives a ModelRunner step by step, as a scheduler would."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
+from models.layers.decoder import CausalLM
 from models.loading.loader import load_model
 from services.engine.batch import (
     BatchBuilder,
@@ -75,9 +76,12 @@ class StepDriver:
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 64,
         max_model_len: int = 128,
+        prepare: Callable[[CausalLM], object] = id,
     ) -> None:
         target = torch.device(device)
         model = load_model(folder, device=target, dtype=dtype)
+        prepare(model)
+        self.model = model
         limits = StepLimits(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,

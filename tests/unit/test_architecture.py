@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from models import forward_context
+from models.cudagraph_mode import CUDAGraphMode
 from protos.engine.v1 import batch_pb2
+from services.engine import batch
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_FILE_LINES = 500
@@ -98,10 +100,8 @@ class TestBatchDescriptorMirrorsForwardContext:
         in_process = {field.name for field in dataclasses.fields(mirror)}
         assert in_process - made_by_worker == on_wire - stays_on_wire
 
-    def test_graph_modes_have_the_same_names_and_numbers(self):
-        on_wire = {
-            value.name.removeprefix("CUDA_GRAPH_MODE_"): value.number
-            for value in batch_pb2.CUDAGraphMode.DESCRIPTOR.values
-            if value.number
-        }
-        assert on_wire == {mode.name: mode.value for mode in forward_context.CUDAGraphMode}
+    def test_the_wire_knows_exactly_the_modes_that_a_forward_pass_can_have(self):
+        on_wire = [mode.number for mode in batch_pb2.CUDAGraphMode.DESCRIPTOR.values if mode.number]
+        modes = [batch.runtime_mode(number) for number in on_wire]
+        assert set(modes) == CUDAGraphMode.valid_runtime_modes()
+        assert len(modes) == len(set(modes))

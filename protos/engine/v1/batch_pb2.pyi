@@ -21,6 +21,7 @@ class FallbackReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FALLBACK_REASON_UNSUPPORTED: _ClassVar[FallbackReason]
     FALLBACK_REASON_OVERSIZE: _ClassVar[FallbackReason]
     FALLBACK_REASON_UNCAPTURED: _ClassVar[FallbackReason]
+    FALLBACK_REASON_QUARANTINED: _ClassVar[FallbackReason]
 CUDA_GRAPH_MODE_UNSPECIFIED: CUDAGraphMode
 CUDA_GRAPH_MODE_NONE: CUDAGraphMode
 CUDA_GRAPH_MODE_PIECEWISE: CUDAGraphMode
@@ -30,6 +31,7 @@ FALLBACK_REASON_ENFORCE_EAGER: FallbackReason
 FALLBACK_REASON_UNSUPPORTED: FallbackReason
 FALLBACK_REASON_OVERSIZE: FallbackReason
 FALLBACK_REASON_UNCAPTURED: FallbackReason
+FALLBACK_REASON_QUARANTINED: FallbackReason
 
 class BatchDescriptor(_message.Message):
     __slots__ = ("step_id", "context", "graph_key", "cudagraph_runtime_mode", "fallback_reason", "attn_metadata", "sampling", "spec_decode_metadata", "dp_metadata", "row_assignments")
@@ -182,7 +184,7 @@ class DPMetadata(_message.Message):
     def __init__(self, num_tokens_across_dp: _Optional[bytes] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step_id", "token_ids", "logprobs", "num_top_logprobs", "top_token_ids", "top_logprobs", "elapsed_us")
+    __slots__ = ("step_id", "token_ids", "logprobs", "num_top_logprobs", "top_token_ids", "top_logprobs", "elapsed_us", "fallback_reason")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +192,7 @@ class StepResult(_message.Message):
     TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_US_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_REASON_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     token_ids: bytes
     logprobs: bytes
@@ -197,4 +200,5 @@ class StepResult(_message.Message):
     top_token_ids: bytes
     top_logprobs: bytes
     elapsed_us: int
-    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., num_top_logprobs: _Optional[int] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., elapsed_us: _Optional[int] = ...) -> None: ...
+    fallback_reason: FallbackReason
+    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., num_top_logprobs: _Optional[int] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., elapsed_us: _Optional[int] = ..., fallback_reason: _Optional[_Union[FallbackReason, str]] = ...) -> None: ...

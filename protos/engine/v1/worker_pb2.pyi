@@ -1,5 +1,6 @@
 from protos.engine.v1 import batch_pb2 as _batch_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -7,17 +8,28 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class GraphState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GRAPH_STATE_UNSPECIFIED: _ClassVar[GraphState]
+    GRAPH_STATE_CAPTURED: _ClassVar[GraphState]
+    GRAPH_STATE_QUARANTINED: _ClassVar[GraphState]
+GRAPH_STATE_UNSPECIFIED: GraphState
+GRAPH_STATE_CAPTURED: GraphState
+GRAPH_STATE_QUARANTINED: GraphState
+
 class WorkerEvent(_message.Message):
-    __slots__ = ("progress", "ready", "result", "failure")
+    __slots__ = ("progress", "ready", "result", "failure", "graph")
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
     progress: WorkerProgress
     ready: WorkerReady
     result: _batch_pb2.StepResult
     failure: WorkerFailure
-    def __init__(self, progress: _Optional[_Union[WorkerProgress, _Mapping]] = ..., ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ...) -> None: ...
+    graph: GraphReport
+    def __init__(self, progress: _Optional[_Union[WorkerProgress, _Mapping]] = ..., ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., graph: _Optional[_Union[GraphReport, _Mapping]] = ...) -> None: ...
 
 class WorkerProgress(_message.Message):
     __slots__ = ("stage",)
@@ -26,7 +38,7 @@ class WorkerProgress(_message.Message):
     def __init__(self, stage: _Optional[str] = ...) -> None: ...
 
 class WorkerReady(_message.Message):
-    __slots__ = ("num_blocks", "block_bytes", "num_parameters", "load_s", "device_name", "dtype", "graphs")
+    __slots__ = ("num_blocks", "block_bytes", "num_parameters", "load_s", "device_name", "dtype", "graphs", "planned_graphs", "cudagraph_mode", "no_graphs_reason")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -34,14 +46,34 @@ class WorkerReady(_message.Message):
     DEVICE_NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     GRAPHS_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_GRAPHS_FIELD_NUMBER: _ClassVar[int]
+    CUDAGRAPH_MODE_FIELD_NUMBER: _ClassVar[int]
+    NO_GRAPHS_REASON_FIELD_NUMBER: _ClassVar[int]
     num_blocks: int
     block_bytes: int
     num_parameters: int
     load_s: float
     device_name: str
     dtype: str
-    graphs: _containers.RepeatedCompositeFieldContainer[_batch_pb2.GraphKey]
-    def __init__(self, num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_parameters: _Optional[int] = ..., load_s: _Optional[float] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., graphs: _Optional[_Iterable[_Union[_batch_pb2.GraphKey, _Mapping]]] = ...) -> None: ...
+    graphs: _containers.RepeatedCompositeFieldContainer[GraphReport]
+    planned_graphs: _containers.RepeatedCompositeFieldContainer[_batch_pb2.GraphKey]
+    cudagraph_mode: str
+    no_graphs_reason: _batch_pb2.FallbackReason
+    def __init__(self, num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_parameters: _Optional[int] = ..., load_s: _Optional[float] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., graphs: _Optional[_Iterable[_Union[GraphReport, _Mapping]]] = ..., planned_graphs: _Optional[_Iterable[_Union[_batch_pb2.GraphKey, _Mapping]]] = ..., cudagraph_mode: _Optional[str] = ..., no_graphs_reason: _Optional[_Union[_batch_pb2.FallbackReason, str]] = ...) -> None: ...
+
+class GraphReport(_message.Message):
+    __slots__ = ("key", "state", "capture_s", "num_bytes", "fault")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    CAPTURE_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    key: _batch_pb2.GraphKey
+    state: GraphState
+    capture_s: float
+    num_bytes: int
+    fault: str
+    def __init__(self, key: _Optional[_Union[_batch_pb2.GraphKey, _Mapping]] = ..., state: _Optional[_Union[GraphState, str]] = ..., capture_s: _Optional[float] = ..., num_bytes: _Optional[int] = ..., fault: _Optional[str] = ...) -> None: ...
 
 class WorkerFailure(_message.Message):
     __slots__ = ("error", "step_id")

@@ -69,7 +69,9 @@ class Engine:
 async def _print_json(address: str) -> None:
     async with open_channel(address) as channel:
         stats = await Engine(channel).stats()
-    figures = {field.name: getattr(stats, field.name) for field in stats.DESCRIPTOR.fields}
+    # `octavo graphs --json` has the graphs one by one.
+    fields = [field.name for field in stats.DESCRIPTOR.fields if field.name != "graphs"]
+    figures = {name: getattr(stats, name) for name in fields}
     plain = {k: dict(v) if isinstance(v, Mapping) else v for k, v in figures.items()}
     typer.echo(json.dumps(plain))
 
@@ -109,7 +111,8 @@ def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
         f"{stats.schedule_us / steps / 1000:.3f} ms scheduling",
         "finished": _counts(stats.finished),
         "rejected": _counts(stats.rejected),
-        "graphs": _counts(stats.graph_dispatch),
+        "graphs": f"{sum(graph.captured for graph in stats.graphs)}/{stats.num_graphs_planned} "
+        f"captured; steps: {_counts(stats.graph_dispatch)}",
         "trouble": f"{stats.num_preemptions} preemptions, "
         f"{stats.num_worker_restarts} worker restarts",
     }

@@ -11,6 +11,7 @@ import structlog
 
 from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.config import EngineConfig
+from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.live_requests import LiveRequests
 from services.engine.core.stats import Counters, EngineLoad, EngineStats
 from services.engine.core.step_loop import StepLoop
@@ -64,6 +65,7 @@ class EngineCore:
         self._on_readiness = on_readiness
         self._started_s = time.monotonic()
         self._steps: StepLoop | None = None
+        self._graphs = GraphLedger(WorkerReady())
         self._live = LiveRequests(self.counters, self._expire)
         self._drain_listeners: set[Callable[[], None]] = set()
         self._is_draining = False
@@ -193,18 +195,21 @@ class EngineCore:
             output_tokens=counters.output_tokens + (0 if now is None else now.output_tokens),
             num_preemptions=counters.num_preemptions + (0 if now is None else now.num_preemptions),
             is_ready=self.is_ready,
+            graphs=self._graphs,
             counters=counters,
         )
 
     async def _serve(self, executor: Executor, ready: WorkerReady) -> NoReturn:
         """Takes requests and runs their steps until the worker is lost."""
         self.worker = ready
+        self._graphs = GraphLedger(ready)
         self._steps = StepLoop(
-            scheduler=Scheduler(self._limits(ready.num_blocks), graphs=ready.graphs),
+            scheduler=Scheduler(self._limits(ready.num_blocks), dispatcher=self._graphs.dispatcher),
             channel=executor,
             step_timeout_s=self._config.step_timeout_s,
             publish=self._live.publish,
             counters=self.counters,
+            graphs=self._graphs,
             watchers=self.watchers,
         )
         self._on_readiness(self.is_ready)

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from services.engine.batch import FallbackReason
+from services.engine.core.graph_ledger import GraphLedger
 
 
 @dataclass(slots=True)
@@ -54,6 +55,7 @@ class EngineStats:
     output_tokens: int
     num_preemptions: int
     is_ready: bool
+    graphs: GraphLedger
     counters: Counters
 
 

@@ -6,7 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
+from protos.engine.v1.worker_pb2 import GraphReport
 from services.engine.batch import BatchDescriptor, StepResult
+from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.stats import Counters
 from services.engine.core.watchers import StepWatchers
 from services.engine.request import RequestOutput
@@ -26,8 +28,8 @@ class StepChannel(Protocol):
     def send(self, descriptor: BatchDescriptor) -> None:
         """Orders a step; never blocks."""
 
-    async def receive(self) -> StepResult:
-        """Returns the next result, in the order of the steps sent."""
+    async def receive(self) -> StepResult | GraphReport:
+        """Returns the next result, in the order of the steps sent, or news of a graph."""
 
 
 class StepLoop:
@@ -45,6 +47,7 @@ class StepLoop:
         step_timeout_s: float,
         publish: Callable[[list[RequestOutput]], None],
         counters: Counters,
+        graphs: GraphLedger,
         watchers: StepWatchers,
     ) -> None:
         self.scheduler = scheduler
@@ -52,6 +55,7 @@ class StepLoop:
         self._step_timeout_s = step_timeout_s
         self._publish = publish
         self._counters = counters
+        self._graphs = graphs
         self._watchers = watchers
         self._in_flight: deque[ScheduledStep] = deque()
         self._results: deque[StepResult] = deque()
@@ -111,7 +115,7 @@ class StepLoop:
         counters.schedule_ns += time.perf_counter_ns() - started_ns
         counters.num_steps += 1
         counters.worker_busy_us += result.elapsed_us
-        counters.graph_dispatch[step.descriptor.fallback_reason] += 1
+        counters.graph_dispatch[self._graphs.count(step.descriptor, result)] += 1
         self._watchers.publish(step.descriptor, result)
         return outputs
 
@@ -132,8 +136,12 @@ class StepLoop:
 
     async def _receive_results(self) -> NoReturn:
         while True:
-            self._results.append(await self._channel.receive())
-            self._wake.set()
+            event = await self._channel.receive()
+            if isinstance(event, GraphReport):
+                self._graphs.take(event)
+            else:
+                self._results.append(event)
+                self._wake.set()
 
     async def _watch_age(self) -> NoReturn:
         while True:

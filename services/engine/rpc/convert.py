@@ -11,7 +11,8 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from protos.common.v1 import sampling_pb2
-from protos.engine.v1.engine_pb2 import GenerateRequest, GetStatsResponse, Submit
+from protos.engine.v1.engine_pb2 import GenerateRequest, GetStatsResponse, GraphStats, Submit
+from services.engine.core.graph_ledger import GraphFigures
 from services.engine.core.model_folder import ModelFolder
 from services.engine.core.stats import EngineStats
 from services.engine.errors import InvalidRequestError, UnknownModelError, UnsupportedError
@@ -254,4 +255,22 @@ def stats_to_proto(stats: EngineStats, *, num_sessions: int) -> GetStatsResponse
         graph_dispatch=counters.steps_by_dispatch(),
         num_sessions=num_sessions,
         ready=stats.is_ready,
+        cudagraph_mode=stats.graphs.mode,
+        num_graphs_planned=stats.graphs.num_planned,
+        graphs=[_graph_to_proto(figures) for figures in stats.graphs.figures],
+    )
+
+
+def _graph_to_proto(figures: GraphFigures) -> GraphStats:
+    return GraphStats(
+        num_tokens=figures.key.num_tokens,
+        graph_bs=figures.key.graph_bs,
+        max_q_len=figures.key.max_q_len,
+        uniform=figures.key.uniform,
+        captured=not figures.fault,
+        capture_s=figures.capture_s,
+        num_bytes=figures.num_bytes,
+        num_replays=figures.num_replays,
+        padded_tokens=figures.padded_tokens,
+        fault=figures.fault,
     )

@@ -1,9 +1,8 @@
 """Chooses the captured graph that a step replays, from the shape of its batch alone."""
 
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.engine.batch import CUDAGraphMode, FallbackReason, GraphKey
 
@@ -31,6 +30,38 @@ class Dispatch:
     fallback_reason: FallbackReason
 
 
+@dataclass(slots=True)
+class _Sizes:
+    """The graphs of one kind, by size: requests of uniform batches, else tokens."""
+
+    captured: dict[int, GraphKey] = field(default_factory=dict)
+    ascending: list[int] = field(default_factory=list)
+    largest_planned: int = 0
+    largest_quarantined: int = 0
+
+    def capture(self, size: int, key: GraphKey) -> None:
+        self.captured[size] = key
+        self.ascending = sorted(self.captured)
+
+    def quarantine(self, size: int) -> None:
+        self.largest_quarantined = max(self.largest_quarantined, size)
+        self.captured.pop(size, None)
+        self.ascending = sorted(self.captured)
+
+    def find(self, size: int) -> GraphKey | None:
+        """Returns the smallest graph of at least this size."""
+        index = bisect_left(self.ascending, size)
+        return self.captured[self.ascending[index]] if index < len(self.ascending) else None
+
+    def why_none(self, size: int) -> FallbackReason:
+        """Returns why no graph has room for this size."""
+        if size <= self.largest_quarantined:
+            return FallbackReason.FALLBACK_REASON_QUARANTINED
+        if size <= self.largest_planned or not self.largest_planned:
+            return FallbackReason.FALLBACK_REASON_UNCAPTURED
+        return FallbackReason.FALLBACK_REASON_OVERSIZE
+
+
 class GraphDispatcher:
     """Knows the graphs that the worker captured.
 
@@ -39,29 +70,59 @@ class GraphDispatcher:
     attention layers and fits every batch of at most its num_tokens tokens.
     """
 
-    def __init__(self, catalogue: Iterable[GraphKey]) -> None:
-        self._full: dict[int, list[GraphKey]] = defaultdict(list)
-        self._piecewise: list[GraphKey] = []
-        for key in catalogue:
-            (self._full[key.max_q_len] if key.uniform else self._piecewise).append(key)
-        for keys in self._full.values():
-            keys.sort(key=_graph_bs)
-        self._piecewise.sort(key=_num_tokens)
+    def __init__(
+        self,
+        captured: Iterable[GraphKey] = (),
+        *,
+        planned: Iterable[GraphKey] = (),
+        without_graphs: FallbackReason = FallbackReason.FALLBACK_REASON_UNSUPPORTED,
+    ) -> None:
+        """Starts with what the worker said of itself.
+
+        Args:
+            captured: graphs that can be replayed now.
+            planned: graphs that can be, or will be later.
+            without_graphs: why nothing is planned, where that is so.
+        """
+        self._without_graphs = without_graphs
+        self._full: dict[int, _Sizes] = {}
+        self._pieces = _Sizes()
+        self._has_plan = False
+        captured = list(captured)
+        for key in (*planned, *captured):
+            sizes = self._sizes(key)
+            sizes.largest_planned = max(sizes.largest_planned, _size(key))
+            self._has_plan = True
+        for key in captured:
+            self.capture(key)
+
+    def capture(self, key: GraphKey) -> None:
+        """Lets steps run a graph from now on."""
+        self._sizes(key).capture(_size(key), key)
+
+    def quarantine(self, key: GraphKey) -> None:
+        """Takes a graph away for good: its steps take the next larger one, or none."""
+        self._sizes(key).quarantine(_size(key))
 
     def dispatch(self, shape: BatchShape) -> Dispatch:
         """Returns the smallest graph that fits, a full one rather than a piecewise one."""
-        full = self._full.get(shape.max_q_len, []) if shape.is_uniform else []
-        index = bisect_left(full, shape.batch_size, key=_graph_bs)
-        if index < len(full):
-            return _replay(CUDAGraphMode.CUDA_GRAPH_MODE_FULL, full[index])
-        index = bisect_left(self._piecewise, shape.num_tokens, key=_num_tokens)
-        if index < len(self._piecewise):
-            return _replay(CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE, self._piecewise[index])
-        if full or self._piecewise:
-            return _fall_back(FallbackReason.FALLBACK_REASON_OVERSIZE)
-        if self._full:
-            return _fall_back(FallbackReason.FALLBACK_REASON_UNCAPTURED)
-        return _fall_back(FallbackReason.FALLBACK_REASON_UNSUPPORTED)
+        full = self._full.get(shape.max_q_len) if shape.is_uniform else None
+        if full is not None and (key := full.find(shape.batch_size)) is not None:
+            return _replay(CUDAGraphMode.CUDA_GRAPH_MODE_FULL, key)
+        if (key := self._pieces.find(shape.num_tokens)) is not None:
+            return _replay(CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE, key)
+        if not self._has_plan:
+            return _fall_back(self._without_graphs)
+        if full is not None:
+            return _fall_back(full.why_none(shape.batch_size))
+        return _fall_back(self._pieces.why_none(shape.num_tokens))
+
+    def _sizes(self, key: GraphKey) -> _Sizes:
+        return self._full.setdefault(key.max_q_len, _Sizes()) if key.uniform else self._pieces
+
+
+def _size(key: GraphKey) -> int:
+    return key.graph_bs if key.uniform else key.num_tokens
 
 
 def _replay(mode: CUDAGraphMode, key: GraphKey) -> Dispatch:
@@ -74,11 +135,3 @@ def _replay(mode: CUDAGraphMode, key: GraphKey) -> Dispatch:
 
 def _fall_back(reason: FallbackReason) -> Dispatch:
     return Dispatch(mode=CUDAGraphMode.CUDA_GRAPH_MODE_NONE, graph_key=None, fallback_reason=reason)
-
-
-def _graph_bs(key: GraphKey) -> int:
-    return key.graph_bs
-
-
-def _num_tokens(key: GraphKey) -> int:
-    return key.num_tokens

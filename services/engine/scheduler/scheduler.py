@@ -8,9 +8,9 @@ why blocks and rows may be given to others meanwhile.
 
 import time
 from bisect import insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from services.engine.batch import GraphKey, StepResult, read_int32, read_logprobs
+from services.engine.batch import StepResult, read_int32, read_logprobs
 from services.engine.errors import QueueFullError
 from services.engine.kv_cache.cache import KVCache
 from services.engine.request import FinishReason, Request, RequestOutput, RequestStatus
@@ -38,19 +38,19 @@ class Scheduler:
         self,
         limits: SchedulerLimits,
         *,
-        graphs: Iterable[GraphKey] = (),
+        dispatcher: GraphDispatcher | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Starts without requests and with an empty cache.
 
         Args:
             limits: what the worker can hold.
-            graphs: what the worker can replay.
+            dispatcher: knows what the worker can replay; by default it can replay nothing.
             clock: tells the time of `Request.arrival_s`, in seconds.
         """
         self._limits = limits
         self._clock = clock
-        self._dispatcher = GraphDispatcher(graphs)
+        self._dispatcher = dispatcher or GraphDispatcher()
         self._cache = KVCache(
             num_blocks=limits.num_blocks,
             block_size=limits.block_size,

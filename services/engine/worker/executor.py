@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from protos.engine.v1.worker_pb2 import WorkerEvent, WorkerReady
+from protos.engine.v1.worker_pb2 import GraphReport, WorkerEvent, WorkerReady
 from services.engine.batch import BatchDescriptor, StepResult
 from services.engine.config import EngineConfig
 from services.engine.worker.wire import WireError, framed, read_message
@@ -77,15 +77,18 @@ class WorkerExecutor:
         if not self._writer.is_closing():
             self._writer.write(framed(descriptor.SerializeToString()))
 
-    async def receive(self) -> StepResult:
-        """Returns the next result, in the order of the steps sent.
+    async def receive(self) -> StepResult | GraphReport:
+        """Returns the next result, in the order of the steps sent, or news of a graph.
 
         Raises:
             WorkerDiedError: the worker is gone.
         """
         event = await self._next_event()
-        if event.WhichOneof("event") != "result":
-            raise WorkerDiedError(f"the worker sent {event.WhichOneof('event')}, not a result")
+        kind = event.WhichOneof("event")
+        if kind == "graph":
+            return event.graph
+        if kind != "result":
+            raise WorkerDiedError(f"the worker sent {kind}, not a result")
         return event.result
 
     async def stop(self) -> None:

@@ -3,42 +3,55 @@
 Everything is allocated once, at its largest; a step only writes into it and hands out slices, as a
 captured graph reads the addresses that it was captured with. One small copy per step brings the
 header to the device; the rest is gathered from the tables there.
+
+The tables have one row more than there are requests: the dummy row, which owns no block. Requests
+that only fill a step up to the size of a graph use it, so that they write to the null block.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from services.engine.batch import RowAssignment, read_int32
-from services.engine.worker.step_arrays import BlockWrites, Int32Array, StepArrays, StepLimits
+from services.engine.worker.step_arrays import BlockWrites, StepArrays, StepLimits
 from services.engine.worker.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepInputs:
-    """Slices of the buffers for a step of R requests and T query tokens, S of which sample.
+class StepHeader:
+    """Slices of the header for a step of R requests, S of which sample.
 
-    input_ids: [T] int32. positions, token_request: [T] int64.
     query_start_loc: [R + 1] int32. seq_lens, row_ids: [R] int32. sample_indices: [S] int32.
     """
 
-    input_ids: Tensor
-    positions: Tensor
-    token_request: Tensor
     query_start_loc: Tensor
     seq_lens: Tensor
     row_ids: Tensor
     sample_indices: Tensor
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs(StepHeader):
+    """A step's header and what the model reads of its T query tokens.
+
+    input_ids: [T] int32. positions, token_request: [T] int64.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    token_request: Tensor
+
+
 class InputBuffers:
     """Tables of rows, and the buffers that a step's inputs are written to.
 
-    tokens: [max_num_seqs, max_model_len + 1] int32, each row's tokens by position. The last column
-        takes the token sampled behind a full sequence; nothing reads it.
-    block_table: [max_num_seqs, max_blocks_per_seq] int32, each row's block ids, padded with 0.
+    tokens: [max_num_seqs + 1, max_model_len + 1] int32, each row's tokens by position. The last
+        column takes the token sampled behind a full sequence; nothing reads it.
+    block_table: [max_num_seqs + 1, max_blocks_per_seq] int32, each row's block ids, padded with 0.
+    dummy_row: the last row of both, which no request owns.
     """
 
     def __init__(self, limits: StepLimits, device: torch.device) -> None:
@@ -48,8 +61,12 @@ class InputBuffers:
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.tokens = zeros(rows, limits.max_model_len + 1)
-        self.block_table = zeros(rows, limits.max_blocks_per_seq)
+        self.dummy_row = rows
+        self.tokens = zeros(rows + 1, limits.max_model_len + 1)
+        # Different tokens, or a graph that reads the wrong ones would pass its test.
+        torch.arange(limits.max_model_len + 1, out=self.tokens[self.dummy_row])
+        self.tokens[self.dummy_row].remainder_(limits.vocab_size)
+        self.block_table = zeros(rows + 1, limits.max_blocks_per_seq)
         # query_start_loc, seq_lens, row_ids and sample_indices lie side by side: one copy a step.
         self._header = zeros(4 * rows + 1)
         self._offsets = (0, rows + 1, 2 * rows + 1, 3 * rows + 1)
@@ -75,11 +92,37 @@ class InputBuffers:
 
     def write_step(self, arrays: StepArrays) -> StepInputs:
         """Brings a step's arrays to the device and gathers its input tokens there."""
-        header = self._write_header(
-            (arrays.query_start_loc, arrays.seq_lens, arrays.row_ids, arrays.sample_indices)
-        )
-        query_start_loc, seq_lens, row_ids, sample_indices = header
-        num_requests, num_tokens = len(arrays.seq_lens), arrays.num_tokens
+        return self.gather(self.write_header(arrays), arrays.num_tokens)
+
+    def write_decodes(self, arrays: StepArrays, graph_bs: int) -> StepHeader:
+        """Brings a step of single-token requests to the device, filled up with dummy requests.
+
+        Returns:
+            The header without the dummies; `decodes` has them.
+        """
+        missing = graph_bs - len(arrays.row_ids)
+        self.write_header(arrays if not missing else self._filled_up(arrays, graph_bs))
+        return self._header_slices(len(arrays.row_ids), len(arrays.sample_indices))
+
+    def decodes(self, graph_bs: int) -> StepHeader:
+        """Returns the header of any step of `graph_bs` single-token requests."""
+        return self._header_slices(graph_bs, 0)
+
+    def fixed(self, graph_bs: int) -> Mapping[str, Tensor]:
+        """Returns what a graph of such steps reads, by name."""
+        header = self.decodes(graph_bs)
+        return {
+            "query_start_loc": header.query_start_loc,
+            "seq_lens": header.seq_lens,
+            "row_ids": header.row_ids,
+            "tokens": self.tokens,
+            "block_table": self.block_table,
+        }
+
+    def gather(self, header: StepHeader, num_tokens: int) -> StepInputs:
+        """Gathers the input tokens of a step whose header is on the device."""
+        seq_lens, row_ids = header.seq_lens, header.row_ids
+        num_requests = len(row_ids)
         input_ids = self._input_ids[:num_tokens]
         positions = self._positions[:num_tokens]
         if num_tokens == num_requests:
@@ -89,9 +132,10 @@ class InputBuffers:
         else:
             token_request = self._token_request[:num_tokens]
             index = self._token_index[:num_tokens]
-            torch.searchsorted(query_start_loc[1:], index, right=True, out=token_request)
+            ends = header.query_start_loc[1:]
+            torch.searchsorted(ends, index, right=True, out=token_request)
             # Counted from its request's end, token t is at seq_len - (end of the queries - t).
-            behind_end = seq_lens - query_start_loc[1:]
+            behind_end = seq_lens - ends
             torch.add(behind_end.index_select(0, token_request), index, out=positions)
             token_rows = row_ids.index_select(0, token_request)
         input_ids.copy_(self.tokens[token_rows, positions])
@@ -99,18 +143,27 @@ class InputBuffers:
             input_ids=input_ids,
             positions=positions,
             token_request=token_request,
-            query_start_loc=query_start_loc,
+            query_start_loc=header.query_start_loc,
             seq_lens=seq_lens,
             row_ids=row_ids,
-            sample_indices=sample_indices,
+            sample_indices=header.sample_indices,
+        )
+
+    def padded(self, inputs: StepInputs, num_tokens: int) -> StepInputs:
+        """Returns a step's inputs with as many query tokens as a graph has.
+
+        The padding is what earlier steps left there; it belongs to no request.
+        """
+        return replace(
+            inputs, input_ids=self._input_ids[:num_tokens], positions=self._positions[:num_tokens]
         )
 
     def append_tokens(self, row_ids: Tensor, seq_lens: Tensor, token_ids: Tensor) -> None:
         """Writes one sampled token behind each of S sequences; all are [S] int32."""
         self.tokens.index_put_((row_ids, seq_lens), token_ids)
 
-    def _write_header(self, arrays: Sequence[Int32Array]) -> list[Tensor]:
-        """Writes the arrays to their fixed places; returns their slices on the device."""
+    def write_header(self, arrays: StepArrays) -> StepHeader:
+        """Writes a step's arrays to their fixed places on the device."""
         is_shared = self._device.type == "cpu"
         # A fresh pinned buffer each time: the copy of the step before may still be under way.
         host = (
@@ -119,11 +172,37 @@ class InputBuffers:
             else torch.zeros_like(self._header, device="cpu", pin_memory=True)
         )
         view = host.numpy()
-        for offset, array in zip(self._offsets, arrays, strict=True):
-            view[offset : offset + len(array)] = array
+        parts = (arrays.query_start_loc, arrays.seq_lens, arrays.row_ids, arrays.sample_indices)
+        for offset, part in zip(self._offsets, parts, strict=True):
+            view[offset : offset + len(part)] = part
         if not is_shared:
             self._header.copy_(host, non_blocking=True)
-        return [
-            self._header[offset : offset + len(array)]
-            for offset, array in zip(self._offsets, arrays, strict=True)
-        ]
+        return self._header_slices(len(arrays.row_ids), len(arrays.sample_indices))
+
+    def _header_slices(self, num_requests: int, num_sampling: int) -> StepHeader:
+        query_start_loc, seq_lens, row_ids, sample_indices = (
+            self._header[offset : offset + length]
+            for offset, length in zip(
+                self._offsets,
+                (num_requests + 1, num_requests, num_requests, num_sampling),
+                strict=True,
+            )
+        )
+        return StepHeader(
+            query_start_loc=query_start_loc,
+            seq_lens=seq_lens,
+            row_ids=row_ids,
+            sample_indices=sample_indices,
+        )
+
+    def _filled_up(self, arrays: StepArrays, graph_bs: int) -> StepArrays:
+        """Appends dummy requests of one token to a step of single-token requests."""
+        missing = graph_bs - len(arrays.row_ids)
+        ones = np.ones(missing, np.int32)
+        return StepArrays(
+            query_start_loc=np.arange(graph_bs + 1, dtype=np.int32),
+            seq_lens=np.concatenate([arrays.seq_lens, ones]),
+            row_ids=np.concatenate([arrays.row_ids, ones * self.dummy_row]),
+            sample_indices=arrays.sample_indices,
+            num_tokens=graph_bs,
+        )

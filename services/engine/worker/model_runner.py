@@ -1,28 +1,33 @@
 """Runs steps: from a descriptor to sampled tokens."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from models.forward_context import (
-    Context,
-    CUDAGraphMode,
-    ForwardContext,
-    KVCacheData,
-    forward_context,
-)
+from models.cudagraph_mode import CUDAGraphMode
+from models.forward_context import GraphKey, KVCacheData
 from models.layers.decoder import CausalLM
-from models.ops.attention_metadata import build_attention_metadata
-from services.engine.batch import BatchDescriptor
+from services.engine.batch import BatchDescriptor, FallbackReason, runtime_mode
 from services.engine.sampling.logit_edits import edit_logits
 from services.engine.sampling.logprobs import Logprobs, compute_logprobs
 from services.engine.sampling.sampler import greedy, sample
-from services.engine.worker.input_buffers import InputBuffers, StepInputs
+from services.engine.worker.forward_pass import ForwardPass, PassShape
+from services.engine.worker.input_buffers import InputBuffers, StepHeader
 from services.engine.worker.pending_result import PendingResult
 from services.engine.worker.row_sampling import RowSamplingTable, SampledRows
 from services.engine.worker.step_arrays import BlockWrites, StepArrays, StepLimits
+from services.engine.worker.worker_graphs import WorkerGraphs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Computed:
+    """A step's forward pass: hidden is [T, hidden]; why it ran without the graph it was to run."""
+
+    header: StepHeader
+    hidden: Tensor
+    fallback_reason: FallbackReason = FallbackReason.FALLBACK_REASON_UNSPECIFIED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +54,34 @@ class ModelRunner:
         device: torch.device,
     ) -> None:
         self._model = model
-        self._kv_cache_data = kv_cache_data
         self._num_blocks = kv_cache_data[0].k.shape[0]
         self._limits = limits
         self._device = device
         self._buffers = InputBuffers(limits, device)
+        self._forward = ForwardPass(
+            model,
+            kv_cache_data,
+            block_table=self._buffers.block_table,
+            block_size=limits.block_size,
+        )
+        self._graphs: WorkerGraphs | None = None
         self._row_sampling = RowSamplingTable(
             num_rows=limits.max_num_seqs, vocab_size=limits.vocab_size, device=device
         )
+
+    @property
+    def buffers(self) -> InputBuffers:
+        """The worker's tables and inputs."""
+        return self._buffers
+
+    @property
+    def forward(self) -> ForwardPass:
+        """The model's forward pass over them."""
+        return self._forward
+
+    def use_graphs(self, graphs: WorkerGraphs) -> None:
+        """Lets steps be ordered that run graphs."""
+        self._graphs = graphs
 
     @torch.inference_mode()
     def execute(self, descriptor: BatchDescriptor) -> PendingResult:
@@ -73,57 +98,83 @@ class ModelRunner:
             self._buffers.assign_rows(descriptor.row_assignments)
         if writes is not None:
             self._buffers.write_blocks(writes)
-        inputs = self._buffers.write_step(arrays)
-        hidden = self._forward(descriptor, inputs)
-        sampled = self._sample(descriptor, arrays, inputs, hidden)
+        computed = self._compute(descriptor, arrays)
+        sampled = self._sample(descriptor, arrays, computed)
         return PendingResult.begin(
-            descriptor.step_id, sampled.token_ids, sampled.logprobs, started_ns
+            descriptor.step_id,
+            sampled.token_ids,
+            sampled.logprobs,
+            started_ns=started_ns,
+            fallback_reason=computed.fallback_reason,
         )
 
-    def _forward(self, descriptor: BatchDescriptor, inputs: StepInputs) -> Tensor:
-        """Runs the model over the step's tokens: [T, hidden]."""
-        shape, attention = descriptor.context, descriptor.attn_metadata
-        attn_metadata = build_attention_metadata(
-            query_start_loc=inputs.query_start_loc,
-            seq_lens=inputs.seq_lens,
-            row_ids=inputs.row_ids,
-            block_table=self._buffers.block_table,
-            positions=inputs.positions,
-            token_request=inputs.token_request,
-            block_size=self._limits.block_size,
-            max_seqlen_q=attention.max_seqlen_q,
-            max_seqlen_k=attention.max_seqlen_k,
+    def _compute(self, descriptor: BatchDescriptor, arrays: StepArrays) -> _Computed:
+        """Runs the model over the step's tokens as the scheduler ordered."""
+        mode = runtime_mode(descriptor.cudagraph_runtime_mode)
+        if mode is CUDAGraphMode.NONE:
+            if self._graphs is not None and descriptor.attn_metadata.max_seqlen_q == 1:
+                self._graphs.note_decode(len(arrays.row_ids))
+            return self._run_eagerly(descriptor, arrays)
+        key = self._ordered_graph(descriptor, mode)
+        assert self._graphs is not None, "_ordered_graph found the graph"
+        if mode is CUDAGraphMode.FULL:
+            replayed = self._graphs.replay_decodes(key, arrays)
+            if replayed is not None:
+                return _Computed(header=replayed[0], hidden=replayed[1])
+        else:
+            inputs = self._buffers.write_step(arrays)
+            hidden = self._graphs.replay_pieces(key, inputs, _pass_shape(descriptor))
+            if hidden is not None:
+                return _Computed(header=inputs, hidden=hidden)
+        return replace(
+            self._run_eagerly(descriptor, arrays),
+            fallback_reason=FallbackReason.FALLBACK_REASON_QUARANTINED,
         )
-        context = ForwardContext(
-            context=Context(
-                positions=inputs.positions,
-                is_prefill=shape.is_prefill,
-                batch_size=shape.batch_size,
-                graph_bs=shape.graph_bs,
-                num_tokens=shape.num_tokens,
-                max_q_len=shape.max_q_len,
-                is_draft=shape.is_draft,
-            ),
-            attn_metadata=attn_metadata,
-            kv_cache_data=self._kv_cache_data,
-            cudagraph_runtime_mode=CUDAGraphMode(descriptor.cudagraph_runtime_mode),
+
+    def _run_eagerly(self, descriptor: BatchDescriptor, arrays: StepArrays) -> _Computed:
+        """Runs the model without a graph."""
+        inputs = self._buffers.write_step(arrays)
+        return _Computed(header=inputs, hidden=self._forward(inputs, _pass_shape(descriptor)))
+
+    def _ordered_graph(self, descriptor: BatchDescriptor, mode: CUDAGraphMode) -> GraphKey:
+        """Returns the graph that a step shall run.
+
+        Raises:
+            ValueError: it was never announced, or the step does not fit it.
+        """
+        ordered, shape = descriptor.graph_key, descriptor.context
+        key = GraphKey(
+            num_tokens=ordered.num_tokens,
+            graph_bs=ordered.graph_bs,
+            max_q_len=ordered.max_q_len,
+            uniform=ordered.uniform,
         )
-        with forward_context(context):
-            hidden: Tensor = self._model(inputs.input_ids, inputs.positions)
-        return hidden
+        is_whole = mode is CUDAGraphMode.FULL
+        if self._graphs is None or not self._graphs.is_planned(key) or key.uniform != is_whole:
+            raise ValueError(
+                f"the step's descriptor is invalid: it has graph mode {mode} with {key}, "
+                "which was never captured"
+            )
+        fits = shape.num_tokens <= key.num_tokens and shape.max_q_len <= key.max_q_len
+        if not fits or (key.uniform and shape.num_tokens != shape.batch_size):
+            raise ValueError(
+                f"the step's descriptor is invalid: it has {shape.num_tokens} tokens of "
+                f"{shape.batch_size} requests for {key}"
+            )
+        return key
 
     def _sample(
         self,
         descriptor: BatchDescriptor,
         arrays: StepArrays,
-        inputs: StepInputs,
-        hidden: Tensor,
+        computed: _Computed,
     ) -> _Sampled:
         """Samples for the requests that are due and writes their tokens into their rows."""
+        header, hidden = computed.header, computed.hidden
         if not len(arrays.sample_indices):
             return _Sampled(token_ids=hidden.new_empty(0, dtype=torch.int32), logprobs=None)
-        sampled = _sampled_rows(arrays, inputs)
-        logits = self._model.compute_logits(_last_hidden(arrays, inputs, hidden))
+        sampled = _sampled_rows(arrays, header)
+        logits = self._model.compute_logits(_last_hidden(arrays, header, hidden))
         chosen = self._choose(descriptor, sampled, logits)
         token_ids = chosen.int()
         self._buffers.append_tokens(sampled.row_ids, sampled.seq_lens, token_ids)
@@ -144,26 +195,36 @@ class ModelRunner:
         return sample(logits, self._row_sampling.choice(sampled))
 
 
-def _sampled_rows(arrays: StepArrays, inputs: StepInputs) -> SampledRows:
+def _pass_shape(descriptor: BatchDescriptor) -> PassShape:
+    attention = descriptor.attn_metadata
+    return PassShape(
+        is_prefill=descriptor.context.is_prefill,
+        is_draft=descriptor.context.is_draft,
+        max_seqlen_q=attention.max_seqlen_q,
+        max_seqlen_k=attention.max_seqlen_k,
+    )
+
+
+def _sampled_rows(arrays: StepArrays, header: StepHeader) -> SampledRows:
     """Returns the rows that sample; all of the step's in the common case."""
     if len(arrays.sample_indices) == len(arrays.seq_lens):
         return SampledRows(
-            row_ids=inputs.row_ids,
-            seq_lens=inputs.seq_lens,
+            row_ids=header.row_ids,
+            seq_lens=header.seq_lens,
             host_row_ids=arrays.row_ids,
             host_seq_lens=arrays.seq_lens,
         )
     return SampledRows(
-        row_ids=inputs.row_ids.index_select(0, inputs.sample_indices),
-        seq_lens=inputs.seq_lens.index_select(0, inputs.sample_indices),
+        row_ids=header.row_ids.index_select(0, header.sample_indices),
+        seq_lens=header.seq_lens.index_select(0, header.sample_indices),
         host_row_ids=arrays.row_ids[arrays.sample_indices],
         host_seq_lens=arrays.seq_lens[arrays.sample_indices],
     )
 
 
-def _last_hidden(arrays: StepArrays, inputs: StepInputs, hidden: Tensor) -> Tensor:
+def _last_hidden(arrays: StepArrays, header: StepHeader, hidden: Tensor) -> Tensor:
     """Returns the hidden states of the last query token of each row that samples: [S, hidden]."""
     if len(arrays.sample_indices) == arrays.num_tokens:
         return hidden
-    ends = inputs.query_start_loc[1:].index_select(0, inputs.sample_indices)
+    ends = header.query_start_loc[1:].index_select(0, header.sample_indices)
     return hidden.index_select(0, ends - 1)

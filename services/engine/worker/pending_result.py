@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.engine.batch import StepResult, step_result
+from services.engine.batch import FallbackReason, StepResult, step_result
 from services.engine.sampling.logprobs import Logprobs
 from services.engine.worker.transfer import to_host
 
@@ -17,6 +17,7 @@ class PendingResult:
 
     token_ids: [S] int32. done: absent on a CPU, where every step is done at once.
     started_ns: `time.perf_counter_ns()` when the step began.
+    fallback_reason: why the ordered graph did not run; unspecified when the order was followed.
     """
 
     step_id: int
@@ -24,10 +25,17 @@ class PendingResult:
     logprobs: Logprobs | None
     done: torch.cuda.Event | None
     started_ns: int
+    fallback_reason: FallbackReason
 
     @classmethod
     def begin(
-        cls, step_id: int, token_ids: Tensor, logprobs: Logprobs | None, started_ns: int
+        cls,
+        step_id: int,
+        token_ids: Tensor,
+        logprobs: Logprobs | None,
+        *,
+        started_ns: int,
+        fallback_reason: FallbackReason,
     ) -> "PendingResult":
         """Starts to copy what was sampled to the host, behind the work queued so far."""
         host_token_ids = to_host(token_ids)
@@ -47,6 +55,7 @@ class PendingResult:
             logprobs=logprobs,
             done=done,
             started_ns=started_ns,
+            fallback_reason=fallback_reason,
         )
 
     @property
@@ -60,10 +69,16 @@ class PendingResult:
             self.done.synchronize()
         elapsed_us = (time.perf_counter_ns() - self.started_ns) // 1000
         if self.logprobs is None:
-            return step_result(self.step_id, self.token_ids.numpy(), elapsed_us=elapsed_us)
+            return step_result(
+                self.step_id,
+                self.token_ids.numpy(),
+                elapsed_us=elapsed_us,
+                fallback_reason=self.fallback_reason,
+            )
         return step_result(
             self.step_id,
             self.token_ids.numpy(),
+            fallback_reason=self.fallback_reason,
             logprobs=self.logprobs.chosen.numpy(),
             top_token_ids=self.logprobs.top_token_ids.numpy(),
             top_logprobs=self.logprobs.top.numpy(),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.engine.batch import BatchDescriptor, CUDAGraphMode, read_int32
+from services.engine.batch import BatchDescriptor, read_int32
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -134,8 +134,6 @@ class BlockWrites:
 
 def _require_supported(descriptor: BatchDescriptor) -> None:
     """Raises ValueError if the step asks for what this worker did not announce."""
-    mode = descriptor.cudagraph_runtime_mode
-    _require(mode == CUDAGraphMode.CUDA_GRAPH_MODE_NONE, f"graph mode {mode} without graphs")
     _require(not descriptor.HasField("spec_decode_metadata"), "speculative decoding")
     _require(not descriptor.HasField("dp_metadata"), "data parallelism")
 

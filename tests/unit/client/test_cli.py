@@ -9,7 +9,7 @@ from services.client.cli import main
 from tests.support.fake_frontend import fake_frontend_in_thread
 from tests.support.processes import free_port
 
-COMMANDS = ["chat", "generate", "tokenize", "models", "serve", "demo", "stats", "health"]
+COMMANDS = ["chat", "generate", "tokenize", "models", "serve", "demo", "stats", "graphs", "health"]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def octavo(frontend, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "bench serving"])
+@pytest.mark.parametrize("command", [*COMMANDS, "bench serving", "cache explain"])
 def test_help_of_every_command_explains_itself(octavo, command):
     code, out, _ = octavo(*command.split(), "--help")
     assert code == 0
@@ -43,7 +43,8 @@ def test_help_of_every_command_explains_itself(octavo, command):
 
 def test_help_lists_every_command(octavo):
     _, out, _ = octavo("--help")
-    assert [name for name in [*COMMANDS, "engine", "frontend", "bench"] if name not in out] == []
+    names = [*COMMANDS, "engine", "frontend", "bench", "cache"]
+    assert [name for name in names if name not in out] == []
 
 
 def test_generate_writes_the_text_and_tells_its_cost_on_standard_error(octavo):

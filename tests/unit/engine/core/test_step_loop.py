@@ -2,6 +2,8 @@
 
 import asyncio
 
+from protos.engine.v1.worker_pb2 import WorkerReady
+from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.stats import Counters
 from services.engine.core.step_loop import StepLoop
 from services.engine.core.watchers import StepWatchers
@@ -49,6 +51,7 @@ async def make_loop():
         step_timeout_s=30,
         publish=lambda outputs: channel.events.append(f"publish {len(outputs)}"),
         counters=Counters(),
+        graphs=GraphLedger(WorkerReady()),
         watchers=StepWatchers(),
     )
     return loop, channel, asyncio.create_task(loop.run())

@@ -1,5 +1,8 @@
 """Graph dispatch: a pure function of the catalogue and the batch's shape."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from services.engine.batch import CUDAGraphMode, FallbackReason, GraphKey
 from services.engine.scheduler.dispatcher import BatchShape, Dispatch, GraphDispatcher
 
@@ -66,3 +69,47 @@ def test_without_graphs_every_batch_is_unsupported():
     found = dispatch(1, 1, 1, [])
     assert found.mode == CUDAGraphMode.CUDA_GRAPH_MODE_NONE
     assert found.fallback_reason == FallbackReason.FALLBACK_REASON_UNSUPPORTED
+
+
+def test_what_is_planned_but_not_there_yet_is_uncaptured():
+    dispatcher = GraphDispatcher(planned=[full(8), full(4), piecewise(32)])
+    shape = BatchShape(num_tokens=5, batch_size=5, max_q_len=1)
+    uncaptured = FallbackReason.FALLBACK_REASON_UNCAPTURED
+    assert dispatcher.dispatch(shape).fallback_reason == uncaptured
+    dispatcher.capture(full(4))
+    assert dispatcher.dispatch(shape).fallback_reason == uncaptured
+    dispatcher.capture(full(8))
+    assert dispatcher.dispatch(shape).graph_key == full(8)
+
+
+def test_a_quarantined_graph_makes_room_for_the_next_larger_one_or_for_none():
+    dispatcher = GraphDispatcher([full(8), full(4)])
+    shape = BatchShape(num_tokens=3, batch_size=3, max_q_len=1)
+    dispatcher.quarantine(full(4))
+    assert dispatcher.dispatch(shape).graph_key == full(8)
+    dispatcher.quarantine(full(8))
+    quarantined = FallbackReason.FALLBACK_REASON_QUARANTINED
+    assert dispatcher.dispatch(shape).fallback_reason == quarantined
+
+
+@given(
+    sizes=st.sets(st.integers(1, 40)),
+    token_sizes=st.sets(st.integers(1, 80)),
+    q_lens=st.lists(st.integers(1, 9), min_size=1, max_size=30),
+)
+def test_every_step_gets_the_smallest_graph_with_room_or_a_reason(sizes, token_sizes, q_lens):
+    shape = BatchShape(num_tokens=sum(q_lens), batch_size=len(q_lens), max_q_len=max(q_lens))
+    catalogue = [full(size) for size in sizes] + [piecewise(size) for size in token_sizes]
+    found = GraphDispatcher(catalogue).dispatch(shape)
+    whole = [size for size in sizes if size >= len(q_lens) and max(q_lens) == 1]
+    pieces = [size for size in token_sizes if size >= sum(q_lens)]
+    none = FallbackReason.FALLBACK_REASON_UNSPECIFIED
+    if whole:
+        assert (found.graph_key, found.fallback_reason) == (full(min(whole)), none)
+        assert found.mode == CUDAGraphMode.CUDA_GRAPH_MODE_FULL
+    elif pieces:
+        assert (found.graph_key, found.fallback_reason) == (piecewise(min(pieces)), none)
+        assert found.mode == CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE
+    else:
+        assert found.graph_key is None
+        assert found.fallback_reason != none

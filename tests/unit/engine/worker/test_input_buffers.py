@@ -69,6 +69,26 @@ def test_block_writes_land_at_their_offsets_and_a_new_owner_starts_with_none(buf
     buffers.write_blocks(
         BlockWrites(indices=np.array([6, 7, 1], np.int64), block_ids=np.array([9, 4, 3], np.int64))
     )
-    assert buffers.block_table.tolist() == [[0, 3, 0], [0, 0, 0], [9, 4, 0], [0, 0, 0]]
+    assert buffers.block_table[:3].tolist() == [[0, 3, 0], [0, 0, 0], [9, 4, 0]]
+    assert not buffers.block_table[3:].any()
     buffers.assign_rows([assignment(2, [1])])
     assert buffers.block_table[2].tolist() == [0, 0, 0]
+
+
+def test_decodes_are_filled_up_with_requests_that_own_no_block(buffers):
+    header = buffers.write_decodes(step([2, 0], [1, 1], [8, 3], [1]), 4)
+    assert (header.row_ids.tolist(), header.sample_indices.tolist()) == ([2, 0], [1])
+    padded = buffers.gather(buffers.decodes(4), 4)
+    assert padded.query_start_loc.tolist() == [0, 1, 2, 3, 4]
+    assert padded.seq_lens.tolist() == [8, 3, 1, 1]
+    assert padded.row_ids.tolist() == [2, 0, buffers.dummy_row, buffers.dummy_row]
+    assert padded.input_ids.tolist() == [27, 7, 0, 0]
+    assert padded.positions.tolist() == [7, 2, 0, 0]
+    assert not buffers.block_table[buffers.dummy_row].any()
+
+
+def test_what_a_graph_reads_stays_where_it_is(buffers):
+    before = {name: tensor.data_ptr() for name, tensor in buffers.fixed(4).items()}
+    buffers.write_decodes(step([2, 0], [1, 1], [8, 3], [1]), 4)
+    buffers.write_step(step([2, 0], [4, 1], [7, 3], [1]))
+    assert {name: tensor.data_ptr() for name, tensor in buffers.fixed(4).items()} == before

@@ -276,5 +276,5 @@ def test_a_graph_that_was_never_captured_is_refused(folder):
     driver = StepDriver(folder)
     descriptor = driver.descriptor([(driver.add(PROMPTS[0]), 3)])
     descriptor.cudagraph_runtime_mode = 3
-    with pytest.raises(ValueError, match="graph mode 3"):
+    with pytest.raises(ValueError, match="graph mode FULL"):
         driver.runner.execute(descriptor)

@@ -1,13 +1,19 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from models.forward_context import forward_context
 from models.layers.attention import Attention
 from models.loading.loader import load_model
+from models.ops.rms_norm import rms_norm
+from models.ops.rotary import apply_rotary
+from tests.support.attention_case import Heads, make_case
 from tests.support.paged_runner import PagedRunner
 
 CPU = torch.device("cpu")
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 8
+HEADS = Heads(num_heads=NUM_HEADS, num_kv_heads=NUM_KV_HEADS, head_dim=HEAD_DIM)
 
 
 @pytest.fixture
@@ -58,14 +64,36 @@ def test_first_token_attends_to_itself_alone(runner):
     torch.testing.assert_close(output, v[0].repeat_interleave(NUM_HEADS // NUM_KV_HEADS, dim=0))
 
 
-def test_operator_passes_torchs_own_checks(runner):
-    context = prepare(runner, [(runner.add([1] * 5), 5)])
-    q, k, v = random_heads(5)
-    with forward_context(context):
+@pytest.mark.parametrize("options", [{}, {"has_norm": False}, {"has_rotation": False}], ids=str)
+def test_operator_passes_torchs_own_checks(options):
+    case = make_case([5, 1], [5, 9], HEADS, **options)
+    with forward_context(case.context()):
         torch.library.opcheck(
             torch.ops.octavo.unified_attention_with_output.default,
-            (q, k, v, torch.empty_like(q), 0),
+            case.arguments(torch.zeros(case.q.shape)),
         )
+
+
+@pytest.mark.parametrize("has_norm", [True, False])
+def test_rotating_inside_the_operator_is_rotating_before_it(has_norm):
+    case = make_case([5, 1], [7, 9], HEADS, has_norm=has_norm)
+    turn = case.transform
+    q, k = case.q, case.k
+    if has_norm:
+        q, k = rms_norm(q, turn.q_weight, turn.eps), rms_norm(k, turn.k_weight, turn.eps)
+    q, k = (apply_rotary(x, turn.cos, turn.signed_sin) for x in (q, k))
+    before = replace(case, q=q, k=k, transform=None)
+    assert torch.equal(case.run(), before.run())
+
+
+def test_tokens_behind_the_slot_mapping_are_not_written(runner):
+    context = prepare(runner, [(runner.add([1] * 6), 6)])
+    q, k, v = random_heads(8)
+    expected = runner.kv_caches[0].k.clone()
+    expected.flatten(0, 1)[context.attn_metadata.slot_mapping] = k[:6]
+    with forward_context(context):
+        torch.ops.octavo.unified_attention_with_output(q, k, v, torch.empty_like(q), 0)
+    assert torch.equal(runner.kv_caches[0].k, expected)
 
 
 def test_operator_outside_a_forward_pass_fails(runner):

@@ -1,0 +1,81 @@
+"""Declares which dimensions of a model's inputs are as long as the step has tokens.
+
+The declaration does nothing by itself; whoever compiles the model reads it.
+"""
+
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+import torch
+from torch import nn
+
+DynamicArgDims = Mapping[str, tuple[int, ...]]
+"""Argument of forward -> its dimensions that vary; negative ones count from the end."""
+
+_ATTRIBUTE = "_octavo_dynamic_arg_dims"
+_Model = TypeVar("_Model", bound=type[nn.Module])
+
+
+def support_torch_compile(
+    dynamic_arg_dims: Mapping[str, int | Sequence[int]] | None = None,
+) -> Callable[[_Model], _Model]:
+    """Declares that a model's forward can be traced in one graph.
+
+    Args:
+        dynamic_arg_dims: the dimensions of forward's arguments that are as long as the step has
+            tokens; when absent, dimension 0 of every argument that is annotated as a tensor.
+
+    Returns:
+        A class decorator. It raises ValueError if forward has no argument of a given name, or
+        none that varies.
+    """
+
+    def declare(model_class: _Model) -> _Model:
+        signature = inspect.signature(model_class.forward, eval_str=True)
+        declared: dict[str, tuple[int, ...]]
+        if dynamic_arg_dims is None:
+            declared = {
+                name: (0,)
+                for name, parameter in signature.parameters.items()
+                if _is_tensor(parameter.annotation)
+            }
+        else:
+            declared = {
+                name: (dims,) if isinstance(dims, int) else tuple(dims)
+                for name, dims in dynamic_arg_dims.items()
+            }
+        unknown = declared.keys() - signature.parameters.keys()
+        if unknown:
+            raise ValueError(
+                f"{model_class.__name__}.forward takes no {', '.join(sorted(unknown))}"
+            )
+        if not declared:
+            raise ValueError(f"{model_class.__name__}.forward takes no tensor that could vary")
+        setattr(model_class, _ATTRIBUTE, types.MappingProxyType(declared))
+        return model_class
+
+    return declare
+
+
+def dynamic_arg_dims_of(model: nn.Module) -> DynamicArgDims:
+    """Returns what a model's class or the nearest of its bases declared.
+
+    Raises:
+        ValueError: none of them declared anything.
+    """
+    declared: DynamicArgDims | None = getattr(type(model), _ATTRIBUTE, None)
+    if declared is None:
+        raise ValueError(
+            f"{type(model).__name__} cannot be compiled: its class does not declare "
+            "@support_torch_compile. Run it with --enforce-eager."
+        )
+    return declared
+
+
+def _is_tensor(annotation: Any) -> bool:
+    """Whether an annotation means a tensor, perhaps an absent one."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return any(_is_tensor(part) for part in get_args(annotation))
+    return isinstance(annotation, type) and issubclass(annotation, torch.Tensor)

@@ -1,0 +1,22 @@
+"""Says whether an operation runs as one of our kernels or as its PyTorch reference."""
+
+import importlib.util
+
+import torch
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+"""Triton comes with CUDA builds of torch; a CPU installation has none."""
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Returns whether our kernels run on `device`."""
+    return HAS_TRITON and device.type == "cuda"
+
+
+def runs_as_kernel(x: torch.Tensor) -> bool:
+    """Returns whether an operation that a compiler could fuse runs as our kernel on x.
+
+    Under a compiler it does not: the reference is plain PyTorch, which the compiler fuses with its
+    neighbours.
+    """
+    return HAS_TRITON and x.is_cuda and x.is_contiguous() and not torch.compiler.is_compiling()

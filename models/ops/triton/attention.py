@@ -1,0 +1,31 @@
+"""Attention of one layer on a GPU: which kernels run, in which order."""
+
+import torch
+
+from models.forward_context import AttentionMetadata, KVCacheData
+from models.ops.head_transform import HeadTransform
+from models.ops.triton.decode_attention import decode_attention
+from models.ops.triton.prefill_attention import prefill_attention
+from models.ops.triton.rotate_and_cache import rotate_and_cache
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    output: torch.Tensor,
+    cache: KVCacheData,
+    metadata: AttentionMetadata,
+    transform: HeadTransform | None,
+) -> None:
+    """Does what models.ops.attention.unified_attention_with_output says, on a GPU."""
+    # The output holds the transformed queries until it is written: every program reads its own
+    # queries before anything is written over them, and no other program's.
+    rotate_and_cache(q, k, v, output, cache, metadata.slot_mapping, transform)
+    queries = q if transform is None else output
+    has_single_tokens = metadata.max_seqlen_q == 1 or metadata.seq_lens.shape[0] > 1
+    if has_single_tokens:
+        decode_attention(queries, cache, metadata, output)
+    if metadata.max_seqlen_q > 1:
+        min_queries = 2 if has_single_tokens else 1
+        prefill_attention(queries, cache, metadata, output, min_queries=min_queries)

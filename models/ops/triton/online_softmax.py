@@ -1,0 +1,47 @@
+"""The inner loop of the attention kernels: paged keys and values, softmax in one pass."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def attend_keys(
+    q, acc, highest, total, start, end, positions, table_ptr, k_ptr, v_ptr, kv_head, dims,
+    scale_log2,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr, IS_DIAGONAL: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Folds the keys in [start, end) of one kv head into a running softmax.
+
+    acc, highest and total are the weighted values, the highest scaled score and the sum of base-2
+    exponentials of each row of q so far. On the diagonal a row sees the keys up to its position;
+    off it all rows see all keys, and end - start is a multiple of KEYS.
+
+    Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
+    """
+    for first in tl.range(start, end, KEYS, num_stages=STAGES):
+        keys = first + tl.arange(0, KEYS)
+        in_keys = (dims < HEAD_DIM)[None, :]
+        if IS_DIAGONAL:
+            is_key = keys < end
+            block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+            in_keys = is_key[:, None] & in_keys
+        else:
+            block = tl.load(table_ptr + keys // BLOCK_SIZE).to(tl.int64)
+        slot = (block * BLOCK_SIZE + keys % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
+        at_keys = slot[:, None] * HEAD_DIM + dims[None, :]
+        k = tl.load(k_ptr + at_keys, mask=in_keys, other=0.0)
+        v = tl.load(v_ptr + at_keys, mask=in_keys, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if IS_DIAGONAL:
+            is_seen = (keys[None, :] <= positions[:, None]) & is_key[None, :]
+            scores = tl.where(is_seen, scores, float("-inf"))
+        # Scaled after the maximum, so that scaling and subtraction are one instruction.
+        new_highest = tl.maximum(highest, tl.max(scores, 1) * scale_log2)
+        weights = tl.exp2(scores * scale_log2 - new_highest[:, None])
+        kept = tl.exp2(highest - new_highest)
+        total = total * kept + tl.sum(weights, 1)
+        acc = acc * kept[:, None]
+        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
+        highest = new_highest
+    return acc, highest, total

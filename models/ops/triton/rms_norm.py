@@ -1,0 +1,59 @@
+"""RMSNorm, with the residual sum before it in the same kernel."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, normed_ptr, sum_ptr, eps,
+    SIZE: tl.constexpr, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Normalises one row."""
+    columns = tl.arange(0, BLOCK)
+    is_column = columns < SIZE
+    at = tl.program_id(0).to(tl.int64) * SIZE + columns
+    weight = tl.load(weight_ptr + columns, mask=is_column, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + at, mask=is_column, other=0.0)
+    if HAS_RESIDUAL:
+        residual = tl.load(residual_ptr + at, mask=is_column, other=0.0)
+        x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+        tl.store(sum_ptr + at, x, mask=is_column)
+    x = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, 0) / SIZE + eps)
+    tl.store(normed_ptr + at, (x * scale * weight).to(normed_ptr.dtype.element_ty), mask=is_column)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Returns the normalised x, any shape, contiguous; see models.ops.rms_norm.rms_norm."""
+    normed = torch.empty_like(x)
+    _launch(x, None, weight, eps, normed, normed)
+    return normed
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the normalised sum and the sum; see models.ops.rms_norm.add_rms_norm."""
+    normed, total = torch.empty_like(x), torch.empty_like(x)
+    _launch(x, residual, weight, eps, normed, total)
+    return normed, total
+
+
+def _launch(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    normed: torch.Tensor,
+    total: torch.Tensor,
+) -> None:
+    """Runs one program per row; `total` takes the sum if there is a residual."""
+    size = x.shape[-1]
+    block = triton.next_power_of_2(size)
+    _rms_norm_kernel[(x.numel() // size,)](
+        x, x if residual is None else residual, weight, normed, total, eps,
+        SIZE=size, HAS_RESIDUAL=residual is not None, BLOCK=block,
+        num_warps=min(8, max(1, block // 512)),
+    )  # fmt: skip

@@ -1,0 +1,134 @@
+"""Head norms, rotary positions and the write to the cache, in one kernel."""
+
+import torch
+import triton
+import triton.language as tl
+
+from models.forward_context import KVCacheData
+from models.ops.head_transform import HeadTransform
+
+FEW_TOKENS = 64
+"""Up to this many tokens, one program does one head of one token: a decode step wants programs."""
+
+_VARYING = ["slots_ptr", "num_tokens", "q_stride", "k_stride", "v_stride", "rotation_stride"]
+
+
+@triton.jit
+def _transform(
+    first, second, weight_ptr, cos_ptr, sin_ptr, at_rotation, dims, in_half, in_tile, eps,
+    HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """Returns the two halves of heads, normalised if HAS_NORM, then rotated."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    if HAS_NORM:
+        squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+        scale = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
+        weight = tl.load(weight_ptr + dims, mask=in_half, other=0.0).to(tl.float32)
+        first = first * scale * weight[None, :]
+        weight = tl.load(weight_ptr + HALF + dims, mask=in_half, other=0.0).to(tl.float32)
+        second = second * scale * weight[None, :]
+    cos = tl.load(cos_ptr + at_rotation, mask=in_tile, other=0.0).to(tl.float32)
+    # The table's first half carries the minus sign of the first half's sine.
+    sin = tl.load(sin_ptr + at_rotation + HALF, mask=in_tile, other=0.0).to(tl.float32)
+    return first * cos - second * sin, second * cos + first * sin
+
+
+# Specialising on what varies from step to step would compile again while serving.
+@triton.jit(do_not_specialize=_VARYING)
+def _rotate_and_cache_kernel(
+    q_ptr, k_ptr, v_ptr, rotated_ptr, k_cache_ptr, v_cache_ptr, slots_ptr,
+    cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr,
+    num_tokens, q_stride, k_stride, v_stride, rotation_stride, eps,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    HAS_ROTATION: tl.constexpr, HAS_NORM: tl.constexpr, TOKENS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+):  # fmt: skip
+    """Does one head of TOKENS tokens; key heads come first, then value heads, then query heads."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    head = tl.program_id(0)
+    tokens = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    dims = tl.arange(0, BLOCK_HALF)
+    in_half = dims < HALF
+    in_tile = (tokens < num_tokens)[:, None] & in_half[None, :]
+    at_rotation = tokens[:, None] * rotation_stride + dims[None, :]
+    if head < 2 * NUM_KV_HEADS:
+        slots = tl.load(slots_ptr + tokens, mask=tokens < num_tokens, other=0)
+        kv_head = head % NUM_KV_HEADS
+        at_cache = (slots * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + dims[None, :]
+        if head < NUM_KV_HEADS:
+            k_ptrs = k_ptr + tokens[:, None] * k_stride + kv_head * HEAD_DIM + dims[None, :]
+            first = tl.load(k_ptrs, mask=in_tile, other=0.0)
+            second = tl.load(k_ptrs + HALF, mask=in_tile, other=0.0)
+            if HAS_ROTATION:
+                rotated_first, rotated_second = _transform(
+                    first.to(tl.float32), second.to(tl.float32), k_weight_ptr, cos_ptr, sin_ptr,
+                    at_rotation, dims, in_half, in_tile, eps, HEAD_DIM, HAS_NORM,
+                )  # fmt: skip
+                first = rotated_first.to(first.dtype)
+                second = rotated_second.to(second.dtype)
+            tl.store(k_cache_ptr + at_cache, first, mask=in_tile)
+            tl.store(k_cache_ptr + at_cache + HALF, second, mask=in_tile)
+        else:
+            v_ptrs = v_ptr + tokens[:, None] * v_stride + kv_head * HEAD_DIM + dims[None, :]
+            first = tl.load(v_ptrs, mask=in_tile, other=0.0)
+            second = tl.load(v_ptrs + HALF, mask=in_tile, other=0.0)
+            tl.store(v_cache_ptr + at_cache, first, mask=in_tile)
+            tl.store(v_cache_ptr + at_cache + HALF, second, mask=in_tile)
+    elif HAS_ROTATION:
+        q_head = head - 2 * NUM_KV_HEADS
+        q_ptrs = q_ptr + tokens[:, None] * q_stride + q_head * HEAD_DIM + dims[None, :]
+        first = tl.load(q_ptrs, mask=in_tile, other=0.0)
+        second = tl.load(q_ptrs + HALF, mask=in_tile, other=0.0)
+        rotated_first, rotated_second = _transform(
+            first.to(tl.float32), second.to(tl.float32), q_weight_ptr, cos_ptr, sin_ptr,
+            at_rotation, dims, in_half, in_tile, eps, HEAD_DIM, HAS_NORM,
+        )  # fmt: skip
+        at_rotated = (tokens[:, None] * NUM_HEADS + q_head) * HEAD_DIM + dims[None, :]
+        tl.store(rotated_ptr + at_rotated, rotated_first.to(first.dtype), mask=in_tile)
+        tl.store(rotated_ptr + at_rotated + HALF, rotated_second.to(second.dtype), mask=in_tile)
+
+
+def rotate_and_cache(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rotated: torch.Tensor,
+    cache: KVCacheData,
+    slot_mapping: torch.Tensor,
+    transform: HeadTransform | None,
+) -> None:
+    """Stores each token's key and value in its slot; transforms queries and keys on the way.
+
+    Unlike the reference it rounds once, after the rotation. Tokens past the end of slot_mapping
+    are padding and left out.
+
+    Args:
+        q: [T, Hq, D], each token's heads contiguous; D is even.
+        k: [T, Hk, D], likewise.
+        v: [T, Hk, D], likewise.
+        rotated: [T, Hq, D], contiguous; takes the transformed queries.
+        cache: the layer's, changed in place.
+        slot_mapping: [at most T] int64.
+        transform: what to do to queries and keys; None stores the keys as they are and writes no
+            queries.
+    """
+    num_tokens = slot_mapping.shape[0]
+    _, num_heads, head_dim = q.shape
+    num_kv_heads = k.shape[1]
+    tokens = 1 if num_tokens <= FEW_TOKENS else 16
+    num_programs = 2 * num_kv_heads + (0 if transform is None else num_heads)
+    # Arguments that a kernel without transform does not touch; any tensor will do.
+    cos = sin = q_weight = k_weight = slot_mapping
+    eps, has_norm = 0.0, False
+    if transform is not None:
+        cos, sin, eps = transform.cos, transform.signed_sin, transform.eps
+        if transform.q_weight is not None and transform.k_weight is not None:
+            q_weight, k_weight, has_norm = transform.q_weight, transform.k_weight, True
+    _rotate_and_cache_kernel[(num_programs, triton.cdiv(num_tokens, tokens))](
+        q, k, v, rotated, cache.k, cache.v, slot_mapping, cos, sin, q_weight, k_weight,
+        num_tokens, q.stride(0), k.stride(0), v.stride(0), cos.stride(0), eps,
+        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
+        HAS_ROTATION=transform is not None, HAS_NORM=has_norm, TOKENS=tokens,
+        BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
+        num_warps=1 if tokens == 1 else 4,
+    )  # fmt: skip

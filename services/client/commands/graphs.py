@@ -1,0 +1,129 @@
+"""`octavo graphs`: which graphs the engine captured, and what they are good for."""
+
+import asyncio
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from services.client.channel import open_channel
+from services.client.commands.stats import Engine, Stats
+from services.client.flags import DEFAULT_ENGINE, EngineAddress
+
+NONE_RAN = "-"
+
+
+def graphs(
+    *,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the figures as one line of JSON.")
+    ] = False,
+    engine: EngineAddress = DEFAULT_ENGINE,
+) -> None:
+    """Shows the captured graphs: what they cost, how often they run, how much is padding.
+
+    Examples:
+    - `octavo graphs`
+
+    - `octavo graphs --json | jq .graphs`
+    """
+    stats = asyncio.run(_stats(engine))
+    if as_json:
+        typer.echo(json.dumps(_figures(stats)))
+    else:
+        Console().print(report(engine, stats))
+
+
+def report(address: str, stats: Stats) -> Group:
+    """Returns the summary, the table of graphs and the steps that ran without one."""
+    parts: list[Text | Table] = [_summary(address, stats)]
+    if stats.graphs:
+        parts.append(_table(stats))
+    misses = {name: count for name, count in stats.graph_dispatch.items() if name != "graph"}
+    if misses:
+        listed = ", ".join(f"{count} {name}" for name, count in sorted(misses.items()))
+        parts.append(Text(f"steps without a graph: {listed}"))
+    parts += [
+        Text(f"{_label(graph.uniform, graph.num_tokens)} is not used: {graph.fault}", style="red")
+        for graph in stats.graphs
+        if graph.fault
+    ]
+    return Group(*parts)
+
+
+async def _stats(address: str) -> Stats:
+    async with open_channel(address) as channel:
+        return await Engine(channel).stats()
+
+
+def _summary(address: str, stats: Stats) -> Text:
+    num_captured = sum(graph.captured for graph in stats.graphs)
+    summary = Text(f"engine {address}: {stats.cudagraph_mode or 'not ready'}", style="bold")
+    summary.append(f"\n{num_captured}/{stats.num_graphs_planned} graphs", style="not bold")
+    if stats.graphs:
+        capture_s = sum(graph.capture_s for graph in stats.graphs)
+        num_bytes = sum(graph.num_bytes for graph in stats.graphs)
+        summary.append(
+            f", captured in {capture_s:.1f} s, {num_bytes / 2**20:.0f} MiB", style="not bold"
+        )
+    if stats.num_steps:
+        hits = stats.graph_dispatch.get("graph", 0)
+        summary.append(
+            f"; hit rate {hits / stats.num_steps:.1%} of {stats.num_steps} steps",
+            style="not bold",
+        )
+        padded, computed = _tokens(stats)
+        if computed:
+            summary.append(f", padding {padded / computed:.1%}", style="not bold")
+    return summary
+
+
+def _table(stats: Stats) -> Table:
+    table = Table()
+    table.add_column("graph")
+    for name in ("tokens", "capture", "memory", "steps", "of all", "padding"):
+        table.add_column(name, justify="right")
+    for graph in stats.graphs:
+        computed = graph.num_replays * graph.num_tokens
+        share = graph.num_replays / stats.num_steps if stats.num_steps else 0.0
+        table.add_row(
+            "decode" if graph.uniform else "pieces",
+            str(graph.num_tokens),
+            f"{graph.capture_s * 1000:.0f} ms",
+            f"{graph.num_bytes / 2**20:.1f} MiB",
+            str(graph.num_replays) if graph.captured else "given up",
+            f"{share:.1%}" if graph.num_replays else NONE_RAN,
+            f"{graph.padded_tokens / computed:.1%}" if computed else NONE_RAN,
+            style=None if graph.captured else "red",
+        )
+    return table
+
+
+def _tokens(stats: Stats) -> tuple[int, int]:
+    """Returns the query tokens that graphs computed for nothing, and all that they computed."""
+    padded = sum(graph.padded_tokens for graph in stats.graphs)
+    return padded, sum(graph.num_replays * graph.num_tokens for graph in stats.graphs)
+
+
+def _label(uniform: bool, num_tokens: int) -> str:
+    return f"the graph of {num_tokens} {'decodes' if uniform else 'tokens in pieces'}"
+
+
+def _figures(stats: Stats) -> dict[str, object]:
+    padded, computed = _tokens(stats)
+    hits = stats.graph_dispatch.get("graph", 0)
+    return {
+        "cudagraph_mode": stats.cudagraph_mode,
+        "num_planned": stats.num_graphs_planned,
+        "num_captured": sum(graph.captured for graph in stats.graphs),
+        "hit_rate": hits / stats.num_steps if stats.num_steps else 0.0,
+        "padding": padded / computed if computed else 0.0,
+        "steps": dict(stats.graph_dispatch),
+        "graphs": [
+            {field.name: getattr(graph, field.name) for field in graph.DESCRIPTOR.fields}
+            for graph in stats.graphs
+        ],
+    }

@@ -1,0 +1,1 @@
+"""Compiles a model at one of four levels and keeps what it compiled."""

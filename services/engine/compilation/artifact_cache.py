@@ -1,0 +1,91 @@
+"""Compiled pieces on disk: one file each, named by content, shared by processes without a lock."""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from services.engine.compilation.cache_key import Factors
+
+log = structlog.get_logger()
+
+_FACTORS = "factors.json"
+_SUFFIX = ".piece"
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactCache:
+    """The artifacts of one environment: all that were compiled under the same factors.
+
+    Files appear whole or not at all, and carry a digest of their content: a process that dies
+    while it writes, or a disk that damages a file, makes a miss. Artifacts hold code that loading
+    runs, so the folder is for its owner only.
+    """
+
+    folder: Path
+
+    @classmethod
+    def open(cls, cache_dir: Path, factors: Factors) -> "ArtifactCache":
+        """Returns the cache of an environment; nothing is written before the first `store`.
+
+        Args:
+            cache_dir: holds the caches of all environments.
+            factors: the environment.
+        """
+        return cls(cache_dir.expanduser() / factors.key[:32])
+
+    def load(self, key: str) -> bytes | None:
+        """Returns an artifact, or None if there is none or it is damaged."""
+        try:
+            content = (self.folder / (key + _SUFFIX)).read_bytes()
+        except OSError:
+            return None
+        payload = content[_DIGEST_BYTES:]
+        if hashlib.sha256(payload).digest() != content[:_DIGEST_BYTES]:
+            log.warning("compiled_piece_found_damaged", key=key)
+            return None
+        return payload
+
+    def store(self, key: str, payload: bytes) -> None:
+        """Writes an artifact; a disk that cannot take it costs a warning, not the service."""
+        self._write(key + _SUFFIX, hashlib.sha256(payload).digest() + payload)
+
+    def describe(self, factors: Factors) -> None:
+        """Writes down what the environment is, for `stored_factors`."""
+        if not (self.folder / _FACTORS).exists():
+            text = json.dumps(factors.values, indent=1, sort_keys=True)
+            self._write(_FACTORS, text.encode())
+
+    @property
+    def num_artifacts(self) -> int:
+        """Artifacts on disk."""
+        return len(list(self.folder.glob("*" + _SUFFIX)))
+
+    def _write(self, name: str, content: bytes) -> None:
+        temporary = None
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=self.folder)
+            with os.fdopen(fd, "wb") as file:
+                file.write(content)
+            Path(temporary).replace(self.folder / name)
+        except OSError as error:
+            log.warning("compiled_piece_not_stored", name=name, error=str(error))
+            if temporary is not None:
+                Path(temporary).unlink(missing_ok=True)
+
+
+def stored_factors(cache_dir: Path) -> Iterator[tuple[ArtifactCache, Factors]]:
+    """Yields each environment that has artifacts in `cache_dir`, with what it was."""
+    for path in sorted(cache_dir.expanduser().glob("*/" + _FACTORS)):
+        try:
+            values = json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue
+        yield ArtifactCache(path.parent), Factors(values)

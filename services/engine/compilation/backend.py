@@ -1,0 +1,154 @@
+"""What Dynamo hands a traced model to: splits it, compiles the pieces, keeps the result."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+from torch import fx
+from torch.fx import GraphModule
+
+from services.engine.compilation.compiler_manager import CompilerManager
+from services.engine.compilation.debug_dump import DebugDump
+from services.engine.compilation.piecewise_backend import (
+    PieceInfo,
+    PiecewiseBackend,
+    PieceWrapper,
+)
+from services.engine.compilation.split_graph import SplitItem, split_graph
+
+log = structlog.get_logger()
+
+
+class PiecewiseCompileInterpreter(fx.Interpreter):
+    """Walks a split graph with its traced inputs and puts a compiled piece in each part's place."""
+
+    def __init__(
+        self,
+        whole: GraphModule,
+        items: Sequence[SplitItem],
+        *,
+        manager: CompilerManager,
+        compile_sizes: Sequence[int],
+        piece_wrapper: PieceWrapper | None,
+        dump: DebugDump | None,
+    ) -> None:
+        super().__init__(whole)
+        self._whole = whole
+        self._items = {item.submod_name: item for item in items}
+        self._piece_names = [item.submod_name for item in items if not item.is_splitting_graph]
+        self._manager = manager
+        self._compile_sizes = compile_sizes
+        self._wrap = piece_wrapper
+        self._dump = dump
+
+    def compile(self) -> None:
+        """Compiles the pieces and makes the split graph call them."""
+        placeholders = self._whole.graph.find_nodes(op="placeholder")
+        self.run(*(node.meta["example_value"] for node in placeholders))
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compiles one part for its inputs; returns what tracing said of its outputs."""
+        assert not kwargs, "split_module passes inputs in order"
+        item = self._items[target]
+        if item.is_splitting_graph:
+            run: Callable[..., Any] = item.graph.forward
+        else:
+            run = self._compile(item, args)
+        # An attribute of the instance goes before the submodule of the same name, and a plain
+        # function is called faster than a module.
+        self._whole.__dict__[target] = run
+        outputs: Any = item.graph.graph.output_node().args[0]
+        return fx.node.map_arg(outputs, lambda node: node.meta["example_value"])
+
+    def _compile(self, item: SplitItem, args: Sequence[Any]) -> Callable[..., Any]:
+        info = PieceInfo(
+            name=item.submod_name,
+            index=self._piece_names.index(item.submod_name),
+            num_pieces=len(self._piece_names),
+        )
+
+        def compile_piece() -> PiecewiseBackend:
+            return PiecewiseBackend(
+                item.graph,
+                args,
+                manager=self._manager,
+                compile_sizes=self._compile_sizes,
+            )
+
+        piece = self._dump.piece(item, compile_piece) if self._dump else compile_piece()
+        return piece if self._wrap is None else self._wrap(piece, info)
+
+
+class OctavoBackend:
+    """A torch.compile backend for one model; it can be called once.
+
+    It does not run the graph that it is given: `whole` is called by who made the backend.
+    """
+
+    def __init__(
+        self,
+        manager: CompilerManager,
+        *,
+        splitting_ops: Sequence[str],
+        compile_sizes: Sequence[int] = (),
+        piece_wrapper: PieceWrapper | None = None,
+        debug_dump_path: Path | None = None,
+    ) -> None:
+        self._manager = manager
+        self._splitting_ops = splitting_ops
+        self._compile_sizes = compile_sizes
+        self._piece_wrapper = piece_wrapper
+        self._dump = DebugDump(debug_dump_path) if debug_dump_path else None
+        self.graph: GraphModule | None = None
+        """What Dynamo traced."""
+        self.whole: Callable[..., Sequence[Any]] | None = None
+        """Runs the compiled model on the inputs of `graph`, in order."""
+        self.traced_call: TracedCall | None = None
+        """Takes the graph's place while Dynamo traces."""
+        self.items: list[SplitItem] = []
+        """The parts that it runs."""
+
+    def __call__(self, graph: GraphModule, example_inputs: Sequence[Any]) -> "TracedCall":
+        """Compiles a traced model; returns what stands in for it while Dynamo traces."""
+        del example_inputs  # the graph's own notes say the same and more
+        if self.graph is not None:
+            raise RuntimeError(
+                "the model was traced a second time; a backend compiles one model for one trace"
+            )
+        self.graph = graph
+        whole, self.items = split_graph(graph, self._splitting_ops)
+        if self._dump:
+            self._dump.graph("traced_graph", graph)
+            self._dump.graph("split_graph", whole)
+        PiecewiseCompileInterpreter(
+            whole,
+            self.items,
+            manager=self._manager,
+            compile_sizes=self._compile_sizes,
+            piece_wrapper=self._piece_wrapper,
+            dump=self._dump,
+        ).compile()
+        self.whole = whole.forward
+        self.traced_call = TracedCall(graph)
+        return self.traced_call
+
+
+class TracedCall:
+    """Stands in for a compiled graph while it is traced, and remembers what it was called with.
+
+    It returns empty tensors: running the model needs a cache and a forward context, which tracing
+    must do without.
+    """
+
+    def __init__(self, graph: GraphModule) -> None:
+        outputs = graph.graph.output_node().args[0]
+        assert isinstance(outputs, (tuple, list)), "Dynamo's graphs return a tuple"
+        self.num_outputs = len(outputs)
+        self.args: tuple[Any, ...] = ()
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        """Notes the arguments; returns as many empty tensors as the graph has outputs."""
+        self.args = args
+        return (torch.empty(0),) * self.num_outputs

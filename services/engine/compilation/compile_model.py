@@ -1,0 +1,259 @@
+"""From a loaded model to one that runs at its compilation level."""
+
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+from torch import SymInt, Tensor, nn
+
+from models.compile_support import DynamicArgDims, dynamic_arg_dims_of
+from models.layers.attention import Attention
+from services.engine.compilation.artifact_cache import ArtifactCache
+from services.engine.compilation.backend import OctavoBackend
+from services.engine.compilation.cache_key import Factors
+from services.engine.compilation.compiler_interface import CompilerInterface, EagerAdaptor
+from services.engine.compilation.compiler_manager import CompilerManager, CompileStats
+from services.engine.compilation.inductor_adaptor import InductorStandaloneAdaptor
+from services.engine.compilation.piecewise_backend import PieceWrapper
+from services.engine.compilation.purity import check_inputs_are_unchanged, no_side_effects
+from services.engine.compilation.split_graph import num_calls
+from services.engine.compilation_config import (
+    DEFAULT_SPLITTING_OPS,
+    CompilationConfig,
+    CompilationLevel,
+)
+
+log = structlog.get_logger()
+
+TYPICAL_NUM_TOKENS = 256
+"""Number of tokens that general kernels are laid out for; any other runs too."""
+
+
+class CompiledForward:
+    """A model's forward past Dynamo: no guard is evaluated and nothing is traced again."""
+
+    def __init__(self, backend: OctavoBackend, inputs: Sequence[Tensor]) -> None:
+        """Binds what the backend compiled to the weights of the model that was traced.
+
+        Args:
+            backend: what the model was traced with.
+            inputs: the very tensors that it was traced with.
+        """
+        traced = backend.traced_call
+        assert backend.whole is not None, "the backend was called"
+        assert traced is not None, "the backend was called"
+        assert backend.graph is not None, "the backend was called"
+        if traced.num_outputs != 1:
+            raise ValueError(f"forward returns {traced.num_outputs} tensors; it must return one")
+        self._run = backend.whole
+        placeholders = backend.graph.graph.find_nodes(op="placeholder")
+        kinds = [node.meta["example_value"] for node in placeholders]
+        self._args = list(traced.args)
+        self._inputs: list[tuple[int, int]] = []
+        self._sizes: list[tuple[int, int, int]] = []
+        for slot, value in enumerate(traced.args):
+            for number, given in enumerate(inputs):
+                if value is given:
+                    self._inputs.append((slot, number))
+        for slot, kind in enumerate(kinds):
+            if isinstance(kind, SymInt):
+                self._sizes.append((slot, *self._dimension_of(kind, kinds)))
+        for slot, _ in self._inputs:
+            self._args[slot] = None  # the traced example must not stay alive
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """Runs the model on a step's inputs; returns what its forward does."""
+        args = self._args.copy()
+        for slot, number in self._inputs:
+            args[slot] = inputs[number]
+        for slot, number, dim in self._sizes:
+            args[slot] = inputs[number].shape[dim]
+        return self._run(*args)[0]
+
+    def _dimension_of(self, size: SymInt, kinds: Sequence[Any]) -> tuple[int, int]:
+        """Returns which input has a symbolic size, and in which dimension."""
+        for slot, number in self._inputs:
+            for dim, other in enumerate(kinds[slot].shape):
+                if isinstance(other, SymInt) and other.node.expr == size.node.expr:
+                    return number, dim
+        raise AssertionError(f"no input has the size {size}")
+
+
+class FixedAddressForward:
+    """A forward pass that finds its inputs at the same addresses each time."""
+
+    def __init__(
+        self, forward: Callable[..., Any], inputs: Sequence[Tensor], *, max_num_tokens: int
+    ) -> None:
+        """Allocates the inputs at their largest.
+
+        Args:
+            forward: what to run; each of its inputs varies in dimension 0 only.
+            inputs: examples of its inputs.
+            max_num_tokens: their largest length.
+        """
+        self._forward = forward
+        self._fixed = [each.new_zeros(max_num_tokens, *each.shape[1:]) for each in inputs]
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """Copies a step's inputs to their places and runs the model there."""
+        places = [fixed[: len(each)] for fixed, each in zip(self._fixed, inputs, strict=True)]
+        for place, each in zip(places, inputs, strict=True):
+            place.copy_(each)
+        return self._forward(*places)
+
+
+class TracedForward:
+    """A model's forward under plain torch.compile, traced in one graph and run as traced.
+
+    Dynamo evaluates its guards at every call: this shows what Dynamo makes of a model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._signature = inspect.signature(model.forward)
+        self._dims = dynamic_arg_dims_of(model)
+        self._forward = torch.compile(model.forward, backend="eager", fullgraph=True)
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """Runs the model on a step's inputs."""
+        _mark_num_tokens(self._signature, self._dims, inputs)
+        return self._forward(*inputs)
+
+
+def compile_model(
+    model: nn.Module,
+    config: CompilationConfig,
+    *,
+    example_inputs: Sequence[Tensor],
+    max_num_tokens: int,
+    max_num_seqs: int,
+    factors: Factors | None = None,
+    piece_wrapper: PieceWrapper | None = None,
+    rank: int = 0,
+) -> CompileStats:
+    """Makes a model run at the configured level; level 0 leaves it as it is.
+
+    Levels 2 and 3 trace and compile everything here, without running the model.
+
+    Args:
+        model: loaded; its class must declare @support_torch_compile.
+        config: what to compile.
+        example_inputs: arguments of forward of the kind that steps bring, with any content.
+        max_num_tokens: most tokens in one step.
+        max_num_seqs: most requests in one step.
+        factors: what compiled pieces depend on; without it, nothing is kept on disk.
+        piece_wrapper: put around each piece at level 3.
+        rank: names the folder of this worker's debug dump.
+
+    Returns:
+        What compiling took.
+
+    Raises:
+        ValueError: the model declares nothing, does not return one tensor, or lacks a splitting
+            operator.
+        ImpureForwardError: its forward changes buffers, attributes or globals.
+    """
+    if config.level == CompilationLevel.NO_COMPILATION:
+        return CompileStats()
+    if config.level == CompilationLevel.DYNAMO_AS_IS:
+        _replace_forward(model, TracedForward(model))
+        return CompileStats()
+    is_piecewise = config.level == CompilationLevel.PIECEWISE
+    started_s = time.monotonic()
+    manager = _make_manager(config, factors)
+    sizes = config.specialised_sizes(
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_tokens
+    )
+    backend = OctavoBackend(
+        manager,
+        splitting_ops=config.splitting_ops if is_piecewise else (),
+        compile_sizes=sizes if is_piecewise else (),
+        piece_wrapper=piece_wrapper if is_piecewise else None,
+        debug_dump_path=_dump_folder(config, rank),
+    )
+    _trace(model, backend, example_inputs)
+    if is_piecewise:
+        _check_splits(model, backend, config.splitting_ops)
+    stats = manager.stats
+    log.info(
+        "model_compiled",
+        level=config.level.name,
+        num_pieces=sum(not item.is_splitting_graph for item in backend.items),
+        num_distinct=stats.num_pieces,
+        num_loaded=stats.num_loaded,
+        compile_s=round(stats.compile_s, 3),
+        load_s=round(stats.load_s, 3),
+        total_s=round(time.monotonic() - started_s, 3),
+    )
+    forward: Callable[..., Any] = CompiledForward(backend, example_inputs)
+    if config.cudagraph_copy_inputs and is_piecewise:
+        forward = FixedAddressForward(forward, example_inputs, max_num_tokens=max_num_tokens)
+    _replace_forward(model, forward)
+    return stats
+
+
+def _make_manager(config: CompilationConfig, factors: Factors | None) -> CompilerManager:
+    """Returns what compiles pieces, with a cache on disk if `factors` say what they depend on."""
+    compiler: CompilerInterface = (
+        InductorStandaloneAdaptor() if config.use_inductor else EagerAdaptor()
+    )
+    return CompilerManager(
+        compiler,
+        config.inductor_compile_config,
+        cache=None if factors is None else ArtifactCache.open(config.cache_dir, factors),
+        factors=factors,
+    )
+
+
+def _replace_forward(model: nn.Module, forward: Callable[..., Any]) -> None:
+    """Makes a model's call run something else than its class's forward."""
+    model.forward = forward
+
+
+def _trace(model: nn.Module, backend: OctavoBackend, inputs: Sequence[Tensor]) -> None:
+    """Lets Dynamo trace a model once, which compiles it."""
+    signature = inspect.signature(model.forward)
+    _mark_num_tokens(signature, dynamic_arg_dims_of(model), inputs)
+    try:
+        with torch.no_grad(), no_side_effects():
+            torch.compile(model.forward, backend=backend, fullgraph=True)(*inputs)
+    finally:
+        # What Dynamo keeps for its own dispatch is never used again.
+        torch._dynamo.reset()
+    assert backend.graph is not None, "tracing calls the backend"
+    check_inputs_are_unchanged(backend.graph)
+
+
+def _mark_num_tokens(
+    signature: inspect.Signature, dynamic_dims: DynamicArgDims, inputs: Sequence[Tensor]
+) -> None:
+    """Makes the number of tokens of inputs a symbol that nothing is known of, not even above 1."""
+    arguments = signature.bind(*inputs).arguments
+    for name, dims in dynamic_dims.items():
+        tensor = arguments.get(name)
+        if not isinstance(tensor, Tensor):
+            continue
+        for dim in dims:
+            torch._dynamo.decorators.mark_unbacked(
+                tensor, dim % tensor.dim(), shape_id="num_tokens", hint_override=TYPICAL_NUM_TOKENS
+            )
+
+
+def _check_splits(model: nn.Module, backend: OctavoBackend, splitting_ops: Sequence[str]) -> None:
+    """Raises ValueError unless the graph was split at each splitting operator and attention."""
+    assert backend.graph is not None, "the model was traced"
+    for name in splitting_ops:
+        if not num_calls(backend.graph, (name,)):
+            raise ValueError(f"splitting operator {name} does not occur in the model")
+    if set(DEFAULT_SPLITTING_OPS) <= set(splitting_ops):
+        num_splits = num_calls(backend.graph, DEFAULT_SPLITTING_OPS)
+        num_layers = sum(isinstance(module, Attention) for module in model.modules())
+        assert num_splits == num_layers, f"{num_splits} splits for {num_layers} attention layers"
+
+
+def _dump_folder(config: CompilationConfig, rank: int) -> Path | None:
+    return None if config.debug_dump_path is None else config.debug_dump_path / f"rank_{rank}"

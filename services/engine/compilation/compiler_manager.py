@@ -1,0 +1,117 @@
+"""Compiles each distinct piece once, in this process and over all processes."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+import torch
+from torch.fx import GraphModule
+
+from services.engine.compilation.artifact_cache import ArtifactCache
+from services.engine.compilation.cache_key import Factors, digest
+from services.engine.compilation.compiler_interface import CompilerInterface, LoadError, Runnable
+from services.engine.compilation.graph_signature import graph_signature
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True, kw_only=True)
+class CompileStats:
+    """What compiling took, so far.
+
+    num_pieces: distinct pieces and sizes that were asked for.
+    num_loaded: those that came from disk.
+    compile_s, load_s: time spent.
+    """
+
+    num_pieces: int = 0
+    num_loaded: int = 0
+    compile_s: float = 0.0
+    load_s: float = 0.0
+
+
+class CompilerManager:
+    """The way from graphs to compiled pieces, past everything that was compiled before."""
+
+    def __init__(
+        self,
+        compiler: CompilerInterface,
+        settings: Mapping[str, Any],
+        *,
+        cache: ArtifactCache | None = None,
+        factors: Factors | None = None,
+    ) -> None:
+        """Keeps pieces in memory, and on disk if there is a cache.
+
+        Args:
+            compiler: makes the pieces.
+            settings: the compiler's, by name.
+            cache: where pieces are kept on disk.
+            factors: what the cache's pieces depend on; required with it.
+        """
+        self._compiler = compiler
+        self._compiler_hash = compiler.compute_hash()
+        self._settings = settings
+        self._cache = cache
+        self._factors = factors
+        self._pieces: dict[str, Runnable] = {}
+        self.stats = CompileStats()
+
+    def compile(
+        self,
+        graph: GraphModule,
+        example_inputs: Sequence[Any],
+        runtime_shape: int | None = None,
+    ) -> Runnable:
+        """Returns a graph compiled for any number of tokens, or for one.
+
+        A graph that computes what an earlier one did gets that one's compiled piece.
+        """
+        key = self._key(graph, runtime_shape)
+        piece = self._pieces.get(key)
+        if piece is None:
+            self.stats.num_pieces += 1
+            piece = self._load(key) or self._compile(key, graph, example_inputs, runtime_shape)
+            self._pieces[key] = piece
+        return piece
+
+    def _key(self, graph: GraphModule, runtime_shape: int | None) -> str:
+        compiler = (self._compiler.name, self._compiler_hash)
+        parts = (*compiler, str(runtime_shape), graph_signature(graph))
+        return digest("\n".join(parts))
+
+    def _load(self, key: str) -> Runnable | None:
+        """Returns a piece from disk; whatever is wrong with it, it counts as absent."""
+        handle = None if self._cache is None else self._cache.load(key)
+        if handle is None:
+            return None
+        started_s = time.monotonic()
+        try:
+            piece = self._compiler.load(handle)
+        except LoadError as error:
+            log.warning("compiled_piece_not_loaded", key=key, error=str(error))
+            return None
+        self.stats.num_loaded += 1
+        self.stats.load_s += time.monotonic() - started_s
+        return piece
+
+    def _compile(
+        self,
+        key: str,
+        graph: GraphModule,
+        example_inputs: Sequence[Any],
+        runtime_shape: int | None,
+    ) -> Runnable:
+        started_s = time.monotonic()
+        with torch.no_grad():
+            piece, handle = self._compiler.compile(
+                graph, example_inputs, self._settings, runtime_shape
+            )
+        self.stats.compile_s += time.monotonic() - started_s
+        if self._cache is not None and handle is not None:
+            assert self._factors is not None, "a cache comes with its factors"
+            self._cache.describe(self._factors)
+            self._cache.store(key, handle)
+        return piece

@@ -1,0 +1,39 @@
+"""Writes down what was traced, split and generated, for a person to read."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from torch._inductor.codecache import PyCodeCache
+from torch.fx import GraphModule
+
+from services.engine.compilation.split_graph import SplitItem
+
+_T = TypeVar("_T")
+
+
+class DebugDump:
+    """A folder with the graphs of one model and the code made of them.
+
+    Code that an earlier piece shares is written with that piece.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def graph(self, name: str, graph: GraphModule) -> None:
+        """Writes a graph as Python with the kind of every value."""
+        (self._folder / f"{name}.py").write_text(graph.print_readable(print_output=False))
+
+    def piece(self, item: SplitItem, compile_piece: Callable[[], _T]) -> _T:
+        """Writes a piece, compiles it, and writes the code that was generated meanwhile."""
+        self.graph(item.submod_name, item.graph)
+        num_before = len(PyCodeCache.modules)
+        compiled = compile_piece()
+        for index, module in enumerate(PyCodeCache.modules[num_before:]):
+            if module.__file__ is not None:
+                code = Path(module.__file__).read_text()
+                name = f"{item.submod_name}_generated_{index}.py"
+                (self._folder / name).write_text(code)
+        return compiled

@@ -1,0 +1,79 @@
+"""Names graphs by what they compute, so that equal ones are compiled once."""
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from services.engine.compilation.cache_key import digest
+
+
+def graph_signature(module: GraphModule) -> str:
+    """Returns a digest of a graph's operations, constants and the kinds of its inputs.
+
+    Names of nodes do not take part: the pieces of two like layers have the same signature.
+    """
+    return digest("\n".join(_lines(module, module.graph)))
+
+
+def _lines(module: GraphModule, graph: Graph) -> list[str]:
+    """Writes each node as one line that refers to others by their number."""
+    number = {node: index for index, node in enumerate(graph.nodes)}
+    lines = []
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            what = _kind(node.meta["example_value"])
+        elif node.op == "get_attr":
+            what = _constant(module, str(node.target))
+        else:
+            arguments = _text((node.args, node.kwargs), number)
+            what = f"{_target(node)}{arguments}"
+        lines.append(f"{node.op} {what}")
+    return lines
+
+
+def _kind(value: Any) -> str:
+    """Describes an input: a tensor by its form, anything else by itself."""
+    if isinstance(value, Tensor):
+        form = (value.dtype, tuple(value.shape), value.stride(), value.device, value.requires_grad)
+        return str(form)
+    return f"{type(value).__name__} {value}"
+
+
+def _constant(module: GraphModule, name: str) -> str:
+    """Describes something that the graph holds: a tensor by its content, a graph by its own."""
+    value: Any = module
+    for part in name.split("."):
+        value = getattr(value, part)
+    if isinstance(value, GraphModule):
+        return graph_signature(value)
+    if isinstance(value, Tensor):
+        content = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        return f"{_kind(value)} {hashlib.sha256(content.tobytes()).hexdigest()}"
+    return repr(value)
+
+
+def _target(node: Node) -> str:
+    """Names what a node calls."""
+    target = node.target
+    if isinstance(target, str):
+        return target
+    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return str(target)
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', repr(target))}"
+
+
+def _text(value: Any, number: dict[Node, int]) -> str:
+    """Writes arguments, nodes among them by number."""
+    if isinstance(value, Node):
+        return f"%{number[value]}"
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(_text(each, number) for each in value) + ")"
+    if isinstance(value, dict):
+        items = (f"{key}={_text(each, number)}" for key, each in sorted(value.items()))
+        return "{" + ", ".join(items) + "}"
+    if isinstance(value, slice):
+        return f"slice{_text((value.start, value.stop, value.step), number)}"
+    return repr(value)

@@ -1,0 +1,1 @@
+"""Captured graphs: recorded once, replayed with new contents at the same addresses."""

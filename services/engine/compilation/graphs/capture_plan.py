@@ -1,0 +1,78 @@
+"""Which graphs a worker captures: what was asked for, less what its model and device cannot."""
+
+from dataclasses import dataclass
+
+import structlog
+
+from models.cudagraph_mode import CUDAGraphMode
+from models.forward_context import GraphKey
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSupport:
+    """What can be captured.
+
+    full_decode: attention of one query token per request can be part of a graph.
+    pieces: the model was compiled in pieces around attention.
+    """
+
+    full_decode: bool
+    pieces: bool
+
+
+def supported_mode(wanted: CUDAGraphMode, support: GraphSupport) -> CUDAGraphMode:
+    """Returns the mode that comes closest to the one asked for; warns if it is another one.
+
+    Steps with prefill chunks are never captured whole: their attention depends on the chunks'
+    lengths, so FULL means pieces for them where there are any.
+    """
+    pieces = CUDAGraphMode.PIECEWISE if support.pieces else CUDAGraphMode.NONE
+    full = CUDAGraphMode.FULL if support.full_decode else pieces
+    substitute = {
+        CUDAGraphMode.NONE: CUDAGraphMode.NONE,
+        CUDAGraphMode.PIECEWISE: pieces,
+        CUDAGraphMode.FULL: full,
+    }
+    decode = substitute[wanted.decode_mode()]
+    mixed = wanted.mixed_mode()
+    mixed = pieces if mixed is CUDAGraphMode.FULL else substitute[mixed]
+    mode = decode if decode is mixed else CUDAGraphMode((decode.value, mixed.value))
+    if mode is not wanted:
+        log.warning(
+            "graph_mode_downgraded",
+            wanted=str(wanted),
+            mode=str(mode),
+            full_decode_supported=support.full_decode,
+            compiled_in_pieces=support.pieces,
+        )
+    return mode
+
+
+def full_decode_key(batch_size: int) -> GraphKey:
+    """Returns the key of the graph of a whole decode step, one query token per request."""
+    return GraphKey(num_tokens=batch_size, graph_bs=batch_size, max_q_len=1, uniform=True)
+
+
+def piecewise_key(num_tokens: int) -> GraphKey:
+    """Returns the key of the graphs of all pieces between attention layers."""
+    return GraphKey(num_tokens=num_tokens, graph_bs=num_tokens, max_q_len=num_tokens, uniform=False)
+
+
+def planned_keys(
+    mode: CUDAGraphMode, *, decode_sizes: tuple[int, ...], token_sizes: tuple[int, ...]
+) -> list[GraphKey]:
+    """Returns the graphs to capture, pieces first and large ones first.
+
+    Args:
+        mode: a supported one.
+        decode_sizes: batch sizes of whole decode steps.
+        token_sizes: numbers of query tokens of steps that run in pieces.
+    """
+    keys = []
+    if CUDAGraphMode.PIECEWISE in (mode.decode_mode(), mode.mixed_mode()):
+        keys += [piecewise_key(size) for size in sorted(token_sizes, reverse=True)]
+    if mode.decode_mode() is CUDAGraphMode.FULL:
+        keys += [full_decode_key(size) for size in sorted(decode_sizes, reverse=True)]
+    return keys

@@ -1,0 +1,132 @@
+"""Captures graphs, proves each of them once, and replays those that hold."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+import torch
+from torch import Tensor
+
+from models.forward_context import GraphKey
+from services.engine.compilation.graphs.recorder import (
+    FixedInputs,
+    GraphFaultError,
+    GraphRecorder,
+    Inputs,
+    Program,
+    Recording,
+)
+
+log = structlog.get_logger()
+
+RELATIVE_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+"""Error allowed by dtype, relative to the largest output, where kernels do not add up in the same
+order twice. A graph that reads the wrong memory is off by about 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphOutcome:
+    """What became of a graph; `fault` says why it must not be replayed.
+
+    num_bytes: device memory that it added.
+    """
+
+    key: GraphKey
+    capture_s: float = 0.0
+    num_bytes: int = 0
+    fault: str = ""
+
+
+@dataclass(slots=True)
+class _Graph:
+    recording: Recording
+    inputs: FixedInputs
+    is_checked: bool = False
+
+
+class GraphRunner:
+    """The graphs of whole forward passes, by key; programs return one tensor."""
+
+    def __init__(self, recorder: GraphRecorder) -> None:
+        self._recorder = recorder
+        self._graphs: dict[GraphKey, _Graph] = {}
+
+    def __contains__(self, key: GraphKey) -> bool:
+        return key in self._graphs
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def capture(
+        self, key: GraphKey, program: Program, inputs: Inputs, rehearse: Callable[[int], None]
+    ) -> GraphOutcome:
+        """Captures a program and keeps the graph if it does what the program does.
+
+        Args:
+            key: names the graph.
+            program: what to capture; it returns one tensor, at an address of its own choosing.
+            inputs: what it reads and others write.
+            rehearse: fills the inputs with content that may be computed with at any time; another
+                number gives other content.
+        """
+        recorder = self._recorder
+        started_s = time.monotonic()
+        try:
+            rehearse(0)
+            program()
+            recorder.synchronize()
+            before = recorder.num_used_bytes()
+            graph = _Graph(recorder.record(program), FixedInputs(inputs))
+            recorder.synchronize()
+            num_bytes = max(0, recorder.num_used_bytes() - before)
+            self._graphs[key] = graph
+            rehearse(1)
+            self.test(key, program, inputs)
+        except (GraphFaultError, torch.OutOfMemoryError) as error:
+            self.drop(key)
+            log.warning("graph_quarantined", graph=str(key), fault=str(error))
+            return GraphOutcome(key=key, capture_s=time.monotonic() - started_s, fault=str(error))
+        capture_s = time.monotonic() - started_s
+        return GraphOutcome(key=key, capture_s=capture_s, num_bytes=num_bytes)
+
+    def test(self, key: GraphKey, program: Program, inputs: Inputs) -> None:
+        """Runs a program and its graph on what the inputs hold, and compares.
+
+        Raises:
+            GraphFaultError: they differ.
+        """
+        output = self._graphs[key].recording.output
+        expected = program().clone()
+        # The program may have written to the very same memory.
+        output.fill_(torch.nan)
+        require_same(expected, self.replay(key, inputs))
+        self._graphs[key].is_checked = False  # the first replay that serves is checked again
+
+    def replay(self, key: GraphKey, inputs: Inputs) -> Tensor:
+        """Runs a graph; the result is overwritten by the next replay of any graph.
+
+        Raises:
+            GraphFaultError: an input is not where it was at the capture.
+        """
+        graph = self._graphs[key]
+        if not graph.is_checked or self._recorder.checks_every_replay:
+            graph.inputs.check(inputs)
+            graph.is_checked = True
+        graph.recording.replay()
+        output: Tensor = graph.recording.output
+        return output
+
+    def drop(self, key: GraphKey) -> None:
+        """Forgets a graph, if there is one."""
+        self._graphs.pop(key, None)
+
+
+def require_same(expected: Tensor, actual: Tensor) -> None:
+    """Raises GraphFaultError unless the two are equal, but for rounding."""
+    if torch.equal(expected, actual):
+        return
+    scale = expected.abs().max().float()
+    error = ((actual.float() - expected.float()).abs().max() / scale).item()
+    if not error <= RELATIVE_TOLERANCE[expected.dtype]:  # a NaN is an error too
+        raise GraphFaultError(f"its output is off by {error:.2g} of what the model computes")

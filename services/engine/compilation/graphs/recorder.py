@@ -1,0 +1,89 @@
+"""The contract of captured graphs, whatever records them.
+
+A program takes no arguments: it reads tensors at fixed addresses and returns a tensor. Recording it
+runs it once; replaying repeats its operations on the same memory, whatever that holds by then.
+Python code, shapes and numbers are those of the recording.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+Program: TypeAlias = Callable[[], Any]
+Inputs: TypeAlias = Mapping[str, Tensor]
+"""The tensors that a program reads and others write, by name."""
+
+
+class GraphFaultError(Exception):
+    """A graph cannot be captured, or would not compute what its program computes."""
+
+
+class Recording(Protocol):
+    """A program that was recorded."""
+
+    @property
+    def output(self) -> Any:
+        """What the program returned; each replay writes it anew, at the same addresses."""
+
+    def replay(self) -> None:
+        """Repeats the program's operations."""
+
+    def shared(self) -> "Recording":
+        """Returns this recording, but leaves the memory of its output to those made after it.
+
+        What a replay puts there is good until any of those is replayed.
+        """
+
+
+class GraphRecorder(Protocol):
+    """Records programs."""
+
+    @property
+    def checks_every_replay(self) -> bool:
+        """Whether inputs are compared before each replay, rather than before the first only."""
+
+    def record(self, program: Program) -> Recording:
+        """Runs a program and records what it does.
+
+        Raises:
+            GraphFaultError: it does something that cannot be repeated.
+        """
+
+    def synchronize(self) -> None:
+        """Waits until the device has done all that was asked of it."""
+
+    def num_used_bytes(self) -> int:
+        """Returns the device's memory in use, in bytes; only differences mean something."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a tensor lies and how it is read."""
+
+    address: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class FixedInputs:
+    """Remembers where inputs were when a graph was captured."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._places = {name: _place(tensor) for name, tensor in inputs.items()}
+
+    def check(self, inputs: Inputs) -> None:
+        """Raises GraphFaultError unless the inputs are those of the capture, where they were."""
+        if extra := sorted(inputs.keys() ^ self._places.keys()):
+            raise GraphFaultError(f"inputs {extra} are not those that the graph was captured with")
+        for name, tensor in inputs.items():
+            then, now = self._places[name], _place(tensor)
+            if now != then:
+                raise GraphFaultError(f"input {name} is {now}; when captured it was {then}")
+
+
+def _place(tensor: Tensor) -> _Place:
+    return _Place(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)

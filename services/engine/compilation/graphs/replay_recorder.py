@@ -1,0 +1,140 @@
+"""Records programs on a CPU under the contract of CUDA graphs, to rehearse what a GPU will do.
+
+The operations are taped as they run, with the tensors they saw. A replay runs them again on those
+very tensors and writes each result where the first one lies. As with a CUDA graph, no Python code
+of the program runs again: what it decided, and every number it computed, stays as it was.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from models.forward_context import ForwardContext, forward_context, get_forward_context
+from services.engine.compilation.graphs.recorder import GraphFaultError, Program
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One operation: what it was called with, and the tensors that it made.
+
+    context: the forward context it ran in; kernels inside of the operation read it.
+    """
+
+    run: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    made: tuple[Tensor | None, ...]
+    """Each result that has memory of its own; None for views and for what was changed in place."""
+    context: ForwardContext | None
+
+
+@dataclass(frozen=True, slots=True)
+class TapeRecording:
+    """A program's operations on a CPU, in order."""
+
+    calls: tuple[_Call, ...]
+    output: Any
+
+    def replay(self) -> None:
+        """Runs the operations again."""
+        is_inside = _context_under_way() is not None
+        for call in self.calls:
+            context = None if is_inside else call.context
+            with nullcontext() if context is None else forward_context(context):
+                results = _tensors(call.run(*call.args, **call.kwargs))
+            for then, now in zip(call.made, results, strict=True):
+                if then is not None:
+                    then.copy_(now)
+
+    def shared(self) -> "TapeRecording":
+        """Returns this recording: on a CPU each keeps its own memory."""
+        return self
+
+
+class ReplayRecorder:
+    """Tapes programs; slow, and strict where a GPU would silently compute nonsense."""
+
+    checks_every_replay = True
+
+    def record(self, program: Program) -> TapeRecording:
+        """Runs a program and tapes it.
+
+        Raises:
+            GraphFaultError: it reads a tensor's content.
+        """
+        with _Tape() as tape:
+            output = program()
+        return TapeRecording(tuple(tape.calls), output)
+
+    def synchronize(self) -> None:
+        """Does nothing: on a CPU everything is done at once."""
+
+    def num_used_bytes(self) -> int:
+        """Returns 0: what graphs keep on a CPU is not counted."""
+        return 0
+
+
+class _Tape(TorchDispatchMode):
+    """Writes down every operation that runs while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
+        self.calls: list[_Call] = []
+
+    def __enter__(self) -> "_Tape":
+        super().__enter__()  # type: ignore[no-untyped-call]  # as above
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]  # as above
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if _reads_content(func, args):
+            raise GraphFaultError(f"the program reads a tensor's content, by {func}")
+        result = func(*args, **kwargs)
+        given = {_memory(tensor) for tensor in _tensors((args, kwargs))}
+        made = tuple(None if _memory(tensor) in given else tensor for tensor in _tensors(result))
+        self.calls.append(_Call(func, args, kwargs, made, _context_under_way()))
+        return result
+
+
+def _reads_content(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a GPU would have to bring the result, or its shape, to the host."""
+    if func is torch.ops.aten.index.Tensor:
+        return any(tensor.dtype is torch.bool for tensor in _tensors(args[1]))
+    tags = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+    return func is torch.ops.aten.is_nonzero.default or not tags.isdisjoint(func.tags)
+
+
+def _context_under_way() -> ForwardContext | None:
+    try:
+        return get_forward_context()
+    except RuntimeError:
+        return None
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

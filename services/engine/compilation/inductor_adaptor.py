@@ -1,0 +1,73 @@
+"""Compiles pieces with Inductor."""
+
+import hashlib
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch._inductor
+from torch._inductor.codecache import torch_key
+from torch._inductor.standalone_compile import AOTCompiledArtifact
+from torch.fx import GraphModule
+
+from services.engine.compilation.compiler_interface import LoadError, Runnable
+
+LOAD_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    pickle.PickleError,
+)
+"""What torch raises for an artifact of another torch, another machine, or none at all."""
+
+TUNED = {"max_autotune": True, "coordinate_descent_tuning": True}
+"""Settings for one shape, which pay off only where the shape is known."""
+
+
+class InductorStandaloneAdaptor:
+    """Inductor through torch's standalone_compile, whose artifacts can be moved to other processes.
+
+    An artifact is one self-contained string of bytes: several processes may read and write it.
+    """
+
+    name = "inductor_standalone"
+
+    def compute_hash(self) -> str:
+        """Returns a digest of torch's compiler sources."""
+        return hashlib.sha256(torch_key()).hexdigest()
+
+    def compile(
+        self,
+        graph: GraphModule,
+        example_inputs: Sequence[Any],
+        compiler_config: Mapping[str, Any],
+        runtime_shape: int | None = None,
+    ) -> tuple[Runnable, bytes | None]:
+        """Compiles a graph for any number of tokens, or tuned for one."""
+        settings = dict(compiler_config)
+        if runtime_shape is not None:
+            settings = TUNED | settings
+        artifact = torch._inductor.standalone_compile(
+            graph,
+            list(example_inputs),
+            dynamic_shapes="from_graph" if runtime_shape is None else "from_example_inputs",
+            options={"config_patches": settings},
+            aot=True,
+        )
+        assert isinstance(artifact, AOTCompiledArtifact), "that is what aot=True makes"
+        return artifact, artifact.serialize()
+
+    def load(self, handle: bytes) -> Runnable:
+        """Makes a compiled piece from an artifact's bytes."""
+        try:
+            return AOTCompiledArtifact.deserialize(handle)
+        except LOAD_ERRORS as error:
+            raise LoadError(f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,134 @@
+"""A compiled piece at run time: picks the kernels for the step's number of tokens."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor
+from torch.fx import GraphModule
+
+from services.engine.compilation.compiler_interface import Runnable
+from services.engine.compilation.compiler_manager import CompilerManager
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceInfo:
+    """Where a piece stands among the pieces of its model, in the order they run."""
+
+    name: str
+    index: int
+    num_pieces: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it takes the model's inputs."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it makes the model's output."""
+        return self.index == self.num_pieces - 1
+
+
+PieceWrapper = Callable[[Callable[..., Any], PieceInfo], Callable[..., Any]]
+"""Puts something around a piece's call, such as the capture and replay of a graph."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConcreteSizeEntry:
+    """A piece compiled for one number of tokens."""
+
+    runtime_shape: int
+    runnable: Runnable
+
+
+class PiecewiseBackend:
+    """One piece: compiled for every number of tokens, and beside that for some in particular.
+
+    Everything is compiled when it is made; a call only picks.
+    """
+
+    def __init__(
+        self,
+        graph: GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        manager: CompilerManager,
+        compile_sizes: Sequence[int] = (),
+    ) -> None:
+        """Compiles the piece.
+
+        Args:
+            graph: its output may be one tensor or a tuple.
+            example_inputs: fake tensors and symbolic integers, one for each placeholder.
+            manager: compiles, or finds what was compiled before.
+            compile_sizes: numbers of tokens that get kernels of their own.
+        """
+        output_node = graph.graph.output_node()
+        self._has_one_output = not isinstance(output_node.args[0], (tuple, list))
+        if self._has_one_output:
+            graph = _with_tuple_output(graph)
+        self._shape_of = _num_tokens_reader(example_inputs)
+        self.compiled_graph_for_general_shape = manager.compile(graph, example_inputs)
+        self.concrete_size_entries: dict[int, ConcreteSizeEntry] = {}
+        if self._shape_of is not None:
+            for size in compile_sizes:
+                concrete = [_concrete(value, size) for value in example_inputs]
+                runnable = manager.compile(graph, concrete, runtime_shape=size)
+                # Its kernels are tuned when they first run, which must not be while serving.
+                runnable(*concrete)
+                self.concrete_size_entries[size] = ConcreteSizeEntry(
+                    runtime_shape=size, runnable=runnable
+                )
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs the piece on the inputs of its graph; returns what its graph returns."""
+        run = self.compiled_graph_for_general_shape
+        if self.concrete_size_entries:
+            assert self._shape_of is not None, "only pieces that see tokens have sizes"
+            entry = self.concrete_size_entries.get(self._shape_of(args))
+            if entry is not None:
+                run = entry.runnable
+        outputs = run(*args)
+        return outputs[0] if self._has_one_output else outputs
+
+
+def _with_tuple_output(graph: GraphModule) -> GraphModule:
+    """Returns a copy of a graph that returns its one output as a tuple, as compilers want it."""
+    copy = torch.fx.Graph()
+    output = copy.graph_copy(graph.graph, {})
+    copy.output((output,))
+    return GraphModule(graph, copy)
+
+
+def _num_tokens_reader(example_inputs: Sequence[Any]) -> Callable[[Sequence[Any]], int] | None:
+    """Returns how to find the number of tokens among a piece's inputs; None if none tells it."""
+    for index, value in enumerate(example_inputs):
+        if isinstance(value, SymInt):
+            return lambda args: int(args[index])
+        if isinstance(value, Tensor):
+            for dim, size in enumerate(value.shape):
+                # Products of the number of tokens with a constant do not tell it directly.
+                if isinstance(size, SymInt) and size.node.expr.is_symbol:
+                    return lambda args: int(args[index].shape[dim])
+    return None
+
+
+def _concrete(value: Any, num_tokens: int) -> Any:
+    """Returns an input of the kind that `value` stands for, for one number of tokens."""
+
+    def settle(size: Any) -> int:
+        if not isinstance(size, SymInt):
+            return int(size)
+        expression = size.node.expr
+        return int(expression.subs(dict.fromkeys(expression.free_symbols, num_tokens)))
+
+    if isinstance(value, SymInt):
+        return settle(value)
+    if not isinstance(value, Tensor):
+        return value
+    shape = [settle(size) for size in value.shape]
+    stride = [settle(step) for step in value.stride()]
+    # Zeros are valid token ids and positions, which the piece is run with once.
+    return torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device).zero_()

@@ -1,0 +1,82 @@
+"""What became of the worker's graphs, and what each of them was good for."""
+
+from dataclasses import dataclass
+
+import structlog
+
+from protos.engine.v1.worker_pb2 import GraphReport, GraphState, WorkerReady
+from services.engine.batch import BatchDescriptor, FallbackReason, GraphKey, StepResult
+from services.engine.scheduler.dispatcher import GraphDispatcher
+
+log = structlog.get_logger()
+
+_Name = tuple[int, int, int, bool]
+
+
+@dataclass(slots=True)
+class GraphFigures:
+    """One graph: what its capture cost, and the steps that ran it.
+
+    num_bytes: device memory that it added. padded_tokens: of all those steps' query tokens, those
+    that only filled the graph. fault: why it is not used; empty while it is.
+    """
+
+    key: GraphKey
+    capture_s: float = 0.0
+    num_bytes: int = 0
+    num_replays: int = 0
+    padded_tokens: int = 0
+    fault: str = ""
+
+
+class GraphLedger:
+    """Keeps the books of one worker's graphs and tells the dispatcher which it may use."""
+
+    def __init__(self, ready: WorkerReady) -> None:
+        """Starts with what the worker said when it became ready."""
+        self.mode = ready.cudagraph_mode
+        """What runs as captured graphs, by the name of its CUDAGraphMode."""
+        self.num_planned = len(ready.planned_graphs)
+        self.dispatcher = GraphDispatcher(
+            planned=ready.planned_graphs,
+            without_graphs=ready.no_graphs_reason or FallbackReason.FALLBACK_REASON_UNSUPPORTED,
+        )
+        self._figures: dict[_Name, GraphFigures] = {}
+        for report in ready.graphs:
+            self.take(report)
+
+    @property
+    def figures(self) -> list[GraphFigures]:
+        """Every graph that was captured or given up: whole steps first, large ones first."""
+        return [
+            self._figures[name]
+            for name in sorted(self._figures, key=lambda name: (not name[3], -name[0]))
+        ]
+
+    def take(self, report: GraphReport) -> None:
+        """Takes the worker's word on one graph; the dispatcher acts on it from the next step on."""
+        figures = self._figures.setdefault(_name(report.key), GraphFigures(report.key))
+        if report.state == GraphState.GRAPH_STATE_CAPTURED:
+            figures.capture_s = report.capture_s
+            figures.num_bytes = report.num_bytes
+            self.dispatcher.capture(report.key)
+            return
+        figures.fault = report.fault
+        self.dispatcher.quarantine(report.key)
+        log.warning("graph_was_given_up", num_tokens=report.key.num_tokens, fault=report.fault)
+
+    def count(self, descriptor: BatchDescriptor, result: StepResult) -> FallbackReason:
+        """Books one step that ran; returns why it ran without a graph, if it did."""
+        if descriptor.fallback_reason:
+            return descriptor.fallback_reason
+        if result.fallback_reason:
+            return result.fallback_reason
+        figures = self._figures[_name(descriptor.graph_key)]
+        figures.num_replays += 1
+        figures.padded_tokens += descriptor.graph_key.num_tokens - descriptor.context.num_tokens
+        return FallbackReason.FALLBACK_REASON_UNSPECIFIED
+
+
+def _name(key: GraphKey) -> _Name:
+    """Returns what a message can be found by."""
+    return key.num_tokens, key.graph_bs, key.max_q_len, key.uniform

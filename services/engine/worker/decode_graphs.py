@@ -1,0 +1,120 @@
+"""Graphs of whole decode steps: from the header to the hidden states in one replay."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.cudagraph_mode import CUDAGraphMode
+from models.forward_context import GraphKey
+from services.engine.compilation.graphs.graph_runner import GraphOutcome, GraphRunner
+from services.engine.compilation.graphs.recorder import GraphRecorder
+from services.engine.worker.forward_pass import ForwardPass, PassShape
+from services.engine.worker.input_buffers import InputBuffers, StepHeader
+from services.engine.worker.step_arrays import StepArrays, StepLimits
+
+
+class DecodeGraphs:
+    """Captures and replays steps in which every request brings one token.
+
+    A graph gathers its inputs from the tables itself, so that a step needs one copy, of its header,
+    and one replay. Its attention is planned for the longest sequence there can be.
+    """
+
+    def __init__(
+        self,
+        forward: ForwardPass,
+        buffers: InputBuffers,
+        recorder: GraphRecorder,
+        *,
+        limits: StepLimits,
+        hidden: Tensor,
+    ) -> None:
+        """Starts without graphs.
+
+        Args:
+            forward: runs the model.
+            buffers: where its inputs lie.
+            recorder: records the graphs.
+            limits: the worker's.
+            hidden: [largest graph_bs, hidden], what every graph writes its result to; results of
+                their own would keep memory for each graph.
+        """
+        self._forward = forward
+        self._buffers = buffers
+        self._limits = limits
+        self._hidden = hidden
+        self._graphs = GraphRunner(recorder)
+
+    def __contains__(self, key: GraphKey) -> bool:
+        return key in self._graphs
+
+    def capture(self, key: GraphKey) -> GraphOutcome:
+        """Captures one graph and tests it, between any two steps: live blocks stay as they are."""
+        return self._graphs.capture(
+            key,
+            self._program(key),
+            self._buffers.fixed(key.graph_bs),
+            lambda variant: self._rehearse(key.graph_bs, variant),
+        )
+
+    def replay(self, key: GraphKey, arrays: StepArrays) -> tuple[StepHeader, Tensor]:
+        """Runs a step of R <= graph_bs single-token requests; returns header and [R, hidden].
+
+        Raises:
+            GraphFaultError: the graph would read the wrong memory; nothing was computed.
+        """
+        header = self._buffers.write_decodes(arrays, key.graph_bs)
+        hidden = self._graphs.replay(key, self._buffers.fixed(key.graph_bs))
+        return header, hidden[: len(arrays.row_ids)]
+
+    def drop(self, key: GraphKey) -> None:
+        """Forgets a graph, if there is one."""
+        self._graphs.drop(key)
+
+    def _program(self, key: GraphKey) -> Callable[[], Tensor]:
+        output = self._hidden[: key.graph_bs]
+        shape = PassShape(
+            is_prefill=False,
+            max_seqlen_q=1,
+            max_seqlen_k=self._limits.max_model_len,
+            mode=CUDAGraphMode.FULL,
+            graph_key=key,
+            is_recorded=True,
+        )
+
+        def program() -> Tensor:
+            inputs = self._buffers.gather(self._buffers.decodes(key.graph_bs), key.graph_bs)
+            return output.copy_(self._forward(inputs, shape))
+
+        return program
+
+    def _rehearse(self, graph_bs: int, variant: int) -> None:
+        """Writes the header of dummy requests, some as long as can be.
+
+        They write to the null block alone, and what they write does not depend on their order: two
+        of different length never share a slot.
+        """
+        block_size, max_model_len = self._limits.block_size, self._limits.max_model_len
+        slots = np.arange(min(block_size, max_model_len))
+        halvings = np.minimum(slots + variant, 31)
+        num_full_blocks = (self._limits.max_blocks_per_seq - 1) >> halvings
+        lengths = num_full_blocks * block_size + slots + 1
+        chosen = (np.arange(graph_bs) + variant) % len(slots)
+        self._buffers.write_header(
+            StepArrays(
+                query_start_loc=np.arange(graph_bs + 1, dtype=np.int32),
+                seq_lens=lengths[chosen].astype(np.int32),
+                row_ids=np.full(graph_bs, self._buffers.dummy_row, np.int32),
+                sample_indices=np.empty(0, np.int32),
+                num_tokens=graph_bs,
+            )
+        )
+
+
+def hidden_buffer(
+    largest_bs: int, hidden_size: int, *, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Returns the tensor that graphs write their result to: [largest_bs, hidden_size]."""
+    return torch.zeros(largest_bs, hidden_size, dtype=dtype, device=device)

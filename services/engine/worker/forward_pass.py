@@ -1,0 +1,100 @@
+"""One forward pass of the model over inputs that lie in the worker's buffers."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from models.cudagraph_mode import CUDAGraphMode
+from models.forward_context import (
+    Context,
+    ForwardContext,
+    GraphKey,
+    KVCacheData,
+    forward_context,
+)
+from models.layers.decoder import CausalLM
+from models.ops.attention_metadata import build_attention_metadata, make_attention_workspace
+from services.engine.worker.input_buffers import StepInputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassShape:
+    """What a forward pass is told beside its tensors.
+
+    graph_key: the graph to record or to replay; its sizes are those that the model sees.
+    is_recorded: the pass is recorded as a whole, so nothing may depend on what tensors hold.
+    """
+
+    is_prefill: bool
+    max_seqlen_q: int
+    max_seqlen_k: int
+    is_draft: bool = False
+    mode: CUDAGraphMode = CUDAGraphMode.NONE
+    graph_key: GraphKey | None = None
+    is_recorded: bool = False
+
+
+class ForwardPass:
+    """Runs the model with its forward context set."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kv_cache_data: list[KVCacheData],
+        *,
+        block_table: Tensor,
+        block_size: int,
+    ) -> None:
+        self._model = model
+        self._kv_cache_data = kv_cache_data
+        self._block_table = block_table
+        self._block_size = block_size
+        config, num_kv_heads = model.config, kv_cache_data[0].k.shape[2]  # this rank's
+        self._workspace = make_attention_workspace(
+            num_heads=config.num_attention_heads * num_kv_heads // config.num_key_value_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=config.head_dim,
+            device=block_table.device,
+        )
+
+    def __call__(self, inputs: StepInputs, shape: PassShape) -> Tensor:
+        """Returns the hidden states, [T, hidden] or, with a graph, [graph_key.num_tokens, hidden].
+
+        Args:
+            inputs: T tokens of R requests. input_ids and positions may be longer than
+                token_request: what stands behind is padding and writes no key and no value.
+            shape: the rest.
+        """
+        num_tokens, batch_size = len(inputs.token_request), len(inputs.seq_lens)
+        attn_metadata = build_attention_metadata(
+            query_start_loc=inputs.query_start_loc,
+            seq_lens=inputs.seq_lens,
+            row_ids=inputs.row_ids,
+            block_table=self._block_table,
+            positions=inputs.positions[:num_tokens],
+            token_request=inputs.token_request,
+            block_size=self._block_size,
+            max_seqlen_q=shape.max_seqlen_q,
+            max_seqlen_k=shape.max_seqlen_k,
+            workspace=self._workspace,
+            is_recorded=shape.is_recorded,
+        )
+        key = shape.graph_key
+        context = ForwardContext(
+            context=Context(
+                positions=inputs.positions,
+                is_prefill=shape.is_prefill,
+                batch_size=batch_size,
+                graph_bs=key.graph_bs if key and key.uniform else batch_size,
+                num_tokens=num_tokens,
+                max_q_len=shape.max_seqlen_q,
+                is_draft=shape.is_draft,
+            ),
+            attn_metadata=attn_metadata,
+            kv_cache_data=self._kv_cache_data,
+            batch_descriptor=key,
+            cudagraph_runtime_mode=shape.mode,
+        )
+        with forward_context(context):
+            hidden: Tensor = self._model(inputs.input_ids, inputs.positions)
+        return hidden

@@ -1,0 +1,128 @@
+"""The graphs of a worker: those to come, those that run, those that were given up."""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import structlog
+import torch
+from torch import Tensor
+
+from models.forward_context import GraphKey
+from services.engine.compilation.graphs.graph_runner import GraphOutcome
+from services.engine.compilation.graphs.recorder import GraphFaultError
+from services.engine.worker.decode_graphs import DecodeGraphs
+from services.engine.worker.forward_pass import PassShape
+from services.engine.worker.input_buffers import StepHeader, StepInputs
+from services.engine.worker.step_arrays import StepArrays
+from services.engine.worker.step_pieces import StepPieces
+
+log = structlog.get_logger()
+
+
+class WorkerGraphs:
+    """Captures planned graphs one at a time and replays what the scheduler orders.
+
+    It takes no decision about a step. A graph that turns out to be bad is given up and reported,
+    and its steps run without it.
+    """
+
+    def __init__(
+        self,
+        planned: Sequence[GraphKey],
+        decodes: DecodeGraphs,
+        *,
+        pieces: StepPieces | None = None,
+        on_fault: Callable[[GraphOutcome], None],
+    ) -> None:
+        """Starts without graphs.
+
+        Args:
+            planned: what to capture, in this order as long as no step asked for anything.
+            decodes: captures and replays whole decode steps.
+            pieces: captures the pieces of other steps.
+            on_fault: hears of a graph that was captured and is given up while serving.
+        """
+        self.planned = tuple(planned)
+        self._planned = frozenset(planned)
+        self._decodes = decodes
+        self._pieces = pieces
+        self._on_fault = on_fault
+        self._pending = list(planned)
+        self._captured: set[GraphKey] = set()
+        self._decode_sizes = sorted(key.graph_bs for key in planned if key.uniform)
+        self._num_wanted: Counter[int] = Counter()
+
+    @property
+    def num_pending(self) -> int:
+        """Graphs that are still to be captured."""
+        return len(self._pending)
+
+    def is_planned(self, key: GraphKey) -> bool:
+        """Whether a step may be ordered to run this graph."""
+        return key in self._planned
+
+    def is_captured(self, key: GraphKey) -> bool:
+        """Whether the graph can be replayed."""
+        return key in self._captured
+
+    def note_decode(self, batch_size: int) -> None:
+        """Remembers a decode step that ran without a graph: what serves it becomes more urgent."""
+        index = bisect_left(self._decode_sizes, batch_size)
+        if index < len(self._decode_sizes):
+            self._num_wanted[self._decode_sizes[index]] += 1
+
+    @torch.inference_mode()
+    def capture_next(self) -> GraphOutcome:
+        """Captures the graph that most steps have missed; at first, the first one planned."""
+        key = max(self._pending, key=self._urgency)
+        self._pending.remove(key)
+        if key.uniform:
+            outcome = self._decodes.capture(key)
+        else:
+            assert self._pieces is not None, "pieces are planned only where there are some"
+            outcome = self._pieces.capture(key)
+        if not outcome.fault:
+            self._captured.add(key)
+        log.info(
+            "graph_captured" if not outcome.fault else "graph_given_up",
+            num_tokens=key.num_tokens,
+            is_full=key.uniform,
+            capture_ms=round(outcome.capture_s * 1000, 1),
+            num_kb=outcome.num_bytes // 1024,
+            num_pending=len(self._pending),
+        )
+        return outcome
+
+    def replay_decodes(self, key: GraphKey, arrays: StepArrays) -> tuple[StepHeader, Tensor] | None:
+        """Runs a whole decode step by its graph; None if that graph was given up."""
+        if key not in self._captured:
+            return None
+        try:
+            return self._decodes.replay(key, arrays)
+        except GraphFaultError as error:
+            self.give_up(key, error)
+            return None
+
+    def replay_pieces(self, key: GraphKey, inputs: StepInputs, shape: PassShape) -> Tensor | None:
+        """Runs a step by the graphs of its pieces, [T, hidden]; None if those were given up."""
+        if key not in self._captured or self._pieces is None:
+            return None
+        try:
+            return self._pieces.replay(key, inputs, shape)
+        except GraphFaultError as error:
+            self.give_up(key, error)
+            return None
+
+    def give_up(self, key: GraphKey, error: GraphFaultError) -> None:
+        """Never runs a graph again and reports it."""
+        self._captured.discard(key)
+        if key.uniform:
+            self._decodes.drop(key)
+        elif self._pieces is not None:
+            self._pieces.drop(key)
+        log.error("graph_quarantined", num_tokens=key.num_tokens, fault=str(error))
+        self._on_fault(GraphOutcome(key=key, fault=str(error)))
+
+    def _urgency(self, key: GraphKey) -> int:
+        return self._num_wanted[key.graph_bs] if key.uniform else 0

@@ -1,0 +1,252 @@
+"""Times the kernels against torch's attention and against what the memory or the arithmetic allows.
+
+    python -m tests.bench.kernels [--json out.json] [--only decode,prefill,rows]
+
+Each figure is the median of replays of a graph of many launches that walk over more data than the
+second-level cache holds. The floors are ceilings measured on an H200: reads at 4,482 GB/s, bf16
+products at 734 TFLOP/s.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from models.ops.head_transform import transform_heads
+from models.ops.kv_cache import write_kv_cache
+from models.ops.rms_norm import add_rms_norm
+from models.ops.silu_and_mul import silu_and_mul
+from models.ops.triton.decode_attention import decode_attention
+from models.ops.triton.prefill_attention import prefill_attention
+from models.ops.triton.rotate_and_cache import rotate_and_cache
+from tests.support.attention_case import Heads, make_case
+
+BYTES_PER_US = 4482e3
+FLOP_PER_US = 734e6
+CACHE_BYTES = 50 * 2**20
+MODELS = {
+    "8B": (Heads(num_heads=32, num_kv_heads=8, head_dim=128), 4096, 12288),
+    "0.6B": (Heads(num_heads=16, num_kv_heads=8, head_dim=128), 1024, 3072),
+}
+BATCHES = (1, 8, 32, 128)
+CONTEXTS = (256, 4096)
+PROMPTS = (2048, 8192)
+TOKENS = (1, 32, 128, 2048, 8192)
+SDPA_BACKENDS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION)
+
+
+Figures = dict[str, float | None]
+"""Microseconds of the kernel (us), of torch (torch_us) and of the floor (floor_us)."""
+
+
+def microseconds(calls: Sequence[Callable[[], object]], rounds: int = 1) -> float:
+    """Returns the time of one of the calls, which are captured one after the other."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        calls[0]()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(rounds):
+            for call in calls:
+                call()
+    times = []
+    for _ in range(12):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3)
+    return statistics.median(times[2:]) / (rounds * len(calls))
+
+
+def copies(num_bytes: int, most: int = 64) -> int:
+    """Returns how many sets of data of this size flush the second-level cache."""
+    return max(1, min(most, 4 * CACHE_BYTES // num_bytes))
+
+
+def best_sdpa(calls: Callable[[], Sequence[Callable[[], object]]]) -> float | None:
+    """Returns the time of torch's fastest attention that takes the call; None if none does."""
+    found = []
+    for backend in SDPA_BACKENDS:
+        try:
+            with sdpa_kernel(backend):
+                found.append(microseconds(calls()))
+        except RuntimeError:
+            continue
+    return min(found, default=None)
+
+
+def decode(heads: Heads, batch: int, context: int) -> Figures:
+    """Times decode attention; torch gets keys and values side by side in memory."""
+    num_bytes = batch * context * heads.num_kv_heads * heads.head_dim * 4
+    lens = [context] * batch
+    cases = [
+        make_case([1] * batch, lens, heads, dtype=torch.bfloat16, device="cuda", seed=seed)
+        for seed in range(copies(num_bytes, 32))
+    ]
+    outputs = torch.empty(batch, heads.num_heads, heads.head_dim, device="cuda").bfloat16()
+    queries, metadata = cases[0].q.contiguous(), cases[0].metadata  # as the layers of a step share
+
+    def call(case):
+        return lambda: decode_attention(queries, case.cache, metadata, outputs)
+
+    ours = microseconds([call(case) for case in cases], rounds=2)
+    shape = (batch, context, heads.num_kv_heads, heads.head_dim)
+
+    def torch_calls():
+        # Blocks without the null block are as large as a batch of contiguous sequences.
+        pairs = [[x[1:].view(shape).transpose(1, 2) for x in (c.cache.k, c.cache.v)] for c in cases]
+        q = queries[:, :, None]
+        return [
+            lambda k=k, v=v: scaled_dot_product_attention(q, k, v, enable_gqa=True)
+            for k, v in pairs
+        ]
+
+    theirs = best_sdpa(torch_calls)
+    return {"us": ours, "torch_us": theirs, "floor_us": num_bytes / BYTES_PER_US}
+
+
+def prefill(heads: Heads, num_tokens: int) -> Figures:
+    """Times causal attention of one fresh prompt."""
+    case = make_case([num_tokens], [num_tokens], heads, dtype=torch.bfloat16, device="cuda")
+    q = case.q.contiguous()
+    output = torch.empty_like(q)
+    ours = microseconds(
+        [lambda: prefill_attention(q, case.cache, case.metadata, output, min_queries=1)] * 3
+    )
+    k, v = case.k.contiguous(), case.v.contiguous()
+
+    def torch_calls():
+        inputs = [x[None].transpose(1, 2) for x in (q, k, v)]
+        return [lambda: scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=True)] * 3
+
+    flop = 2 * num_tokens * num_tokens * heads.head_dim * heads.num_heads
+    return {"us": ours, "torch_us": best_sdpa(torch_calls), "floor_us": flop / FLOP_PER_US}
+
+
+def norm(num_tokens: int, hidden: int) -> Figures:
+    """Times the residual sum and norm against torch's two kernels."""
+    num_bytes = num_tokens * hidden * 8
+    pairs = [
+        torch.randn(2, num_tokens, hidden, device="cuda").bfloat16().unbind(0)
+        for _ in range(copies(num_bytes))
+    ]
+    weight = torch.randn(hidden, device="cuda").bfloat16()
+    ours = microseconds([lambda x=x, y=y: add_rms_norm(x, y, weight, 1e-6) for x, y in pairs])
+
+    def apart(x, y):
+        return functional.rms_norm(x + y, weight.shape, weight, 1e-6)
+
+    theirs = microseconds([lambda x=x, y=y: apart(x, y) for x, y in pairs])
+    return {"us": ours, "torch_us": theirs, "floor_us": num_bytes / BYTES_PER_US}
+
+
+def gate(num_tokens: int, inner: int) -> Figures:
+    """Times the SwiGLU gate against torch's two kernels."""
+    num_bytes = num_tokens * inner * 6
+    inputs = [
+        torch.randn(num_tokens, 2 * inner, device="cuda").bfloat16()
+        for _ in range(copies(num_bytes))
+    ]
+    ours = microseconds([lambda x=x: silu_and_mul(x) for x in inputs])
+
+    def apart(x):
+        first, second = x.chunk(2, dim=-1)
+        return functional.silu(first) * second
+
+    theirs = microseconds([lambda x=x: apart(x) for x in inputs])
+    return {"us": ours, "torch_us": theirs, "floor_us": num_bytes / BYTES_PER_US}
+
+
+def rotate(heads: Heads, num_tokens: int) -> Figures:
+    """Times head norms, rotation and cache write against the reference's kernels."""
+    columns = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
+    num_bytes = num_tokens * columns * 4
+    cases = [
+        make_case([num_tokens], [num_tokens], heads, dtype=torch.bfloat16, device="cuda", seed=seed)
+        for seed in range(copies(num_bytes, 8))
+    ]
+    rotated = torch.empty(cases[0].q.shape, device="cuda").bfloat16()
+
+    def ours(case):
+        slots = case.metadata.slot_mapping
+        rotate_and_cache(case.q, case.k, case.v, rotated, case.cache, slots, case.transform)
+
+    def theirs(case):
+        _, k = transform_heads(case.q, case.k, case.transform)
+        write_kv_cache(case.cache, k, case.v, case.metadata.slot_mapping)
+
+    return {
+        "us": microseconds([lambda case=case: ours(case) for case in cases]),
+        "torch_us": microseconds([lambda case=case: theirs(case) for case in cases]),
+        "floor_us": num_bytes / BYTES_PER_US,
+    }
+
+
+def jobs(only: set[str]) -> Iterator[tuple[str, str, str, Callable[[], Figures]]]:
+    """Yields kernel, model, size, and what times them."""
+    for model, (heads, hidden, inner) in MODELS.items():
+        if "decode" in only:
+            for batch, context in product(BATCHES, CONTEXTS):
+                yield (
+                    "decode",
+                    model,
+                    f"{batch} x {context}",
+                    partial(decode, heads, batch, context),
+                )
+        if "prefill" in only:
+            for num_tokens in PROMPTS:
+                yield "prefill", model, f"{num_tokens}", partial(prefill, heads, num_tokens)
+        if "rows" in only:
+            for num_tokens in TOKENS:
+                size = f"{num_tokens}"
+                yield "add_rms_norm", model, size, partial(norm, num_tokens, hidden)
+                yield "silu_and_mul", model, size, partial(gate, num_tokens, inner)
+                yield "rotate_and_cache", model, size, partial(rotate, heads, num_tokens)
+
+
+def run(only: set[str]) -> list[dict[str, object]]:
+    """Prints and returns one entry per kernel, model and size."""
+    results: list[dict[str, object]] = []
+    for kernel, model, size, timed in jobs(only):
+        figures = timed()
+        torch.cuda.empty_cache()
+        results.append({"kernel": kernel, "model": model, "size": size, **figures})
+        ours, theirs, floor = figures["us"], figures["torch_us"], figures["floor_us"]
+        against = "-" if theirs is None else f"{theirs:.2f}"
+        print(
+            f"{kernel:16} {model:4} {size:>10} {ours:9.2f} us  torch {against:>9}  "
+            f"floor {floor:9.2f}  x{ours / floor:.2f}",
+            flush=True,
+        )
+    return results
+
+
+def main() -> None:
+    """Runs what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", default="decode,prefill,rows")
+    arguments = parser.parse_args()
+    results = run(set(arguments.only.split(",")))
+    if arguments.json:
+        record = {
+            "gpu": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "results": results,
+        }
+        arguments.json.write_text(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()

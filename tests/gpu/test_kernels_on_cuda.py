@@ -1,0 +1,231 @@
+"""The kernels against float64 references: every dtype, odd shapes, and replay in a graph."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.forward_context import forward_context
+from models.ops.rms_norm import add_rms_norm, rms_norm
+from models.ops.silu_and_mul import silu_and_mul
+from tests.support.attention_case import AttentionCase, Heads, make_case
+from tests.support.step_driver import StepDriver
+from tests.support.tolerances import ROW_TOLERANCE, assert_rows_close
+
+pytestmark = pytest.mark.gpu
+
+TINY_CHECKPOINT = Path(__file__).parents[2] / "models" / "checkpoints" / "tiny"
+
+DTYPES = pytest.mark.parametrize("dtype", ROW_TOLERANCE, ids=str)
+QWEN3_8B = Heads(num_heads=32, num_kv_heads=8, head_dim=128)
+QWEN3_0_6B = Heads(num_heads=16, num_kv_heads=8, head_dim=128)
+TINY = Heads(num_heads=6, num_kv_heads=2, head_dim=32)
+ODD = Heads(num_heads=9, num_kv_heads=3, head_dim=12)
+HEADS = {
+    "qwen3-8b": QWEN3_8B,
+    "qwen3-0.6b": QWEN3_0_6B,
+    "tiny": TINY,
+    "odd": ODD,
+    "no-grouping": Heads(num_heads=2, num_kv_heads=2, head_dim=64),
+    "one-kv-head": Heads(num_heads=20, num_kv_heads=1, head_dim=80),
+    "wide": Heads(num_heads=8, num_kv_heads=2, head_dim=256),
+}
+DECODES = [1, 7, 16, 17, 127, 128, 129, 1000, 2049]
+MIXED = ([1, 7, 127, 1, 128, 129, 1, 33], [1, 7, 127, 300, 128, 1153, 17, 1000])
+
+
+def check(case: AttentionCase) -> None:
+    exact = case.exact()
+    expected = exact.run()
+    actual = case.run()
+    assert_rows_close(actual, expected)
+    # Block 0 is the null block; nothing reads it.
+    assert_rows_close(case.cache.k[1:], exact.cache.k[1:])
+    assert torch.equal(case.cache.v[1:].double().cpu(), exact.cache.v[1:])
+    assert case.metadata.workspace.counters.count_nonzero() == 0
+
+
+@DTYPES
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+def test_decode_is_the_references_at_any_length(heads, dtype):
+    check(make_case([1] * len(DECODES), DECODES, heads, dtype=dtype, device="cuda"))
+
+
+@DTYPES
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+def test_mixed_batches_are_the_references(heads, dtype):
+    check(make_case(*MIXED, heads, dtype=dtype, device="cuda"))
+
+
+@DTYPES
+@pytest.mark.parametrize("block_size", [1, 4, 24, 64])
+def test_any_block_size(block_size, dtype):
+    check(make_case(*MIXED, QWEN3_0_6B, dtype=dtype, device="cuda", block_size=block_size))
+
+
+@DTYPES
+@pytest.mark.parametrize("options", [{"has_norm": False}, {"has_rotation": False}], ids=str)
+def test_norm_and_rotation_are_optional(options, dtype):
+    check(make_case(*MIXED, TINY, dtype=dtype, device="cuda", **options))
+
+
+@DTYPES
+@pytest.mark.parametrize("num_requests", [1, 2, 40, 200])
+def test_long_and_short_sequences_side_by_side(num_requests, dtype):
+    seq_lens = [20000] + [5] * (num_requests - 1)
+    check(make_case([1] * num_requests, seq_lens, TINY, dtype=dtype, device="cuda"))
+
+
+@DTYPES
+def test_a_chunk_sees_a_long_cached_prefix(dtype):
+    check(make_case([100], [9000], QWEN3_0_6B, dtype=dtype, device="cuda"))
+
+
+def test_dummy_requests_are_harmless():
+    case = make_case([1, 1, 1], [0, 300, 0], QWEN3_0_6B, device="cuda")
+    alone = make_case([1, 1, 1], [1, 300, 1], QWEN3_0_6B, device="cuda").exact().run()
+    output = case.run()
+    assert output[[0, 2]].count_nonzero() == 0
+    assert_rows_close(output[1], alone[1])
+
+
+@DTYPES
+def test_split_and_unsplit_agree_and_repeat_bit_for_bit(dtype):
+    case = make_case([1, 1], [3000, 70], QWEN3_8B, dtype=dtype, device="cuda")
+    output = case.run()
+    assert_rows_close(output, case.unsplit().run())
+    for _ in range(20):
+        assert torch.equal(case.run(), output)
+
+
+def refill(case: AttentionCase, drawn: AttentionCase) -> None:
+    """Gives a captured case the contents of a smaller one, at the addresses that it has."""
+    num_tokens = len(drawn.q)
+    for name in ("q", "k", "v", "positions"):
+        getattr(case, name)[:num_tokens] = getattr(drawn, name)
+    case.transform.cos[:num_tokens] = drawn.transform.cos
+    case.transform.signed_sin[:num_tokens] = drawn.transform.signed_sin
+    old, new = case.metadata, drawn.metadata
+    old.block_tables.zero_()
+    old.block_tables[:, : new.block_tables.shape[1]] = new.block_tables
+    old.query_start_loc.copy_(new.query_start_loc)
+    old.seq_lens.copy_(new.seq_lens)
+    # Padding tokens write to the null block.
+    old.slot_mapping.zero_()
+    old.slot_mapping[:num_tokens] = new.slot_mapping
+
+
+@pytest.mark.parametrize(
+    ("captured", "replayed"),
+    [
+        (([1] * 4, [900] * 4), [([1] * 4, [5, 900, 1, 333]), ([1] * 4, [600, 16, 17, 1])]),
+        (
+            ([64, 64, 64, 64], [900] * 4),
+            [([1, 100, 1, 30], [900, 100, 40, 500]), ([7, 1, 240, 1], [7, 1, 700, 900])],
+        ),
+    ],
+    ids=["decode", "mixed"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_captured_graph_is_right_on_replay_with_new_contents(captured, replayed, dtype):
+    case = make_case(*captured, QWEN3_0_6B, dtype=dtype, device="cuda")
+    output = torch.empty_like(case.q, memory_format=torch.contiguous_format)
+    case.run_into(output)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        case.run_into(output)
+    for seed, (query_lens, seq_lens) in enumerate(replayed):
+        drawn = make_case(
+            query_lens, seq_lens, QWEN3_0_6B, dtype=dtype, device="cuda", seed=seed + 1
+        )
+        refill(case, drawn)
+        num_tokens = sum(query_lens)
+        exact = case.exact()
+        output.fill_(torch.nan)
+        graph.replay()
+        expected = exact.run()
+        assert_rows_close(output[:num_tokens], expected)
+        assert_rows_close(case.cache.k[1:], exact.cache.k[1:])
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_attention_never_waits_for_the_device():
+    case = make_case(*MIXED, QWEN3_0_6B, device="cuda")
+    output = case.run()
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        case.run_into(output)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_operator_passes_torchs_own_checks_on_the_gpu():
+    case = make_case([5, 1], [5, 9], TINY, device="cuda")
+    output = torch.zeros(case.q.shape, device="cuda")
+    with forward_context(case.context()):
+        torch.library.opcheck(
+            torch.ops.octavo.unified_attention_with_output.default, case.arguments(output)
+        )
+
+
+SIZES = [(1, 12), (7, 192), (127, 1024), (129, 4096), (3, 12288), (8192, 1024)]
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", SIZES, ids=str)
+def test_rms_norms_are_the_references(shape, dtype):
+    x, residual = (torch.randn(*shape, device="cuda").to(dtype) for _ in range(2))
+    weight = torch.randn(shape[-1], device="cuda").to(dtype)
+    exact = rms_norm(x.cpu().double(), weight.cpu().double(), 1e-6)
+    assert_rows_close(rms_norm(x, weight, 1e-6), exact)
+    normed, total = add_rms_norm(x, residual, weight, 1e-6)
+    assert torch.equal(total, x + residual)
+    assert_rows_close(normed, rms_norm(total.cpu().double(), weight.cpu().double(), 1e-6))
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", SIZES, ids=str)
+def test_silu_and_mul_is_the_references(shape, dtype):
+    x = torch.randn(*shape, device="cuda").to(dtype)
+    assert_rows_close(silu_and_mul(x), silu_and_mul(x.cpu().double()))
+
+
+def test_sizes_that_were_not_seen_before_compile_nothing(monkeypatch):
+    triton = pytest.importorskip("triton")
+    for query_lens in ([1], [3, 1], [100, 1]):
+        make_case(query_lens, [200] * len(query_lens), TINY, device="cuda").run()
+    compiled = []
+
+    def note(**facts):
+        compiled.append(facts["repr"])
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
+    for num_requests in (2, 3, 8, 16, 17, 64, 65, 200):
+        make_case([1] * num_requests, [37] * num_requests, TINY, device="cuda").run()
+        query_lens = [1, 2, *range(5, 5 + num_requests)]
+        make_case(query_lens, [n + 16 for n in query_lens], TINY, device="cuda").run()
+    assert compiled == []
+
+
+def tiny_outputs(device):
+    """Runs prompts through chunks, mixed steps and decodes of the trained model, in fp32."""
+    driver = StepDriver(
+        TINY_CHECKPOINT,
+        device=device,
+        num_blocks=96,
+        block_size=16,
+        max_num_batched_tokens=256,
+        max_model_len=256,
+    )
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(3, 1000, (n,), generator=generator).tolist() for n in (1, 17, 127)]
+    first, second, third = (driver.add(prompt) for prompt in prompts)
+    driver.step([(first, 1), (third, 100)])
+    driver.step([(first, 1), (third, 27), (second, 17)])
+    driver.decode([third, first, second], 60)
+    return [sequence.output for sequence in (first, second, third)]
+
+
+def test_greedy_tokens_of_the_tiny_checkpoint_are_those_of_the_cpu():
+    assert tiny_outputs("cuda") == tiny_outputs("cpu")

@@ -1,0 +1,206 @@
+"""Batches for paged attention with random contents, and what the reference makes of them."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+import models.ops.attention  # noqa: F401  # registers the operator
+from models.forward_context import (
+    AttentionMetadata,
+    AttentionWorkspace,
+    Context,
+    ForwardContext,
+    KVCacheData,
+    forward_context,
+)
+from models.ops.attention_metadata import build_attention_metadata
+from models.ops.head_transform import HeadTransform
+from models.ops.triton.configurations import MAX_PARTIALS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """Query heads, kv heads and head dimension."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCase:
+    """One step of one layer: inputs of the operator, cache and metadata."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    cache: KVCacheData
+    metadata: AttentionMetadata
+    positions: torch.Tensor
+    transform: HeadTransform | None
+
+    def run(self) -> torch.Tensor:
+        """Runs the operator on the case's cache; returns the output."""
+        output = torch.full(self.q.shape, torch.nan, dtype=self.q.dtype, device=self.q.device)
+        self.run_into(output)
+        return output
+
+    def run_into(self, output: torch.Tensor) -> None:
+        """Runs the operator; nothing else, so that it can be captured."""
+        with forward_context(self.context()):
+            torch.ops.octavo.unified_attention_with_output(*self.arguments(output))
+
+    def arguments(self, output: torch.Tensor) -> tuple[object, ...]:
+        """Returns the operator's arguments."""
+        plain = (self.q, self.k, self.v, output, 0)
+        turn = self.transform
+        if turn is None:
+            return plain
+        return (*plain, turn.cos, turn.signed_sin, turn.q_weight, turn.k_weight, turn.eps)
+
+    def context(self) -> ForwardContext:
+        """Returns the context that the operator runs in."""
+        num_requests = len(self.metadata.seq_lens)
+        shape = Context(
+            positions=self.positions,
+            is_prefill=self.metadata.max_seqlen_q > 1,
+            batch_size=num_requests,
+            graph_bs=num_requests,
+            num_tokens=len(self.q),
+            max_q_len=self.metadata.max_seqlen_q,
+        )
+        return ForwardContext(
+            context=shape, attn_metadata=self.metadata, kv_cache_data=[self.cache]
+        )
+
+    def exact(self) -> "AttentionCase":
+        """Returns the case, less its padding, in float64 on the CPU, where the reference runs."""
+
+        starts, seq_lens = self.metadata.query_start_loc.cpu(), self.metadata.seq_lens.cpu()
+        num_tokens = int(starts[-1])
+
+        def double(x):
+            return x if x is None else x.detach().cpu().double()
+
+        turn = self.transform
+        if turn is not None:
+            turn = HeadTransform(
+                cos=double(turn.cos[:num_tokens]),
+                signed_sin=double(turn.signed_sin[:num_tokens]),
+                q_weight=double(turn.q_weight),
+                k_weight=double(turn.k_weight),
+                eps=turn.eps,
+            )
+        metadata = build_attention_metadata(
+            query_start_loc=starts,
+            seq_lens=seq_lens,
+            row_ids=torch.arange(len(seq_lens)),
+            block_table=self.metadata.block_tables.cpu(),
+            positions=self.positions[:num_tokens].cpu(),
+            token_request=token_request(starts),
+            block_size=self.cache.k.shape[1],
+            max_seqlen_q=self.metadata.max_seqlen_q,
+            max_seqlen_k=self.metadata.max_seqlen_k,
+        )
+        return AttentionCase(
+            q=double(self.q[:num_tokens]),
+            k=double(self.k[:num_tokens]),
+            v=double(self.v[:num_tokens]),
+            cache=KVCacheData(k=double(self.cache.k), v=double(self.cache.v)),
+            metadata=metadata,
+            positions=self.positions[:num_tokens].cpu(),
+            transform=turn,
+        )
+
+    def unsplit(self) -> "AttentionCase":
+        """Returns the same case without a workspace."""
+        return replace(self, metadata=replace(self.metadata, workspace=None))
+
+
+def token_request(query_start_loc: torch.Tensor) -> torch.Tensor:
+    """Returns the request of each token."""
+    lengths = query_start_loc.diff().long()
+    return torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
+
+
+def make_case(
+    query_lens,
+    seq_lens,
+    heads,
+    *,
+    dtype=torch.float32,
+    block_size=16,
+    device="cpu",
+    has_rotation=True,
+    has_norm=True,
+    seed=0,
+):
+    """Draws a case; blocks lie scattered, and the cache is full of numbers that are not its own."""
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, device=device).to(dtype)
+
+    num_tokens, num_requests = sum(query_lens), len(seq_lens)
+    query_heads, kv_heads, head_dim = heads.num_heads, heads.num_kv_heads, heads.head_dim
+    table = scattered_blocks(seq_lens, block_size, generator, device)
+    cache_shape = (1 + table.numel(), block_size, kv_heads, head_dim)
+    starts = torch.tensor([0, *query_lens], device=device).cumsum(0).int()
+    lengths = torch.tensor(seq_lens, dtype=torch.int32, device=device)
+    requests = token_request(starts)
+    ends = (lengths - starts[1:]).long().index_select(0, requests)
+    positions = (ends + torch.arange(num_tokens, device=device)).clamp(min=0)
+    projected = draw(num_tokens, query_heads + 2 * kv_heads, head_dim)
+    q, k, v = projected.split((query_heads, kv_heads, kv_heads), dim=1)
+    transform = None
+    if has_rotation:
+        angles = draw(num_tokens, 1, head_dim // 2).float() * 3
+        cos, sin = angles.cos(), angles.sin()
+        both = torch.cat((cos, cos, -sin, sin), dim=-1).to(dtype)
+        transform = HeadTransform(
+            cos=both.chunk(2, dim=-1)[0],
+            signed_sin=both.chunk(2, dim=-1)[1],
+            q_weight=draw(head_dim) if has_norm else None,
+            k_weight=draw(head_dim) if has_norm else None,
+            eps=1e-6,
+        )
+    metadata = build_attention_metadata(
+        query_start_loc=starts,
+        seq_lens=lengths,
+        row_ids=torch.arange(num_requests, dtype=torch.int32, device=device),
+        block_table=table,
+        positions=positions,
+        token_request=requests,
+        block_size=block_size,
+        max_seqlen_q=max(query_lens),
+        max_seqlen_k=max(1, *seq_lens),
+        workspace=make_workspace(heads, device),
+    )
+    return AttentionCase(
+        q=q if has_rotation else q.contiguous(),
+        k=k,
+        v=v,
+        cache=KVCacheData(k=draw(*cache_shape), v=draw(*cache_shape)),
+        metadata=metadata,
+        positions=positions,
+        transform=transform,
+    )
+
+
+def scattered_blocks(seq_lens, block_size, generator, device):
+    """Returns a block table whose requests own blocks in random order, all after the null block."""
+    width = max(1, -(-max(seq_lens) // block_size))
+    order = torch.randperm(len(seq_lens) * width, generator=generator, device=device) + 1
+    table = order.int().view(len(seq_lens), width)
+    owned = torch.tensor([[-(-length // block_size)] for length in seq_lens], device=device)
+    return table.where(torch.arange(width, device=device) < owned, 0)
+
+
+def make_workspace(heads, device):
+    """Returns a workspace on any device; its partial results are poisoned."""
+    num_partials = MAX_PARTIALS * (heads.num_heads // heads.num_kv_heads)
+    return AttentionWorkspace(
+        partials=torch.full((num_partials * heads.head_dim,), torch.nan, device=device),
+        lse=torch.full((num_partials,), torch.nan, device=device),
+        counters=torch.zeros(MAX_PARTIALS, dtype=torch.int32, device=device),
+    )

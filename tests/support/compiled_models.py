@@ -1,0 +1,94 @@
+"""Compiles models the way a worker does, and small models to compile."""
+
+import torch
+from torch import nn
+
+from models.compile_support import support_torch_compile
+from services.engine.compilation.backend import OctavoBackend
+from services.engine.compilation.compile_model import compile_model
+from services.engine.compilation.compiler_interface import EagerAdaptor, LoadError
+from services.engine.compilation_config import CompilationConfig
+
+MAX_TOKENS = 64
+
+
+def compile_at(level, *, device="cpu", factors=None, piece_wrapper=None, **settings):
+    """Returns what compiles a model at a level, with the eager compiler unless told otherwise."""
+    config = CompilationConfig(level=level, **{"use_inductor": False, **settings})
+
+    def prepare(model):
+        return compile_model(
+            model,
+            config,
+            example_inputs=[
+                torch.zeros(8, dtype=dtype, device=device) for dtype in (torch.int32, torch.int64)
+            ],
+            max_num_tokens=MAX_TOKENS,
+            max_num_seqs=8,
+            factors=factors,
+            piece_wrapper=piece_wrapper,
+        )
+
+    return prepare
+
+
+def compile_toy(model, level, *, width=4, **settings):
+    """Compiles a model of one float input [T, width] with the eager compiler."""
+    return compile_model(
+        model,
+        CompilationConfig(level=level, **{"use_inductor": False, **settings}),
+        example_inputs=[torch.zeros(8, width)],
+        max_num_tokens=MAX_TOKENS,
+        max_num_seqs=8,
+    )
+
+
+@support_torch_compile()
+class Toy(nn.Module):
+    """Doubles its input; tests give it another body."""
+
+    def __init__(self, body=lambda self, x: x * 2):
+        super().__init__()
+        self.body = body
+        self.register_buffer("counter", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(self, x)
+
+
+class CountingCompiler:
+    """An eager compiler with artifacts: each is the name of a graph that it remembers."""
+
+    name = "counting"
+    graphs: dict[bytes, object] = {}  # noqa: RUF012  # shared, like a disk between processes
+
+    def __init__(self):
+        self.num_compiled = 0
+        self.num_loaded = 0
+
+    def compute_hash(self):
+        return "counting"
+
+    def compile(self, graph, example_inputs, compiler_config, runtime_shape=None):
+        self.num_compiled += 1
+        run, _ = EagerAdaptor().compile(graph, example_inputs, compiler_config, runtime_shape)
+        handle = f"graph {len(self.graphs)}".encode()
+        self.graphs[handle] = run
+        return run, handle
+
+    def load(self, handle):
+        if handle not in self.graphs:
+            raise LoadError("unknown graph")
+        self.num_loaded += 1
+        return self.graphs[handle]
+
+
+def trace(model, manager, *inputs, splitting_ops=(), **options) -> OctavoBackend:
+    """Traces a model through a backend and returns that."""
+    backend = OctavoBackend(manager, splitting_ops=splitting_ops, **options)
+    for each in inputs:
+        torch._dynamo.decorators.mark_unbacked(each, 0, shape_id="num_tokens")
+    with torch.no_grad():
+        torch.compile(model.forward, backend=backend, fullgraph=True)(*inputs)
+    torch._dynamo.reset()
+    return backend

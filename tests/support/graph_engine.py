@@ -1,0 +1,147 @@
+"""A real scheduler and a real ModelRunner in one process, with graphs."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from models.loading.loader import load_model
+from protos.engine.v1.worker_pb2 import WorkerReady
+from services.engine.batch import BatchDescriptor, StepResult
+from services.engine.compilation.compile_model import compile_model
+from services.engine.compilation_config import CompilationConfig
+from services.engine.core.graph_ledger import GraphLedger
+from services.engine.request import Request, SamplingParams
+from services.engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from services.engine.worker.graph_setup import (
+    graph_report,
+    piece_graphs,
+    prepare_graphs,
+    wire_keys,
+)
+from services.engine.worker.kv_memory import allocate_kv_cache
+from services.engine.worker.model_runner import ModelRunner
+from services.engine.worker.step_arrays import StepLimits
+from tests.support.engine_harness import RecordingSink
+
+
+class GraphEngine:
+    """Schedules and runs requests, two steps in flight, with whatever graphs were captured."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: CompilationConfig,
+        *,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        load_format: str = "safetensors",
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 64,
+        max_model_len: int = 64,
+        num_blocks: int = 64,
+        block_size: int = 4,
+    ) -> None:
+        target = torch.device(device)
+        self.model = load_model(folder, device=target, dtype=dtype, load_format=load_format)
+        limits = StepLimits(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            block_size=block_size,
+            vocab_size=self.model.config.vocab_size,
+        )
+        pieces = piece_graphs(target)
+        compile_model(
+            self.model,
+            config,
+            example_inputs=[
+                torch.zeros(8, dtype=kind, device=target) for kind in (torch.int32, torch.int64)
+            ],
+            max_num_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            piece_wrapper=pieces.wrap,
+        )
+        self.cache = allocate_kv_cache(
+            self.model.config,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=dtype,
+            device=target,
+        )
+        self.runner = ModelRunner(self.model, self.cache, limits=limits, device=target)
+        self.faults = []
+        self.prepared = prepare_graphs(
+            self.runner,
+            self.model,
+            config,
+            limits=limits,
+            pieces=pieces,
+            on_fault=self._take_fault,
+        )
+        ready = WorkerReady(
+            planned_graphs=wire_keys(self.prepared.graphs.planned),
+            cudagraph_mode=str(self.prepared.mode),
+        )
+        self.ledger = GraphLedger(ready)
+        self.scheduler = Scheduler(
+            SchedulerLimits(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                max_model_len=max_model_len,
+                max_num_waiting=1000,
+                block_size=block_size,
+                num_blocks=num_blocks,
+                enable_prefix_caching=True,
+            ),
+            dispatcher=self.ledger.dispatcher,
+        )
+        self.steps: list[tuple[BatchDescriptor, StepResult]] = []
+        self.reasons: list[int] = []
+        self.finished_s: list[float] = []
+
+    def capture(self, num_graphs: int = 1000) -> list:
+        """Captures so many of the graphs that are left; returns what became of them."""
+        outcomes = []
+        while self.prepared.graphs.num_pending and len(outcomes) < num_graphs:
+            outcomes.append(self.prepared.graphs.capture_next())
+            self.ledger.take(graph_report(outcomes[-1]))
+        return outcomes
+
+    def run(
+        self, prompts: Sequence[Sequence[int]], num_output: int, **sampling: object
+    ) -> list[list[int]]:
+        """Generates for all prompts at once; returns their outputs."""
+        requests = []
+        for index, prompt in enumerate(prompts):
+            params = {"temperature": 0.0, "seed": index, "max_tokens": num_output} | sampling
+            request = Request(
+                request_id=f"request-{len(self.steps)}-{index}",
+                handle=index,
+                prompt_token_ids=list(prompt),
+                sampling=SamplingParams(**params),
+                sink=RecordingSink(),
+                arrival_s=0.0,
+            )
+            self.scheduler.add(request)
+            requests.append(request)
+        in_flight = deque()
+        while self.scheduler.has_work:
+            while len(in_flight) < 2 and (step := self.scheduler.schedule()) is not None:
+                wire = BatchDescriptor.FromString(step.descriptor.SerializeToString())
+                in_flight.append((step, self.runner.execute(wire)))
+            step, pending = in_flight.popleft()
+            result = pending.message()
+            self.scheduler.update(step, result)
+            self.finished_s.append(time.perf_counter())
+            self.steps.append((step.descriptor, result))
+            self.reasons.append(self.ledger.count(step.descriptor, result))
+        for step, pending in in_flight:
+            self.scheduler.update(step, pending.message())
+        return [request.token_ids[request.num_prompt_tokens :] for request in requests]
+
+    def _take_fault(self, outcome) -> None:
+        self.faults.append(outcome)
+        self.ledger.take(graph_report(outcome))

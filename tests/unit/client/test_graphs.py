@@ -1,0 +1,63 @@
+"""How `octavo graphs` shows what an engine captured."""
+
+from rich.console import Console
+
+from protos.engine.v1 import engine_pb2
+from services.client.commands.graphs import report
+
+
+def graph(num_tokens, **fields):
+    values = {"graph_bs": num_tokens, "max_q_len": 1, "uniform": True, "captured": True}
+    return engine_pb2.GraphStats(num_tokens=num_tokens, **{**values, **fields})
+
+
+def shown(stats):
+    console = Console(width=100, color_system=None)
+    with console.capture() as capture:
+        console.print(report("host:1", stats))
+    return capture.get()
+
+
+def test_costs_hit_rate_and_padding_are_told_as_a_whole_and_by_graph():
+    stats = engine_pb2.GetStatsResponse(
+        cudagraph_mode="FULL_AND_PIECEWISE",
+        num_graphs_planned=3,
+        num_steps=100,
+        graph_dispatch={"graph": 95, "uncaptured": 3, "oversize": 2},
+        graphs=[
+            graph(8, num_replays=75, padded_tokens=60, capture_s=0.25, num_bytes=3 * 2**20),
+            graph(64, uniform=False, num_replays=20, padded_tokens=128, capture_s=1.5),
+        ],
+    )
+    text = shown(stats)
+    assert "host:1: FULL_AND_PIECEWISE" in text
+    assert "2/3 graphs, captured in 1.8 s, 3 MiB; hit rate 95.0% of 100 steps" in text
+    assert "padding 10.0%" in text.replace("\n", " ")
+    lines = text.splitlines()
+    decode = next(line for line in lines if "decode" in line)
+    cells = [cell.strip() for cell in decode.strip("│").split("│")]
+    assert cells == ["decode", "8", "250 ms", "3.0 MiB", "75", "75.0%", "10.0%"]
+    assert any("pieces" in line and "20.0%" in line for line in lines)
+    assert "steps without a graph: 2 oversize, 3 uncaptured" in text
+
+
+def test_a_graph_that_was_given_up_says_why():
+    stats = engine_pb2.GetStatsResponse(
+        cudagraph_mode="FULL_DECODE_ONLY",
+        num_graphs_planned=1,
+        graphs=[graph(8, captured=False, fault="input seq_lens moved")],
+    )
+    text = shown(stats)
+    assert "0/1 graphs" in text
+    assert "given up" in text
+    assert "the graph of 8 decodes is not used: input seq_lens moved" in text
+
+
+def test_an_engine_without_graphs_says_so_in_a_line():
+    stats = engine_pb2.GetStatsResponse(
+        cudagraph_mode="NONE", num_steps=4, graph_dispatch={"unsupported": 4}
+    )
+    text = shown(stats)
+    assert "NONE" in text
+    assert "0/0 graphs; hit rate 0.0% of 4 steps" in text
+    assert "steps without a graph: 4 unsupported" in text

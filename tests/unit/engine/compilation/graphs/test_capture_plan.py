@@ -1,0 +1,59 @@
+"""Which graphs are captured: what was asked for, less what cannot be done."""
+
+import pytest
+
+from models.cudagraph_mode import CUDAGraphMode as Mode
+from services.engine.compilation.graphs.capture_plan import (
+    GraphSupport,
+    full_decode_key,
+    piecewise_key,
+    planned_keys,
+    supported_mode,
+)
+
+EVERYTHING = GraphSupport(full_decode=True, pieces=True)
+NO_PIECES = GraphSupport(full_decode=True, pieces=False)
+NO_FULL = GraphSupport(full_decode=False, pieces=True)
+NOTHING = GraphSupport(full_decode=False, pieces=False)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "support", "mode"),
+    [
+        (Mode.NONE, EVERYTHING, Mode.NONE),
+        (Mode.PIECEWISE, EVERYTHING, Mode.PIECEWISE),
+        (Mode.FULL_DECODE_ONLY, EVERYTHING, Mode.FULL_DECODE_ONLY),
+        (Mode.FULL_AND_PIECEWISE, EVERYTHING, Mode.FULL_AND_PIECEWISE),
+        (Mode.FULL, EVERYTHING, Mode.FULL_AND_PIECEWISE),
+        (Mode.FULL, NO_PIECES, Mode.FULL_DECODE_ONLY),
+        (Mode.FULL_AND_PIECEWISE, NO_PIECES, Mode.FULL_DECODE_ONLY),
+        (Mode.PIECEWISE, NO_PIECES, Mode.NONE),
+        (Mode.FULL_AND_PIECEWISE, NO_FULL, Mode.PIECEWISE),
+        (Mode.FULL, NO_FULL, Mode.PIECEWISE),
+        *((mode, NOTHING, Mode.NONE) for mode in Mode),
+    ],
+)
+def test_a_mode_is_taken_down_to_what_can_be_captured(wanted, support, mode):
+    assert supported_mode(wanted, support) is mode
+
+
+def test_a_decode_that_cannot_be_whole_runs_in_pieces_if_there_are_some():
+    decode = supported_mode(Mode.FULL_AND_PIECEWISE, NO_FULL).decode_mode()
+    assert decode is Mode.PIECEWISE
+
+
+def test_large_graphs_come_first_and_pieces_before_whole_steps():
+    keys = planned_keys(Mode.FULL_AND_PIECEWISE, decode_sizes=(1, 4), token_sizes=(8, 64))
+    assert keys == [
+        piecewise_key(64),
+        piecewise_key(8),
+        full_decode_key(4),
+        full_decode_key(1),
+    ]
+
+
+def test_only_what_the_mode_runs_is_planned():
+    sizes = {"decode_sizes": (1, 4), "token_sizes": (8,)}
+    assert planned_keys(Mode.NONE, **sizes) == []
+    assert planned_keys(Mode.PIECEWISE, **sizes) == [piecewise_key(8)]
+    assert [key.uniform for key in planned_keys(Mode.FULL_DECODE_ONLY, **sizes)] == [True, True]

@@ -1,0 +1,174 @@
+"""Whole decode steps as graphs: the real scheduler, the real ModelRunner, a CPU recorder."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from models.cudagraph_mode import CUDAGraphMode
+from services.engine.batch import FallbackReason
+from services.engine.compilation.graphs.recorder import GraphFaultError
+from services.engine.compilation_config import CompilationConfig
+from tests.support.graph_engine import GraphEngine
+from tests.support.random_checkpoints import write_checkpoint
+
+PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12], [5, 17, 3, 8, 8], [70] * 17]
+NUM_OUTPUT = 12
+RAN_GRAPH = FallbackReason.FALLBACK_REASON_UNSPECIFIED
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(folder, "qwen3")
+    return folder
+
+
+def decode_graphs(*sizes):
+    return CompilationConfig(
+        cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY, cudagraph_capture_sizes=sizes
+    )
+
+
+@pytest.fixture(scope="module")
+def eager(folder):
+    return GraphEngine(folder, CompilationConfig())
+
+
+@pytest.fixture(scope="module")
+def engine(folder):
+    engine = GraphEngine(folder, decode_graphs(1, 2, 4, 8))
+    assert [outcome.fault for outcome in engine.capture()] == [""] * 4
+    return engine
+
+
+def is_decode(step):
+    return step[0].attn_metadata.max_seqlen_q == 1
+
+
+def test_graphs_give_the_tokens_of_eager_steps(eager, engine):
+    assert engine.run(PROMPTS, NUM_OUTPUT) == eager.run(PROMPTS, NUM_OUTPUT)
+    reasons = [r for s, r in zip(engine.steps, engine.reasons, strict=True) if is_decode(s)]
+    assert len(reasons) > NUM_OUTPUT - 3
+    assert set(reasons) == {RAN_GRAPH}
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    prompts=st.lists(
+        st.lists(st.integers(0, 96), min_size=1, max_size=20), min_size=1, max_size=11
+    ),
+    num_output=st.integers(1, 9),
+    temperature=st.sampled_from([0.0, 1.0]),
+)
+def test_any_mix_of_requests_gives_the_same_tokens(eager, engine, prompts, num_output, temperature):
+    expected = eager.run(prompts, num_output, temperature=temperature)
+    assert engine.run(prompts, num_output, temperature=temperature) == expected
+
+
+def test_requests_that_are_preempted_and_padded_give_the_same_tokens(folder):
+    prompts = [[n, 3, n, 5, 6, 7] for n in range(6)]
+    small = {"num_blocks": 12, "max_num_seqs": 6}
+    plain = GraphEngine(folder, CompilationConfig(), **small)
+    engine = GraphEngine(folder, decode_graphs(4, 6), **small)
+    engine.capture()
+    assert engine.run(prompts, 20) == plain.run(prompts, 20)
+    assert engine.scheduler.stats.num_preemptions > 0
+    assert any(figures.padded_tokens for figures in engine.ledger.figures)
+
+
+def test_dummy_requests_never_write_to_a_block_that_anybody_can_own(folder):
+    engine = GraphEngine(folder, decode_graphs(8))
+    engine.capture()
+    for layer in engine.cache:
+        assert layer.k[0].any()
+        assert not layer.k[1:].any()
+    engine.run([[5, 17, 3]], 3)
+    owned = [layer.k.flatten(0, 1).any(-1).any(-1).nonzero().flatten() for layer in engine.cache]
+    first_block = [slots[slots >= 4] // 4 for slots in owned]
+    # Three prompt tokens and two outputs were computed: five slots in two blocks.
+    assert all(len(blocks) == 5 and len(set(blocks.tolist())) == 2 for blocks in first_block)
+
+
+def test_a_batch_beyond_the_largest_graph_falls_back_with_a_reason(folder, eager):
+    engine = GraphEngine(folder, decode_graphs(1, 2))
+    engine.capture()
+    assert engine.run(PROMPTS, NUM_OUTPUT) == eager.run(PROMPTS, NUM_OUTPUT)
+    decodes = {r for s, r in zip(engine.steps, engine.reasons, strict=True) if is_decode(s)}
+    assert FallbackReason.FALLBACK_REASON_OVERSIZE in decodes
+
+
+def test_graphs_that_come_while_serving_are_used_from_then_on(folder, eager):
+    engine = GraphEngine(folder, decode_graphs(1, 2, 4, 8))
+    expected = eager.run(PROMPTS[:2], NUM_OUTPUT)
+    assert engine.run(PROMPTS[:2], NUM_OUTPUT) == expected
+    assert RAN_GRAPH not in engine.reasons
+    assert FallbackReason.FALLBACK_REASON_UNCAPTURED in engine.reasons
+    # Most steps had two requests, so that size comes first.
+    assert [outcome.key.graph_bs for outcome in engine.capture(1)] == [2]
+    assert engine.run(PROMPTS[:2], NUM_OUTPUT) == expected
+    assert RAN_GRAPH in engine.reasons
+    assert [outcome.key.graph_bs for outcome in engine.capture()] == [8, 4, 1]
+
+
+def test_graphs_are_captured_large_ones_first(folder):
+    engine = GraphEngine(folder, decode_graphs(1, 4, 2, 9, 64))
+    assert [outcome.key.graph_bs for outcome in engine.capture()] == [4, 2, 1]
+
+
+class TestAPlantedBadGraph:
+    def test_an_input_that_moved_is_caught_and_the_tokens_stay_right(self, folder, eager):
+        engine = GraphEngine(folder, decode_graphs(4, 8))
+        engine.capture()
+        buffers = engine.runner.buffers
+        buffers.block_table = buffers.block_table.clone()
+        engine.runner.forward._block_table = buffers.block_table
+        assert engine.run(PROMPTS[:3], NUM_OUTPUT) == eager.run(PROMPTS[:3], NUM_OUTPUT)
+        assert [fault.key.graph_bs for fault in engine.faults] == [4, 8]
+        assert "input block_table" in engine.faults[0].fault
+        reported = [figures.fault for figures in engine.ledger.figures]
+        assert len(reported) == 2
+        assert all("block_table" in fault for fault in reported)
+        assert FallbackReason.FALLBACK_REASON_QUARANTINED in engine.reasons
+        assert RAN_GRAPH not in engine.reasons
+
+    def test_a_graph_that_keeps_numbers_of_its_capture_never_serves(self, folder, eager):
+        engine = GraphEngine(folder, decode_graphs(4))
+        forward = engine.runner.forward
+
+        def reads_lengths_on_the_host(inputs, shape):
+            longest = max(inputs.seq_lens.tolist())
+            return type(forward).__call__(forward, inputs, shape) * float(longest)
+
+        engine.prepared.graphs._decodes._forward = reads_lengths_on_the_host
+        (outcome,) = engine.capture()
+        assert "off by" in outcome.fault
+        assert engine.run(PROMPTS[:3], 5) == eager.run(PROMPTS[:3], 5)
+        assert FallbackReason.FALLBACK_REASON_QUARANTINED in engine.reasons
+
+    def test_a_program_that_reads_back_is_refused(self, folder):
+        engine = GraphEngine(folder, decode_graphs(4))
+        forward = engine.runner.forward
+
+        def waits(inputs, shape):
+            assert inputs.seq_lens.sum().item() > 0
+            return type(forward).__call__(forward, inputs, shape)
+
+        engine.prepared.graphs._decodes._forward = waits
+        (outcome,) = engine.capture()
+        assert "reads a tensor's content" in outcome.fault
+
+    def test_steps_of_a_lost_graph_take_the_next_larger_one(self, folder, eager):
+        engine = GraphEngine(folder, decode_graphs(4, 8))
+        engine.capture()
+        engine.prepared.graphs.give_up(
+            engine.prepared.graphs.planned[1], GraphFaultError("planted")
+        )
+        assert engine.run(PROMPTS[:3], 6) == eager.run(PROMPTS[:3], 6)
+        assert [(f.key.graph_bs, f.num_replays > 0) for f in engine.ledger.figures] == [
+            (8, True),
+            (4, False),
+        ]

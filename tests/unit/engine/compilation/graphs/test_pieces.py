@@ -1,0 +1,74 @@
+"""The pieces between attention layers as graphs, compiled without Inductor, on a CPU."""
+
+import pytest
+import torch
+
+from models.cudagraph_mode import CUDAGraphMode
+from services.engine.batch import CUDAGraphMode as WireMode
+from services.engine.batch import FallbackReason
+from services.engine.compilation_config import CompilationConfig, CompilationLevel
+from tests.support.graph_engine import GraphEngine
+from tests.support.random_checkpoints import write_checkpoint
+
+PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12], [5, 17, 3, 8, 8], [70] * 17]
+NUM_OUTPUT = 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(folder, "qwen3")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    return GraphEngine(folder, CompilationConfig()).run(PROMPTS, NUM_OUTPUT)
+
+
+def engine_in(folder, mode, *sizes):
+    config = CompilationConfig(
+        level=CompilationLevel.PIECEWISE,
+        use_inductor=False,
+        cudagraph_mode=mode,
+        cudagraph_capture_sizes=sizes,
+    )
+    return GraphEngine(folder, config)
+
+
+def modes(engine):
+    return {descriptor.cudagraph_runtime_mode for descriptor, _ in engine.steps}
+
+
+def test_pieces_give_the_tokens_of_eager_steps_whatever_the_batch(folder, expected):
+    engine = engine_in(folder, CUDAGraphMode.PIECEWISE, 4, 16, 64)
+    assert [outcome.fault for outcome in engine.capture()] == [""] * 3
+    assert engine.run(PROMPTS, NUM_OUTPUT) == expected
+    assert modes(engine) == {WireMode.CUDA_GRAPH_MODE_PIECEWISE}
+    assert sum(figures.padded_tokens for figures in engine.ledger.figures) > 0
+
+
+def test_whole_graphs_serve_decodes_and_pieces_the_rest(folder, expected):
+    engine = engine_in(folder, CUDAGraphMode.FULL_AND_PIECEWISE, 4, 8, 64)
+    assert [outcome.fault for outcome in engine.capture()] == [""] * 5
+    assert engine.run(PROMPTS, NUM_OUTPUT) == expected
+    assert modes(engine) == {WireMode.CUDA_GRAPH_MODE_PIECEWISE, WireMode.CUDA_GRAPH_MODE_FULL}
+
+
+def test_a_piece_whose_argument_moved_is_given_up_and_the_tokens_stay_right(folder, expected):
+    engine = engine_in(folder, CUDAGraphMode.PIECEWISE, 64)
+    engine.capture()
+    buffers = engine.runner.buffers
+    buffers._positions = buffers._positions.clone()
+    assert engine.run(PROMPTS, NUM_OUTPUT) == expected
+    (figures,) = engine.ledger.figures
+    assert "when captured" in figures.fault
+    assert set(engine.reasons) == {FallbackReason.FALLBACK_REASON_QUARANTINED}
+
+
+def test_a_step_longer_than_every_graph_falls_back(folder, expected):
+    engine = engine_in(folder, CUDAGraphMode.PIECEWISE, 4, 8)
+    engine.capture()
+    assert engine.run(PROMPTS, NUM_OUTPUT) == expected
+    assert FallbackReason.FALLBACK_REASON_OVERSIZE in engine.reasons

@@ -1,0 +1,66 @@
+"""Real compiled pieces; minutes on a cold machine without the shared folder of kernels."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.engine.compilation.cache_key import compute_factors
+from services.engine.compilation.compiler_interface import LoadError
+from services.engine.compilation.inductor_adaptor import InductorStandaloneAdaptor
+from services.engine.config import EngineConfig
+from tests.support.compiled_models import compile_at
+from tests.support.random_checkpoints import write_checkpoint
+from tests.support.step_driver import StepDriver
+
+SHARED_KERNELS = Path(__file__).resolve().parents[4] / ".cache" / "inductor"
+PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12]]
+
+
+@pytest.fixture
+def inductor(monkeypatch):
+    """Inductor with one thread and one folder of kernels for all runs on this machine."""
+    torch.set_num_threads(1)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(SHARED_KERNELS))
+    with torch._inductor.config.patch(compile_threads=1):
+        yield
+
+
+def outputs(folder, **options):
+    driver = StepDriver(folder, **options)
+    sequences = [driver.add(prompt) for prompt in PROMPTS]
+    driver.decode(sequences, 9)
+    return [each.output for each in sequences], driver.kv_cache_data
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_compiled_pieces_give_the_same_tokens_cold_and_from_disk(inductor, tmp_path):
+    write_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=3)
+    engine = EngineConfig(model=tmp_path / "model", compilation_level=3)
+    factors = compute_factors(engine.compilation_config("cpu"), engine, torch.device("cpu"))
+    tokens, cache = outputs(tmp_path / "model")
+    for num_loaded in (0, 3):
+        stats = []
+        prepare = compile_at(
+            3,
+            use_inductor=True,
+            factors=factors,
+            cache_dir=tmp_path / "pieces",
+            debug_dump_path=tmp_path / f"dump_{num_loaded}",
+        )
+        compiled, compiled_cache = outputs(
+            tmp_path / "model",
+            prepare=lambda model: stats.append(prepare(model)),  # noqa: B023
+        )
+        assert (stats[0].num_pieces, stats[0].num_loaded) == (3, num_loaded)
+        assert compiled == tokens
+        for ours, theirs in zip(compiled_cache, cache, strict=True):
+            torch.testing.assert_close(ours.k, theirs.k, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(ours.v, theirs.v, rtol=1e-4, atol=1e-5)
+    assert list((tmp_path / "dump_0" / "rank_0").glob("submod_0_generated_*.py"))
+
+
+def test_bytes_that_are_no_artifact_do_not_load():
+    with pytest.raises(LoadError):
+        InductorStandaloneAdaptor().load(b"of another torch")

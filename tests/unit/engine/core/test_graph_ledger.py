@@ -1,0 +1,94 @@
+"""What the engine knows of its worker's graphs, and what it tells the dispatcher."""
+
+from protos.engine.v1.worker_pb2 import GraphReport, GraphState, WorkerReady
+from services.engine.batch import (
+    BatchDescriptor,
+    CUDAGraphMode,
+    FallbackReason,
+    GraphKey,
+    step_result,
+)
+from services.engine.core.graph_ledger import GraphLedger
+from services.engine.scheduler.dispatcher import BatchShape
+
+
+def full(graph_bs):
+    return GraphKey(num_tokens=graph_bs, graph_bs=graph_bs, max_q_len=1, uniform=True)
+
+
+def captured(key):
+    return GraphReport(
+        key=key, state=GraphState.GRAPH_STATE_CAPTURED, capture_s=0.5, num_bytes=1024
+    )
+
+
+def given_up(key):
+    return GraphReport(key=key, state=GraphState.GRAPH_STATE_QUARANTINED, fault="planted")
+
+
+def dispatch(ledger, batch_size):
+    shape = BatchShape(num_tokens=batch_size, batch_size=batch_size, max_q_len=1)
+    return ledger.dispatcher.dispatch(shape)
+
+
+def step(ledger, batch_size):
+    """A step as the scheduler would order it."""
+    found = dispatch(ledger, batch_size)
+    descriptor = BatchDescriptor(
+        graph_key=found.graph_key,
+        cudagraph_runtime_mode=found.mode,
+        fallback_reason=found.fallback_reason,
+    )
+    descriptor.context.num_tokens = descriptor.context.batch_size = batch_size
+    return descriptor
+
+
+def test_a_worker_without_graphs_says_why():
+    reason = FallbackReason.FALLBACK_REASON_ENFORCE_EAGER
+    assert dispatch(GraphLedger(WorkerReady(no_graphs_reason=reason)), 1).fallback_reason == reason
+    silent = GraphLedger(WorkerReady())
+    assert dispatch(silent, 1).fallback_reason == FallbackReason.FALLBACK_REASON_UNSUPPORTED
+
+
+def test_graphs_are_used_as_they_come_and_no_more_once_given_up():
+    ledger = GraphLedger(WorkerReady(planned_graphs=[full(4), full(8)], graphs=[]))
+    assert dispatch(ledger, 3).fallback_reason == FallbackReason.FALLBACK_REASON_UNCAPTURED
+    ledger.take(captured(full(8)))
+    assert dispatch(ledger, 3).graph_key == full(8)
+    ledger.take(captured(full(4)))
+    assert dispatch(ledger, 3).graph_key == full(4)
+    ledger.take(given_up(full(4)))
+    assert dispatch(ledger, 3).graph_key == full(8)
+    ledger.take(given_up(full(8)))
+    found = dispatch(ledger, 3)
+    assert found.mode == CUDAGraphMode.CUDA_GRAPH_MODE_NONE
+    assert found.fallback_reason == FallbackReason.FALLBACK_REASON_QUARANTINED
+    assert dispatch(ledger, 9).fallback_reason == FallbackReason.FALLBACK_REASON_OVERSIZE
+
+
+def test_replays_and_padding_are_booked_by_graph():
+    ledger = GraphLedger(
+        WorkerReady(
+            planned_graphs=[full(4), full(8)], graphs=[captured(full(4)), captured(full(8))]
+        )
+    )
+    result = step_result(1, [])
+    for batch_size in (3, 4, 5):
+        ledger.count(step(ledger, batch_size), result)
+    figures = [(f.key.graph_bs, f.num_replays, f.padded_tokens) for f in ledger.figures]
+    assert figures == [(8, 1, 3), (4, 2, 1)]
+    assert [(f.capture_s, f.num_bytes) for f in ledger.figures] == [(0.5, 1024)] * 2
+
+
+def test_a_step_whose_graph_did_not_run_counts_as_what_the_worker_says():
+    ledger = GraphLedger(WorkerReady(planned_graphs=[full(4)], graphs=[captured(full(4))]))
+    reason = FallbackReason.FALLBACK_REASON_QUARANTINED
+    assert ledger.count(step(ledger, 4), step_result(1, [], fallback_reason=reason)) == reason
+    assert ledger.figures[0].num_replays == 0
+
+
+def test_a_fault_stays_with_what_its_graph_had_cost():
+    ledger = GraphLedger(WorkerReady(planned_graphs=[full(4)], graphs=[captured(full(4))]))
+    ledger.take(given_up(full(4)))
+    (figures,) = ledger.figures
+    assert (figures.fault, figures.capture_s, figures.num_bytes) == ("planted", 0.5, 1024)

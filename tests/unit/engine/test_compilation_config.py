@@ -1,0 +1,88 @@
+import pytest
+from pydantic import ValidationError
+
+from models.cudagraph_mode import CUDAGraphMode
+from services.engine.compilation_config import CompilationConfig, CompilationLevel
+from services.engine.config import EngineConfig
+
+
+@pytest.mark.parametrize(
+    ("sizes", "limit", "expected"),
+    [
+        ((512,), 512, [1, 2, 4, 8, *range(16, 513, 16)]),
+        ((512,), 2048, [1, 2, 4, 8, *range(16, 513, 16)]),
+        ((512,), 100, [1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 100]),
+        ((512,), 3, [1, 2, 3]),
+        ((4,), 512, [1, 2, 4]),
+        ((40, 8), 512, [8, 40]),
+        ((40, 8), 16, [8]),
+    ],
+)
+def test_capture_sizes_follow_the_pattern_up_to_the_limit(sizes, limit, expected):
+    assert list(CompilationConfig(cuda_graph_sizes=sizes).capture_sizes(limit)) == expected
+
+
+def test_given_capture_sizes_win_and_are_put_in_order():
+    config = CompilationConfig(cudagraph_capture_sizes=(8, 2, 8, 300))
+    assert config.capture_sizes(256) == (2, 8)
+
+
+def test_specialised_sizes_take_capture_sizes_by_name():
+    config = CompilationConfig(
+        compile_sizes=(24, "cudagraph_capture_sizes", 9999), cudagraph_capture_sizes=(2, 8)
+    )
+    assert config.specialised_sizes(max_num_seqs=4, max_num_batched_tokens=64) == [2, 24]
+
+
+@pytest.mark.parametrize("mode", [CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL_AND_PIECEWISE])
+def test_pieces_are_captured_at_level_3_only(mode):
+    assert CompilationConfig(level=3, cudagraph_mode=mode).cudagraph_mode is mode
+    with pytest.raises(ValidationError, match="level 3 only"):
+        CompilationConfig(level=2, cudagraph_mode=mode)
+    with pytest.raises(ValidationError, match="needs --compilation-level 3"):
+        EngineConfig(cudagraph_mode=mode.name.lower())
+
+
+@pytest.mark.parametrize(
+    ("flags", "device", "expected"),
+    [
+        ({}, "cpu", "NONE"),
+        ({"compilation_level": 3}, "cpu", "NONE"),
+        ({"compilation_level": 3}, "cuda", "FULL_DECODE_ONLY"),
+        ({"cudagraph_mode": "full_decode_only"}, "cuda", "FULL_DECODE_ONLY"),
+        ({"compilation_level": 3, "enforce_eager": True}, "cuda", "NONE"),
+    ],
+)
+def test_the_mode_follows_level_and_device(flags, device, expected):
+    assert EngineConfig(**flags).compilation_config(device).cudagraph_mode.name == expected
+
+
+def test_enforce_eager_wins_over_the_level():
+    config = EngineConfig(compilation_level=3, enforce_eager=True)
+    assert config.compilation_config("cpu").level == CompilationLevel.NO_COMPILATION
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"compilation_level": 4},
+        {"compilation_level": -1},
+        {"splitting_ops": ["attention"]},
+        {"cudagraph_capture_sizes": [0]},
+        {"cuda_graph_sizes": []},
+        {"compile_sizes": ["every_size"]},
+    ],
+)
+def test_flags_out_of_bounds_are_refused(flags):
+    with pytest.raises(ValidationError):
+        EngineConfig(**flags)
+
+
+def test_a_worker_reads_the_flags_that_the_service_writes():
+    config = EngineConfig(
+        compilation_level=3,
+        cudagraph_mode="full_and_piecewise",
+        compile_sizes=[1, "cudagraph_capture_sizes"],
+        inductor_compile_config={"max_autotune": True},
+    )
+    assert EngineConfig.model_validate_json(config.model_dump_json()) == config

@@ -1,0 +1,42 @@
+import pytest
+import torch
+
+from models.forward_context import AttentionWorkspace
+from models.ops.triton.configurations import (
+    MAX_PARTIALS,
+    MAX_SPLITS,
+    decode_tiles,
+    num_splits,
+    prefill_tiles,
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256])
+def test_every_supported_head_has_tiles_that_tensor_cores_take(dtype, head_dim):
+    for tiles in (decode_tiles(dtype, head_dim), prefill_tiles(dtype, head_dim)):
+        assert min(tiles.rows, tiles.keys) >= 16
+
+
+@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float16, 512), (torch.float64, 64)])
+def test_unsupported_heads_are_refused_by_name(dtype, head_dim):
+    with pytest.raises(ValueError, match=f"no kernel for heads of {head_dim} {dtype}"):
+        decode_tiles(dtype, head_dim)
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(32, 8), (6, 2), (20, 1), (2, 2)])
+def test_partial_results_never_outgrow_their_workspace(num_heads, num_kv_heads):
+    num_lse = MAX_PARTIALS * (num_heads // num_kv_heads)
+    workspace = AttentionWorkspace(
+        partials=torch.empty(0),
+        lse=torch.empty(num_lse),
+        counters=torch.empty(MAX_PARTIALS),
+    )
+    for num_requests in range(1, 600):
+        splits = num_splits(workspace, num_requests, num_heads, num_kv_heads)
+        assert 1 <= splits <= MAX_SPLITS
+        if splits > 1:
+            assert num_requests * num_heads * splits <= num_lse
+            assert num_requests * num_kv_heads <= MAX_PARTIALS
+    assert num_splits(workspace, 1, num_heads, num_kv_heads) == MAX_SPLITS
+    assert num_splits(None, 1, num_heads, num_kv_heads) == 1

@@ -1,0 +1,68 @@
+"""The kernels in Triton's interpreter, on the CPU; bfloat16 products are wrong there.
+
+A process of their own, as the interpreter is chosen when a kernel is defined.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs Triton, which CPU installs leave out"
+)
+
+PROGRAM = """
+import torch
+torch.set_num_threads(1)
+from models.ops.rms_norm import rms_norm
+from models.ops.silu_and_mul import silu_and_mul
+from models.ops.triton import attention, rms_norm as norms, silu_and_mul as gate
+from models.ops.triton.slot_mapping import slot_mapping
+from tests.support.attention_case import Heads, make_case, token_request
+from tests.support.tolerances import assert_rows_close
+
+ODD = Heads(num_heads=6, num_kv_heads=2, head_dim=12)
+CASES = [
+    (([1] * 5, [5, 1, 0, 170, 16]), {}),
+    (([1, 7, 40, 1], [5, 7, 170, 33]), {}),
+    (([1, 0, 5, 0], [9, 0, 8, 0]), {}),
+    (([33], [33]), {"block_size": 5}),
+    (([1, 17], [9, 33]), {"has_rotation": False}),
+    (([3, 1], [3, 1]), {"has_norm": False}),
+]
+for dtype in (torch.float32, torch.float16):
+    for batch, options in CASES:
+        case = make_case(*batch, ODD, dtype=dtype, **options)
+        exact = case.exact()
+        output = torch.full(case.q.shape, torch.nan, dtype=dtype)
+        attention.attend(
+            case.q, case.k, case.v, output, case.cache, case.metadata, case.transform
+        )
+        live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
+        assert_rows_close(output[live], exact.run()[live])
+        assert output[~live].count_nonzero() == 0
+        assert_rows_close(case.cache.k[1:], exact.cache.k[1:])
+        assert torch.equal(case.cache.v[1:].double(), exact.cache.v[1:])
+        assert case.metadata.workspace.counters.count_nonzero() == 0
+        metadata, size = case.metadata, case.cache.k.shape[1]
+        requests = token_request(metadata.query_start_loc)
+        slots = slot_mapping(metadata.block_tables, requests, case.positions, size)
+        assert torch.equal(slots, metadata.slot_mapping)
+    x, residual = torch.randn(2, 7, 36).to(dtype)
+    weight = torch.randn(36).to(dtype)
+    normed, total = norms.add_rms_norm(x, residual, weight, 1e-6)
+    assert torch.equal(total, x + residual)
+    assert_rows_close(normed, rms_norm(total.double(), weight.double(), 1e-6))
+    assert_rows_close(norms.rms_norm(x, weight, 1e-6), rms_norm(x.double(), weight.double(), 1e-6))
+    assert_rows_close(gate.silu_and_mul(x), silu_and_mul(x.double()))
+"""
+
+
+@needs_triton
+@pytest.mark.slow
+def test_kernels_agree_with_the_references_in_the_interpreter():
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=250)
