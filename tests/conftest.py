@@ -2,7 +2,12 @@
 
 import os
 
+import hypothesis
 import pytest
+
+# A run that fails must fail again: examples depend on the test alone, not on chance or the clock.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_configure(config):

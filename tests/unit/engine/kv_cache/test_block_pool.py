@@ -109,6 +109,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
-)
+TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40)

@@ -186,6 +186,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(
-    max_examples=200, stateful_step_count=60, deadline=None, derandomize=True
-)
+TestSchedulerMachine.settings = settings(max_examples=200, stateful_step_count=60)
