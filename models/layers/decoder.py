@@ -119,6 +119,6 @@ class CausalLM(nn.Module):
         return hidden
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Maps [S, hidden] to [S, vocab] float32."""
+        """Maps [S, hidden] to [S, vocab], of the hidden states' dtype."""
         logits: torch.Tensor = self.lm_head(hidden)
         return logits

@@ -43,6 +43,6 @@ class ParallelLMHead(VocabParallelEmbedding):
     """Logits from hidden states; its weight is laid out like the embedding's and may be shared."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Maps [S, hidden] to [S, vocab] in float32 on every rank."""
+        """Maps [S, hidden] to [S, vocab] on every rank."""
         logits = self.group.all_gather(functional.linear(hidden, self.weight))
-        return logits[:, : self.vocab_size].float()
+        return logits[:, : self.vocab_size]

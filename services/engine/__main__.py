@@ -54,7 +54,7 @@ def _explain_cache(config: EngineConfig) -> int:
     """Prints what compiled pieces there are for a configuration on this machine."""
     from services.engine.compilation.cache_key import compute_factors
     from services.engine.compilation.explain import explain
-    from services.engine.worker.process import choose_device
+    from services.engine.worker.device import choose_device
 
     try:
         device = choose_device(config, 0)

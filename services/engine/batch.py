@@ -18,6 +18,7 @@ from protos.engine.v1.batch_pb2 import (
     GraphKey,
     RowAssignment,
     RowSampling,
+    SamplingMetadata,
     StepResult,
 )
 from services.engine.request import PositionLogprobs, SamplingParams
@@ -30,6 +31,7 @@ __all__ = [
     "GraphKey",
     "RowAssignment",
     "RowSampling",
+    "SamplingMetadata",
     "StepResult",
     "pack_float32",
     "pack_int32",

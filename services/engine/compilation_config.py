@@ -4,7 +4,7 @@ import enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from models.cudagraph_mode import CUDAGraphMode
 
@@ -41,7 +41,7 @@ class CompilationConfig(BaseModel):
     level: CompilationLevel = CompilationLevel.NO_COMPILATION
     """How much is compiled."""
     cudagraph_mode: CUDAGraphMode = CUDAGraphMode.NONE
-    """What is captured as graphs; pieces can be captured at level 3 only."""
+    """What is captured as graphs."""
     cudagraph_capture_sizes: tuple[Size, ...] | None = None
     """Sizes to capture; made from cuda_graph_sizes when absent."""
     cuda_graph_sizes: tuple[Size, ...] = (512,)
@@ -61,23 +61,14 @@ class CompilationConfig(BaseModel):
     cache_dir: Path = DEFAULT_CACHE_DIR
     """Folder of compiled pieces."""
 
-    @field_validator("cudagraph_mode")
-    @classmethod
-    def _pieces_need_level_3(cls, mode: CUDAGraphMode, info: ValidationInfo) -> CUDAGraphMode:
-        level = info.data.get("level")
-        if mode.requires_piecewise_compilation() and level != CompilationLevel.PIECEWISE:
-            raise ValueError(f"{mode} captures pieces, which exist at level 3 only")
-        return mode
-
     def capture_sizes(self, limit: int) -> tuple[int, ...]:
-        """Returns the sizes to capture, ascending.
+        """Returns the sizes to capture for decode steps, ascending.
 
         Sizes above the limit are left out, as no step reaches them. Where the limit cuts the
         pattern short it is a size itself, or the largest steps would find no graph.
 
         Args:
-            limit: largest size that a step can have: max_num_seqs for graphs of decode steps,
-                max_num_batched_tokens for pieces.
+            limit: largest size that a step can have.
         """
         sizes = self.cudagraph_capture_sizes
         if sizes is None and len(self.cuda_graph_sizes) > 1:
@@ -87,6 +78,26 @@ class CompilationConfig(BaseModel):
             sizes = (1, 2, 4, 8, *range(16, largest + 1, 16), *([limit] if limit < largest else []))
             limit = min(limit, largest)
         return tuple(sorted({size for size in sizes if size <= limit}))
+
+    def piece_sizes(self, limit: int) -> tuple[int, ...]:
+        """Returns the sizes to capture for steps that run in pieces, ascending.
+
+        The pattern goes on to four times its largest size, in steps of an eighth of a power of two:
+        a prompt brings more tokens than a decode step has requests, and beyond that a step keeps
+        the device busy for longer than its launches take.
+
+        Args:
+            limit: largest number of query tokens that a step can have.
+        """
+        sizes = self.capture_sizes(limit)
+        if self.cudagraph_capture_sizes is not None or len(self.cuda_graph_sizes) > 1:
+            return sizes
+        largest = self.cuda_graph_sizes[0]
+        beyond = {eighth << bits for bits in range(20) for eighth in range(8, 16)}
+        more = {size for size in beyond if largest < size <= min(limit, 4 * largest)}
+        if largest < limit < 4 * largest:
+            more.add(limit)
+        return tuple(sorted({*sizes, *more}))
 
     def specialised_sizes(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> list[int]:
         """Returns the numbers of tokens that get kernels of their own, ascending."""

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from models.cudagraph_mode import CUDAGraphMode
@@ -81,15 +81,15 @@ class EngineConfig(BaseSettings):
     cudagraph_mode: Literal[
         "auto", "none", "piecewise", "full", "full_decode_only", "full_and_piecewise"
     ] = "auto"
-    """What runs as captured graphs; auto: full_decode_only on CUDA, none on a CPU."""
+    """What runs as captured graphs; auto: full_and_piecewise on CUDA, none on a CPU."""
     cudagraph_capture_sizes: list[Size] | None = None
     """Sizes to capture; made from cuda_graph_sizes when absent."""
     cuda_graph_sizes: list[Size] = Field(default=[512], min_length=1)
     """One value N: capture 1, 2, 4, 8 and multiples of 16 up to N; several: these sizes."""
     cudagraph_copy_inputs: bool = False
     """Copy the model's inputs to fixed addresses before compiled pieces run."""
-    capture_while_serving: bool = False
-    """Be ready before graphs are captured; they come between steps, the most needed ones first."""
+    capture_while_serving: bool = True
+    """Be ready before anything is compiled or captured; that then happens between steps."""
     splitting_ops: list[OperatorName] = list(DEFAULT_SPLITTING_OPS)
     """Operators that the model is split at on level 3, as namespace::name."""
     use_inductor: bool = True
@@ -102,6 +102,8 @@ class EngineConfig(BaseSettings):
     """Folder that gets the traced graph, its pieces and generated code, on level 3."""
     compile_cache_dir: Path = DEFAULT_CACHE_DIR
     """Folder of compiled pieces, shared by all engines that are started with it."""
+    fail_on_late_build: bool = False
+    """End the worker when something is compiled in the middle of serving, instead of warning."""
     heartbeat_interval_ms: int = Field(default=500, ge=50, le=2000)
     """Longest silence on a session."""
     step_timeout_s: float = Field(default=60.0, gt=0)
@@ -127,14 +129,6 @@ class EngineConfig(BaseSettings):
     def model_name(self) -> str:
         """The name requests use."""
         return self.served_model_name or self.model.resolve().name
-
-    @field_validator("cudagraph_mode")
-    @classmethod
-    def _pieces_need_level_3(cls, mode: str, info: ValidationInfo) -> str:
-        is_piecewise = mode in ("piecewise", "full_and_piecewise")
-        if is_piecewise and info.data.get("compilation_level") != CompilationLevel.PIECEWISE:
-            raise ValueError("it captures compiled pieces, so it needs --compilation-level 3")
-        return mode
 
     def compilation_config(self, device_type: str) -> CompilationConfig:
         """Returns what to compile and capture on a device.
@@ -163,4 +157,4 @@ class EngineConfig(BaseSettings):
             return CUDAGraphMode.NONE
         if self.cudagraph_mode != "auto":
             return CUDAGraphMode[self.cudagraph_mode.upper()]
-        return CUDAGraphMode.FULL_DECODE_ONLY if device_type == "cuda" else CUDAGraphMode.NONE
+        return CUDAGraphMode.FULL_AND_PIECEWISE if device_type == "cuda" else CUDAGraphMode.NONE

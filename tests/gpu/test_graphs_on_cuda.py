@@ -104,27 +104,28 @@ class TestAPlantedBadGraph:
 
     def test_a_graph_that_keeps_a_number_of_its_capture_never_serves(self, folder):
         engine = GraphEngine(folder, decode_graphs(4), device="cuda")
-        forward = engine.runner.forward
+        model = engine.model
 
         class Counter:
             """Computes with a number of the host, which a graph knows as it was at its capture."""
 
             num_calls = 0
 
-            def __call__(self, inputs, shape):
+            def __call__(self, *inputs):
                 self.num_calls += 1
-                return type(forward).__call__(forward, inputs, shape) * self.num_calls
+                return model(*inputs) * self.num_calls
 
-        engine.prepared.graphs._decodes._forward = Counter()
+        engine.runner.forward.run_model = Counter()
         (outcome,) = engine.capture()
         assert "off by" in outcome.fault
+        engine.runner.forward.run_model = model
         assert engine.run(PROMPTS[:3], 6) == eager(folder).run(PROMPTS[:3], 6)
 
     def test_a_program_that_waits_for_the_device_is_refused_and_the_device_goes_on(self, folder):
         x = torch.ones(4, device="cuda")
         recorder = CUDAGraphRecorder(torch.device("cuda", 0))
         with pytest.raises(GraphFaultError, match="captur"):
-            recorder.record(lambda: x * x.sum().item())
+            recorder.warm_up(lambda: x * x.sum().item())
         recording = recorder.record(lambda: x * 2)
         x.fill_(3.0)
         recording.replay()
@@ -159,10 +160,11 @@ def test_capture_reports_seconds_and_bytes(folder):
     assert all(outcome.num_bytes >= 0 for outcome in outcomes)
 
 
+@pytest.mark.parametrize("level", [0, 2, 3])
 @pytest.mark.parametrize("mode", [CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL_AND_PIECEWISE])
-def test_pieces_give_the_tokens_of_eager_steps(folder, mode):
+def test_pieces_give_the_tokens_of_eager_steps(folder, mode, level):
     config = CompilationConfig(
-        level=CompilationLevel.PIECEWISE,
+        level=CompilationLevel(level),
         use_inductor=False,
         cudagraph_mode=mode,
         cudagraph_capture_sizes=(4, 8, 64),

@@ -17,7 +17,7 @@ def compile_at(level, *, device="cpu", factors=None, piece_wrapper=None, **setti
     config = CompilationConfig(level=level, **{"use_inductor": False, **settings})
 
     def prepare(model):
-        return compile_model(
+        compiled = compile_model(
             model,
             config,
             example_inputs=[
@@ -28,19 +28,23 @@ def compile_at(level, *, device="cpu", factors=None, piece_wrapper=None, **setti
             factors=factors,
             piece_wrapper=piece_wrapper,
         )
+        model.forward = compiled.forward
+        return compiled.stats
 
     return prepare
 
 
 def compile_toy(model, level, *, width=4, **settings):
     """Compiles a model of one float input [T, width] with the eager compiler."""
-    return compile_model(
+    compiled = compile_model(
         model,
         CompilationConfig(level=level, **{"use_inductor": False, **settings}),
         example_inputs=[torch.zeros(8, width)],
         max_num_tokens=MAX_TOKENS,
         max_num_seqs=8,
     )
+    model.forward = compiled.forward
+    return compiled.stats
 
 
 @support_torch_compile()

@@ -17,6 +17,7 @@ from services.engine.request import Request, SamplingParams
 from services.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from services.engine.worker.graph_setup import (
     graph_report,
+    install_model,
     piece_graphs,
     prepare_graphs,
     wire_keys,
@@ -54,7 +55,7 @@ class GraphEngine:
             vocab_size=self.model.config.vocab_size,
         )
         pieces = piece_graphs(target)
-        compile_model(
+        compiled = compile_model(
             self.model,
             config,
             example_inputs=[
@@ -72,10 +73,10 @@ class GraphEngine:
             device=target,
         )
         self.runner = ModelRunner(self.model, self.cache, limits=limits, device=target)
+        install_model(self.runner, compiled, config, pieces)
         self.faults = []
         self.prepared = prepare_graphs(
             self.runner,
-            self.model,
             config,
             limits=limits,
             pieces=pieces,

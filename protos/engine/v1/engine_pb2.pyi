@@ -234,7 +234,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("uptime_s", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_steps", "prompt_tokens", "cached_tokens", "output_tokens", "finished", "rejected", "num_preemptions", "num_worker_restarts", "worker_busy_us", "schedule_us", "graph_dispatch", "num_sessions", "ready", "num_tasks", "cudagraph_mode", "num_graphs_planned", "graphs")
+    __slots__ = ("uptime_s", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_steps", "prompt_tokens", "cached_tokens", "output_tokens", "finished", "rejected", "num_preemptions", "num_worker_restarts", "worker_busy_us", "schedule_us", "graph_dispatch", "num_sessions", "ready", "num_tasks", "cudagraph_mode", "num_graphs_planned", "graphs", "num_late_builds")
     class FinishedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -279,6 +279,7 @@ class GetStatsResponse(_message.Message):
     CUDAGRAPH_MODE_FIELD_NUMBER: _ClassVar[int]
     NUM_GRAPHS_PLANNED_FIELD_NUMBER: _ClassVar[int]
     GRAPHS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LATE_BUILDS_FIELD_NUMBER: _ClassVar[int]
     uptime_s: float
     num_running: int
     num_waiting: int
@@ -302,7 +303,8 @@ class GetStatsResponse(_message.Message):
     cudagraph_mode: str
     num_graphs_planned: int
     graphs: _containers.RepeatedCompositeFieldContainer[GraphStats]
-    def __init__(self, uptime_s: _Optional[float] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., finished: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., num_preemptions: _Optional[int] = ..., num_worker_restarts: _Optional[int] = ..., worker_busy_us: _Optional[int] = ..., schedule_us: _Optional[int] = ..., graph_dispatch: _Optional[_Mapping[str, int]] = ..., num_sessions: _Optional[int] = ..., ready: _Optional[bool] = ..., num_tasks: _Optional[int] = ..., cudagraph_mode: _Optional[str] = ..., num_graphs_planned: _Optional[int] = ..., graphs: _Optional[_Iterable[_Union[GraphStats, _Mapping]]] = ...) -> None: ...
+    num_late_builds: int
+    def __init__(self, uptime_s: _Optional[float] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., finished: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., num_preemptions: _Optional[int] = ..., num_worker_restarts: _Optional[int] = ..., worker_busy_us: _Optional[int] = ..., schedule_us: _Optional[int] = ..., graph_dispatch: _Optional[_Mapping[str, int]] = ..., num_sessions: _Optional[int] = ..., ready: _Optional[bool] = ..., num_tasks: _Optional[int] = ..., cudagraph_mode: _Optional[str] = ..., num_graphs_planned: _Optional[int] = ..., graphs: _Optional[_Iterable[_Union[GraphStats, _Mapping]]] = ..., num_late_builds: _Optional[int] = ...) -> None: ...
 
 class GraphStats(_message.Message):
     __slots__ = ("num_tokens", "graph_bs", "max_q_len", "uniform", "captured", "capture_s", "num_bytes", "num_replays", "padded_tokens", "fault")

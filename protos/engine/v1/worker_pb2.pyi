@@ -18,18 +18,20 @@ GRAPH_STATE_CAPTURED: GraphState
 GRAPH_STATE_QUARANTINED: GraphState
 
 class WorkerEvent(_message.Message):
-    __slots__ = ("progress", "ready", "result", "failure", "graph")
+    __slots__ = ("progress", "ready", "result", "failure", "graph", "late_build")
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
+    LATE_BUILD_FIELD_NUMBER: _ClassVar[int]
     progress: WorkerProgress
     ready: WorkerReady
     result: _batch_pb2.StepResult
     failure: WorkerFailure
     graph: GraphReport
-    def __init__(self, progress: _Optional[_Union[WorkerProgress, _Mapping]] = ..., ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., graph: _Optional[_Union[GraphReport, _Mapping]] = ...) -> None: ...
+    late_build: LateBuild
+    def __init__(self, progress: _Optional[_Union[WorkerProgress, _Mapping]] = ..., ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., graph: _Optional[_Union[GraphReport, _Mapping]] = ..., late_build: _Optional[_Union[LateBuild, _Mapping]] = ...) -> None: ...
 
 class WorkerProgress(_message.Message):
     __slots__ = ("stage",)
@@ -74,6 +76,12 @@ class GraphReport(_message.Message):
     num_bytes: int
     fault: str
     def __init__(self, key: _Optional[_Union[_batch_pb2.GraphKey, _Mapping]] = ..., state: _Optional[_Union[GraphState, str]] = ..., capture_s: _Optional[float] = ..., num_bytes: _Optional[int] = ..., fault: _Optional[str] = ...) -> None: ...
+
+class LateBuild(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class WorkerFailure(_message.Message):
     __slots__ = ("error", "step_id")

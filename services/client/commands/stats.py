@@ -114,7 +114,7 @@ def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
         "graphs": f"{sum(graph.captured for graph in stats.graphs)}/{stats.num_graphs_planned} "
         f"captured; steps: {_counts(stats.graph_dispatch)}",
         "trouble": f"{stats.num_preemptions} preemptions, "
-        f"{stats.num_worker_restarts} worker restarts",
+        f"{stats.num_worker_restarts} worker restarts, {stats.num_late_builds} late builds",
     }
     for name, text in rows.items():
         table.add_row(name, text)

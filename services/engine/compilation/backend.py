@@ -11,11 +11,8 @@ from torch.fx import GraphModule
 
 from services.engine.compilation.compiler_manager import CompilerManager
 from services.engine.compilation.debug_dump import DebugDump
-from services.engine.compilation.piecewise_backend import (
-    PieceInfo,
-    PiecewiseBackend,
-    PieceWrapper,
-)
+from services.engine.compilation.piece_info import PieceInfo, PieceWrapper
+from services.engine.compilation.piecewise_backend import PiecewiseBackend
 from services.engine.compilation.split_graph import SplitItem, split_graph
 
 log = structlog.get_logger()

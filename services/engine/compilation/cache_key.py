@@ -74,6 +74,7 @@ IRRELEVANT_ENGINE_FIELDS = {
     "max_message_bytes": _SERVICE,
     "allow_watch_tokens": _SERVICE,
     "capture_while_serving": _GRAPHS,
+    "fail_on_late_build": _SERVICE,
     "log_level": _SERVICE,
     "log_format": _SERVICE,
 }

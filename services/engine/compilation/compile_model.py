@@ -3,6 +3,7 @@
 import inspect
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from services.engine.compilation.cache_key import Factors
 from services.engine.compilation.compiler_interface import CompilerInterface, EagerAdaptor
 from services.engine.compilation.compiler_manager import CompilerManager, CompileStats
 from services.engine.compilation.inductor_adaptor import InductorStandaloneAdaptor
-from services.engine.compilation.piecewise_backend import PieceWrapper
+from services.engine.compilation.piece_info import PieceWrapper
 from services.engine.compilation.purity import check_inputs_are_unchanged, no_side_effects
 from services.engine.compilation.split_graph import num_calls
 from services.engine.compilation_config import (
@@ -124,6 +125,14 @@ class TracedForward:
         return self._forward(*inputs)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledModel:
+    """What compiling a model gave: what to call instead of its forward, and what that took."""
+
+    forward: Callable[..., Any]
+    stats: CompileStats
+
+
 def compile_model(
     model: nn.Module,
     config: CompilationConfig,
@@ -134,8 +143,8 @@ def compile_model(
     factors: Factors | None = None,
     piece_wrapper: PieceWrapper | None = None,
     rank: int = 0,
-) -> CompileStats:
-    """Makes a model run at the configured level; level 0 leaves it as it is.
+) -> CompiledModel:
+    """Compiles a model at the configured level; it stays as it is, and may run meanwhile.
 
     Levels 2 and 3 trace and compile everything here, without running the model.
 
@@ -149,19 +158,15 @@ def compile_model(
         piece_wrapper: put around each piece at level 3.
         rank: names the folder of this worker's debug dump.
 
-    Returns:
-        What compiling took.
-
     Raises:
         ValueError: the model declares nothing, does not return one tensor, or lacks a splitting
             operator.
         ImpureForwardError: its forward changes buffers, attributes or globals.
     """
     if config.level == CompilationLevel.NO_COMPILATION:
-        return CompileStats()
+        return CompiledModel(forward=model.forward, stats=CompileStats())
     if config.level == CompilationLevel.DYNAMO_AS_IS:
-        _replace_forward(model, TracedForward(model))
-        return CompileStats()
+        return CompiledModel(forward=TracedForward(model), stats=CompileStats())
     is_piecewise = config.level == CompilationLevel.PIECEWISE
     started_s = time.monotonic()
     manager = _make_manager(config, factors)
@@ -192,8 +197,7 @@ def compile_model(
     forward: Callable[..., Any] = CompiledForward(backend, example_inputs)
     if config.cudagraph_copy_inputs and is_piecewise:
         forward = FixedAddressForward(forward, example_inputs, max_num_tokens=max_num_tokens)
-    _replace_forward(model, forward)
-    return stats
+    return CompiledModel(forward=forward, stats=stats)
 
 
 def _make_manager(config: CompilationConfig, factors: Factors | None) -> CompilerManager:
@@ -207,11 +211,6 @@ def _make_manager(config: CompilationConfig, factors: Factors | None) -> Compile
         cache=None if factors is None else ArtifactCache.open(config.cache_dir, factors),
         factors=factors,
     )
-
-
-def _replace_forward(model: nn.Module, forward: Callable[..., Any]) -> None:
-    """Makes a model's call run something else than its class's forward."""
-    model.forward = forward
 
 
 def _trace(model: nn.Module, backend: OctavoBackend, inputs: Sequence[Tensor]) -> None:

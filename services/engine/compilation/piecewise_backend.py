@@ -13,29 +13,6 @@ from services.engine.compilation.compiler_manager import CompilerManager
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PieceInfo:
-    """Where a piece stands among the pieces of its model, in the order they run."""
-
-    name: str
-    index: int
-    num_pieces: int
-
-    @property
-    def is_first(self) -> bool:
-        """Whether it takes the model's inputs."""
-        return self.index == 0
-
-    @property
-    def is_last(self) -> bool:
-        """Whether it makes the model's output."""
-        return self.index == self.num_pieces - 1
-
-
-PieceWrapper = Callable[[Callable[..., Any], PieceInfo], Callable[..., Any]]
-"""Puts something around a piece's call, such as the capture and replay of a graph."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ConcreteSizeEntry:
     """A piece compiled for one number of tokens."""
 

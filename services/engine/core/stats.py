@@ -15,6 +15,7 @@ class Counters:
     worker_busy_us: int = 0
     schedule_ns: int = 0
     num_worker_restarts: int = 0
+    num_late_builds: int = 0
     finished: Counter[str] = field(default_factory=Counter)
     """Requests that ended, by reason: stop, length, aborted, failed."""
     rejected: Counter[str] = field(default_factory=Counter)

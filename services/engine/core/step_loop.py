@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
-from protos.engine.v1.worker_pb2 import GraphReport
+from protos.engine.v1.worker_pb2 import GraphReport, LateBuild
 from services.engine.batch import BatchDescriptor, StepResult
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.stats import Counters
@@ -28,8 +28,8 @@ class StepChannel(Protocol):
     def send(self, descriptor: BatchDescriptor) -> None:
         """Orders a step; never blocks."""
 
-    async def receive(self) -> StepResult | GraphReport:
-        """Returns the next result, in the order of the steps sent, or news of a graph."""
+    async def receive(self) -> StepResult | GraphReport | LateBuild:
+        """Returns the next result, in the order of the steps sent, or other news."""
 
 
 class StepLoop:
@@ -139,6 +139,8 @@ class StepLoop:
             event = await self._channel.receive()
             if isinstance(event, GraphReport):
                 self._graphs.take(event)
+            elif isinstance(event, LateBuild):
+                self._counters.num_late_builds += 1
             else:
                 self._results.append(event)
                 self._wake.set()

@@ -250,6 +250,7 @@ def stats_to_proto(stats: EngineStats, *, num_sessions: int) -> GetStatsResponse
         rejected=counters.rejected,
         num_preemptions=stats.num_preemptions,
         num_worker_restarts=counters.num_worker_restarts,
+        num_late_builds=counters.num_late_builds,
         worker_busy_us=counters.worker_busy_us,
         schedule_us=counters.schedule_ns // 1000,
         graph_dispatch=counters.steps_by_dispatch(),

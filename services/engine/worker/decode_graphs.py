@@ -1,50 +1,65 @@
-"""Graphs of whole decode steps: from the header to the hidden states in one replay."""
+"""Graphs of whole decode steps: from the header to the chosen tokens in one replay."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import GraphKey
+from models.layers.decoder import CausalLM
 from services.engine.compilation.graphs.graph_runner import GraphOutcome, GraphRunner
 from services.engine.compilation.graphs.recorder import GraphRecorder
+from services.engine.sampling.sampler import greedy
 from services.engine.worker.forward_pass import ForwardPass, PassShape
 from services.engine.worker.input_buffers import InputBuffers, StepHeader
 from services.engine.worker.step_arrays import StepArrays, StepLimits
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedStep:
+    """What a graph made of R requests; overwritten by the next replay.
+
+    logits: [R, V]. token_ids: [R] int32, each row's most likely token. Those of the requests that
+    sample stand in their rows already.
+    """
+
+    header: StepHeader
+    logits: Tensor
+    token_ids: Tensor
+
+
 class DecodeGraphs:
     """Captures and replays steps in which every request brings one token.
 
-    A graph gathers its inputs from the tables itself, so that a step needs one copy, of its header,
-    and one replay. Its attention is planned for the longest sequence there can be.
+    A graph gathers its inputs from the tables itself and writes greedy tokens back to them, so that
+    a greedy step needs one copy, of its header, and one replay. Its attention is planned for the
+    longest sequence there can be.
     """
 
     def __init__(
         self,
+        model: CausalLM,
         forward: ForwardPass,
         buffers: InputBuffers,
         recorder: GraphRecorder,
         *,
         limits: StepLimits,
-        hidden: Tensor,
     ) -> None:
         """Starts without graphs.
 
         Args:
-            forward: runs the model.
+            model: computes logits.
+            forward: runs the model up to them.
             buffers: where its inputs lie.
             recorder: records the graphs.
             limits: the worker's.
-            hidden: [largest graph_bs, hidden], what every graph writes its result to; results of
-                their own would keep memory for each graph.
         """
+        self._model = model
         self._forward = forward
         self._buffers = buffers
         self._limits = limits
-        self._hidden = hidden
         self._graphs = GraphRunner(recorder)
 
     def __contains__(self, key: GraphKey) -> bool:
@@ -59,22 +74,24 @@ class DecodeGraphs:
             lambda variant: self._rehearse(key.graph_bs, variant),
         )
 
-    def replay(self, key: GraphKey, arrays: StepArrays) -> tuple[StepHeader, Tensor]:
-        """Runs a step of R <= graph_bs single-token requests; returns header and [R, hidden].
+    def replay(self, key: GraphKey, arrays: StepArrays) -> DecodedStep:
+        """Runs a step of R <= graph_bs single-token requests.
 
         Raises:
             GraphFaultError: the graph would read the wrong memory; nothing was computed.
         """
         header = self._buffers.write_decodes(arrays, key.graph_bs)
-        hidden = self._graphs.replay(key, self._buffers.fixed(key.graph_bs))
-        return header, hidden[: len(arrays.row_ids)]
+        logits, token_ids = self._graphs.replay(key, self._buffers.fixed(key.graph_bs))
+        num_requests = len(arrays.row_ids)
+        return DecodedStep(
+            header=header, logits=logits[:num_requests], token_ids=token_ids[:num_requests]
+        )
 
     def drop(self, key: GraphKey) -> None:
         """Forgets a graph, if there is one."""
         self._graphs.drop(key)
 
-    def _program(self, key: GraphKey) -> Callable[[], Tensor]:
-        output = self._hidden[: key.graph_bs]
+    def _program(self, key: GraphKey) -> Callable[[], tuple[Tensor, Tensor]]:
         shape = PassShape(
             is_prefill=False,
             max_seqlen_q=1,
@@ -83,10 +100,14 @@ class DecodeGraphs:
             graph_key=key,
             is_recorded=True,
         )
+        header = self._buffers.decodes(key.graph_bs)
 
-        def program() -> Tensor:
-            inputs = self._buffers.gather(self._buffers.decodes(key.graph_bs), key.graph_bs)
-            return output.copy_(self._forward(inputs, shape))
+        def program() -> tuple[Tensor, Tensor]:
+            inputs = self._buffers.gather(header, key.graph_bs)
+            logits = self._model.compute_logits(self._forward(inputs, shape))
+            token_ids = greedy(logits).int()
+            self._buffers.append_tokens(header.row_ids, header.append_positions, token_ids)
+            return logits, token_ids
 
         return program
 
@@ -96,6 +117,7 @@ class DecodeGraphs:
         They write to the null block alone, and what they write does not depend on their order: two
         of different length never share a slot.
         """
+        self._forward.refill_null_block()
         block_size, max_model_len = self._limits.block_size, self._limits.max_model_len
         slots = np.arange(min(block_size, max_model_len))
         halvings = np.minimum(slots + variant, 31)
@@ -111,10 +133,3 @@ class DecodeGraphs:
                 num_tokens=graph_bs,
             )
         )
-
-
-def hidden_buffer(
-    largest_bs: int, hidden_size: int, *, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """Returns the tensor that graphs write their result to: [largest_bs, hidden_size]."""
-    return torch.zeros(largest_bs, hidden_size, dtype=dtype, device=device)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from protos.engine.v1.worker_pb2 import GraphReport, WorkerEvent, WorkerReady
+from protos.engine.v1.worker_pb2 import GraphReport, LateBuild, WorkerEvent, WorkerReady
 from services.engine.batch import BatchDescriptor, StepResult
 from services.engine.config import EngineConfig
 from services.engine.worker.wire import WireError, framed, read_message
@@ -77,8 +77,8 @@ class WorkerExecutor:
         if not self._writer.is_closing():
             self._writer.write(framed(descriptor.SerializeToString()))
 
-    async def receive(self) -> StepResult | GraphReport:
-        """Returns the next result, in the order of the steps sent, or news of a graph.
+    async def receive(self) -> StepResult | GraphReport | LateBuild:
+        """Returns the next result, in the order of the steps sent, or other news.
 
         Raises:
             WorkerDiedError: the worker is gone.
@@ -87,6 +87,8 @@ class WorkerExecutor:
         kind = event.WhichOneof("event")
         if kind == "graph":
             return event.graph
+        if kind == "late_build":
+            return event.late_build
         if kind != "result":
             raise WorkerDiedError(f"the worker sent {kind}, not a result")
         return event.result

@@ -1,5 +1,6 @@
 """One forward pass of the model over inputs that lie in the worker's buffers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -15,6 +16,9 @@ from models.forward_context import (
 from models.layers.decoder import CausalLM
 from models.ops.attention_metadata import build_attention_metadata, make_attention_workspace
 from services.engine.worker.input_buffers import StepInputs
+
+NULL_BLOCK_FILLING = 0.5
+"""Not 0: what is read there by mistake shall be seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +49,8 @@ class ForwardPass:
         block_table: Tensor,
         block_size: int,
     ) -> None:
-        self._model = model
+        self.run_model: Callable[..., Tensor] = model
+        """What computes hidden states; whoever compiles or captures the model puts that here."""
         self._kv_cache_data = kv_cache_data
         self._block_table = block_table
         self._block_size = block_size
@@ -96,5 +101,13 @@ class ForwardPass:
             cudagraph_runtime_mode=shape.mode,
         )
         with forward_context(context):
-            hidden: Tensor = self._model(inputs.input_ids, inputs.positions)
-        return hidden
+            return self.run_model(inputs.input_ids, inputs.positions)
+
+    def refill_null_block(self) -> None:
+        """Gives the null block the same content again, for passes that shall compute the same.
+
+        Nothing that serves a request reads it.
+        """
+        for layer in self._kv_cache_data:
+            layer.k[0].fill_(NULL_BLOCK_FILLING)
+            layer.v[0].fill_(NULL_BLOCK_FILLING)

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import structlog
 import torch
 
 from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import GraphKey
-from models.layers.decoder import CausalLM
 from models.ops.cudagraph_support import AttentionCGSupport, attention_cudagraph_support
 from protos.engine.v1.worker_pb2 import GraphReport, GraphState
 from services.engine import batch
@@ -21,14 +21,20 @@ from services.engine.compilation.graphs.cuda_recorder import CUDAGraphRecorder
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.compilation.graphs.replay_recorder import ReplayRecorder
-from services.engine.compilation_config import CompilationConfig
-from services.engine.worker.decode_graphs import DecodeGraphs, hidden_buffer
+from services.engine.compilation_config import CompilationConfig, CompilationLevel
+from services.engine.worker.decode_graphs import DecodeGraphs
 from services.engine.worker.model_runner import ModelRunner
 from services.engine.worker.step_arrays import StepLimits
 from services.engine.worker.step_pieces import StepPieces
 from services.engine.worker.worker_graphs import WorkerGraphs
 
+if TYPE_CHECKING:
+    from services.engine.compilation.compile_model import CompiledModel
+
 log = structlog.get_logger()
+
+MIN_GRAPH_BYTES = 2**20
+"""What a graph takes at least: the driver keeps its nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +45,7 @@ class PreparedGraphs:
     graphs: WorkerGraphs
 
     def capture_all(self, report_progress: Callable[[str], None]) -> list[GraphOutcome]:
-        """Captures all planned graphs, large ones first: the small ones then reuse their memory."""
+        """Captures all planned graphs; small ones reuse the memory of larger ones of their kind."""
         outcomes: list[GraphOutcome] = []
         num_planned = len(self.graphs.planned)
         while self.graphs.num_pending:
@@ -66,7 +72,6 @@ class PreparedGraphs:
 
 def prepare_graphs(
     runner: ModelRunner,
-    model: CausalLM,
     config: CompilationConfig,
     *,
     limits: StepLimits,
@@ -77,38 +82,68 @@ def prepare_graphs(
 
     Args:
         runner: the worker's.
-        model: its model.
         config: what was asked for.
         limits: the worker's.
-        pieces: those that the compiler made of the model, if any; its recorder records all graphs.
+        pieces: the model's, which may come later; their recorder records all graphs.
         on_fault: hears of a graph that is given up while serving.
     """
-    weight = model.lm_head.weight
-    device = weight.device
-    mode = supported_mode(config.cudagraph_mode, _support(device, has_pieces=len(pieces) > 0))
+    mode = supported_mode(config.cudagraph_mode, _support(runner.device, config.level))
     keys = planned_keys(
         mode,
         decode_sizes=config.capture_sizes(min(limits.max_num_seqs, limits.max_num_batched_tokens)),
-        token_sizes=config.capture_sizes(limits.max_num_batched_tokens),
-    )
-    largest_bs = max((key.graph_bs for key in keys if key.uniform), default=0)
-    decodes = DecodeGraphs(
-        runner.forward,
-        runner.buffers,
-        pieces.recorder,
-        limits=limits,
-        hidden=hidden_buffer(
-            largest_bs, model.config.hidden_size, dtype=weight.dtype, device=device
-        ),
+        token_sizes=config.piece_sizes(limits.max_num_batched_tokens),
     )
     graphs = WorkerGraphs(
         keys,
-        decodes,
+        DecodeGraphs(runner.model, runner.forward, runner.buffers, pieces.recorder, limits=limits),
         pieces=StepPieces(runner.forward, runner.buffers, pieces, limits=limits),
         on_fault=on_fault,
     )
     runner.use_graphs(graphs)
     return PreparedGraphs(mode=mode, graphs=graphs)
+
+
+def install_model(
+    runner: ModelRunner,
+    compiled: "CompiledModel | None",
+    config: CompilationConfig,
+    pieces: PieceGraphs,
+) -> None:
+    """Has a runner's steps run what was compiled; without that, the model as it is.
+
+    A model that was not compiled in pieces is captured around its splitting operators, as it runs.
+    """
+    forward = runner.forward
+    if compiled is not None:
+        forward.run_model = compiled.forward
+    if compiled is None or config.level != CompilationLevel.PIECEWISE:
+        forward.run_model = pieces.wrap_model(forward.run_model, config.splitting_ops)
+
+
+def estimate_graph_bytes(
+    runner: ModelRunner, config: CompilationConfig, *, limits: StepLimits
+) -> int:
+    """Returns the memory that a model's graphs will take, from the two largest of each kind.
+
+    The second of a kind shows what a graph adds that finds most of its memory in the pool.
+
+    Args:
+        runner: of the same model and limits, with any cache. It is of no use afterwards.
+        config: what will be captured.
+        limits: the worker's.
+    """
+    pieces = piece_graphs(runner.device)
+    install_model(runner, None, config, pieces)
+    prepared = prepare_graphs(
+        runner, config, limits=limits, pieces=pieces, on_fault=lambda outcome: None
+    )
+    total = 0
+    for is_whole in (True, False):
+        keys = [key for key in prepared.graphs.planned if key.uniform == is_whole]
+        sizes = [prepared.graphs.capture(key).num_bytes for key in keys[:2]]
+        if sizes:
+            total += sizes[0] + (len(keys) - 1) * max(sizes[-1], MIN_GRAPH_BYTES)
+    return total
 
 
 def graph_report(outcome: GraphOutcome) -> GraphReport:
@@ -144,8 +179,12 @@ def piece_graphs(device: torch.device) -> PieceGraphs:
     return PieceGraphs(ReplayRecorder())
 
 
-def _support(device: torch.device, *, has_pieces: bool) -> GraphSupport:
+def _support(device: torch.device, level: CompilationLevel) -> GraphSupport:
     """Returns what can be captured; a CPU rehearses it, with attention over full block tables."""
     support = attention_cudagraph_support(device)
     can_decode = support >= AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
-    return GraphSupport(full_decode=can_decode or device.type == "cpu", pieces=has_pieces)
+    return GraphSupport(
+        full_decode=can_decode or device.type == "cpu",
+        # Dynamo looks at its guards in every step of level 1, which is nothing to capture around.
+        pieces=level != CompilationLevel.DYNAMO_AS_IS,
+    )

@@ -25,12 +25,15 @@ class StepHeader:
     """Slices of the header for a step of R requests, S of which sample.
 
     query_start_loc: [R + 1] int32. seq_lens, row_ids: [R] int32. sample_indices: [S] int32.
+    append_positions: [R] int32, where a request's sampled token goes in its row; for a request
+        that does not sample, the last column.
     """
 
     query_start_loc: Tensor
     seq_lens: Tensor
     row_ids: Tensor
     sample_indices: Tensor
+    append_positions: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,7 @@ class InputBuffers:
     """Tables of rows, and the buffers that a step's inputs are written to.
 
     tokens: [max_num_seqs + 1, max_model_len + 1] int32, each row's tokens by position. The last
-        column takes the token sampled behind a full sequence; nothing reads it.
+        column takes what belongs nowhere, such as a token behind a full sequence; nothing reads it.
     block_table: [max_num_seqs + 1, max_blocks_per_seq] int32, each row's block ids, padded with 0.
     dummy_row: the last row of both, which no request owns.
     """
@@ -67,9 +70,10 @@ class InputBuffers:
         torch.arange(limits.max_model_len + 1, out=self.tokens[self.dummy_row])
         self.tokens[self.dummy_row].remainder_(limits.vocab_size)
         self.block_table = zeros(rows + 1, limits.max_blocks_per_seq)
-        # query_start_loc, seq_lens, row_ids and sample_indices lie side by side: one copy a step.
-        self._header = zeros(4 * rows + 1)
-        self._offsets = (0, rows + 1, 2 * rows + 1, 3 * rows + 1)
+        # The parts of a header lie side by side: one copy a step.
+        self._header = zeros(5 * rows + 1)
+        self._offsets = (0, rows + 1, 2 * rows + 1, 3 * rows + 1, 4 * rows + 1)
+        self._last_column = limits.max_model_len
         self._input_ids = zeros(tokens)
         self._positions = zeros(tokens, dtype=torch.int64)
         self._token_request = zeros(tokens, dtype=torch.int64)
@@ -115,6 +119,7 @@ class InputBuffers:
             "query_start_loc": header.query_start_loc,
             "seq_lens": header.seq_lens,
             "row_ids": header.row_ids,
+            "append_positions": header.append_positions,
             "tokens": self.tokens,
             "block_table": self.block_table,
         }
@@ -147,6 +152,7 @@ class InputBuffers:
             seq_lens=seq_lens,
             row_ids=row_ids,
             sample_indices=header.sample_indices,
+            append_positions=header.append_positions,
         )
 
     def padded(self, inputs: StepInputs, num_tokens: int) -> StepInputs:
@@ -158,9 +164,9 @@ class InputBuffers:
             inputs, input_ids=self._input_ids[:num_tokens], positions=self._positions[:num_tokens]
         )
 
-    def append_tokens(self, row_ids: Tensor, seq_lens: Tensor, token_ids: Tensor) -> None:
-        """Writes one sampled token behind each of S sequences; all are [S] int32."""
-        self.tokens.index_put_((row_ids, seq_lens), token_ids)
+    def append_tokens(self, row_ids: Tensor, positions: Tensor, token_ids: Tensor) -> None:
+        """Writes one sampled token into each of S rows; all are [S] int32."""
+        self.tokens.index_put_((row_ids, positions), token_ids)
 
     def write_header(self, arrays: StepArrays) -> StepHeader:
         """Writes a step's arrays to their fixed places on the device."""
@@ -172,7 +178,15 @@ class InputBuffers:
             else torch.zeros_like(self._header, device="cpu", pin_memory=True)
         )
         view = host.numpy()
-        parts = (arrays.query_start_loc, arrays.seq_lens, arrays.row_ids, arrays.sample_indices)
+        append_positions = np.full(len(arrays.row_ids), self._last_column, np.int32)
+        append_positions[arrays.sample_indices] = arrays.seq_lens[arrays.sample_indices]
+        parts = (
+            arrays.query_start_loc,
+            arrays.seq_lens,
+            arrays.row_ids,
+            arrays.sample_indices,
+            append_positions,
+        )
         for offset, part in zip(self._offsets, parts, strict=True):
             view[offset : offset + len(part)] = part
         if not is_shared:
@@ -180,19 +194,17 @@ class InputBuffers:
         return self._header_slices(len(arrays.row_ids), len(arrays.sample_indices))
 
     def _header_slices(self, num_requests: int, num_sampling: int) -> StepHeader:
-        query_start_loc, seq_lens, row_ids, sample_indices = (
+        lengths = (num_requests + 1, num_requests, num_requests, num_sampling, num_requests)
+        query_start_loc, seq_lens, row_ids, sample_indices, append_positions = (
             self._header[offset : offset + length]
-            for offset, length in zip(
-                self._offsets,
-                (num_requests + 1, num_requests, num_requests, num_sampling),
-                strict=True,
-            )
+            for offset, length in zip(self._offsets, lengths, strict=True)
         )
         return StepHeader(
             query_start_loc=query_start_loc,
             seq_lens=seq_lens,
             row_ids=row_ids,
             sample_indices=sample_indices,
+            append_positions=append_positions,
         )
 
     def _filled_up(self, arrays: StepArrays, graph_bs: int) -> StepArrays:

@@ -1,5 +1,7 @@
 """How many blocks the KV cache has, and their memory."""
 
+from collections.abc import Callable
+
 import structlog
 import torch
 
@@ -60,6 +62,7 @@ def choose_num_blocks(
     limits: StepLimits,
     dtype: torch.dtype,
     device: torch.device,
+    graph_bytes: Callable[[ModelRunner], int],
 ) -> int:
     """Returns how many blocks the configuration or the memory allows, the null block included.
 
@@ -69,6 +72,7 @@ def choose_num_blocks(
         limits: the worker's.
         dtype: of the cache.
         device: where the cache will be.
+        graph_bytes: measures the memory that graphs will take, with a runner that is made for it.
 
     Raises:
         ValueError: there is no memory for even one usable block.
@@ -80,10 +84,10 @@ def choose_num_blocks(
         if device.type == "cpu":
             available = config.kv_cache_memory_mb * 2**20
         else:
-            share = config.gpu_memory_utilization
-            available = _available_cuda_bytes(
-                model, share, limits=limits, dtype=dtype, device=device
+            needed = _needed_cuda_bytes(
+                model, graph_bytes, limits=limits, dtype=dtype, device=device
             )
+            available = _available_cuda_bytes(config.gpu_memory_utilization, needed, device)
         num_blocks = min(max(0, available) // bytes_each, MAX_BLOCKS_FROM_MEMORY)
     if num_blocks < MIN_BLOCKS:
         raise ValueError(
@@ -131,31 +135,34 @@ def largest_step(limits: StepLimits) -> BatchDescriptor:
     )
 
 
-def _available_cuda_bytes(
+def _needed_cuda_bytes(
     model: CausalLM,
-    share: float,
+    graph_bytes: Callable[[ModelRunner], int],
     *,
     limits: StepLimits,
     dtype: torch.dtype,
     device: torch.device,
 ) -> int:
-    """Runs the largest step with a cache of one block and returns what it leaves of the share."""
-    torch.cuda.reset_peak_memory_stats(device)
+    """Runs the largest step, without a cache, and returns what it and graphs take, and weights."""
     cache = allocate_kv_cache(
         model.config, num_blocks=1, block_size=limits.block_size, dtype=dtype, device=device
     )
     runner = ModelRunner(model, cache, limits=limits, device=device)
+    torch.cuda.reset_peak_memory_stats(device)
     runner.execute(largest_step(limits)).message()
-    peak = torch.cuda.max_memory_allocated(device)
-    del runner, cache
+    return torch.cuda.max_memory_allocated(device) + graph_bytes(runner)
+
+
+def _available_cuda_bytes(share: float, num_needed_bytes: int, device: torch.device) -> int:
+    """Returns what is left of a share of a GPU's memory, for what this process needs of it."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     # What is neither free nor ours: the CUDA context, libraries and other processes.
     foreign = total - free - torch.cuda.memory_reserved(device)
     log.info(
         "memory_profiled",
-        peak_mb=peak // 2**20,
+        needed_mb=num_needed_bytes // 2**20,
         foreign_mb=foreign // 2**20,
         total_mb=total // 2**20,
     )
-    return int(total * share) - peak - foreign
+    return int(total * share) - num_needed_bytes - foreign

@@ -9,10 +9,16 @@ from torch import Tensor
 from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import GraphKey, KVCacheData
 from models.layers.decoder import CausalLM
-from services.engine.batch import BatchDescriptor, FallbackReason, runtime_mode
+from services.engine.batch import (
+    BatchDescriptor,
+    FallbackReason,
+    SamplingMetadata,
+    runtime_mode,
+)
 from services.engine.sampling.logit_edits import edit_logits
 from services.engine.sampling.logprobs import Logprobs, compute_logprobs
 from services.engine.sampling.sampler import greedy, sample
+from services.engine.worker.decode_graphs import DecodedStep
 from services.engine.worker.forward_pass import ForwardPass, PassShape
 from services.engine.worker.input_buffers import InputBuffers, StepHeader
 from services.engine.worker.pending_result import PendingResult
@@ -23,10 +29,16 @@ from services.engine.worker.worker_graphs import WorkerGraphs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Computed:
-    """A step's forward pass: hidden is [T, hidden]; why it ran without the graph it was to run."""
+    """A step's logits, and why it ran without the graph that it was to run.
+
+    logits: [S, V] of the rows that sample; None if none does.
+    token_ids: [S] int32, their most likely tokens, which stand in their rows already; None unless
+        a graph chose them.
+    """
 
     header: StepHeader
-    hidden: Tensor
+    logits: Tensor | None
+    token_ids: Tensor | None = None
     fallback_reason: FallbackReason = FallbackReason.FALLBACK_REASON_UNSPECIFIED
 
 
@@ -68,6 +80,16 @@ class ModelRunner:
         self._row_sampling = RowSamplingTable(
             num_rows=limits.max_num_seqs, vocab_size=limits.vocab_size, device=device
         )
+
+    @property
+    def model(self) -> CausalLM:
+        """The model, as it is written."""
+        return self._model
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self._device
 
     @property
     def buffers(self) -> InputBuffers:
@@ -112,20 +134,21 @@ class ModelRunner:
         """Runs the model over the step's tokens as the scheduler ordered."""
         mode = runtime_mode(descriptor.cudagraph_runtime_mode)
         if mode is CUDAGraphMode.NONE:
-            if self._graphs is not None and descriptor.attn_metadata.max_seqlen_q == 1:
-                self._graphs.note_decode(len(arrays.row_ids))
+            if self._graphs is not None and self._graphs.num_pending:
+                is_decode = descriptor.attn_metadata.max_seqlen_q == 1
+                self._graphs.note_missed(num_tokens=arrays.num_tokens, is_decode=is_decode)
             return self._run_eagerly(descriptor, arrays)
         key = self._ordered_graph(descriptor, mode)
         assert self._graphs is not None, "_ordered_graph found the graph"
         if mode is CUDAGraphMode.FULL:
-            replayed = self._graphs.replay_decodes(key, arrays)
-            if replayed is not None:
-                return _Computed(header=replayed[0], hidden=replayed[1])
+            decoded = self._graphs.replay_decodes(key, arrays)
+            if decoded is not None:
+                return _of_sampling_rows(decoded, arrays)
         else:
             inputs = self._buffers.write_step(arrays)
             hidden = self._graphs.replay_pieces(key, inputs, _pass_shape(descriptor))
             if hidden is not None:
-                return _Computed(header=inputs, hidden=hidden)
+                return _Computed(header=inputs, logits=self._logits(arrays, inputs, hidden))
         return replace(
             self._run_eagerly(descriptor, arrays),
             fallback_reason=FallbackReason.FALLBACK_REASON_QUARANTINED,
@@ -134,7 +157,14 @@ class ModelRunner:
     def _run_eagerly(self, descriptor: BatchDescriptor, arrays: StepArrays) -> _Computed:
         """Runs the model without a graph."""
         inputs = self._buffers.write_step(arrays)
-        return _Computed(header=inputs, hidden=self._forward(inputs, _pass_shape(descriptor)))
+        hidden = self._forward(inputs, _pass_shape(descriptor))
+        return _Computed(header=inputs, logits=self._logits(arrays, inputs, hidden))
+
+    def _logits(self, arrays: StepArrays, header: StepHeader, hidden: Tensor) -> Tensor | None:
+        """Maps the hidden states [T, hidden] of a step to the logits of the rows that sample."""
+        if not len(arrays.sample_indices):
+            return None
+        return self._model.compute_logits(_last_hidden(arrays, header, hidden))
 
     def _ordered_graph(self, descriptor: BatchDescriptor, mode: CUDAGraphMode) -> GraphKey:
         """Returns the graph that a step shall run.
@@ -170,16 +200,19 @@ class ModelRunner:
         computed: _Computed,
     ) -> _Sampled:
         """Samples for the requests that are due and writes their tokens into their rows."""
-        header, hidden = computed.header, computed.hidden
-        if not len(arrays.sample_indices):
-            return _Sampled(token_ids=hidden.new_empty(0, dtype=torch.int32), logprobs=None)
+        header, logits = computed.header, computed.logits
+        if logits is None:
+            return _Sampled(token_ids=header.row_ids.new_empty(0), logprobs=None)
+        sampling = descriptor.sampling
+        if computed.token_ids is not None and not _needs_choice(sampling):
+            return _Sampled(token_ids=computed.token_ids, logprobs=None)
         sampled = _sampled_rows(arrays, header)
-        logits = self._model.compute_logits(_last_hidden(arrays, header, hidden))
+        logits = logits.float()
         chosen = self._choose(descriptor, sampled, logits)
         token_ids = chosen.int()
         self._buffers.append_tokens(sampled.row_ids, sampled.seq_lens, token_ids)
         logprobs = None
-        if descriptor.sampling.needs_logprobs:
+        if sampling.needs_logprobs:
             num_top = self._row_sampling.num_logprobs(sampled)
             logprobs = compute_logprobs(logits, chosen, num_top)
         return _Sampled(token_ids=token_ids, logprobs=logprobs)
@@ -193,6 +226,22 @@ class ModelRunner:
         if descriptor.sampling.all_greedy:
             return greedy(logits)
         return sample(logits, self._row_sampling.choice(sampled))
+
+
+def _needs_choice(sampling: SamplingMetadata) -> bool:
+    """Whether a step wants more of its logits than each row's most likely token."""
+    return not sampling.all_greedy or sampling.needs_logit_edits or sampling.needs_logprobs
+
+
+def _of_sampling_rows(decoded: DecodedStep, arrays: StepArrays) -> _Computed:
+    """Returns what a graph computed for the rows that sample; all of them in the common case."""
+    header, logits, token_ids = decoded.header, decoded.logits, decoded.token_ids
+    if not len(arrays.sample_indices):
+        return _Computed(header=header, logits=None)
+    if len(arrays.sample_indices) != len(arrays.seq_lens):
+        logits = logits.index_select(0, header.sample_indices)
+        token_ids = token_ids.index_select(0, header.sample_indices)
+    return _Computed(header=header, logits=logits, token_ids=token_ids)
 
 
 def _pass_shape(descriptor: BatchDescriptor) -> PassShape:

@@ -20,8 +20,8 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """Returns a tensor in host memory that holds the content once the current stream got there."""
+    """Returns a copy in host memory that holds the content once the current stream got there."""
     if tensor.device.type == "cpu":
-        return tensor
+        return tensor.clone()
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)

@@ -11,9 +11,9 @@ from torch import Tensor
 from models.forward_context import GraphKey
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.graphs.recorder import GraphFaultError
-from services.engine.worker.decode_graphs import DecodeGraphs
+from services.engine.worker.decode_graphs import DecodedStep, DecodeGraphs
 from services.engine.worker.forward_pass import PassShape
-from services.engine.worker.input_buffers import StepHeader, StepInputs
+from services.engine.worker.input_buffers import StepInputs
 from services.engine.worker.step_arrays import StepArrays
 from services.engine.worker.step_pieces import StepPieces
 
@@ -50,8 +50,13 @@ class WorkerGraphs:
         self._on_fault = on_fault
         self._pending = list(planned)
         self._captured: set[GraphKey] = set()
-        self._decode_sizes = sorted(key.graph_bs for key in planned if key.uniform)
-        self._num_wanted: Counter[int] = Counter()
+        self._sizes = {
+            is_whole: sorted(
+                (key for key in planned if key.uniform == is_whole), key=lambda key: key.num_tokens
+            )
+            for is_whole in (True, False)
+        }
+        self._num_wanted: Counter[GraphKey] = Counter()
 
     @property
     def num_pending(self) -> int:
@@ -66,16 +71,27 @@ class WorkerGraphs:
         """Whether the graph can be replayed."""
         return key in self._captured
 
-    def note_decode(self, batch_size: int) -> None:
-        """Remembers a decode step that ran without a graph: what serves it becomes more urgent."""
-        index = bisect_left(self._decode_sizes, batch_size)
-        if index < len(self._decode_sizes):
-            self._num_wanted[self._decode_sizes[index]] += 1
+    def note_missed(self, *, num_tokens: int, is_decode: bool) -> None:
+        """Remembers a step that ran without a graph: what serves it becomes more urgent.
 
-    @torch.inference_mode()
+        Args:
+            num_tokens: its query tokens.
+            is_decode: each request has one.
+        """
+        for is_whole in (is_decode, False):
+            sizes = self._sizes[is_whole]
+            index = bisect_left(sizes, num_tokens, key=lambda key: key.num_tokens)
+            if index < len(sizes):
+                self._num_wanted[sizes[index]] += 1
+                return
+
     def capture_next(self) -> GraphOutcome:
         """Captures the graph that most steps have missed; at first, the first one planned."""
-        key = max(self._pending, key=self._urgency)
+        return self.capture(max(self._pending, key=self._num_wanted.__getitem__))
+
+    @torch.inference_mode()
+    def capture(self, key: GraphKey) -> GraphOutcome:
+        """Captures one of the pending graphs."""
         self._pending.remove(key)
         if key.uniform:
             outcome = self._decodes.capture(key)
@@ -94,7 +110,7 @@ class WorkerGraphs:
         )
         return outcome
 
-    def replay_decodes(self, key: GraphKey, arrays: StepArrays) -> tuple[StepHeader, Tensor] | None:
+    def replay_decodes(self, key: GraphKey, arrays: StepArrays) -> DecodedStep | None:
         """Runs a whole decode step by its graph; None if that graph was given up."""
         if key not in self._captured:
             return None
@@ -123,6 +139,3 @@ class WorkerGraphs:
             self._pieces.drop(key)
         log.error("graph_quarantined", num_tokens=key.num_tokens, fault=str(error))
         self._on_fault(GraphOutcome(key=key, fault=str(error)))
-
-    def _urgency(self, key: GraphKey) -> int:
-        return self._num_wanted[key.graph_bs] if key.uniform else 0

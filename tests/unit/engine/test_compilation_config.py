@@ -1,7 +1,6 @@
 import pytest
 from pydantic import ValidationError
 
-from models.cudagraph_mode import CUDAGraphMode
 from services.engine.compilation_config import CompilationConfig, CompilationLevel
 from services.engine.config import EngineConfig
 
@@ -34,13 +33,18 @@ def test_specialised_sizes_take_capture_sizes_by_name():
     assert config.specialised_sizes(max_num_seqs=4, max_num_batched_tokens=64) == [2, 24]
 
 
-@pytest.mark.parametrize("mode", [CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL_AND_PIECEWISE])
-def test_pieces_are_captured_at_level_3_only(mode):
-    assert CompilationConfig(level=3, cudagraph_mode=mode).cudagraph_mode is mode
-    with pytest.raises(ValidationError, match="level 3 only"):
-        CompilationConfig(level=2, cudagraph_mode=mode)
-    with pytest.raises(ValidationError, match="needs --compilation-level 3"):
-        EngineConfig(cudagraph_mode=mode.name.lower())
+def test_pieces_go_on_beyond_the_pattern_where_steps_may_be_longer():
+    config = CompilationConfig(cuda_graph_sizes=(64,))
+    decodes = (1, 2, 4, 8, 16, 32, 48, 64)
+    assert config.capture_sizes(1000) == decodes
+    assert config.piece_sizes(1000) == (*decodes, *range(72, 128, 8), *range(128, 257, 16))
+    assert config.piece_sizes(100) == (*decodes, 72, 80, 88, 96, 100)
+    assert config.piece_sizes(40) == config.capture_sizes(40)
+
+
+def test_sizes_that_were_listed_are_taken_as_they_are():
+    config = CompilationConfig(cudagraph_capture_sizes=(4, 64))
+    assert config.piece_sizes(1000) == config.capture_sizes(1000) == (4, 64)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +52,8 @@ def test_pieces_are_captured_at_level_3_only(mode):
     [
         ({}, "cpu", "NONE"),
         ({"compilation_level": 3}, "cpu", "NONE"),
-        ({"compilation_level": 3}, "cuda", "FULL_DECODE_ONLY"),
+        ({}, "cuda", "FULL_AND_PIECEWISE"),
+        ({"compilation_level": 3}, "cuda", "FULL_AND_PIECEWISE"),
         ({"cudagraph_mode": "full_decode_only"}, "cuda", "FULL_DECODE_ONLY"),
         ({"compilation_level": 3, "enforce_eager": True}, "cuda", "NONE"),
     ],

@@ -118,9 +118,9 @@ def test_a_step_writes_only_its_own_slots(checkpoint):
             assert sorted(slots) == changed.nonzero().flatten().tolist()
 
 
-def test_logits_are_float32_and_cover_the_vocabulary(checkpoint):
+def test_logits_have_the_models_dtype_and_cover_the_vocabulary(checkpoint):
     folder, _ = checkpoint("llama_tied")
     model = load_model(folder, device=CPU, dtype=torch.bfloat16)
     logits = model.compute_logits(torch.zeros(3, 32, dtype=torch.bfloat16))
     assert logits.shape == (3, 97)
-    assert logits.dtype == torch.float32
+    assert logits.dtype == torch.bfloat16

@@ -15,7 +15,7 @@ class GraphSupport:
     """What can be captured.
 
     full_decode: attention of one query token per request can be part of a graph.
-    pieces: the model was compiled in pieces around attention.
+    pieces: the model can be captured around its attention.
     """
 
     full_decode: bool
@@ -45,7 +45,7 @@ def supported_mode(wanted: CUDAGraphMode, support: GraphSupport) -> CUDAGraphMod
             wanted=str(wanted),
             mode=str(mode),
             full_decode_supported=support.full_decode,
-            compiled_in_pieces=support.pieces,
+            pieces_supported=support.pieces,
         )
     return mode
 
@@ -63,7 +63,7 @@ def piecewise_key(num_tokens: int) -> GraphKey:
 def planned_keys(
     mode: CUDAGraphMode, *, decode_sizes: tuple[int, ...], token_sizes: tuple[int, ...]
 ) -> list[GraphKey]:
-    """Returns the graphs to capture, pieces first and large ones first.
+    """Returns the graphs to capture: whole decode steps first, and of each kind large ones first.
 
     Args:
         mode: a supported one.
@@ -71,8 +71,8 @@ def planned_keys(
         token_sizes: numbers of query tokens of steps that run in pieces.
     """
     keys = []
-    if CUDAGraphMode.PIECEWISE in (mode.decode_mode(), mode.mixed_mode()):
-        keys += [piecewise_key(size) for size in sorted(token_sizes, reverse=True)]
     if mode.decode_mode() is CUDAGraphMode.FULL:
         keys += [full_decode_key(size) for size in sorted(decode_sizes, reverse=True)]
+    if mode.requires_piecewise_compilation():
+        keys += [piecewise_key(size) for size in sorted(token_sizes, reverse=True)]
     return keys

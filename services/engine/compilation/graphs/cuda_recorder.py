@@ -2,13 +2,14 @@
 
 import gc
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from services.engine.compilation.graphs.recorder import GraphFaultError, Program
@@ -30,6 +31,42 @@ class CUDARecording:
         return CUDARecording(self.graph, tree_map_only(Tensor, _alias, self.output))
 
 
+class _Part(Protocol):
+    """A graph, or a call that stands between two of them."""
+
+    def replay(self) -> None:
+        """Runs it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _EagerCall:
+    """An operator's call; the memory of its tensors is the graphs'."""
+
+    call: Callable[..., Any]
+    args: tuple[Any, ...]
+
+    def replay(self) -> None:
+        """Calls the operator again."""
+        self.call(*self.args)
+
+
+@dataclass(frozen=True, slots=True)
+class CUDAPartsRecording:
+    """Captured CUDA graphs and the operators between them, replayed on the current stream."""
+
+    parts: tuple[_Part, ...]
+    output: Any
+
+    def replay(self) -> None:
+        """Launches the graphs and calls the operators, in order."""
+        for part in self.parts:
+            part.replay()
+
+    def shared(self) -> "CUDAPartsRecording":
+        """Returns this recording, but leaves the memory of its output to those made after it."""
+        return CUDAPartsRecording(self.parts, tree_map_only(Tensor, _alias, self.output))
+
+
 class CUDAGraphRecorder:
     """Captures programs on a stream of its own; all graphs share one memory pool.
 
@@ -43,33 +80,49 @@ class CUDAGraphRecorder:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types here
         self._pool = torch.cuda.graph_pool_handle()
+        self._load_libraries()
 
-    def record(self, program: Program) -> CUDARecording:
-        """Captures a program, which must have run before: what it loads lazily cannot be captured.
+    def warm_up(self, program: Program) -> Any:
+        """Runs a program on the current stream: what it loads lazily cannot be captured.
 
         Raises:
-            GraphFaultError: it waits for the device, or does something else that CUDA refuses.
+            GraphFaultError: it waits for the device.
         """
-        graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream), _without_collections():
-            try:
-                # Libraries allocate workspaces per stream, which must not be in the pool.
-                with _refusing_waits():
-                    program()
-                self._stream.synchronize()
-                # Other threads may go on using the device: only this one's calls are watched.
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                try:
-                    output = program()
-                except RuntimeError:
-                    self._abandon(graph)
-                    raise
-                graph.capture_end()
-            except RuntimeError as error:
-                raise GraphFaultError(f"the program cannot be captured: {error}") from error
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
-        return CUDARecording(graph, output)
+        with _as_fault(), _refusing_waits():
+            return program()
+
+    def record(self, program: Program) -> CUDARecording:
+        """Captures a program, which computes nothing.
+
+        Raises:
+            GraphFaultError: it does something that CUDA refuses.
+        """
+        with self._on_own_stream(), self._capturing() as graphs:
+            graphs.begin()
+            output = program()
+            return CUDARecording(graphs.end(), output)
+
+    def record_around(self, program: Program, operators: Collection[str]) -> CUDAPartsRecording:
+        """Captures what a program does between the calls of some operators; it computes nothing.
+
+        Raises:
+            GraphFaultError: it does something that CUDA refuses, or calls none of the operators.
+        """
+        parts: list[_Part] = []
+        with self._on_own_stream(), self._capturing() as graphs:
+
+            def interrupt(call: Callable[..., Any], args: tuple[Any, ...]) -> None:
+                parts.append(graphs.end())
+                parts.append(_EagerCall(call, tree_map_only(Tensor, _alias, args)))
+                graphs.begin()
+
+            graphs.begin()
+            with _Interrupted(operators, interrupt):
+                output = program()
+            parts.append(graphs.end())
+        if len(parts) == 1:
+            raise GraphFaultError(f"the program calls none of {', '.join(sorted(operators))}")
+        return CUDAPartsRecording(tuple(parts), output)
 
     def synchronize(self) -> None:
         """Waits until the device has done all that was asked of it."""
@@ -80,11 +133,100 @@ class CUDAGraphRecorder:
         free, total = torch.cuda.mem_get_info(self._device)
         return total - free
 
-    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Takes the stream out of capture mode; later graphs get another pool."""
-        with suppress(RuntimeError):  # CUDA reports the failed capture once more
-            graph.capture_end()
-        self._pool = torch.cuda.graph_pool_handle()
+    def _load_libraries(self) -> None:
+        """Has the libraries of matrix products allocate their workspaces for the stream.
+
+        Those must not lie in the pool.
+        """
+        with torch.cuda.stream(self._stream):
+            for dtype in (torch.bfloat16, torch.float16, torch.float32):
+                x = torch.zeros(16, 16, dtype=dtype, device=self._device)
+                torch.addmm(x[0], x, x)
+                torch.mm(x, x)
+        self._stream.synchronize()
+
+    @contextmanager
+    def _on_own_stream(self) -> Iterator[None]:
+        """Runs the block behind what the current stream was asked for, and that behind the block.
+
+        What CUDA refuses in the block becomes a GraphFaultError.
+        """
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        try:
+            with _as_fault(), torch.cuda.stream(self._stream):
+                yield
+        finally:
+            current.wait_stream(self._stream)
+
+    @contextmanager
+    def _capturing(self) -> Iterator["_Captures"]:
+        """Lets the block capture one graph after the other; a failed one costs the pool."""
+        captures = _Captures(self._pool)
+        self._stream.synchronize()
+        with _without_collections():
+            try:
+                yield captures
+            except BaseException:
+                captures.abandon()
+                # Later graphs get another pool.
+                self._pool = torch.cuda.graph_pool_handle()
+                raise
+
+
+class _Captures:
+    """Begins and ends captures on the current stream, into one memory pool."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def begin(self) -> None:
+        """Captures what is launched from now on."""
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may go on using the device: only this one's calls are watched.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self._graph = graph
+
+    def end(self) -> torch.cuda.CUDAGraph:
+        """Returns what was captured since `begin`."""
+        graph, self._graph = self._graph, None
+        assert graph is not None, "a capture ends after it began"
+        graph.capture_end()
+        return graph
+
+    def abandon(self) -> None:
+        """Takes the stream out of capture mode, if it is in it."""
+        graph, self._graph = self._graph, None
+        if graph is not None:
+            with suppress(RuntimeError):  # CUDA reports the failed capture once more
+                graph.capture_end()
+
+
+class _Interrupted(TorchDispatchMode):
+    """Hands the calls of some operators to somebody else."""
+
+    def __init__(
+        self,
+        operators: Collection[str],
+        interrupt: Callable[[Callable[..., Any], tuple[Any, ...]], None],
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
+        self._operators = operators
+        self._interrupt = interrupt
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func._schema.name not in self._operators:
+            return func(*args, **(kwargs or {}))
+        assert not kwargs, "splitting operators are called without names"
+        self._interrupt(func, args)
+        return None
 
 
 class _Memory:
@@ -108,6 +250,17 @@ def _alias(tensor: Tensor) -> Tensor:
         return tensor
     memory = torch.as_tensor(_Memory(tensor), device=tensor.device).view(tensor.dtype)
     return memory.as_strided(tensor.shape, tensor.stride())
+
+
+@contextmanager
+def _as_fault() -> Iterator[None]:
+    """Makes a GraphFaultError of what CUDA refuses; running out of memory is another matter."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise GraphFaultError(f"the program cannot be captured: {error}") from error
 
 
 @contextmanager

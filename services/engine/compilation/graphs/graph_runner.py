@@ -46,7 +46,10 @@ class _Graph:
 
 
 class GraphRunner:
-    """The graphs of whole forward passes, by key; programs return one tensor."""
+    """The graphs of whole forward passes, by key.
+
+    Programs return a tuple of tensors; the first one is what a graph is tested by.
+    """
 
     def __init__(self, recorder: GraphRecorder) -> None:
         self._recorder = recorder
@@ -65,24 +68,30 @@ class GraphRunner:
 
         Args:
             key: names the graph.
-            program: what to capture; it returns one tensor, at an address of its own choosing.
+            program: what to capture. Running it twice gives the same.
             inputs: what it reads and others write.
-            rehearse: fills the inputs with content that may be computed with at any time; another
-                number gives other content.
+            rehearse: fills the inputs with content that may be computed with at any time; the
+                graph is recorded with one content, 0, and tested with another, 1.
         """
         recorder = self._recorder
         started_s = time.monotonic()
         try:
+            rehearse(1)
+            expected = recorder.warm_up(program)[0].clone()
             rehearse(0)
-            program()
             recorder.synchronize()
             before = recorder.num_used_bytes()
-            graph = _Graph(recorder.record(program), FixedInputs(inputs))
+            recording = recorder.record(program)
+            graph = _Graph(recording.shared(), FixedInputs(inputs))
+            del recording
             recorder.synchronize()
             num_bytes = max(0, recorder.num_used_bytes() - before)
             self._graphs[key] = graph
             rehearse(1)
-            self.test(key, program, inputs)
+            # The program may have written to the very same memory.
+            graph.recording.output[0].fill_(torch.nan)
+            require_same(expected, self.replay(key, inputs)[0])
+            graph.is_checked = False  # the first replay that serves is checked again
         except (GraphFaultError, torch.OutOfMemoryError) as error:
             self.drop(key)
             log.warning("graph_quarantined", graph=str(key), fault=str(error))
@@ -90,21 +99,8 @@ class GraphRunner:
         capture_s = time.monotonic() - started_s
         return GraphOutcome(key=key, capture_s=capture_s, num_bytes=num_bytes)
 
-    def test(self, key: GraphKey, program: Program, inputs: Inputs) -> None:
-        """Runs a program and its graph on what the inputs hold, and compares.
-
-        Raises:
-            GraphFaultError: they differ.
-        """
-        output = self._graphs[key].recording.output
-        expected = program().clone()
-        # The program may have written to the very same memory.
-        output.fill_(torch.nan)
-        require_same(expected, self.replay(key, inputs))
-        self._graphs[key].is_checked = False  # the first replay that serves is checked again
-
-    def replay(self, key: GraphKey, inputs: Inputs) -> Tensor:
-        """Runs a graph; the result is overwritten by the next replay of any graph.
+    def replay(self, key: GraphKey, inputs: Inputs) -> tuple[Tensor, ...]:
+        """Runs a graph; the results are overwritten by the next replay of any graph.
 
         Raises:
             GraphFaultError: an input is not where it was at the capture.
@@ -114,7 +110,7 @@ class GraphRunner:
             graph.inputs.check(inputs)
             graph.is_checked = True
         graph.recording.replay()
-        output: Tensor = graph.recording.output
+        output: tuple[Tensor, ...] = graph.recording.output
         return output
 
     def drop(self, key: GraphKey) -> None:

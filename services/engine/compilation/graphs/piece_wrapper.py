@@ -1,6 +1,11 @@
-"""Captures the pieces of a model that lie between its attention layers, one graph each."""
+"""Captures the pieces of a model that lie between its attention layers.
 
-from collections.abc import Callable, Iterator
+A compiled model brings its pieces, each of which becomes one graph here. A model that is not
+compiled in pieces is captured as it runs: a capture ends where an attention layer begins, and the
+next one begins behind it ("breakable" capture).
+"""
+
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +20,7 @@ from services.engine.compilation.graphs.recorder import (
     GraphRecorder,
     Recording,
 )
-from services.engine.compilation.piecewise_backend import PieceInfo
+from services.engine.compilation.piece_info import PieceInfo
 
 Piece = Callable[..., Any]
 
@@ -34,10 +39,21 @@ class CUDAGraphWrapper:
     may well become part of the graph of a whole forward pass.
     """
 
-    def __init__(self, piece: Piece, info: PieceInfo, graphs: "PieceGraphs") -> None:
+    def __init__(
+        self, piece: Piece, name: str, graphs: "PieceGraphs", *, around: Collection[str] = ()
+    ) -> None:
+        """Starts without graphs.
+
+        Args:
+            piece: what to run.
+            name: what errors call it.
+            graphs: the pieces of the same model.
+            around: operators that the piece calls and that must not be in a graph.
+        """
         self._piece = piece
-        self._info = info
+        self._name = name
         self._owner = graphs
+        self._around = around
         self._graphs: dict[GraphKey, _PieceGraph] = {}
 
     def __call__(self, *args: Any) -> Any:
@@ -69,14 +85,16 @@ class CUDAGraphWrapper:
 
     def _capture(self, key: GraphKey, args: tuple[Any, ...]) -> Any:
         if not self._owner.is_capturing:
-            raise GraphFaultError(f"piece {self._info.name} was not captured for {key}")
+            raise GraphFaultError(f"{self._name} was not captured for {key}")
         recorder = self._owner.recorder
-        recording = recorder.record(lambda: self._piece(*args))
-        output = recording.output
+        if self._around:
+            recording = recorder.record_around(lambda: self._piece(*args), self._around)
+        else:
+            recording = recorder.record(lambda: self._piece(*args))
+            # A capture computes nothing, and the next piece needs the result.
+            recording.replay()
         self._graphs[key] = _PieceGraph(recording.shared(), FixedInputs(_tensors(args)))
-        # A capture computes nothing, and the next piece needs the result.
-        recording.replay()
-        return output
+        return recording.output
 
 
 class PieceGraphs:
@@ -92,9 +110,19 @@ class PieceGraphs:
 
     def wrap(self, piece: Piece, info: PieceInfo) -> CUDAGraphWrapper:
         """Puts a wrapper around a piece; a compiler's PieceWrapper."""
-        wrapper = CUDAGraphWrapper(piece, info, self)
-        self._wrappers.append(wrapper)
-        return wrapper
+        return self._add(CUDAGraphWrapper(piece, f"piece {info.name}", self))
+
+    def wrap_model(self, forward: Piece, around: Collection[str]) -> CUDAGraphWrapper:
+        """Puts one wrapper around a whole forward pass, to be captured around some operators.
+
+        It stands for all pieces: those that were wrapped before are forgotten.
+
+        Args:
+            forward: a model's, which calls them.
+            around: operators that must not be in a graph, as namespace::name.
+        """
+        self._wrappers.clear()
+        return self._add(CUDAGraphWrapper(forward, "the model", self, around=around))
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
@@ -114,6 +142,10 @@ class PieceGraphs:
         """Forgets the graphs of one key."""
         for wrapper in self._wrappers:
             wrapper.drop(key)
+
+    def _add(self, wrapper: CUDAGraphWrapper) -> CUDAGraphWrapper:
+        self._wrappers.append(wrapper)
+        return wrapper
 
 
 def _tensors(args: tuple[Any, ...]) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ runs it once; replaying repeats its operations on the same memory, whatever that
 Python code, shapes and numbers are those of the recording.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -45,11 +45,32 @@ class GraphRecorder(Protocol):
     def checks_every_replay(self) -> bool:
         """Whether inputs are compared before each replay, rather than before the first only."""
 
+    def warm_up(self, program: Program) -> Any:
+        """Runs a program as `record` will, which it must precede; returns what the program does.
+
+        Raises:
+            GraphFaultError: it does something that cannot be recorded.
+        """
+
     def record(self, program: Program) -> Recording:
-        """Runs a program and records what it does.
+        """Records what a program does. Whether it is computed too depends on the device.
 
         Raises:
             GraphFaultError: it does something that cannot be repeated.
+        """
+
+    def record_around(self, program: Program, operators: Collection[str]) -> Recording:
+        """Records what a program does between the calls of some operators.
+
+        A replay calls those with the tensors of the recording, but otherwise anew: they read the
+        forward context of the replay. They return nothing.
+
+        Args:
+            program: what to record. Whether it is computed too depends on the device.
+            operators: as namespace::name.
+
+        Raises:
+            GraphFaultError: it does something that cannot be repeated, or calls none of them.
         """
 
     def synchronize(self) -> None:

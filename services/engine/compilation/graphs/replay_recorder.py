@@ -5,7 +5,7 @@ very tensors and writes each result where the first one lies. As with a CUDA gra
 of the program runs again: what it decided, and every number it computed, stays as it was.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import TracebackType
@@ -27,7 +27,7 @@ class _Call:
     context: the forward context it ran in; kernels inside of the operation read it.
     """
 
-    run: Callable[..., Any]
+    run: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     made: tuple[Tensor | None, ...]
@@ -63,6 +63,10 @@ class ReplayRecorder:
 
     checks_every_replay = True
 
+    def warm_up(self, program: Program) -> Any:
+        """Runs a program; returns what it does."""
+        return program()
+
     def record(self, program: Program) -> TapeRecording:
         """Runs a program and tapes it.
 
@@ -72,6 +76,17 @@ class ReplayRecorder:
         with _Tape() as tape:
             output = program()
         return TapeRecording(tuple(tape.calls), output)
+
+    def record_around(self, program: Program, operators: Collection[str]) -> TapeRecording:
+        """Runs a program and tapes it: an operator on the tape reads the replay's context.
+
+        Raises:
+            GraphFaultError: it reads a tensor's content, or calls none of the operators.
+        """
+        recording = self.record(program)
+        if not any(call.run._schema.name in operators for call in recording.calls):
+            raise GraphFaultError(f"the program calls none of {', '.join(sorted(operators))}")
+        return recording
 
     def synchronize(self) -> None:
         """Does nothing: on a CPU everything is done at once."""

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 import torch
 
+from protos.engine.v1.worker_pb2 import GraphReport
 from services.engine.batch import read_int32
 from services.engine.config import EngineConfig
 from services.engine.worker.executor import WorkerDiedError, WorkerExecutor
@@ -31,7 +32,7 @@ def config_of(folder, **flags):
         max_num_batched_tokens=64,
         use_inductor=False,
         log_level="warning",
-        **flags,
+        **{"capture_while_serving": False, **flags},
     )
 
 
@@ -65,3 +66,54 @@ async def test_a_worker_that_cannot_compile_says_why(checkpoint):
     config = config_of(checkpoint[0], compilation_level=3, splitting_ops=["octavo::nothing"])
     with pytest.raises(WorkerDiedError, match="octavo::nothing does not occur in the model"):
         await WorkerExecutor(config).start()
+
+
+@pytest.mark.parametrize("level", [2, 3])
+async def test_a_worker_serves_while_it_compiles_and_captures(checkpoint, level):
+    folder, reference = checkpoint
+    config = config_of(
+        folder,
+        compilation_level=level,
+        capture_while_serving=True,
+        cudagraph_mode="full_and_piecewise",
+        cudagraph_capture_sizes=[2, 4],
+    )
+    executor, driver = WorkerExecutor(config), StepDriver(folder)
+    tokens, reports = [], []
+    try:
+        ready = await executor.start()
+        assert (len(ready.planned_graphs), len(ready.graphs)) == (4, 0)
+        sequence = driver.add(PROMPT)
+        executor.send(driver.descriptor([(sequence, 3)]))
+        async with asyncio.timeout(60):
+            while len(reports) < 4 or len(tokens) < 8:
+                event = await executor.receive()
+                if isinstance(event, GraphReport):
+                    reports.append(event)
+                    continue
+                tokens.append(int(read_int32(event.token_ids)[0]))
+                if len(tokens) < 60:
+                    executor.send(driver.descriptor([(sequence, 1)]))
+    finally:
+        await executor.stop()
+    assert {report.fault for report in reports} == {""}
+    assert tokens == greedy_continuation(reference, PROMPT, len(tokens))
+
+
+async def test_a_model_that_cannot_be_compiled_is_served_and_captured_as_it_is(checkpoint):
+    config = config_of(
+        checkpoint[0],
+        compilation_level=3,
+        capture_while_serving=True,
+        cudagraph_mode="piecewise",
+        cudagraph_capture_sizes=[4],
+        splitting_ops=["octavo::unified_attention_with_output", "octavo::nothing"],
+    )
+    executor = WorkerExecutor(config)
+    try:
+        await executor.start()
+        async with asyncio.timeout(60):
+            report = await executor.receive()
+    finally:
+        await executor.stop()
+    assert report.fault == ""

@@ -30,7 +30,14 @@ def model(tmp_path_factory):
 
 def choose(model, **options):
     config = EngineConfig(**options)
-    return choose_num_blocks(config, model, limits=LIMITS, dtype=torch.float32, device=CPU)
+    return choose_num_blocks(
+        config,
+        model,
+        limits=LIMITS,
+        dtype=torch.float32,
+        device=CPU,
+        graph_bytes=lambda runner: 0,
+    )
 
 
 def test_the_block_count_asked_for_wins(model):
@@ -65,7 +72,14 @@ def test_too_little_memory_is_an_error_that_says_what_to_raise(model):
     )
     config = EngineConfig(kv_cache_memory_mb=1)
     with pytest.raises(ValueError, match="kv_cache_memory_mb"):
-        choose_num_blocks(config, model, limits=limits, dtype=torch.float32, device=CPU)
+        choose_num_blocks(
+            config,
+            model,
+            limits=limits,
+            dtype=torch.float32,
+            device=CPU,
+            graph_bytes=lambda runner: 0,
+        )
 
 
 def test_the_largest_step_uses_every_token_and_row_and_runs_without_blocks(model):

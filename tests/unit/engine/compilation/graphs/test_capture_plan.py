@@ -42,13 +42,13 @@ def test_a_decode_that_cannot_be_whole_runs_in_pieces_if_there_are_some():
     assert decode is Mode.PIECEWISE
 
 
-def test_large_graphs_come_first_and_pieces_before_whole_steps():
+def test_whole_steps_come_first_and_of_each_kind_the_large_ones():
     keys = planned_keys(Mode.FULL_AND_PIECEWISE, decode_sizes=(1, 4), token_sizes=(8, 64))
     assert keys == [
-        piecewise_key(64),
-        piecewise_key(8),
         full_decode_key(4),
         full_decode_key(1),
+        piecewise_key(64),
+        piecewise_key(8),
     ]
 
 

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from models.cudagraph_mode import CUDAGraphMode
+from models.forward_context import get_forward_context
 from services.engine.batch import FallbackReason
 from services.engine.compilation.graphs.recorder import GraphFaultError
 from services.engine.compilation_config import CompilationConfig
@@ -137,27 +138,27 @@ class TestAPlantedBadGraph:
 
     def test_a_graph_that_keeps_numbers_of_its_capture_never_serves(self, folder, eager):
         engine = GraphEngine(folder, decode_graphs(4))
-        forward = engine.runner.forward
+        model = engine.model
 
-        def reads_lengths_on_the_host(inputs, shape):
-            longest = max(inputs.seq_lens.tolist())
-            return type(forward).__call__(forward, inputs, shape) * float(longest)
+        def reads_lengths_on_the_host(*inputs):
+            longest = max(get_forward_context().attn_metadata.seq_lens.tolist())
+            return model(*inputs) * float(longest)
 
-        engine.prepared.graphs._decodes._forward = reads_lengths_on_the_host
+        engine.runner.forward.run_model = reads_lengths_on_the_host
         (outcome,) = engine.capture()
         assert "off by" in outcome.fault
+        engine.runner.forward.run_model = model
         assert engine.run(PROMPTS[:3], 5) == eager.run(PROMPTS[:3], 5)
         assert FallbackReason.FALLBACK_REASON_QUARANTINED in engine.reasons
 
     def test_a_program_that_reads_back_is_refused(self, folder):
         engine = GraphEngine(folder, decode_graphs(4))
-        forward = engine.runner.forward
 
-        def waits(inputs, shape):
-            assert inputs.seq_lens.sum().item() > 0
-            return type(forward).__call__(forward, inputs, shape)
+        def waits(input_ids, positions):
+            assert input_ids.sum().item() >= 0
+            return engine.model(input_ids, positions)
 
-        engine.prepared.graphs._decodes._forward = waits
+        engine.runner.forward.run_model = waits
         (outcome,) = engine.capture()
         assert "reads a tensor's content" in outcome.fault
 

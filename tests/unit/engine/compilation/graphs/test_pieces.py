@@ -1,4 +1,8 @@
-"""The pieces between attention layers as graphs, compiled without Inductor, on a CPU."""
+"""Steps in pieces around attention, as graphs, on a CPU.
+
+At level 3 the pieces are the compiler's, without Inductor; at levels 0 and 2 the model is captured
+around its attention as it runs.
+"""
 
 import pytest
 import torch
@@ -27,9 +31,14 @@ def expected(folder):
     return GraphEngine(folder, CompilationConfig()).run(PROMPTS, NUM_OUTPUT)
 
 
-def engine_in(folder, mode, *sizes):
+@pytest.fixture(params=[0, 2, 3])
+def level(request):
+    return CompilationLevel(request.param)
+
+
+def engine_in(folder, level, mode, *sizes):
     config = CompilationConfig(
-        level=CompilationLevel.PIECEWISE,
+        level=level,
         use_inductor=False,
         cudagraph_mode=mode,
         cudagraph_capture_sizes=sizes,
@@ -41,23 +50,23 @@ def modes(engine):
     return {descriptor.cudagraph_runtime_mode for descriptor, _ in engine.steps}
 
 
-def test_pieces_give_the_tokens_of_eager_steps_whatever_the_batch(folder, expected):
-    engine = engine_in(folder, CUDAGraphMode.PIECEWISE, 4, 16, 64)
+def test_pieces_give_the_tokens_of_eager_steps_whatever_the_batch(folder, expected, level):
+    engine = engine_in(folder, level, CUDAGraphMode.PIECEWISE, 4, 16, 64)
     assert [outcome.fault for outcome in engine.capture()] == [""] * 3
     assert engine.run(PROMPTS, NUM_OUTPUT) == expected
     assert modes(engine) == {WireMode.CUDA_GRAPH_MODE_PIECEWISE}
     assert sum(figures.padded_tokens for figures in engine.ledger.figures) > 0
 
 
-def test_whole_graphs_serve_decodes_and_pieces_the_rest(folder, expected):
-    engine = engine_in(folder, CUDAGraphMode.FULL_AND_PIECEWISE, 4, 8, 64)
+def test_whole_graphs_serve_decodes_and_pieces_the_rest(folder, expected, level):
+    engine = engine_in(folder, level, CUDAGraphMode.FULL_AND_PIECEWISE, 4, 8, 64)
     assert [outcome.fault for outcome in engine.capture()] == [""] * 5
     assert engine.run(PROMPTS, NUM_OUTPUT) == expected
     assert modes(engine) == {WireMode.CUDA_GRAPH_MODE_PIECEWISE, WireMode.CUDA_GRAPH_MODE_FULL}
 
 
-def test_a_piece_whose_argument_moved_is_given_up_and_the_tokens_stay_right(folder, expected):
-    engine = engine_in(folder, CUDAGraphMode.PIECEWISE, 64)
+def test_a_piece_whose_argument_moved_is_given_up_and_tokens_stay_right(folder, expected, level):
+    engine = engine_in(folder, level, CUDAGraphMode.PIECEWISE, 64)
     engine.capture()
     buffers = engine.runner.buffers
     buffers._positions = buffers._positions.clone()
@@ -67,8 +76,8 @@ def test_a_piece_whose_argument_moved_is_given_up_and_the_tokens_stay_right(fold
     assert set(engine.reasons) == {FallbackReason.FALLBACK_REASON_QUARANTINED}
 
 
-def test_a_step_longer_than_every_graph_falls_back(folder, expected):
-    engine = engine_in(folder, CUDAGraphMode.PIECEWISE, 4, 8)
+def test_a_step_longer_than_every_graph_falls_back(folder, expected, level):
+    engine = engine_in(folder, level, CUDAGraphMode.PIECEWISE, 4, 8)
     engine.capture()
     assert engine.run(PROMPTS, NUM_OUTPUT) == expected
     assert FallbackReason.FALLBACK_REASON_OVERSIZE in engine.reasons

@@ -1,0 +1,41 @@
+"""Notices what is compiled after everything was to be compiled.
+
+A kernel that Triton builds at its first launch, or a model that Dynamo traces again, holds up the
+step that wanted it, and with it every stream.
+"""
+
+import sys
+from typing import Any
+
+from models.ops.kernel_choice import HAS_TRITON
+
+
+class LateBuilds:
+    """Collects the names of what is compiled once it is armed."""
+
+    def __init__(self) -> None:
+        self.is_armed = False
+        self._names: list[str] = []
+
+    def arm(self) -> None:
+        """Collects what is compiled from now on."""
+        self.is_armed = True
+        if "torch._dynamo" in sys.modules:
+            # Importing it takes seconds, and a model that was not traced is not traced again.
+            from torch._dynamo.callback import callback_handler
+
+            callback_handler.register_start_callback(self._take_trace)
+        if HAS_TRITON:
+            # Triton is imported on first use: a CPU installation has none.
+            from models.ops.triton.build_hook import on_build
+
+            on_build(self._names.append)
+
+    def drain(self) -> list[str]:
+        """Returns what was compiled since it was last asked."""
+        names = self._names.copy()
+        self._names.clear()
+        return names
+
+    def _take_trace(self, trace: Any) -> None:
+        self._names.append("a traced model")

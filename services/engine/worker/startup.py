@@ -1,0 +1,235 @@
+"""How a worker gets from its configuration to the first step."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+import torch
+
+from models.config import ModelConfig
+from models.layers.decoder import CausalLM
+from models.loading.loader import load_model
+from protos.engine.v1.worker_pb2 import WorkerReady
+from services.engine.compilation.graphs.graph_runner import GraphOutcome
+from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
+from services.engine.compilation_config import CompilationConfig, CompilationLevel
+from services.engine.config import EngineConfig
+from services.engine.worker.background_capture import BackgroundCapture
+from services.engine.worker.background_compile import BackgroundCompile
+from services.engine.worker.device import choose_device, choose_dtype, dtype_name
+from services.engine.worker.graph_setup import (
+    PreparedGraphs,
+    estimate_graph_bytes,
+    graph_report,
+    install_model,
+    piece_graphs,
+    prepare_graphs,
+    wire_keys,
+)
+from services.engine.worker.kv_memory import allocate_kv_cache, block_bytes, choose_num_blocks
+from services.engine.worker.model_runner import ModelRunner
+from services.engine.worker.step_arrays import StepLimits
+
+if TYPE_CHECKING:
+    from services.engine.compilation.compile_model import CompiledModel
+
+log = structlog.get_logger()
+
+EXAMPLE_NUM_TOKENS = 8
+"""Length of the inputs that a model is traced with; what is compiled runs any."""
+
+Report = Callable[[str], None]
+"""Takes each stage of the start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedWorker:
+    """A runner that is ready for steps, what to tell of it, and what is still to be captured."""
+
+    runner: ModelRunner
+    ready: WorkerReady
+    capture: BackgroundCapture | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loaded:
+    """A model on its device."""
+
+    model: CausalLM
+    limits: StepLimits
+    device: torch.device
+    dtype: torch.dtype
+    load_s: float
+
+
+def start_worker(
+    config: EngineConfig,
+    *,
+    rank: int,
+    report_progress: Report,
+    on_fault: Callable[[GraphOutcome], None],
+) -> StartedWorker:
+    """Loads the model and allocates everything that steps need.
+
+    Unless told otherwise, it leaves compilation and capture to the time between steps.
+
+    Args:
+        config: the engine's.
+        rank: this worker's number among its peers, and its GPU.
+        report_progress: hears of each stage.
+        on_fault: hears of a graph that is given up while serving.
+
+    Raises:
+        ValueError: the configuration does not fit the model or the machine.
+    """
+    started_s = time.monotonic()
+    torch.set_num_threads(config.num_threads)
+    torch.set_num_interop_threads(1)
+    loaded = _load(config, rank, report_progress)
+    settings = config.compilation_config(loaded.device.type)
+    pieces = piece_graphs(loaded.device)
+
+    def compile_loaded() -> "CompiledModel":
+        return _compile(config, settings, loaded, pieces=pieces, rank=rank)
+
+    is_compiled = settings.level != CompilationLevel.NO_COMPILATION
+    compiled = None
+    if is_compiled and not config.capture_while_serving:
+        report_progress("compiling the model")
+        compiled = compile_loaded()
+    report_progress("allocating the KV cache")
+    runner, num_blocks = _make_runner(config, settings, loaded)
+
+    def install(compiled: "CompiledModel | None") -> None:
+        install_model(runner, compiled, settings, pieces)
+
+    prepared = prepare_graphs(
+        runner, settings, limits=loaded.limits, pieces=pieces, on_fault=on_fault
+    )
+    outcomes: list[GraphOutcome] = []
+    capture = None
+    if is_compiled and config.capture_while_serving:
+        capture = BackgroundCapture(
+            prepared.graphs, compilation=BackgroundCompile(compile_loaded, install)
+        )
+    else:
+        install(compiled)
+        if config.capture_while_serving:
+            capture = BackgroundCapture(prepared.graphs)
+        else:
+            outcomes = prepared.capture_all(report_progress)
+    ready = _announcement(config, loaded, num_blocks, prepared)
+    ready.graphs.extend(graph_report(outcome) for outcome in outcomes)
+    log.info("worker_ready", start_s=round(time.monotonic() - started_s, 3))
+    return StartedWorker(runner=runner, ready=ready, capture=capture)
+
+
+def _load(config: EngineConfig, rank: int, report_progress: Report) -> _Loaded:
+    device = choose_device(config, rank)
+    model_config = ModelConfig.from_folder(config.model)
+    dtype = choose_dtype(config, model_config, device)
+    log.info("worker_started", device=str(device), dtype=dtype_name(dtype), model=str(config.model))
+    report_progress("loading weights")
+    started_s = time.monotonic()
+    model = load_model(
+        config.model,
+        device=device,
+        dtype=dtype,
+        load_format=config.load_format,
+        on_progress=report_progress,
+    )
+    load_s = time.monotonic() - started_s
+    log.info("weights_loaded", num_parameters=_num_parameters(model), load_s=round(load_s, 3))
+    limits = StepLimits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len or model_config.max_position_embeddings,
+        block_size=config.block_size,
+        vocab_size=model_config.vocab_size,
+    )
+    return _Loaded(model=model, limits=limits, device=device, dtype=dtype, load_s=load_s)
+
+
+def _compile(
+    config: EngineConfig,
+    settings: CompilationConfig,
+    loaded: _Loaded,
+    *,
+    pieces: PieceGraphs,
+    rank: int,
+) -> "CompiledModel":
+    """Compiles the model at the configured level; this may be another thread than the steps'."""
+    # The compiler takes 2 s to import, which a worker that compiles nothing must not wait for.
+    from services.engine.compilation.cache_key import compute_factors
+    from services.engine.compilation.compile_model import compile_model
+
+    device, limits = loaded.device, loaded.limits
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    example_inputs = [
+        torch.zeros(EXAMPLE_NUM_TOKENS, dtype=dtype, device=device)
+        for dtype in (torch.int32, torch.int64)
+    ]
+    return compile_model(
+        loaded.model,
+        settings,
+        example_inputs=example_inputs,
+        piece_wrapper=pieces.wrap if settings.cudagraph_mode else None,
+        max_num_tokens=limits.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        factors=compute_factors(settings, config, device),
+        rank=rank,
+    )
+
+
+def _make_runner(
+    config: EngineConfig, settings: CompilationConfig, loaded: _Loaded
+) -> tuple[ModelRunner, int]:
+    """Allocates the KV cache and what steps need; returns the runner and the number of blocks."""
+    model, limits, dtype, device = loaded.model, loaded.limits, loaded.dtype, loaded.device
+    num_blocks = choose_num_blocks(
+        config,
+        model,
+        limits=limits,
+        dtype=dtype,
+        device=device,
+        graph_bytes=lambda runner: estimate_graph_bytes(runner, settings, limits=limits),
+    )
+    cache = allocate_kv_cache(
+        model.config,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        dtype=dtype,
+        device=device,
+    )
+    bytes_each = block_bytes(model.config, block_size=config.block_size, dtype=dtype)
+    log.info(
+        "kv_cache_allocated",
+        num_blocks=num_blocks,
+        block_bytes=bytes_each,
+        total_mb=num_blocks * bytes_each // 2**20,
+    )
+    return ModelRunner(model, cache, limits=limits, device=device), num_blocks
+
+
+def _announcement(
+    config: EngineConfig, loaded: _Loaded, num_blocks: int, prepared: PreparedGraphs
+) -> WorkerReady:
+    model, device, dtype = loaded.model, loaded.device, loaded.dtype
+    return WorkerReady(
+        num_blocks=num_blocks,
+        block_bytes=block_bytes(model.config, block_size=config.block_size, dtype=dtype),
+        num_parameters=_num_parameters(model),
+        load_s=loaded.load_s,
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        dtype=dtype_name(dtype),
+        planned_graphs=wire_keys(prepared.graphs.planned),
+        cudagraph_mode=str(prepared.mode),
+        no_graphs_reason=prepared.no_graphs_reason(enforce_eager=config.enforce_eager),
+    )
+
+
+def _num_parameters(model: CausalLM) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
