@@ -88,7 +88,8 @@ class ServiceProcess:
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            # What operators are warned of ends the engine here.
+            env=os.environ | {"PYTHONUNBUFFERED": "1", "OCTAVO_ENGINE_FAIL_ON_LATE_BUILD": "1"},
             stdin=subprocess.DEVNULL,
             stdout=self._log_file,
             stderr=subprocess.STDOUT,
