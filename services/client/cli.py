@@ -12,6 +12,7 @@ from services.client.commands.engine import engine
 from services.client.commands.frontend import frontend
 from services.client.commands.generate import generate
 from services.client.commands.graphs import graphs
+from services.client.commands.graphs_plan import plan
 from services.client.commands.health import health
 from services.client.commands.models import models
 from services.client.commands.serve import serve
@@ -38,7 +39,7 @@ app = typer.Typer(
 _panels: dict[str, tuple[Callable[..., None], ...]] = {
     "Talk to a model": (chat, generate, tokenize, models),
     "Run the services": (serve, demo),
-    "Look after them": (stats, graphs, health),
+    "Look after them": (stats, health),
 }
 for _panel, _commands in _panels.items():
     for _command in _commands:
@@ -53,6 +54,11 @@ for _service in (engine, frontend):
 _bench = typer.Typer(no_args_is_help=True, help="Measures the services.")
 _bench.command("serving")(expand_dataclasses(bench_serving))
 app.add_typer(_bench, name="bench", rich_help_panel="Look after them")
+
+_graphs = typer.Typer(invoke_without_command=True)
+_graphs.callback()(graphs)
+_graphs.command("plan")(plan)
+app.add_typer(_graphs, name="graphs", rich_help_panel="Look after them")
 
 _cache = typer.Typer(no_args_is_help=True, help="Looks after what the engine has compiled.")
 _cache.command(

@@ -1,6 +1,7 @@
 """Runs the engine service: `python -m services.engine --help`.
 
-`python -m services.engine cache explain`, with the same flags, says what is compiled for them.
+`python -m services.engine cache explain`, with the same flags, says what is compiled for them;
+`python -m services.engine graphs plan` proposes capture sizes for the steps that were seen.
 """
 
 import os
@@ -11,16 +12,22 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from services.engine.config import EngineConfig
+from services.engine.core.capture_choice import with_planned_sizes
 from services.engine.core.model_folder import ModelFolder, ModelFolderError
 from services.telemetry.logging import configure_logging
 
 USAGE_ERROR = 2
 CACHE_EXPLAIN = ["cache", "explain"]
+GRAPHS_PLAN = ["graphs", "plan"]
 
 
 def main() -> int:
     """Reads the flags, serves, and returns the process's exit status."""
     arguments = sys.argv[1:]
+    if arguments[: len(GRAPHS_PLAN)] == GRAPHS_PLAN:
+        from services.engine.core.plan_command import plan_graphs
+
+        return plan_graphs(arguments[len(GRAPHS_PLAN) :])
     explains_cache = arguments[: len(CACHE_EXPLAIN)] == CACHE_EXPLAIN
     if explains_cache:
         arguments = arguments[len(CACHE_EXPLAIN) :]
@@ -41,6 +48,7 @@ def main() -> int:
     if explains_cache:
         return _explain_cache(config)
     configure_logging(service="engine", level=config.log_level, log_format=config.log_format)
+    config = with_planned_sizes(config)
     # gRPC reads this when it is imported. The worker is a new program, not a fork, so there is
     # nothing for gRPC to prepare or to warn of.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

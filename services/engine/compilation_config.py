@@ -44,6 +44,8 @@ class CompilationConfig(BaseModel):
     """What is captured as graphs."""
     cudagraph_capture_sizes: tuple[Size, ...] | None = None
     """Sizes to capture; made from cuda_graph_sizes when absent."""
+    cudagraph_piece_sizes: tuple[Size, ...] | None = None
+    """Sizes of graphs of pieces; made from the other two when absent."""
     cuda_graph_sizes: tuple[Size, ...] = (512,)
     """One value: the largest of a pattern of sizes; several: the sizes themselves."""
     cudagraph_copy_inputs: bool = False
@@ -89,6 +91,8 @@ class CompilationConfig(BaseModel):
         Args:
             limit: largest number of query tokens that a step can have.
         """
+        if self.cudagraph_piece_sizes is not None:
+            return tuple(sorted({size for size in self.cudagraph_piece_sizes if size <= limit}))
         sizes = self.capture_sizes(limit)
         if self.cudagraph_capture_sizes is not None or len(self.cuda_graph_sizes) > 1:
             return sizes

@@ -1,9 +1,9 @@
 """Configuration of the engine: every flag, its default, its limits and its meaning."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from models.cudagraph_mode import CUDAGraphMode
@@ -18,6 +18,13 @@ from services.engine.compilation_config import (
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TINY_CHECKPOINT = REPOSITORY / "models" / "checkpoints" / "tiny"
+AUTO = "auto"
+
+CaptureSizes = Annotated[
+    list[Size] | Literal["auto"],
+    # The command line makes a list of whatever it reads for a field that may be one.
+    BeforeValidator(lambda value: AUTO if value == [AUTO] else value),
+]
 
 
 class EngineConfig(BaseSettings):
@@ -37,6 +44,7 @@ class EngineConfig(BaseSettings):
         cli_implicit_flags=True,
         cli_hide_none_type=True,
         cli_avoid_json=True,
+        cli_shortcuts={"cudagraph-capture-sizes": "capture-sizes"},
         protected_namespaces=(),
     )
 
@@ -82,8 +90,10 @@ class EngineConfig(BaseSettings):
         "auto", "none", "piecewise", "full", "full_decode_only", "full_and_piecewise"
     ] = "auto"
     """What runs as captured graphs; auto: full_and_piecewise on CUDA, none on a CPU."""
-    cudagraph_capture_sizes: list[Size] | None = None
-    """Sizes to capture; made from cuda_graph_sizes when absent."""
+    cudagraph_capture_sizes: CaptureSizes | None = None
+    """Sizes to capture, auto for sizes planned from steps seen; absent: from cuda_graph_sizes."""
+    cudagraph_piece_sizes: list[Size] | None = None
+    """Sizes of graphs of pieces, where they are not those of cudagraph_capture_sizes."""
     cuda_graph_sizes: list[Size] = Field(default=[512], min_length=1)
     """One value N: capture 1, 2, 4, 8 and multiples of 16 up to N; several: these sizes."""
     cudagraph_copy_inputs: bool = False
@@ -102,6 +112,8 @@ class EngineConfig(BaseSettings):
     """Folder that gets the traced graph, its pieces and generated code, on level 3."""
     compile_cache_dir: Path = DEFAULT_CACHE_DIR
     """Folder of compiled pieces, shared by all engines that are started with it."""
+    histogram_dir: str = "~/.cache/octavo/histograms"
+    """Folder that keeps how large steps were, to plan sizes from; empty: nothing is kept."""
     fail_on_late_build: bool = False
     """End the worker when something is compiled in the middle of serving, instead of warning."""
     heartbeat_interval_ms: int = Field(default=500, ge=50, le=2000)
@@ -137,11 +149,13 @@ class EngineConfig(BaseSettings):
             device_type: "cpu" or "cuda".
         """
         level = CompilationLevel(0 if self.enforce_eager else self.compilation_level)
-        sizes = self.cudagraph_capture_sizes
+        sizes, piece_sizes = self.cudagraph_capture_sizes, self.cudagraph_piece_sizes
         return CompilationConfig(
             level=level,
             cudagraph_mode=self._graph_mode(device_type),
-            cudagraph_capture_sizes=None if sizes is None else tuple(sizes),
+            # Until it is settled, auto means the same as nothing.
+            cudagraph_capture_sizes=tuple(sizes) if isinstance(sizes, list) else None,
+            cudagraph_piece_sizes=None if piece_sizes is None else tuple(piece_sizes),
             cuda_graph_sizes=tuple(self.cuda_graph_sizes),
             cudagraph_copy_inputs=self.cudagraph_copy_inputs,
             splitting_ops=tuple(self.splitting_ops),

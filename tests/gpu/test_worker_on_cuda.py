@@ -116,6 +116,7 @@ async def run_ahead(folder):
         max_num_seqs=8,
         max_num_batched_tokens=64,
         gpu_memory_utilization=0.05,
+        capture_while_serving=False,
     )
     driver = StepDriver(folder)
     sequence = driver.add(PROMPTS[1])

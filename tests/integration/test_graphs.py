@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 
 import grpc
 import pytest
@@ -9,8 +11,9 @@ import pytest
 from protos.common.v1 import sampling_pb2
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from services.client.cli import main
-from tests.support.processes import start_engine
+from tests.support.processes import ROOT, start_engine
 
+OCTAVO = [sys.executable, "-m", "services.client.cli"]
 SMALL = {"max_model_len": 128, "max_num_seqs": 4, "num_kv_blocks": 64, "device": "cpu"}
 NUM_OUTPUT = 24
 
@@ -62,3 +65,59 @@ def test_the_command_shows_an_engines_graphs(monkeypatch, capsys):
             main(["graphs", "--json"])
         figures = json.loads(capsys.readouterr().out)
     assert figures["num_captured"] == figures["num_planned"] == 3
+
+
+def octavo(*arguments):
+    done = subprocess.run(
+        [*OCTAVO, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout
+
+
+async def load(address):
+    """More than a thousand steps of decodes: many of three requests, some of two and one."""
+
+    async def generate(stub, num_output):
+        sampling = sampling_pb2.SamplingParams(
+            temperature=0, max_tokens=num_output, ignore_eos=True
+        )
+        request = engine_pb2.GenerateRequest(prompt_token_ids=[5, 6, 7], sampling=sampling)
+        async for _ in stub.Generate(request):
+            pass
+
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = engine_pb2_grpc.EngineServiceStub(channel)
+        for _ in range(9):
+            await asyncio.gather(*(generate(stub, 120 - shorter) for shorter in (0, 4, 8)))
+
+
+def test_an_engine_plans_its_captures_from_what_an_earlier_one_saw(tmp_path):
+    flags = {**SMALL, "cudagraph_mode": "full_decode_only", "histogram_dir": tmp_path}
+    flags |= {"cuda_graph_sizes": 4, "log_format": "json"}
+    with start_engine(**flags) as engine:
+        asyncio.run(load(engine.address))
+        assert octavo("health", engine.address) == "serving, graphs 3/3 captured\n"
+        plan = json.loads(octavo("graphs", "plan", "--engine", engine.address, "--json"))
+        text = octavo("graphs", "plan", "--engine", engine.address)
+        engine.stop()
+    decodes = plan["decodes"]
+    assert decodes["today"]["sizes"] == [1, 2, 4]
+    assert decodes["planned"]["sizes"][1:] == [3, 4]
+    assert decodes["planned"]["padding"] < decodes["today"]["padding"]
+    flag = ",".join(str(size) for size in decodes["planned"]["sizes"])
+    assert f"--cudagraph-capture-sizes {flag}\n" in text
+    (kept,) = tmp_path.iterdir()
+    kept_plan = json.loads(octavo("graphs", "plan", "--histogram", str(kept), "--json"))
+    assert kept_plan["decodes"] == decodes
+
+    with start_engine(**flags, capture_sizes="auto") as engine:
+        figures = json.loads(octavo("graphs", "--engine", engine.address, "--json"))
+        lines = [json.loads(line) for line in engine.log.splitlines() if line.startswith("{")]
+    captured = [graph["num_tokens"] for graph in figures["graphs"]]
+    assert captured == decodes["planned"]["sizes"][::-1]
+    assert figures["coverage"]["decodes"]["sizes"] == decodes["planned"]["sizes"]
+    events = {line["event"]: line for line in lines}
+    assert events["capture_sizes_planned"]["sizes"] == decodes["planned"]["sizes"]
+    report = events["graph_coverage_reported"]
+    assert (report["decodes_up_to"], report["num_steps_seen"] > 1000) == (4, True)
+    assert events["graphs_complete"]["num_captured"] == 3

@@ -230,11 +230,13 @@ class GetTokenizerResponse(_message.Message):
     def __init__(self, file_name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class GetStatsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("include_step_sizes",)
+    INCLUDE_STEP_SIZES_FIELD_NUMBER: _ClassVar[int]
+    include_step_sizes: bool
+    def __init__(self, include_step_sizes: _Optional[bool] = ...) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("uptime_s", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_steps", "prompt_tokens", "cached_tokens", "output_tokens", "finished", "rejected", "num_preemptions", "num_worker_restarts", "worker_busy_us", "schedule_us", "graph_dispatch", "num_sessions", "ready", "num_tasks", "cudagraph_mode", "num_graphs_planned", "graphs", "num_late_builds")
+    __slots__ = ("uptime_s", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_steps", "prompt_tokens", "cached_tokens", "output_tokens", "finished", "rejected", "num_preemptions", "num_worker_restarts", "worker_busy_us", "schedule_us", "graph_dispatch", "num_sessions", "ready", "num_tasks", "cudagraph_mode", "num_graphs_planned", "graphs", "decode_coverage", "other_coverage", "decode_steps", "other_steps", "num_late_builds")
     class FinishedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -256,6 +258,20 @@ class GetStatsResponse(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class DecodeStepsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    class OtherStepsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -279,6 +295,10 @@ class GetStatsResponse(_message.Message):
     CUDAGRAPH_MODE_FIELD_NUMBER: _ClassVar[int]
     NUM_GRAPHS_PLANNED_FIELD_NUMBER: _ClassVar[int]
     GRAPHS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_COVERAGE_FIELD_NUMBER: _ClassVar[int]
+    OTHER_COVERAGE_FIELD_NUMBER: _ClassVar[int]
+    DECODE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    OTHER_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_LATE_BUILDS_FIELD_NUMBER: _ClassVar[int]
     uptime_s: float
     num_running: int
@@ -303,8 +323,22 @@ class GetStatsResponse(_message.Message):
     cudagraph_mode: str
     num_graphs_planned: int
     graphs: _containers.RepeatedCompositeFieldContainer[GraphStats]
+    decode_coverage: GraphCoverage
+    other_coverage: GraphCoverage
+    decode_steps: _containers.ScalarMap[int, int]
+    other_steps: _containers.ScalarMap[int, int]
     num_late_builds: int
-    def __init__(self, uptime_s: _Optional[float] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., finished: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., num_preemptions: _Optional[int] = ..., num_worker_restarts: _Optional[int] = ..., worker_busy_us: _Optional[int] = ..., schedule_us: _Optional[int] = ..., graph_dispatch: _Optional[_Mapping[str, int]] = ..., num_sessions: _Optional[int] = ..., ready: _Optional[bool] = ..., num_tasks: _Optional[int] = ..., cudagraph_mode: _Optional[str] = ..., num_graphs_planned: _Optional[int] = ..., graphs: _Optional[_Iterable[_Union[GraphStats, _Mapping]]] = ..., num_late_builds: _Optional[int] = ...) -> None: ...
+    def __init__(self, uptime_s: _Optional[float] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., finished: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., num_preemptions: _Optional[int] = ..., num_worker_restarts: _Optional[int] = ..., worker_busy_us: _Optional[int] = ..., schedule_us: _Optional[int] = ..., graph_dispatch: _Optional[_Mapping[str, int]] = ..., num_sessions: _Optional[int] = ..., ready: _Optional[bool] = ..., num_tasks: _Optional[int] = ..., cudagraph_mode: _Optional[str] = ..., num_graphs_planned: _Optional[int] = ..., graphs: _Optional[_Iterable[_Union[GraphStats, _Mapping]]] = ..., decode_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., other_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., decode_steps: _Optional[_Mapping[int, int]] = ..., other_steps: _Optional[_Mapping[int, int]] = ..., num_late_builds: _Optional[int] = ...) -> None: ...
+
+class GraphCoverage(_message.Message):
+    __slots__ = ("sizes", "limit", "max_padding")
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    MAX_PADDING_FIELD_NUMBER: _ClassVar[int]
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    limit: int
+    max_padding: int
+    def __init__(self, sizes: _Optional[_Iterable[int]] = ..., limit: _Optional[int] = ..., max_padding: _Optional[int] = ...) -> None: ...
 
 class GraphStats(_message.Message):
     __slots__ = ("num_tokens", "graph_bs", "max_q_len", "uniform", "captured", "capture_s", "num_bytes", "num_replays", "padded_tokens", "fault")

@@ -17,6 +17,7 @@ NONE_RAN = "-"
 
 
 def graphs(
+    context: typer.Context,
     *,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the figures as one line of JSON.")
@@ -29,7 +30,11 @@ def graphs(
     - `octavo graphs`
 
     - `octavo graphs --json | jq .graphs`
+
+    - `octavo graphs plan`
     """
+    if context.invoked_subcommand is not None:
+        return
     stats = asyncio.run(_stats(engine))
     if as_json:
         typer.echo(json.dumps(_figures(stats)))
@@ -42,6 +47,8 @@ def report(address: str, stats: Stats) -> Group:
     parts: list[Text | Table] = [_summary(address, stats)]
     if stats.graphs:
         parts.append(_table(stats))
+    if stats.num_graphs_planned:
+        parts.append(Text(_coverage(stats)))
     misses = {name: count for name, count in stats.graph_dispatch.items() if name != "graph"}
     if misses:
         listed = ", ".join(f"{count} {name}" for name, count in sorted(misses.items()))
@@ -79,6 +86,18 @@ def _summary(address: str, stats: Stats) -> Text:
         if computed:
             summary.append(f", padding {padded / computed:.1%}", style="not bold")
     return summary
+
+
+def _coverage(stats: Stats) -> str:
+    """Says how large steps may get before they run without a graph."""
+    decodes, others = stats.decode_coverage, stats.other_coverage
+    parts = [
+        f"{kind} up to {min(coverage.sizes[-1], coverage.limit)} of {coverage.limit}{unit}"
+        if coverage.sizes
+        else f"no {kind}"
+        for kind, unit, coverage in (("decodes", "", decodes), ("other steps", " tokens", others))
+    ]
+    return f"covers {parts[0]}, {parts[1]}"
 
 
 def _table(stats: Stats) -> Table:
@@ -122,6 +141,17 @@ def _figures(stats: Stats) -> dict[str, object]:
         "hit_rate": hits / stats.num_steps if stats.num_steps else 0.0,
         "padding": padded / computed if computed else 0.0,
         "steps": dict(stats.graph_dispatch),
+        "coverage": {
+            name: {
+                "sizes": list(coverage.sizes),
+                "limit": coverage.limit,
+                "max_padding": coverage.max_padding,
+            }
+            for name, coverage in (
+                ("decodes", stats.decode_coverage),
+                ("others", stats.other_coverage),
+            )
+        },
         "graphs": [
             {field.name: getattr(graph, field.name) for field in graph.DESCRIPTOR.fields}
             for graph in stats.graphs

@@ -5,7 +5,10 @@ from typing import Annotated
 
 import typer
 
-from services.client.health import is_serving
+from services.client.channel import open_channel
+from services.client.commands.stats import Engine
+from services.client.errors import OctavoError
+from services.client.health import READINESS, is_serving
 
 
 def health(
@@ -18,11 +21,26 @@ def health(
 ) -> None:
     """Exits 0 if a service is serving and 1 if not, for container health checks.
 
+    Of an engine that captures graphs it also tells how many of them can be used by now.
+
     Examples:
     - `octavo health 127.0.0.1:50051`
 
     - `octavo health 127.0.0.1:50051 --service liveness`
     """
     serving = asyncio.run(is_serving(address, service=service, timeout_s=timeout_s))
-    typer.echo("serving" if serving else "not serving")
+    graphs = asyncio.run(_graphs(address)) if serving and service == READINESS else ""
+    typer.echo(f"serving{graphs}" if serving else "not serving")
     raise typer.Exit(0 if serving else 1)
+
+
+async def _graphs(address: str) -> str:
+    """Returns how far an engine's captures are; nothing for one without, or a frontend."""
+    try:
+        async with open_channel(address) as channel:
+            stats = await Engine(channel).stats()
+    except OctavoError:
+        return ""
+    num_captured = sum(graph.captured for graph in stats.graphs)
+    planned = stats.num_graphs_planned
+    return f", graphs {num_captured}/{planned} captured" if planned else ""

@@ -20,6 +20,8 @@ from services.client.flags import DEFAULT_ENGINE, EngineAddress
 
 CALL_TIMEOUT_S = 5.0
 Stats = engine_pb2.GetStatsResponse
+_GRAPH_FIELDS = {"graphs", "decode_coverage", "other_coverage", "decode_steps", "other_steps"}
+"""Told by `octavo graphs --json` and `octavo graphs plan --json`."""
 
 
 def stats(
@@ -55,13 +57,11 @@ class Engine:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = engine_pb2_grpc.EngineServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
 
-    async def stats(self) -> Stats:
+    async def stats(self, *, include_step_sizes: bool = False) -> Stats:
         """Returns its figures now."""
+        request = engine_pb2.GetStatsRequest(include_step_sizes=include_step_sizes)
         try:
-            return cast(
-                Stats,
-                await self._stub.GetStats(engine_pb2.GetStatsRequest(), timeout=CALL_TIMEOUT_S),
-            )
+            return cast(Stats, await self._stub.GetStats(request, timeout=CALL_TIMEOUT_S))
         except grpc.aio.AioRpcError as error:
             raise error_of_call(error) from None
 
@@ -69,8 +69,7 @@ class Engine:
 async def _print_json(address: str) -> None:
     async with open_channel(address) as channel:
         stats = await Engine(channel).stats()
-    # `octavo graphs --json` has the graphs one by one.
-    fields = [field.name for field in stats.DESCRIPTOR.fields if field.name != "graphs"]
+    fields = [field.name for field in stats.DESCRIPTOR.fields if field.name not in _GRAPH_FIELDS]
     figures = {name: getattr(stats, name) for name in fields}
     plain = {k: dict(v) if isinstance(v, Mapping) else v for k, v in figures.items()}
     typer.echo(json.dumps(plain))

@@ -29,6 +29,7 @@ _TABLE_SIZE = "pieces see query tokens only, and any number of them"
 IRRELEVANT_COMPILATION_FIELDS = {
     "cudagraph_mode": _GRAPHS,
     "cudagraph_capture_sizes": _GRAPHS,
+    "cudagraph_piece_sizes": _GRAPHS,
     "cuda_graph_sizes": _GRAPHS,
     "cudagraph_copy_inputs": "inputs are copied before the pieces run",
     "compile_sizes": "each size has an artifact of its own",
@@ -57,6 +58,7 @@ IRRELEVANT_ENGINE_FIELDS = {
     "compilation_level": _COMPILATION_FLAG,
     "cudagraph_mode": _COMPILATION_FLAG,
     "cudagraph_capture_sizes": _COMPILATION_FLAG,
+    "cudagraph_piece_sizes": _COMPILATION_FLAG,
     "cuda_graph_sizes": _COMPILATION_FLAG,
     "cudagraph_copy_inputs": _COMPILATION_FLAG,
     "splitting_ops": _COMPILATION_FLAG,
@@ -65,6 +67,7 @@ IRRELEVANT_ENGINE_FIELDS = {
     "inductor_compile_config": _COMPILATION_FLAG,
     "debug_dump_path": _COMPILATION_FLAG,
     "compile_cache_dir": _COMPILATION_FLAG,
+    "histogram_dir": _SERVICE,
     "heartbeat_interval_ms": _SERVICE,
     "step_timeout_s": _SERVICE,
     "worker_start_timeout_s": _SERVICE,

@@ -11,9 +11,11 @@ import structlog
 
 from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.config import EngineConfig
+from services.engine.core.graph_coverage import GraphCoverage
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.live_requests import LiveRequests
 from services.engine.core.stats import Counters, EngineLoad, EngineStats
+from services.engine.core.step_history import HistoryKeeper, StepHistory
 from services.engine.core.step_loop import StepLoop
 from services.engine.core.watchers import StepWatchers
 from services.engine.core.worker_supervisor import Executor, WorkerSupervisor
@@ -22,6 +24,9 @@ from services.engine.request import FinishReason, Request, RequestOutput
 from services.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 
 log = structlog.get_logger()
+
+HISTORY_INTERVAL_S = 60.0
+"""Time between two writes of the step sizes: 1 ms each, 10 ms where 8192 sizes were seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,8 @@ class EngineCore:
         self._started_s = time.monotonic()
         self._steps: StepLoop | None = None
         self._graphs = GraphLedger(WorkerReady())
+        self._history = HistoryKeeper(config, self.counters.step_sizes)
+        self._coverage = GraphCoverage.of((), self.history)
         self._live = LiveRequests(self.counters, self._expire)
         self._drain_listeners: set[Callable[[], None]] = set()
         self._is_draining = False
@@ -84,16 +91,24 @@ class EngineCore:
         """Whether the engine finishes what it has and takes nothing more."""
         return self._is_draining
 
+    @property
+    def history(self) -> StepHistory:
+        """How large steps were, in this run and in those before."""
+        return self._history.history
+
     async def run(self) -> NoReturn:
         """Serves until it is cancelled.
 
         Raises:
             WorkerDiedError: the first worker could not start.
         """
+        saving = asyncio.create_task(self._save_history_regularly())
         try:
             await self._supervisor.run()
         finally:
+            saving.cancel()
             self.watchers.close()
+            self._save_history()
 
     def check_ready(self) -> None:
         """Raises EngineUnavailableError unless requests are taken now."""
@@ -196,6 +211,7 @@ class EngineCore:
             num_preemptions=counters.num_preemptions + (0 if now is None else now.num_preemptions),
             is_ready=self.is_ready,
             graphs=self._graphs,
+            coverage=self._coverage,
             counters=counters,
         )
 
@@ -203,6 +219,10 @@ class EngineCore:
         """Takes requests and runs their steps until the worker is lost."""
         self.worker = ready
         self._graphs = GraphLedger(ready)
+        history = self.history
+        self._coverage = GraphCoverage.of(ready.planned_graphs, history)
+        if ready.planned_graphs:
+            self._coverage.report(history)
         self._steps = StepLoop(
             scheduler=Scheduler(self._limits(ready.num_blocks), dispatcher=self._graphs.dispatcher),
             channel=executor,
@@ -221,6 +241,14 @@ class EngineCore:
             self._abort_all(
                 EngineUnavailableError("the engine lost the worker that ran this request")
             )
+
+    async def _save_history_regularly(self) -> NoReturn:
+        while True:
+            await asyncio.sleep(HISTORY_INTERVAL_S)
+            self._save_history()
+
+    def _save_history(self) -> None:
+        self._history.save(self._graphs.mode, self._graphs.costs)
 
     def _limits(self, num_blocks: int) -> SchedulerLimits:
         config = self._config

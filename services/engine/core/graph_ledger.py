@@ -6,6 +6,7 @@ import structlog
 
 from protos.engine.v1.worker_pb2 import GraphReport, GraphState, WorkerReady
 from services.engine.batch import BatchDescriptor, FallbackReason, GraphKey, StepResult
+from services.engine.core.step_history import GraphCost
 from services.engine.scheduler.dispatcher import GraphDispatcher
 
 log = structlog.get_logger()
@@ -42,6 +43,7 @@ class GraphLedger:
             without_graphs=ready.no_graphs_reason or FallbackReason.FALLBACK_REASON_UNSUPPORTED,
         )
         self._figures: dict[_Name, GraphFigures] = {}
+        self._is_complete = not self.num_planned
         for report in ready.graphs:
             self.take(report)
 
@@ -53,8 +55,34 @@ class GraphLedger:
             for name in sorted(self._figures, key=lambda name: (not name[3], -name[0]))
         ]
 
+    @property
+    def costs(self) -> list[GraphCost]:
+        """What the capture of each usable graph took."""
+        return [
+            GraphCost(
+                uniform=each.key.uniform,
+                num_tokens=each.key.num_tokens,
+                num_bytes=each.num_bytes,
+                capture_s=each.capture_s,
+            )
+            for each in self.figures
+            if not each.fault
+        ]
+
     def take(self, report: GraphReport) -> None:
         """Takes the worker's word on one graph; the dispatcher acts on it from the next step on."""
+        self._book(report)
+        if len(self._figures) == self.num_planned and not self._is_complete:
+            self._is_complete = True
+            log.info(
+                "graphs_complete",
+                num_captured=len(self.costs),
+                num_planned=self.num_planned,
+                capture_s=round(sum(each.capture_s for each in self.costs), 3),
+                total_mb=sum(each.num_bytes for each in self.costs) // 2**20,
+            )
+
+    def _book(self, report: GraphReport) -> None:
         figures = self._figures.setdefault(_name(report.key), GraphFigures(report.key))
         if report.state == GraphState.GRAPH_STATE_CAPTURED:
             figures.capture_s = report.capture_s

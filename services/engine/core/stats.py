@@ -4,7 +4,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from services.engine.batch import FallbackReason
+from services.engine.core.graph_coverage import GraphCoverage
 from services.engine.core.graph_ledger import GraphLedger
+from services.engine.core.step_histogram import StepHistogram
 
 
 @dataclass(slots=True)
@@ -22,6 +24,7 @@ class Counters:
     """Requests that were refused, by status code name."""
     graph_dispatch: Counter[int] = field(default_factory=Counter)
     """Steps by FallbackReason."""
+    step_sizes: StepHistogram = field(default_factory=StepHistogram)
     prompt_tokens: int = 0
     """Of schedulers that are gone; likewise the three below."""
     cached_tokens: int = 0
@@ -57,6 +60,7 @@ class EngineStats:
     num_preemptions: int
     is_ready: bool
     graphs: GraphLedger
+    coverage: GraphCoverage
     counters: Counters
 
 

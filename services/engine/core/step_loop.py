@@ -116,6 +116,7 @@ class StepLoop:
         counters.num_steps += 1
         counters.worker_busy_us += result.elapsed_us
         counters.graph_dispatch[self._graphs.count(step.descriptor, result)] += 1
+        counters.step_sizes.count(step.descriptor.context)
         self._watchers.publish(step.descriptor, result)
         return outputs
 

@@ -11,10 +11,18 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from protos.common.v1 import sampling_pb2
-from protos.engine.v1.engine_pb2 import GenerateRequest, GetStatsResponse, GraphStats, Submit
+from protos.engine.v1.engine_pb2 import (
+    GenerateRequest,
+    GetStatsResponse,
+    GraphCoverage,
+    GraphStats,
+    Submit,
+)
+from services.engine.core.graph_coverage import Coverage
 from services.engine.core.graph_ledger import GraphFigures
 from services.engine.core.model_folder import ModelFolder
 from services.engine.core.stats import EngineStats
+from services.engine.core.step_histogram import StepHistogram
 from services.engine.errors import InvalidRequestError, UnknownModelError, UnsupportedError
 from services.engine.request import (
     MAX_STOP_TOKEN_IDS,
@@ -232,8 +240,10 @@ def logprobs_to_proto(token_id: int, entry: PositionLogprobs) -> sampling_pb2.Po
     )
 
 
-def stats_to_proto(stats: EngineStats, *, num_sessions: int) -> GetStatsResponse:
-    """Returns a snapshot as it travels."""
+def stats_to_proto(
+    stats: EngineStats, *, num_sessions: int, step_sizes: StepHistogram | None = None
+) -> GetStatsResponse:
+    """Returns a snapshot as it travels, with the sizes of steps if there are any to tell."""
     load, counters = stats.load, stats.counters
     return GetStatsResponse(
         uptime_s=stats.uptime_s,
@@ -259,6 +269,16 @@ def stats_to_proto(stats: EngineStats, *, num_sessions: int) -> GetStatsResponse
         cudagraph_mode=stats.graphs.mode,
         num_graphs_planned=stats.graphs.num_planned,
         graphs=[_graph_to_proto(figures) for figures in stats.graphs.figures],
+        decode_coverage=_coverage_to_proto(stats.coverage.decodes),
+        other_coverage=_coverage_to_proto(stats.coverage.others),
+        decode_steps=step_sizes.decodes if step_sizes else {},
+        other_steps=step_sizes.others if step_sizes else {},
+    )
+
+
+def _coverage_to_proto(coverage: Coverage) -> GraphCoverage:
+    return GraphCoverage(
+        sizes=coverage.sizes, limit=coverage.limit, max_padding=coverage.max_padding
     )
 
 

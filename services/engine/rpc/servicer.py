@@ -107,7 +107,12 @@ class EngineServicer(EngineServiceServicer):
         """Tells what the engine has done and does."""
         del context
         check_known(request)
-        stats = stats_to_proto(self._core.stats(), num_sessions=self._num_sessions)
+        core = self._core
+        stats = stats_to_proto(
+            core.stats(),
+            num_sessions=self._num_sessions,
+            step_sizes=core.history.histogram if request.include_step_sizes else None,
+        )
         stats.num_tasks = len(asyncio.all_tasks())
         return stats
 

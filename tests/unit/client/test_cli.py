@@ -33,7 +33,7 @@ def octavo(frontend, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "bench serving", "cache explain"])
+@pytest.mark.parametrize("command", [*COMMANDS, "bench serving", "cache explain", "graphs plan"])
 def test_help_of_every_command_explains_itself(octavo, command):
     code, out, _ = octavo(*command.split(), "--help")
     assert code == 0

@@ -41,6 +41,18 @@ def test_costs_hit_rate_and_padding_are_told_as_a_whole_and_by_graph():
     assert "steps without a graph: 2 oversize, 3 uncaptured" in text
 
 
+def test_what_is_covered_is_told_in_a_line():
+    stats = engine_pb2.GetStatsResponse(
+        num_graphs_planned=2,
+        decode_coverage=engine_pb2.GraphCoverage(sizes=[8, 512], limit=256),
+        other_coverage=engine_pb2.GraphCoverage(sizes=[512], limit=8192),
+    )
+    text = shown(stats)
+    assert "covers decodes up to 256 of 256, other steps up to 512 of 8192 tokens" in text
+    stats.other_coverage.ClearField("sizes")
+    assert "covers decodes up to 256 of 256, no other steps" in shown(stats)
+
+
 def test_a_graph_that_was_given_up_says_why():
     stats = engine_pb2.GetStatsResponse(
         cudagraph_mode="FULL_DECODE_ONLY",

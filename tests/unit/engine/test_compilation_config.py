@@ -1,5 +1,6 @@
 import pytest
 from pydantic import ValidationError
+from pydantic_settings import CliApp
 
 from services.engine.compilation_config import CompilationConfig, CompilationLevel
 from services.engine.config import EngineConfig
@@ -24,6 +25,34 @@ def test_capture_sizes_follow_the_pattern_up_to_the_limit(sizes, limit, expected
 def test_given_capture_sizes_win_and_are_put_in_order():
     config = CompilationConfig(cudagraph_capture_sizes=(8, 2, 8, 300))
     assert config.capture_sizes(256) == (2, 8)
+
+
+def test_pieces_have_sizes_of_their_own_where_they_are_given():
+    config = CompilationConfig(cudagraph_capture_sizes=(2, 8))
+    assert config.piece_sizes(64) == (2, 8)
+    config = CompilationConfig(cudagraph_capture_sizes=(2, 8), cudagraph_piece_sizes=(90, 7, 16))
+    assert config.piece_sizes(64) == (7, 16)
+    assert config.capture_sizes(64) == (2, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], None),
+        (["--cudagraph-capture-sizes", "auto"], "auto"),
+        (["--capture-sizes", "auto"], "auto"),
+        (["--capture-sizes", "1,2"], [1, 2]),
+        (["--cudagraph-capture-sizes", "1", "--cudagraph-capture-sizes", "2"], [1, 2]),
+    ],
+)
+def test_sizes_are_read_from_the_command_line(arguments, expected):
+    config = CliApp.run(EngineConfig, cli_args=arguments)
+    assert config.cudagraph_capture_sizes == expected
+
+
+def test_auto_comes_from_the_environment_too(monkeypatch):
+    monkeypatch.setenv("OCTAVO_ENGINE_CUDAGRAPH_CAPTURE_SIZES", "auto")
+    assert EngineConfig().cudagraph_capture_sizes == "auto"
 
 
 def test_specialised_sizes_take_capture_sizes_by_name():
@@ -74,6 +103,8 @@ def test_enforce_eager_wins_over_the_level():
         {"compilation_level": -1},
         {"splitting_ops": ["attention"]},
         {"cudagraph_capture_sizes": [0]},
+        {"cudagraph_capture_sizes": ["auto", 4]},
+        {"cudagraph_capture_sizes": "some"},
         {"cuda_graph_sizes": []},
         {"compile_sizes": ["every_size"]},
     ],

@@ -18,6 +18,7 @@ COMPILATION_CHANGES = {
     "level": 2,
     "cudagraph_mode": CUDAGraphMode.FULL,
     "cudagraph_capture_sizes": (1, 2),
+    "cudagraph_piece_sizes": (1, 2),
     "cuda_graph_sizes": (64,),
     "cudagraph_copy_inputs": True,
     "splitting_ops": ("octavo::other",),
@@ -32,6 +33,7 @@ COMPILATION_FLAGS = {
     "compilation_level": 2,
     "cudagraph_mode": "full",
     "cudagraph_capture_sizes": [1, 2],
+    "cudagraph_piece_sizes": [1, 2],
     "cuda_graph_sizes": [64],
     "cudagraph_copy_inputs": True,
     "splitting_ops": ["octavo::other"],
@@ -80,6 +82,12 @@ def test_each_flag_of_the_engine_changes_the_key_unless_listed(name, factors):
     is_same = compute_factors(changed.compilation_config("cpu"), changed, CPU).key == factors.key
     is_listed = name in cache_key.IRRELEVANT_ENGINE_FIELDS
     assert is_same == (is_listed and name not in CHANGE_THE_KEY)
+
+
+def test_sizes_that_are_still_to_be_planned_are_as_good_as_none(factors):
+    auto = EngineConfig(compilation_level=3, cudagraph_capture_sizes="auto")
+    config = auto.compilation_config("cpu")
+    assert compute_factors(config, auto, CPU) == factors
 
 
 def test_the_lists_name_nothing_that_does_not_exist():

@@ -5,7 +5,9 @@ import asyncio
 import pytest
 import structlog
 
+from services.engine.core import engine_core
 from services.engine.core.engine_core import EngineCore
+from services.engine.core.step_history import history_path, read_history
 from services.engine.errors import (
     DeadlineExpiredError,
     DuplicateRequestError,
@@ -275,3 +277,29 @@ async def test_a_request_leaves_one_log_line_without_its_tokens():
         assert (line["prompt_tokens"], line["output_tokens"]) == (3, 8)
         assert line["duration_ms"] >= line["ttft_ms"] >= line["queue_ms"] >= 0
         assert not {"prompt", "token_ids"} & set(line)
+
+
+async def run_one(engine):
+    sink = RecordingSink()
+    engine.core.submit(make_request(sink))
+    await sink.wait_for_end()
+
+
+async def test_the_sizes_of_steps_are_kept_when_the_engine_ends(tmp_path):
+    config = engine_config(histogram_dir=str(tmp_path))
+    async with running_core(config) as engine:
+        await run_one(engine)
+        seen = engine.core.history
+        assert seen.others == {3: 1}
+    kept = read_history(history_path(config))
+    assert (kept.others, kept.decodes.keys()) == ({3: 1}, {1})
+    assert kept.decodes[1] >= seen.decodes[1] >= 7
+
+
+async def test_the_sizes_of_steps_are_kept_while_the_engine_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_core, "HISTORY_INTERVAL_S", 0.01)
+    config = engine_config(histogram_dir=str(tmp_path))
+    async with running_core(config) as engine:
+        await run_one(engine)
+        path = history_path(config)
+        await until(lambda: path.exists() and read_history(path).others == {3: 1})

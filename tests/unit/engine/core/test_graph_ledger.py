@@ -1,5 +1,7 @@
 """What the engine knows of its worker's graphs, and what it tells the dispatcher."""
 
+from structlog.testing import capture_logs
+
 from protos.engine.v1.worker_pb2 import GraphReport, GraphState, WorkerReady
 from services.engine.batch import (
     BatchDescriptor,
@@ -9,6 +11,7 @@ from services.engine.batch import (
     step_result,
 )
 from services.engine.core.graph_ledger import GraphLedger
+from services.engine.core.step_history import GraphCost
 from services.engine.scheduler.dispatcher import BatchShape
 
 
@@ -92,3 +95,20 @@ def test_a_fault_stays_with_what_its_graph_had_cost():
     ledger.take(given_up(full(4)))
     (figures,) = ledger.figures
     assert (figures.fault, figures.capture_s, figures.num_bytes) == ("planted", 0.5, 1024)
+
+
+def test_it_is_told_once_when_no_capture_is_left():
+    planned = [full(4), full(8)]
+    with capture_logs() as logs:
+        ledger = GraphLedger(WorkerReady(planned_graphs=planned, graphs=[captured(full(8))]))
+        assert logs == []
+        ledger.take(given_up(full(4)))
+        ledger.take(given_up(full(8)))
+    complete = [line for line in logs if line["event"] == "graphs_complete"]
+    assert [(line["num_captured"], line["num_planned"]) for line in complete] == [(1, 2)]
+
+
+def test_what_captures_cost_is_known_of_graphs_in_use():
+    reports = [captured(full(8)), given_up(full(4))]
+    ledger = GraphLedger(WorkerReady(planned_graphs=[full(4), full(8)], graphs=reports))
+    assert ledger.costs == [GraphCost(uniform=True, num_tokens=8, num_bytes=1024, capture_s=0.5)]

@@ -185,6 +185,17 @@ class TestInformation:
             assert dict(stats.graph_dispatch) == {"unsupported": stats.num_steps}
             assert stats.num_steps >= 8
 
+    async def test_sizes_of_steps_come_where_they_are_asked_for(self):
+        async with running_service() as service:
+            await collect(service.stub.Generate(ask(max_tokens=8)))
+            stats = await service.stub.GetStats(GetStatsRequest())
+            assert not stats.decode_steps
+            assert (stats.decode_coverage.limit, stats.other_coverage.limit) == (8, 64)
+            stats = await service.stub.GetStats(GetStatsRequest(include_step_sizes=True))
+            assert dict(stats.other_steps) == {3: 1}
+            assert list(stats.decode_steps) == [1]
+            assert stats.decode_steps[1] + 1 == stats.num_steps
+
     async def test_an_unknown_field_is_refused_everywhere(self):
         async with running_service() as service:
             for method, message in (

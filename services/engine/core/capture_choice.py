@@ -1,0 +1,66 @@
+"""Settles `--cudagraph-capture-sizes auto` before the worker starts."""
+
+from collections.abc import Mapping
+
+import structlog
+
+from services.engine.config import AUTO, EngineConfig
+from services.engine.core.capture_planner import fit, plan_sizes
+from services.engine.core.step_histogram import StepHistogram
+from services.engine.core.step_history import HistoryKeeper
+
+log = structlog.get_logger()
+
+MIN_STEPS = 1000
+"""With fewer steps of a kind, a plan would fit a warm-up rather than a load."""
+
+
+def with_planned_sizes(config: EngineConfig) -> EngineConfig:
+    """Returns the configuration with sizes in the place of `auto`.
+
+    The service process does this once and hands the worker the result, also one that it starts
+    anew: between reading the file twice, another engine could have written it.
+
+    Each kind of graph gets as many sizes as the pattern of cuda_graph_sizes would give it, the
+    largest no smaller than the pattern's. A kind with too short a history keeps the pattern.
+    """
+    if config.cudagraph_capture_sizes != AUTO:
+        return config
+    history = HistoryKeeper(config, StepHistogram()).history
+    # The service does not know the device; one that captures nothing looks at no sizes.
+    wanted = config.compilation_config("cuda")
+    decodes, pieces = history.histogram.by_graph_kind(wanted.cudagraph_mode)
+    decode_sizes = wanted.capture_sizes(history.max_decode_size)
+    piece_sizes = wanted.piece_sizes(history.max_num_batched_tokens)
+    if wanted.cudagraph_mode.has_full_cudagraphs():
+        decode_sizes = _choose("decodes", decodes, pattern=decode_sizes)
+    if wanted.cudagraph_mode.mixed_mode() and config.cudagraph_piece_sizes is None:
+        piece_sizes = _choose("pieces", pieces, pattern=piece_sizes)
+    return config.model_copy(
+        update={
+            "cudagraph_capture_sizes": list(decode_sizes),
+            "cudagraph_piece_sizes": list(piece_sizes),
+        }
+    )
+
+
+def _choose(graphs: str, counts: Mapping[int, int], *, pattern: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns planned sizes for one kind of graph, or the pattern's."""
+    num_steps = sum(counts.values())
+    if num_steps < MIN_STEPS:
+        log.info(
+            "capture_sizes_not_planned", graphs=graphs, num_steps=num_steps, min_steps=MIN_STEPS
+        )
+        return pattern
+    if not pattern:
+        return pattern
+    sizes = plan_sizes(counts, num_graphs=len(pattern), reach=pattern[-1])
+    log.info(
+        "capture_sizes_planned",
+        graphs=graphs,
+        num_steps=num_steps,
+        sizes=list(sizes),
+        expected_padding=round(fit(counts, sizes).padding, 4),
+        pattern_padding=round(fit(counts, pattern).padding, 4),
+    )
+    return sizes

@@ -1,0 +1,64 @@
+"""What the planned graphs cover, and how the operator hears of it."""
+
+from structlog.testing import capture_logs
+
+from services.engine.batch import GraphKey
+from services.engine.core.graph_coverage import Coverage, GraphCoverage
+from services.engine.core.step_history import StepHistory
+
+
+def full(size):
+    return GraphKey(num_tokens=size, graph_bs=size, max_q_len=1, uniform=True)
+
+
+def pieces(size):
+    return GraphKey(num_tokens=size, graph_bs=size, max_q_len=size, uniform=False)
+
+
+def history(decodes=None, others=None):
+    return StepHistory(
+        max_num_seqs=16, max_num_batched_tokens=100, decodes=decodes or {}, others=others or {}
+    )
+
+
+def logged(coverage, seen):
+    with capture_logs() as logs:
+        coverage.report(seen)
+    return logs
+
+
+def test_largest_share_and_largest_gap_of_one_kind():
+    coverage = Coverage(sizes=[1, 4, 16], limit=64)
+    assert (coverage.largest, coverage.share, coverage.max_padding) == (16, 0.25, 11)
+    nothing = Coverage(sizes=[], limit=64)
+    assert (nothing.largest, nothing.share, nothing.max_padding) == (0, 0.0, 0)
+    assert Coverage(sizes=[3], limit=3).max_padding == 2
+
+
+def test_decodes_run_as_pieces_where_whole_graphs_end():
+    coverage = GraphCoverage.of([pieces(4), pieces(32), full(2), full(8)], history())
+    assert coverage.decodes == Coverage(sizes=[2, 8, 32], limit=16)
+    assert coverage.others == Coverage(sizes=[4, 32], limit=100)
+    only_pieces = GraphCoverage.of([pieces(4), pieces(32), pieces(100)], history())
+    assert only_pieces.decodes.sizes == [4, 32]
+    assert only_pieces.others.sizes == [4, 32, 100]
+
+
+def test_a_gap_at_the_top_is_a_warning_and_the_figures_are_those_of_steps_seen_before():
+    coverage = GraphCoverage.of([full(4), full(16), pieces(50)], history())
+    report, warning = logged(coverage, history({3: 6, 16: 2}, {25: 1, 80: 1}))
+    assert report["event"] == "graph_coverage_reported"
+    assert (report["decodes_up_to"], report["max_decodes"]) == (16, 16)
+    assert (report["others_up_to"], report["max_num_batched_tokens"]) == (50, 100)
+    assert (report["other_share"], report["other_max_padding"]) == (0.5, 49)
+    assert (report["num_steps_seen"], report["expected_hit_rate"]) == (10, 0.9)
+    assert report["expected_padding"] == round((6 + 25) / (6 * 4 + 2 * 16 + 50), 4)
+    assert (warning["event"], warning["log_level"]) == ("graphs_do_not_cover_all_steps", "warning")
+    assert (warning["steps"], warning["largest"], warning["limit"]) == ("others", 50, 100)
+
+
+def test_steps_that_no_graph_is_meant_for_are_no_warning():
+    coverage = GraphCoverage.of([full(16)], history())
+    (report,) = logged(coverage, history())
+    assert report["num_steps_seen"] == 0
+    assert "expected_hit_rate" not in report

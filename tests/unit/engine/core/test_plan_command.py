@@ -1,0 +1,148 @@
+"""`graphs plan`: from what an engine told, or a file of its steps, to sizes and flags."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from protos.engine.v1.engine_pb2 import GetStatsResponse, GraphCoverage, GraphStats
+from services.engine.core.capture_planner import plan_sizes
+from services.engine.core.plan_command import PlanError, make_plans
+from services.engine.core.step_history import GraphCost, StepHistory
+
+ROOT = Path(__file__).resolve().parents[4]
+MIB = 2**20
+DECODES = {1: 400, 3: 300, 5: 500}
+OTHERS = {33: 90, 40: 10}
+
+
+def graph(size, *, uniform=True, num_bytes=0):
+    return GraphCost(uniform=uniform, num_tokens=size, num_bytes=num_bytes, capture_s=0.1)
+
+
+def history(**fields):
+    values = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "decodes": {}, "others": {}}
+    return StepHistory(**{**values, **fields})
+
+
+def plan(*arguments, stats=b""):
+    return subprocess.run(
+        [sys.executable, "-m", "services.engine", "graphs", "plan", *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        input=stats,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def engine_stats(**fields):
+    return GetStatsResponse(
+        cudagraph_mode="FULL_DECODE_ONLY",
+        decode_coverage=GraphCoverage(sizes=[2, 8], limit=8),
+        other_coverage=GraphCoverage(limit=64),
+        graphs=[
+            GraphStats(num_tokens=8, uniform=True, captured=True, num_bytes=9 * MIB),
+            GraphStats(num_tokens=4, uniform=True, captured=False, fault="planted"),
+            GraphStats(num_tokens=2, uniform=True, captured=True, num_bytes=MIB),
+        ],
+        **fields,
+    ).SerializeToString()
+
+
+def test_as_many_graphs_as_today_reach_as_far_and_pad_less():
+    graphs = (graph(8), graph(2), graph(1))
+    (decodes,) = make_plans(
+        history(decodes=DECODES, graphs=graphs, cudagraph_mode="FULL_DECODE_ONLY")
+    )
+    assert (decodes.today.sizes, decodes.planned.sizes) == ([1, 2, 8], (1, 5, 8))
+    assert decodes.today.fit.num_padded == 300 * 5 + 500 * 3
+    assert decodes.planned.fit.num_padded == 300 * 2
+    assert decodes.arguments == "--cudagraph-capture-sizes 1,5,8"
+
+
+def test_without_graphs_the_pattern_says_how_many_and_both_kinds_are_planned():
+    decodes, pieces = make_plans(history(decodes=DECODES, others=OTHERS))
+    assert (decodes.today.sizes, decodes.today.fit.hit_rate) == ([], 0.0)
+    assert decodes.planned.sizes == (1, 3, 5, 8)
+    assert pieces.planned.sizes == (33, 40, 64)
+    assert pieces.arguments == "--cudagraph-piece-sizes 33,40,64"
+
+
+def test_where_decodes_run_as_pieces_there_is_one_plan_for_all_steps():
+    (pieces,) = make_plans(
+        history(decodes=DECODES, others=OTHERS, cudagraph_mode="PIECEWISE"), num_graphs=3
+    )
+    assert pieces.planned.sizes == plan_sizes({**DECODES, **OTHERS}, num_graphs=3, reach=64)
+
+
+def test_a_budget_counts_the_pool_and_leaves_out_what_was_not_measured():
+    graphs = (graph(8, num_bytes=9 * MIB), graph(4, num_bytes=MIB), graph(2, num_bytes=MIB))
+    seen = history(decodes=DECODES, others=OTHERS, graphs=graphs)
+    (decodes,) = make_plans(seen, memory_mb=10)
+    assert (decodes.planned.sizes, decodes.planned.num_bytes) == ((5, 8), 10 * MIB)
+    (smaller,) = make_plans(seen, memory_mb=4)
+    assert (smaller.planned.sizes, smaller.planned.num_bytes) == ((3,), 4 * MIB)
+    assert smaller.planned.fit.hit_rate == 700 / 1200
+    (nothing,) = make_plans(seen, memory_mb=1)
+    assert nothing.planned.sizes == ()
+
+
+def test_what_cannot_be_planned_is_an_error():
+    with pytest.raises(PlanError, match="no step was seen"):
+        make_plans(history())
+    with pytest.raises(PlanError, match="measured"):
+        make_plans(history(decodes=DECODES, graphs=(graph(8),)), memory_mb=100)
+
+
+def test_the_command_reads_what_an_engine_tells_and_names_the_flags():
+    answer = plan(stats=engine_stats(decode_steps=DECODES, other_steps=OTHERS))
+    text = answer.stdout.decode()
+    assert answer.returncode == 0, answer.stderr
+    assert "graphs today: FULL_DECODE_ONLY" in text
+    assert "steps of decodes: 1,200 seen, of 1 to 5 requests\n" in text
+    assert "other steps: 100 seen, of 33 to 40 tokens; auto wants 1,000" in text
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines()]
+    assert ["today", "2", "100.0%", "47.2%", "10.0 MiB", "2 8"] in rows
+    # Pool and graphs take as much for other sizes, as the largest stays.
+    assert ["planned", "2", "100.0%", "36.7%", "10.0 MiB", "5 8"] in rows
+    assert "--cudagraph-capture-sizes 5,8\n" in text
+    assert "pieces need --compilation-level 3" in text
+
+
+def test_the_command_reads_a_file_and_prints_json(tmp_path):
+    path = tmp_path / "steps.json"
+    path.write_text(
+        json.dumps(
+            {
+                "max_num_seqs": 8,
+                "max_num_batched_tokens": 64,
+                "decodes": DECODES,
+                "others": {},
+            }
+        )
+    )
+    answer = plan("--histogram", str(path), "--num-graphs", "2", "--json")
+    assert answer.returncode == 0, answer.stderr
+    figures = json.loads(answer.stdout)["decodes"]
+    assert figures["num_steps"] == 1200
+    assert figures["planned"]["sizes"] == [5, 8]
+    assert figures["today"] == {"sizes": [], "hit_rate": 0.0, "padding": 0.0, "num_bytes": None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no step was seen yet"),
+        (["--histogram", "/nowhere.json"], "/nowhere.json"),
+        (["--histogram", str(ROOT / "README.md")], "README.md does not hold step sizes"),
+    ],
+)
+def test_the_command_says_what_is_missing(arguments, message):
+    answer = plan(*arguments, stats=engine_stats())
+    assert answer.returncode == 1
+    assert answer.stderr.decode().startswith("octavo: ")
+    assert message in answer.stderr.decode()
