@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from services.client.commands.bench import bench_serving
+from services.client.commands.bench import bench_compare, bench_serving
 from services.client.commands.cache import explain
 from services.client.commands.chat import chat
 from services.client.commands.demo import demo
@@ -51,8 +51,9 @@ for _service in (engine, frontend):
         add_help_option=False,
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     )(_service)
-_bench = typer.Typer(no_args_is_help=True, help="Measures the services.")
+_bench = typer.Typer(no_args_is_help=True, help="Measures the services, and compares results.")
 _bench.command("serving")(expand_dataclasses(bench_serving))
+_bench.command("compare")(bench_compare)
 app.add_typer(_bench, name="bench", rich_help_panel="Look after them")
 
 _graphs = typer.Typer(invoke_without_command=True)

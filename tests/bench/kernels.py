@@ -8,7 +8,6 @@ products at 734 TFLOP/s.
 """
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -27,6 +26,7 @@ from models.ops.silu_and_mul import silu_and_mul
 from models.ops.triton.decode_attention import decode_attention
 from models.ops.triton.prefill_attention import prefill_attention
 from models.ops.triton.rotate_and_cache import rotate_and_cache
+from tests.bench.report import Report
 from tests.support.attention_case import Heads, make_case
 
 BYTES_PER_US = 4482e3
@@ -215,13 +215,11 @@ def jobs(only: set[str]) -> Iterator[tuple[str, str, str, Callable[[], Figures]]
                 yield "rotate_and_cache", model, size, partial(rotate, heads, num_tokens)
 
 
-def run(only: set[str]) -> list[dict[str, object]]:
-    """Prints and returns one entry per kernel, model and size."""
-    results: list[dict[str, object]] = []
+def run(only: set[str], report: Report) -> None:
+    """Measures, prints and reports each kernel, model and size."""
     for kernel, model, size, timed in jobs(only):
         figures = timed()
         torch.cuda.empty_cache()
-        results.append({"kernel": kernel, "model": model, "size": size, **figures})
         ours, theirs, floor = figures["us"], figures["torch_us"], figures["floor_us"]
         against = "-" if theirs is None else f"{theirs:.2f}"
         print(
@@ -229,7 +227,11 @@ def run(only: set[str]) -> list[dict[str, object]]:
             f"floor {floor:9.2f}  x{ours / floor:.2f}",
             flush=True,
         )
-    return results
+        name = f"{kernel}, {model}, {size}"
+        report.add(name, [ours], "us", is_shown=False)
+        report.add(f"{name}, over floor", [ours / floor], "ratio", is_shown=False)
+        if theirs is not None:
+            report.add(f"{name}, over torch", [ours / theirs], "ratio", is_shown=False)
 
 
 def main() -> None:
@@ -238,14 +240,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", default="decode,prefill,rows")
     arguments = parser.parse_args()
-    results = run(set(arguments.only.split(",")))
-    if arguments.json:
-        record = {
-            "gpu": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "results": results,
-        }
-        arguments.json.write_text(json.dumps(record, indent=1))
+    run(set(arguments.only.split(",")), Report("kernels", path=arguments.json))
 
 
 if __name__ == "__main__":

@@ -56,7 +56,8 @@ async def test_an_engine_serves_at_once_and_then_by_graphs():
 
 
 def test_the_command_shows_an_engines_graphs(monkeypatch, capsys):
-    with start_engine(**SMALL, cudagraph_mode="full_decode_only") as engine:
+    flags = {"cudagraph_mode": "full_decode_only", "capture_while_serving": False}
+    with start_engine(**SMALL, **flags) as engine:
         monkeypatch.setenv("OCTAVO_ENGINE", engine.address)
         with pytest.raises(SystemExit):
             main(["graphs"])
@@ -93,7 +94,7 @@ async def load(address):
 
 def test_an_engine_plans_its_captures_from_what_an_earlier_one_saw(tmp_path):
     flags = {**SMALL, "cudagraph_mode": "full_decode_only", "histogram_dir": tmp_path}
-    flags |= {"cuda_graph_sizes": 4, "log_format": "json"}
+    flags |= {"cuda_graph_sizes": 4, "log_format": "json", "capture_while_serving": False}
     with start_engine(**flags) as engine:
         asyncio.run(load(engine.address))
         assert octavo("health", engine.address) == "serving, graphs 3/3 captured\n"

@@ -1,4 +1,4 @@
-"""`octavo bench serving`: latency and throughput under load."""
+"""`octavo bench`: latency and throughput under load, and results side by side."""
 
 import asyncio
 import json
@@ -9,6 +9,7 @@ import typer
 import uvloop
 from rich.console import Console
 
+from services.client.bench.compare import ResultFileError, comparison, read_result
 from services.client.bench.report import report, table_of
 from services.client.bench.runner import run
 from services.client.bench.target import EngineTarget, FrontendTarget
@@ -51,6 +52,23 @@ def bench_serving(
         typer.echo(f"{number} failed with {code}: {result['first_failure'][code]}", err=True)
     if result["num_failed"]:
         raise typer.Exit(1)
+
+
+def bench_compare(
+    first: Annotated[Path, typer.Argument(help="Result of a benchmark, as JSON.")],
+    second: Annotated[Path, typer.Argument(help="Another one of the same benchmark.")],
+) -> None:
+    """Prints the second result over the first, figure by figure, and what differs around them.
+
+    Examples:
+    - `octavo bench compare before.json after.json`
+    """
+    try:
+        lines = comparison(read_result(first), read_result(second))
+    except ResultFileError as error:
+        raise typer.BadParameter(str(error)) from None
+    for line in lines:
+        typer.echo(line)
 
 
 async def _bench(load: Load, engine: str | None, frontend: str) -> dict[str, Any]:

@@ -183,8 +183,8 @@ def _support(device: torch.device, level: CompilationLevel) -> GraphSupport:
     """Returns what can be captured; a CPU rehearses it, with attention over full block tables."""
     support = attention_cudagraph_support(device)
     can_decode = support >= AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    # At level 1 Dynamo takes part in every step, and it does not run where operations are observed.
+    is_observable = level != CompilationLevel.DYNAMO_AS_IS
     return GraphSupport(
-        full_decode=can_decode or device.type == "cpu",
-        # Dynamo looks at its guards in every step of level 1, which is nothing to capture around.
-        pieces=level != CompilationLevel.DYNAMO_AS_IS,
+        full_decode=is_observable if device.type == "cpu" else can_decode, pieces=is_observable
     )

@@ -1,0 +1,86 @@
+"""What a benchmark ran on, and what its processes use."""
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("torch", "triton", "grpcio", "protobuf", "numpy", "uvloop", "transformers")
+
+
+def machine() -> dict[str, object]:
+    """Returns names and numbers of the hardware; gpu is None where there is none."""
+    name, _, driver = _nvidia_smi("name,driver_version").partition(", ")
+    return {
+        "gpu": name or None,
+        "driver": driver or None,
+        "cpu": _cpu_name(),
+        "num_cpus": len(os.sched_getaffinity(0)),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Returns versions of Python and of the packages that decide speed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """Returns the commit, "-dirty" behind it when files differ; "unknown" outside of git."""
+    described = _output(["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"])
+    return described or "unknown"
+
+
+def gpu_used_mib() -> int | None:
+    """Returns the memory of the first GPU that is taken, by anybody; None without a GPU."""
+    used = _nvidia_smi("memory.used").split()
+    return int(used[0]) if used else None
+
+
+def peak_host_mib(pid: int) -> int | None:
+    """Returns the most resident memory that a live process has had."""
+    for line in (Path("/proc") / str(pid) / "status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) // 1024
+    return None
+
+
+def cpu_s(pid: int) -> float:
+    """Returns the CPU time of a live process, user and system, without its children's."""
+    # The name in parentheses may hold spaces; fields 14 and 15 of proc(5) are counted behind it.
+    fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def children(pid: int) -> list[int]:
+    """Returns the ids of a process's children."""
+    path = Path("/proc") / str(pid) / "task" / str(pid) / "children"
+    return [int(child) for child in path.read_text().split()]
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(": ")[2]
+    return platform.machine()
+
+
+def _nvidia_smi(fields: str) -> str:
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    return _output(command).partition("\n")[0]
+
+
+def _output(command: list[str]) -> str:
+    """Returns what a program prints; nothing when it is not there or fails."""
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return result.stdout.strip() if result.returncode == 0 else ""

@@ -1,0 +1,66 @@
+"""Model folders without weights: a public model's shape for `--load-format dummy`.
+
+python -m tests.bench.model_folder qwen3-8b /some/folder
+"""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+from services.engine.config import TINY_CHECKPOINT
+
+SHAPES_FOLDER = Path(__file__).parent / "shapes"
+TINY = "tiny"
+
+
+def shape_names() -> list[str]:
+    """Returns the shapes there are; tiny is the embedded model's."""
+    return [TINY, *sorted(path.name for path in SHAPES_FOLDER.iterdir())]
+
+
+def read_shape(name: str) -> dict:
+    """Returns a shape's config.json.
+
+    Raises:
+        ValueError: there is no such shape.
+    """
+    if name not in shape_names():
+        raise ValueError(f"there is no shape {name!r}; there are {', '.join(shape_names())}")
+    folder = TINY_CHECKPOINT if name == TINY else SHAPES_FOLDER / name
+    return json.loads((folder / "config.json").read_text())
+
+
+def make_model_folder(name: str, parent: Path) -> Path:
+    """Writes what an engine needs to serve random weights of a shape; returns the folder.
+
+    The tokenizer is the embedded model's, with made-up words for the rest of the vocabulary, so
+    that every token has a text. Sampling is greedy by default and no token ends a sequence but the
+    model's own.
+    """
+    config = read_shape(name)
+    folder = parent / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    generation = {"do_sample": False, "eos_token_id": config["eos_token_id"]}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    shutil.copy(TINY_CHECKPOINT / "tokenizer_config.json", folder)
+    tokenizer = json.loads((TINY_CHECKPOINT / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    for token_id in range(len(vocabulary), config["vocab_size"]):
+        vocabulary[f"Ġw{token_id}"] = token_id
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+def main() -> None:
+    """Writes one folder and prints where it is."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("shape", choices=shape_names())
+    parser.add_argument("folder", type=Path, help="gets a folder of the shape's name")
+    arguments = parser.parse_args()
+    print(make_model_folder(arguments.shape, arguments.folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Decode, prefill, serving and start of the engine without gRPC: `python -m tests.bench.offline`.
+
+    python -m tests.bench.offline --shape qwen3-8b --out qwen3-8b.json [engine flags]
+    python -m tests.bench.offline --shape tiny --device cpu --only decode --divide-by 8
+
+The scheduler runs in this process and a worker in its own, as in the service. With --cold the
+engine is started twice: with empty caches, and again with what the first start left in them.
+"""
+
+import argparse
+import asyncio
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import uvloop
+
+from services.engine.config import EngineConfig
+from services.engine.core.model_folder import ModelFolderError
+from services.engine.worker.executor import WorkerDiedError
+from tests.bench.empty_caches import empty_caches
+from tests.bench.figures import Bench
+from tests.bench.offline_engine import EngineFailedError, offline_engine
+from tests.bench.report import Report
+from tests.bench.settings import Settings, list_of_numbers, make_parser, read_settings
+
+PARTS = ("decode", "prefill", "serving")
+GRACE_S = 30
+"""Time beyond the budget that what has begun may take."""
+
+
+def make_bench(settings: Settings, engine, report: Report, divide_by: int) -> Bench:
+    """Returns an engine's measurements with the limits of its model."""
+    return Bench(
+        engine,
+        report,
+        settings.budget,
+        vocab_size=settings.model.vocab_size,
+        max_model_len=settings.max_model_len,
+        divide_by=divide_by,
+    )
+
+
+async def measure(settings: Settings, report: Report) -> None:
+    """Starts, measures and stops."""
+    arguments, config = settings.arguments, settings.config
+    with ExitStack() as stack:
+        if arguments.cold:
+            folder = stack.enter_context(empty_caches())
+            config = EngineConfig(**{**config.model_dump(), "compile_cache_dir": folder})
+            async with offline_engine(config) as engine:
+                await add_start(make_bench(settings, engine, report, arguments.divide_by), "cold")
+        async with offline_engine(config) as engine:
+            bench = make_bench(settings, engine, report, arguments.divide_by)
+            await add_start(bench, "warm" if arguments.cold else "")
+            report.state("graphs", engine.graph_facts())
+            if "decode" in arguments.only:
+                await bench.add_decode(arguments.batches, arguments.repeats)
+            if "prefill" in arguments.only:
+                await bench.add_prefill(arguments.prompts, arguments.repeats)
+            if "serving" in arguments.only:
+                await bench.add_serving(arguments.requests, arguments.serving_repeats)
+            bench.state_memory()
+
+
+async def add_start(bench: Bench, kind: str) -> None:
+    """Reports how long an engine took to start; kind is cold, warm or empty for unknown caches."""
+    parts = await bench.start()
+    name = f"{kind} start".strip()
+    bench.report.add(f"{name} to ready", [parts["ready"]], "s")
+    bench.report.add(f"{name} to first token", [parts["first_token"]], "s")
+    bench.report.state(name, parts | {"weights": round(bench.engine.worker.load_s, 3)})
+
+
+def own_parser() -> argparse.ArgumentParser:
+    """Returns the command line's parser."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--only", default=",".join(PARTS), help="parts to measure")
+    parser.add_argument("--batches", type=list_of_numbers, default=[1, 8, 32, 128, 256])
+    parser.add_argument("--prompts", type=list_of_numbers, default=[2048, 8192])
+    parser.add_argument("--requests", type=int, default=512, help="of the serving workload")
+    parser.add_argument("--repeats", type=int, default=5, help="of decode and prefill")
+    parser.add_argument("--serving-repeats", type=int, default=2)
+    parser.add_argument("--cold", action="store_true", help="start with empty caches, then again")
+    parser.add_argument("--divide-by", type=int, default=1, help="make all lengths shorter")
+    return parser
+
+
+async def run(settings: Settings, report: Report) -> None:
+    """Measures within the budget; what failed is in the report."""
+    try:
+        async with asyncio.timeout(settings.budget.left_s + GRACE_S):
+            await measure(settings, report)
+    except TimeoutError:
+        report.problem("the rest: out of time")
+    except (WorkerDiedError, EngineFailedError, ModelFolderError) as error:
+        report.problem(str(error))
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = own_parser()
+    with TemporaryDirectory(prefix="octavo-bench-") as folder:
+        settings = read_settings(parser, Path(folder))
+        arguments = settings.arguments
+        arguments.only = arguments.only.split(",")
+        if not set(arguments.only) <= set(PARTS):
+            parser.error(f"--only takes {', '.join(PARTS)}")
+        report = Report(
+            "offline",
+            path=arguments.out,
+            shape=settings.shape,
+            settings=settings.engine_settings(),
+            commit_name=arguments.commit,
+        )
+        uvloop.run(run(settings, report))
+    print(report.table())
+    for name, value in report.content["facts"].items():
+        print(f"{name}: {value}")
+    raise SystemExit(0 if report.figures else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""An engine without its service: EngineCore in this process, the real worker in its own."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from protos.engine.v1.worker_pb2 import WorkerReady
+from services.engine.config import EngineConfig
+from services.engine.core.engine_core import EngineCore
+from services.engine.core.graph_ledger import GraphFigures
+from services.engine.core.model_folder import ModelFolder
+from services.engine.errors import EngineError
+from services.engine.request import Request, RequestOutput, SamplingParams
+from services.engine.server import collect_garbage_rarely
+from services.engine.worker.executor import WorkerExecutor
+from tests.bench.workload import Job
+
+
+class EngineFailedError(Exception):
+    """The engine lost its worker or refused a request; the message says why."""
+
+
+@dataclass
+class StartTimes:
+    """When a worker reached which stage of its start; seconds of time.perf_counter()."""
+
+    started_s: float = 0.0
+    stages: list[tuple[str, float]] = field(default_factory=list)
+    ready_s: float = 0.0
+    capture_s: float = 0.0
+
+    def note(self, stage: str) -> None:
+        """Takes a stage that begins now."""
+        self.stages.append((stage, time.perf_counter()))
+
+    def parts(self) -> dict[str, float]:
+        """Returns the seconds to ready, split; `rest` is memory and whatever else there is."""
+        total = self.ready_s - self.started_s
+        first_s = self.stages[0][1] if self.stages else self.ready_s
+        parts = {
+            "import": first_s - self.started_s,
+            "load": self._duration("load"),
+            "compile": self._duration("compil"),
+            "capture": self.capture_s,
+        }
+        return {"ready": total, **parts, "rest": max(0.0, total - sum(parts.values()))}
+
+    def _duration(self, word: str) -> float:
+        """Returns the time from the first stage with a word in it to the first without."""
+        begin_s = None
+        for stage, at_s in self.stages:
+            if begin_s is None and word in stage:
+                begin_s = at_s
+            elif begin_s is not None and word not in stage:
+                return at_s - begin_s
+        return 0.0 if begin_s is None else self.ready_s - begin_s
+
+
+class TimedExecutor(WorkerExecutor):
+    """A worker whose start is timed."""
+
+    def __init__(self, config: EngineConfig, times: StartTimes) -> None:
+        super().__init__(config)
+        self._times = times
+
+    async def start(self, on_progress: Callable[[str], None] | None = None) -> WorkerReady:
+        """Starts the worker and waits until it takes steps."""
+        del on_progress
+        self._times.started_s = time.perf_counter()
+        ready = await super().start(self._times.note)
+        self._times.ready_s = time.perf_counter()
+        self._times.capture_s = sum(report.capture_s for report in ready.graphs)
+        return ready
+
+
+class _Sink:
+    """Counts the requests that are left."""
+
+    def __init__(self, num_left: int) -> None:
+        self.num_left = num_left
+        self.ended_s = 0.0
+        self.error = ""
+        self.done = asyncio.Event()
+
+    def put(self, output: RequestOutput) -> None:
+        if output.is_last:
+            self.num_left -= 1
+            if output.error is not None:
+                self.error = str(output.error)
+
+    def flush(self) -> None:
+        if self.num_left == 0:
+            self.ended_s = time.perf_counter()
+            self.done.set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """What became of requests that were submitted at once."""
+
+    elapsed_s: float
+    outputs: list[list[int]]
+    ttft_s: list[float]
+    """From submission to first token, per request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphUse:
+    """Counts of steps since the engine started."""
+
+    dispatch: dict[str, int]
+    num_steps: int
+    graph_tokens: int
+    padded_tokens: int
+    num_preemptions: int
+
+    def since(self, earlier: "GraphUse") -> dict[str, object]:
+        """Returns what happened since an earlier count; shares are None where nothing ran."""
+        dispatch = Counter(self.dispatch)
+        dispatch.subtract(earlier.dispatch)
+        num_steps = self.num_steps - earlier.num_steps
+        graph_tokens = self.graph_tokens - earlier.graph_tokens
+        padded = self.padded_tokens - earlier.padded_tokens
+        return {
+            "num_steps": num_steps,
+            "hit_rate": dispatch["graph"] / num_steps if num_steps else None,
+            "padding": padded / graph_tokens if graph_tokens else None,
+            "dispatch": {reason: count for reason, count in dispatch.items() if count},
+            "num_preemptions": self.num_preemptions - earlier.num_preemptions,
+        }
+
+
+class OfflineEngine:
+    """Takes token ids and returns token ids."""
+
+    def __init__(self, core: EngineCore, config: EngineConfig, times: StartTimes) -> None:
+        self.core = core
+        self.config = config
+        self.times = times
+        self.executor: TimedExecutor | None = None
+        self._num_requests = 0
+
+    async def generate(self, jobs: Sequence[Job]) -> Generated:
+        """Submits all jobs at once, greedy and to their full length, and waits for the last.
+
+        Raises:
+            EngineFailedError: one of them failed or was refused.
+        """
+        sink = _Sink(len(jobs))
+        requests = [self._request(job, sink) for job in jobs]
+        started_s = time.perf_counter()
+        try:
+            for request in requests:
+                request.arrival_s = time.monotonic()
+                self.core.submit(request)
+        except EngineError as error:
+            raise EngineFailedError(f"the engine refused a request: {error}") from error
+        await sink.done.wait()
+        if sink.error:
+            raise EngineFailedError(sink.error)
+        return Generated(
+            elapsed_s=sink.ended_s - started_s,
+            outputs=[request.token_ids[request.num_prompt_tokens :] for request in requests],
+            ttft_s=[(request.first_token_s or 0) - request.arrival_s for request in requests],
+        )
+
+    async def wait_until_captured(self) -> None:
+        """Returns when no planned graph is left to capture."""
+        while len(self.graph_figures()) < self.core.stats().graphs.num_planned:  # noqa: ASYNC110  an engine tells nobody of a capture
+            await asyncio.sleep(0.02)
+
+    def graph_facts(self) -> dict[str, object]:
+        """Returns what the graphs are and cost."""
+        ledger, figures = self.core.stats().graphs, self.graph_figures()
+        return {
+            "mode": ledger.mode,
+            "num_planned": ledger.num_planned,
+            "num_captured": sum(not figure.fault for figure in figures),
+            "faults": sorted({figure.fault for figure in figures if figure.fault}),
+            "capture_s": round(sum(figure.capture_s for figure in figures), 3),
+            "bytes": sum(figure.num_bytes for figure in figures),
+        }
+
+    def graph_figures(self) -> list[GraphFigures]:
+        """Returns every graph that was captured or given up so far."""
+        return self.core.stats().graphs.figures
+
+    def graph_use(self) -> GraphUse:
+        """Returns the counts of now."""
+        stats = self.core.stats()
+        figures = self.graph_figures()
+        return GraphUse(
+            dispatch=stats.counters.steps_by_dispatch(),
+            num_steps=stats.counters.num_steps,
+            graph_tokens=sum(each.num_replays * each.key.num_tokens for each in figures),
+            padded_tokens=sum(each.padded_tokens for each in figures),
+            num_preemptions=stats.num_preemptions,
+        )
+
+    @property
+    def worker(self) -> WorkerReady:
+        """What the worker said when it was ready."""
+        assert self.core.worker is not None
+        return self.core.worker
+
+    @property
+    def worker_pid(self) -> int:
+        """The worker's process id."""
+        assert self.executor is not None
+        pid = self.executor.pid
+        if pid is None:
+            raise EngineFailedError("the worker is gone")
+        return pid
+
+    def _request(self, job: Job, sink: _Sink) -> Request:
+        self._num_requests += 1
+        sampling = SamplingParams(temperature=0.0, seed=0, max_tokens=job.num_output)
+        return Request(
+            request_id=f"bench-{self._num_requests}",
+            handle=self._num_requests,
+            prompt_token_ids=job.prompt,
+            sampling=sampling,
+            sink=sink,
+            arrival_s=0.0,
+        )
+
+
+@asynccontextmanager
+async def offline_engine(config: EngineConfig) -> AsyncIterator[OfflineEngine]:
+    """Starts an engine and ends its worker afterwards.
+
+    Raises:
+        WorkerDiedError: the worker could not start.
+        ModelFolderError: the model cannot be served.
+    """
+    model = ModelFolder.open(config.model, name="bench", max_model_len=config.max_model_len)
+    times = StartTimes()
+    is_ready = asyncio.Event()
+
+    def make_executor() -> TimedExecutor:
+        engine.executor = TimedExecutor(config, times)
+        return engine.executor
+
+    core = EngineCore(
+        config,
+        max_model_len=model.max_model_len,
+        make_executor=make_executor,
+        on_readiness=lambda ready: is_ready.set() if ready else is_ready.clear(),
+    )
+    engine = OfflineEngine(core, config, times)
+    collect_garbage_rarely()
+    running = asyncio.create_task(core.run())
+    waiting = asyncio.create_task(is_ready.wait())
+    try:
+        await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        yield engine
+    finally:
+        waiting.cancel()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

@@ -1,0 +1,130 @@
+"""What all benchmarks of a whole engine take on their command line.
+
+Flags that a benchmark does not know are the engine's: `--device cpu --compilation-level 3`.
+"""
+
+import argparse
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+from pydantic_settings import CliApp
+
+from models.config import ConfigError, ModelConfig
+from services.engine.config import EngineConfig
+from services.telemetry.logging import configure_logging
+from tests.bench.model_folder import make_model_folder, shape_names
+
+PEER_SETTINGS: dict[str, object] = {
+    "enable_prefix_caching": False,
+    "max_num_batched_tokens": 16384,
+    "gpu_memory_utilization": 0.85,
+    "log_level": "warning",
+}
+"""How the peer was measured; a flag overrides each."""
+
+PLACES = ("model", "served_model_name", "host", "port", "compile_cache_dir", "debug_dump_path")
+"""Settings that do not belong in a comparison: where things are."""
+
+LONGEST = 8448
+"""Tokens of one request, unless --max-model-len says otherwise: prompts of 8192 and some output."""
+
+
+class Budget:
+    """Says when a benchmark has to come to its end."""
+
+    def __init__(self, budget_s: float) -> None:
+        self._end_s = time.monotonic() + budget_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left, 0 when there are none."""
+        return max(0.0, self._end_s - time.monotonic())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """A benchmark's command line, read."""
+
+    arguments: argparse.Namespace
+    config: EngineConfig
+    model: ModelConfig
+    shape: str
+    budget: Budget
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and output together."""
+        return self.config.max_model_len or self.model.max_position_embeddings
+
+    def engine_settings(self) -> dict[str, object]:
+        """Returns all settings of the engine but places, as JSON holds them.
+
+        And by how much lengths were divided, for then nothing is comparable with anything else.
+        """
+        fields = json.loads(self.config.model_dump_json())
+        settings = {name: value for name, value in fields.items() if name not in PLACES}
+        return settings | {"divide_by": getattr(self.arguments, "divide_by", 1)}
+
+
+def make_parser(doc: str, *, budget_s: float = 540) -> argparse.ArgumentParser:
+    """Returns a parser that has what is common to all."""
+    parser = argparse.ArgumentParser(
+        description=doc.partition("\n")[0], epilog="Other flags are the engine's."
+    )
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--shape", choices=shape_names(), help="random weights of this shape")
+    model.add_argument("--model", type=Path, help="folder of a checkpoint")
+    parser.add_argument("--out", type=Path, help="write the result to this file as JSON")
+    parser.add_argument("--commit", default="", help="commit to name where there is no git")
+    parser.add_argument("--budget-s", type=float, default=budget_s, help="time for everything")
+    return parser
+
+
+def read_settings(parser: argparse.ArgumentParser, folder: Path) -> Settings:
+    """Reads the command line; ends the program when it makes no sense.
+
+    Args:
+        parser: from make_parser, with the benchmark's own flags.
+        folder: gets the model's folder for a shape; must live as long as the engine.
+    """
+    arguments, engine_flags = parser.parse_known_args()
+    if arguments.out is not None and not arguments.out.resolve().parent.is_dir():
+        parser.error(f"--out: there is no folder {arguments.out.resolve().parent}")
+    try:
+        return _settings(arguments, engine_flags, folder)
+    except ValidationError as error:
+        problems = [f"{each['loc']}: {each['msg']} ({each['input']!r})" for each in error.errors()]
+        parser.error("; ".join(problems))
+    except ConfigError as error:
+        parser.error(str(error))
+
+
+def list_of_numbers(text: str) -> list[int]:
+    """Reads "1,8,32"."""
+    return [int(part) for part in text.split(",") if part]
+
+
+def _settings(arguments: argparse.Namespace, engine_flags: list[str], folder: Path) -> Settings:
+    given = CliApp.run(EngineConfig, cli_args=engine_flags)
+    asked = {name: getattr(given, name) for name in given.model_fields_set}
+    path = arguments.model or make_model_folder(arguments.shape, folder)
+    model = ModelConfig.from_folder(path)
+    values = {
+        **PEER_SETTINGS,
+        "max_model_len": min(LONGEST, model.max_position_embeddings),
+        "load_format": "safetensors" if arguments.model else "dummy",
+        **asked,
+        "model": path,
+    }
+    config = EngineConfig(**values)
+    configure_logging(service="bench", level=config.log_level, log_format=config.log_format)
+    return Settings(
+        arguments=arguments,
+        config=config,
+        model=model,
+        shape=arguments.shape or path.resolve().name,
+        budget=Budget(arguments.budget_s),
+    )

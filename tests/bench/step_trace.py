@@ -1,0 +1,296 @@
+"""Where the time of a steady decode step goes: `python -m tests.bench.step_trace`.
+
+    python -m tests.bench.step_trace --shape qwen3-0.6b --batch 1,256 --svg steps.svg [engine flags]
+
+Scheduler and ModelRunner run in one process with two steps in flight, as the engine keeps them, and
+every message is serialized and parsed. Host times come from steps without a profiler; what the
+device did comes from a few more under torch.profiler, which are drawn. Service and worker share one
+thread here, while in the engine they are two processes: the device is idle there at most as long.
+"""
+
+import argparse
+import json
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from services.engine.batch import BatchDescriptor, StepResult
+from services.engine.request import Request, SamplingParams
+from services.engine.server import collect_garbage_rarely
+from tests.bench.report import Report
+from tests.bench.settings import Settings, list_of_numbers, make_parser, read_settings
+from tests.bench.svg import Picture
+from tests.bench.trace_intervals import (
+    PREFIX,
+    Interval,
+    Timeline,
+    device_use,
+    merged,
+    read_timeline,
+)
+from tests.bench.workload import fitted, fixed_jobs
+from tests.support.engine_harness import RecordingSink
+from tests.support.graph_engine import GraphEngine
+
+PROMPT_LEN = 128
+WARM_UP_STEPS = 16
+STEPS_IN_FLIGHT = 2
+ROUNDS = 5
+SETTLING_STEPS = 4
+"""Steps under the profiler that are left out: the first ones wait for what it sets up."""
+HOSTS = {"schedule and update": ("schedule", "update"), "worker": ("execute", "result")}
+"""Sections of a step that its two processes spend their own time in; the rest is waiting."""
+
+COLOURS = {
+    "schedule": "#2563a8",
+    "update": "#4ba3c3",
+    "execute": "#3a8f5c",
+    "result": "#8fbf5a",
+    "wait": "#e2e2e2",
+}
+DEVICE_COLOURS = ("#d08a2e", "#a8522e")
+WIDTH, LEFT, PANEL, ROW = 1100, 60, 110, 26
+"""Pixels of the picture."""
+
+
+class SteadyDecode:
+    """A batch that decodes for as long as it is asked to."""
+
+    def __init__(self, engine: GraphEngine, batch: int, num_steps: int, vocab_size: int) -> None:
+        self._engine = engine
+        self._in_flight: deque = deque()
+        self.is_profiled = False
+        self.times_us: dict[str, list[float]] = {}
+        jobs = fitted(
+            fixed_jobs(batch, PROMPT_LEN, num_steps + 64, seed=batch),
+            vocab_size=vocab_size,
+            max_model_len=1 << 20,
+        )
+        self._requests = [
+            Request(
+                request_id=f"{batch}-{index}",
+                handle=index,
+                prompt_token_ids=job.prompt,
+                sampling=SamplingParams(temperature=0.0, seed=0, max_tokens=job.num_output),
+                sink=RecordingSink(),
+                arrival_s=0.0,
+            )
+            for index, job in enumerate(jobs)
+        ]
+        for request in self._requests:
+            engine.scheduler.add(request)
+        while not all(request.num_output_tokens for request in self._requests):
+            self.step()
+
+    def step(self) -> None:
+        """Brings one step to its end, and keeps another one running."""
+        engine = self._engine
+        while len(self._in_flight) < STEPS_IN_FLIGHT:
+            with self._section("schedule"):
+                step = engine.scheduler.schedule()
+                assert step is not None
+                message = step.descriptor.SerializeToString()
+            with self._section("execute"):
+                pending = engine.runner.execute(BatchDescriptor.FromString(message))
+            self._in_flight.append((step, pending))
+        step, pending = self._in_flight.popleft()
+        with self._section("wait"):
+            if pending.done is not None:
+                pending.done.synchronize()
+        with self._section("result"):
+            message = pending.message().SerializeToString()
+        with self._section("update"):
+            engine.scheduler.update(step, StepResult.FromString(message))
+
+    def end(self) -> None:
+        """Gives the batch's rows and blocks back."""
+        for request in self._requests:
+            self._engine.scheduler.abort(request)
+        for step, pending in self._in_flight:
+            self._engine.scheduler.update(step, pending.message())
+
+    @contextmanager
+    def _section(self, name: str) -> Iterator[None]:
+        started_ns = time.perf_counter_ns()
+        with record_function(PREFIX + name) if self.is_profiled else nullcontext():
+            yield
+        elapsed_us = (time.perf_counter_ns() - started_ns) / 1000
+        self.times_us.setdefault(name, []).append(elapsed_us)
+
+
+def make_engine(settings: Settings, device: str) -> GraphEngine:
+    """Returns scheduler and runner with room for the largest batch, all graphs captured."""
+    config, arguments = settings.config, settings.arguments
+    largest = max(arguments.batch)
+    length = PROMPT_LEN + total_steps(arguments) + 80
+    dtype = config.dtype if config.dtype != "auto" else settings.model.dtype
+    if config.dtype == "auto" and device == "cpu":
+        dtype = "float32"
+    engine = GraphEngine(
+        config.model,
+        config.compilation_config(device),
+        device=device,
+        dtype=getattr(torch, dtype),
+        load_format=config.load_format,
+        max_num_seqs=largest,
+        max_num_batched_tokens=max(2048, largest),
+        max_model_len=min(settings.max_model_len, 8 * length),
+        num_blocks=largest * -(-length // config.block_size) + 16,
+        block_size=config.block_size,
+    )
+    engine.capture()
+    return engine
+
+
+def total_steps(arguments: argparse.Namespace) -> int:
+    """Returns how many steps one batch takes."""
+    return 2 * WARM_UP_STEPS + arguments.steps + arguments.profiled_steps
+
+
+def measure(
+    engine: GraphEngine, batch: int, settings: Settings, report: Report, device: str
+) -> Timeline:
+    """Measures and reports one batch size; returns the profiled steps."""
+    arguments = settings.arguments
+    decode = SteadyDecode(engine, batch, total_steps(arguments), settings.model.vocab_size)
+    _run(decode, WARM_UP_STEPS)
+    rounds = [_timed(decode, max(1, arguments.steps // ROUNDS)) for _ in range(ROUNDS)]
+    timeline = _profiled(decode, arguments.profiled_steps, device)
+    decode.end()
+    name = f"batch {batch}"
+    report.add(f"{name}, step", [each["step"] for each in rounds], "us")
+    for host, parts in HOSTS.items():
+        values = [sum(each[part] for part in parts) for each in rounds]
+        report.add(f"{name}, host, {host}", values, "us")
+    middle = {part: median(each[part] for each in rounds) for part in rounds[0]}
+    facts: dict[str, object] = {part: round(value, 1) for part, value in middle.items()}
+    # The last step may be cut off.
+    use = device_use(timeline.device[SETTLING_STEPS:-1])
+    if use is not None:
+        busy_us = use.busy_us / use.num_steps
+        report.add(f"{name}, device busy", [busy_us], "us")
+        report.add(f"{name}, device idle between steps", [use.idle_between_share], "share")
+        report.add(f"{name}, device idle within steps", [use.idle_within_share], "share")
+        facts["idle_share_without_profiler"] = round(max(0.0, 1 - busy_us / middle["step"]), 4)
+    report.state(name, facts)
+    return timeline
+
+
+def _timed(decode: SteadyDecode, num_steps: int) -> dict[str, float]:
+    """Returns microseconds of a step on average, and medians of its sections."""
+    decode.times_us.clear()
+    started_s = time.perf_counter()
+    _run(decode, num_steps)
+    step_us = (time.perf_counter() - started_s) / num_steps * 1e6
+    return {"step": step_us} | {part: median(each) for part, each in decode.times_us.items()}
+
+
+def _run(decode: SteadyDecode, num_steps: int) -> None:
+    for _ in range(num_steps):
+        decode.step()
+
+
+def _profiled(decode: SteadyDecode, num_steps: int, device: str) -> Timeline:
+    """Runs steps under the profiler."""
+    activities = [ProfilerActivity.CPU]
+    if device == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    decode.is_profiled = True
+    with profile(activities=activities) as profiler:
+        _run(decode, num_steps)
+        if device == "cuda":
+            torch.cuda.synchronize()
+    decode.is_profiled = False
+    with TemporaryDirectory(prefix="octavo-bench-") as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        return read_timeline(json.loads(path.read_text())["traceEvents"])
+
+
+def draw(timelines: dict[str, Timeline], num_steps: int) -> Picture:
+    """Draws the host's row and the device's row of some steps of each batch size."""
+    picture = Picture(WIDTH, 50 + PANEL * len(timelines), "Steady decode steps")
+    device_colours = dict(zip(("device", "next step"), DEVICE_COLOURS, strict=True))
+    picture.legend(LEFT, 24, COLOURS | device_colours)
+    for number, (name, timeline) in enumerate(timelines.items()):
+        _draw_steps(picture, 50 + PANEL * number, name, timeline, num_steps)
+    return picture
+
+
+def _draw_steps(
+    picture: Picture, top: float, name: str, timeline: Timeline, num_steps: int
+) -> None:
+    updates = timeline.host["update"]
+    first = min(len(updates) - 2, SETTLING_STEPS)
+    last = min(len(updates) - 1, first + num_steps)
+    window = Interval(updates[first].end, max(updates[last].end, updates[first].end + 1))
+    scale = (WIDTH - LEFT - 10) / (window.end - window.start)
+    words = f"{name}: {last - first} steps under the profiler, {window.end - window.start:.0f} us"
+    picture.text(LEFT, top + 12, words, size=13)
+    host_top, device_top = top + 20, top + 24 + ROW
+    picture.text(4, host_top + ROW / 2 + 4, "host")
+    picture.text(4, device_top + ROW / 2 + 4, "device")
+    drawn = [(timeline.host.get(part, []), COLOURS[part], host_top, part) for part in COLOURS]
+    for index, step in enumerate(timeline.device):
+        # Kernels closer than a third of a pixel would only make the file large.
+        joined = merged(step, gap=0.3 / scale)
+        drawn.append((joined, DEVICE_COLOURS[index % 2], device_top, f"step {index}"))
+    for intervals, colour, y, what in drawn:
+        for each in intervals:
+            start, end = max(each.start, window.start), min(each.end, window.end)
+            if start < end:
+                x = LEFT + (start - window.start) * scale
+                tip = f"{what}: {each.end - each.start:.1f} us"
+                picture.rect(x, y, (end - start) * scale, ROW, fill=colour, tip=tip)
+
+
+def own_parser() -> argparse.ArgumentParser:
+    """Returns the command line's parser."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--batch", type=list_of_numbers, default=[1, 256], help="batch sizes")
+    parser.add_argument("--steps", type=int, default=200, help="steps timed without profiler")
+    parser.add_argument("--profiled-steps", type=int, default=24, help="at least 6")
+    parser.add_argument("--drawn-steps", type=int, default=4)
+    parser.add_argument("--svg", type=Path, help="draw the timeline to this file")
+    return parser
+
+
+def main() -> None:
+    """Measures, draws and prints."""
+    with TemporaryDirectory(prefix="octavo-bench-") as folder:
+        settings = read_settings(own_parser(), Path(folder))
+        arguments, device = settings.arguments, settings.config.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        torch.set_num_threads(settings.config.num_threads)
+        report = Report(
+            "step_trace",
+            path=arguments.out,
+            shape=settings.shape,
+            settings=settings.engine_settings(),
+            commit_name=arguments.commit,
+        )
+        engine = make_engine(settings, device)
+        collect_garbage_rarely()
+        timelines = {}
+        for batch in arguments.batch:
+            if not settings.budget.left_s:
+                report.problem(f"batch {batch}: out of time")
+                continue
+            timelines[f"batch {batch}"] = measure(engine, batch, settings, report, device)
+            if arguments.svg is not None:
+                draw(timelines, arguments.drawn_steps).write(arguments.svg)
+    print(report.table())
+    for name, value in report.content["facts"].items():
+        print(f"{name}: {value}")
+
+
+if __name__ == "__main__":
+    main()

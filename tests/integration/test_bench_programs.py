@@ -1,0 +1,124 @@
+"""Every benchmark of a whole engine runs, here at sizes that measure nothing."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = (
+    *("--shape", "tiny", "--device", "cpu", "--budget-s", "90", "--commit", "none"),
+    *("--max-num-batched-tokens", "128", "--max-num-seqs", "4"),
+)
+
+
+def run(program: str, *arguments: str | Path) -> str:
+    """Returns what a program prints."""
+    result = subprocess.run(
+        [sys.executable, "-m", program, *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory) -> Path:
+    """The result of the offline benchmark, with one part that cannot be measured."""
+    out = tmp_path_factory.mktemp("bench") / "offline.json"
+    run(
+        "tests.bench.offline",
+        *SMALL,
+        *("--batches", "1,3,9", "--prompts", "256", "--requests", "4", "--repeats", "2"),
+        *("--divide-by", "16", "--serving-repeats", "1", "--out", out),
+        *("--cudagraph-mode", "full_decode_only", "--capture-while-serving"),
+    )
+    return out
+
+
+def test_offline_has_every_figure_and_says_what_is_missing(offline):
+    content = json.loads(offline.read_text())
+    assert set(content["figures"]) == {
+        "start to ready",
+        "start to first token",
+        "decode, batch 1",
+        "decode, batch 3",
+        "prefill, 256 tokens",
+        "serving",
+        "serving, output",
+        "serving, first token p50",
+    }
+    assert content["problems"] == ["decode, batch 9: max_num_seqs is 4"]
+    facts = content["facts"]
+    assert facts["graphs"]["num_captured"] == facts["graphs"]["num_planned"] > 0
+    assert facts["serving"]["hit_rate"] > 0.5
+    assert facts["memory"]["kv_blocks"] > 0
+    assert facts["start"]["import"] > 0
+
+
+def test_results_are_drawn_and_compared(offline, tmp_path):
+    picture = tmp_path / "offline.svg"
+    run("tests.bench.plot", offline, "--out", picture)
+    ElementTree.parse(picture)
+    assert "same within the spread" in run(
+        "services.client.cli", "bench", "compare", offline, offline
+    )
+
+
+def test_serving_goes_over_both_services(tmp_path):
+    out = tmp_path / "serving.json"
+    run(
+        "tests.bench.serving",
+        *SMALL,
+        *("--requests", "6", "--repeats", "1", "--divide-by", "16", "--clients", "2"),
+        *("--out", out),
+    )
+    content = json.loads(out.read_text())
+    assert content["problems"] == []
+    for path in ("offline", "engine", "services"):
+        assert content["figures"][f"serving, {path}, output"]["median"] > 0
+    assert content["figures"]["throughput, services / offline"]["median"] > 0
+    assert set(content["facts"]["services"]["cpu_share"][0]) == {
+        "engine",
+        "frontend",
+        "worker",
+        "busiest client",
+    }
+
+
+def test_levels_compares_with_eager_and_reports_rows_that_fail(tmp_path):
+    out = tmp_path / "levels.json"
+    table = run(
+        "tests.bench.levels",
+        *SMALL,
+        *("--levels", "0,3", "--modes", "none,full_and_piecewise", "--batches", "2"),
+        *("--prompts", "64", "--requests", "3", "--repeats", "1", "--divide-by", "16"),
+        *("--skip-cold", "--splitting-ops", "octavo::no_such_op", "--no-use-inductor"),
+        *("--out", out),
+    )
+    rows = json.loads(out.read_text())["facts"]["rows"]
+    assert rows["level 0 none"]["agreement"]["num_equal"] == 3
+    assert rows["level 0 none"]["error"] == ""
+    assert "octavo::no_such_op does not occur" in rows["level 3 full_and_piecewise"]["error"]
+    assert len(table.splitlines()) == 2 + len(rows)
+
+
+def test_step_trace_draws_steady_steps(tmp_path):
+    out, picture = tmp_path / "steps.json", tmp_path / "steps.svg"
+    run(
+        "tests.bench.step_trace",
+        *SMALL,
+        *("--batch", "1,4", "--steps", "10", "--profiled-steps", "6"),
+        *("--out", out, "--svg", picture),
+    )
+    figures = json.loads(out.read_text())["figures"]
+    assert figures["batch 4, host, schedule and update"]["median"] > 0
+    assert figures["batch 1, host, worker"]["median"] > 0
+    ElementTree.parse(picture)
