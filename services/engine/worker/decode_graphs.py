@@ -9,9 +9,9 @@ from torch import Tensor
 from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import GraphKey
 from models.layers.decoder import CausalLM
+from models.ops.step_tokens import choose_greedily
 from services.engine.compilation.graphs.graph_runner import GraphOutcome, GraphRunner
 from services.engine.compilation.graphs.recorder import GraphRecorder
-from services.engine.sampling.sampler import greedy
 from services.engine.worker.forward_pass import ForwardPass, PassShape
 from services.engine.worker.input_buffers import InputBuffers, StepHeader
 from services.engine.worker.step_arrays import StepArrays, StepLimits
@@ -105,8 +105,9 @@ class DecodeGraphs:
         def program() -> tuple[Tensor, Tensor]:
             inputs = self._buffers.gather(header, key.graph_bs)
             logits = self._model.compute_logits(self._forward(inputs, shape))
-            token_ids = greedy(logits).int()
-            self._buffers.append_tokens(header.row_ids, header.append_positions, token_ids)
+            token_ids = choose_greedily(
+                logits, self._buffers.tokens, header.row_ids, header.append_positions
+            )
             return logits, token_ids
 
         return program

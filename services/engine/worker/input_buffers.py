@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.ops.step_tokens import last_tokens
 from services.engine.batch import RowAssignment, read_int32
 from services.engine.worker.step_arrays import BlockWrites, StepArrays, StepLimits
 from services.engine.worker.transfer import to_device
@@ -132,8 +133,7 @@ class InputBuffers:
         positions = self._positions[:num_tokens]
         if num_tokens == num_requests:
             token_request = self._request_index[:num_requests]
-            torch.sub(seq_lens, 1, out=positions)
-            token_rows = row_ids
+            last_tokens(self.tokens, row_ids, seq_lens, input_ids=input_ids, positions=positions)
         else:
             token_request = self._token_request[:num_tokens]
             index = self._token_index[:num_tokens]
@@ -143,7 +143,7 @@ class InputBuffers:
             behind_end = seq_lens - ends
             torch.add(behind_end.index_select(0, token_request), index, out=positions)
             token_rows = row_ids.index_select(0, token_request)
-        input_ids.copy_(self.tokens[token_rows, positions])
+            input_ids.copy_(self.tokens[token_rows, positions])
         return StepInputs(
             input_ids=input_ids,
             positions=positions,

@@ -1,0 +1,29 @@
+"""The kernels that read and choose a step's tokens."""
+
+import pytest
+import torch
+
+from models.ops.step_tokens import choose_greedily, last_tokens
+from tests.support.step_tokens_case import check_choice, check_last_tokens
+
+pytestmark = pytest.mark.gpu
+
+
+def test_the_last_token_of_each_sequence_is_found():
+    check_last_tokens(last_tokens, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_logits", [1, 7, 127, 32_000, 151_936])
+@pytest.mark.parametrize("num_rows", [1, 3, 17, 300])
+def test_the_most_likely_token_is_chosen_and_written(num_rows, num_logits, dtype):
+    check_choice(choose_greedily, num_rows, num_logits, dtype=dtype, device="cuda")
+
+
+def test_rows_without_a_finite_logit_get_a_token_of_the_vocabulary():
+    for value in (float("-inf"), float("nan")):
+        logits = torch.full((3, 100), value, device="cuda")
+        tokens = torch.zeros(3, 2, dtype=torch.int32, device="cuda")
+        rows = torch.arange(3, dtype=torch.int32, device="cuda")
+        chosen = choose_greedily(logits, tokens, rows, torch.zeros_like(rows))
+        assert ((chosen >= 0) & (chosen < 100)).all()
