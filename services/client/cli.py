@@ -15,6 +15,8 @@ from services.client.commands.graphs import graphs
 from services.client.commands.graphs_plan import plan
 from services.client.commands.health import health
 from services.client.commands.models import models
+from services.client.commands.record import record
+from services.client.commands.replay import replay
 from services.client.commands.serve import serve
 from services.client.commands.stats import stats
 from services.client.commands.tokenize import tokenize
@@ -39,14 +41,18 @@ app = typer.Typer(
 _panels: dict[str, tuple[Callable[..., None], ...]] = {
     "Talk to a model": (chat, generate, tokenize, models),
     "Run the services": (serve, demo),
-    "Look after them": (stats, health),
+    "Look after them": (stats, health, record),
 }
 for _panel, _commands in _panels.items():
     for _command in _commands:
         app.command(rich_help_panel=_panel)(expand_dataclasses(_command))
-for _service in (engine, frontend):
+for _service, _panel in (
+    (engine, "Run the services"),
+    (frontend, "Run the services"),
+    (replay, "Look after them"),
+):
     app.command(
-        rich_help_panel="Run the services",
+        rich_help_panel=_panel,
         # Every flag, --help too, is the service's own.
         add_help_option=False,
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True},

@@ -1,11 +1,14 @@
 """Runs the engine service: `python -m services.engine --help`.
 
-`python -m services.engine cache explain`, with the same flags, says what is compiled for them;
-`python -m services.engine graphs plan` proposes capture sizes for the steps that were seen.
+Three subcommands serve nothing: `cache explain` says what is compiled for the same flags, `replay`
+runs a recording's steps again, and `graphs plan` proposes capture sizes for the steps that were
+seen.
 """
 
 import os
 import sys
+from collections.abc import Sequence
+from typing import TypeVar
 
 import uvloop
 from pydantic import ValidationError
@@ -16,37 +19,37 @@ from services.engine.core.capture_choice import with_planned_sizes
 from services.engine.core.model_folder import ModelFolder, ModelFolderError
 from services.telemetry.logging import configure_logging
 
+DIFFERENT = 1
 USAGE_ERROR = 2
-CACHE_EXPLAIN = ["cache", "explain"]
-GRAPHS_PLAN = ["graphs", "plan"]
+
+_Config = TypeVar("_Config", bound=EngineConfig)
+
+
+class _UsageError(Exception):
+    """What was asked for cannot be done; the message is for the operator."""
 
 
 def main() -> int:
-    """Reads the flags, serves, and returns the process's exit status."""
-    arguments = sys.argv[1:]
-    if arguments[: len(GRAPHS_PLAN)] == GRAPHS_PLAN:
-        from services.engine.core.plan_command import plan_graphs
-
-        return plan_graphs(arguments[len(GRAPHS_PLAN) :])
-    explains_cache = arguments[: len(CACHE_EXPLAIN)] == CACHE_EXPLAIN
-    if explains_cache:
-        arguments = arguments[len(CACHE_EXPLAIN) :]
+    """Runs what the arguments ask for and returns the process's exit status."""
     try:
-        config = CliApp.run(EngineConfig, cli_args=arguments)
-        model = ModelFolder.open(
-            config.model, name=config.model_name, max_model_len=config.max_model_len
-        )
-    except ValidationError as error:
-        for problem in error.errors():
-            flag = "--" + str(problem["loc"][0]).replace("_", "-")
-            message = f"octavo engine: {flag} is {problem['input']!r}: {problem['msg']}"
-            print(message, file=sys.stderr)  # noqa: T201  logging is not configured yet
+        match sys.argv[1:]:
+            case ["cache", "explain", *arguments]:
+                return _explain_cache(arguments)
+            case ["replay", *arguments]:
+                return _replay(arguments)
+            case ["graphs", "plan", *arguments]:
+                return _plan_graphs(arguments)
+            case arguments:
+                return _serve(arguments)
+    except _UsageError as error:
+        print(f"octavo engine: {error}", file=sys.stderr)  # noqa: T201  logging is not configured yet
         return USAGE_ERROR
-    except ModelFolderError as error:
-        print(f"octavo engine: {error}", file=sys.stderr)  # noqa: T201  as above
-        return USAGE_ERROR
-    if explains_cache:
-        return _explain_cache(config)
+
+
+def _serve(arguments: Sequence[str]) -> int:
+    """Serves until the engine has drained."""
+    config = _read_flags(EngineConfig, arguments)
+    model = _open_model(config)
     configure_logging(service="engine", level=config.log_level, log_format=config.log_format)
     config = with_planned_sizes(config)
     # gRPC reads this when it is imported. The worker is a new program, not a fork, so there is
@@ -58,8 +61,10 @@ def main() -> int:
     return uvloop.run(serve(config, model, lambda: WorkerExecutor(config)))
 
 
-def _explain_cache(config: EngineConfig) -> int:
+def _explain_cache(arguments: Sequence[str]) -> int:
     """Prints what compiled pieces there are for a configuration on this machine."""
+    config = _read_flags(EngineConfig, arguments)
+    _open_model(config)
     from services.engine.compilation.cache_key import compute_factors
     from services.engine.compilation.explain import explain
     from services.engine.worker.device import choose_device
@@ -67,12 +72,56 @@ def _explain_cache(config: EngineConfig) -> int:
     try:
         device = choose_device(config, 0)
     except ValueError as error:
-        print(f"octavo engine: {error}", file=sys.stderr)  # noqa: T201  a tool's answer
-        return USAGE_ERROR
+        raise _UsageError(str(error)) from error
     settings = config.compilation_config(device.type)
     factors = compute_factors(settings, config, device)
     print(explain(settings.cache_dir, factors))  # noqa: T201  a tool's answer
     return 0
+
+
+def _replay(arguments: Sequence[str]) -> int:
+    """Replays a recording and prints the first difference and a summary."""
+    from services.engine.replay.config import ReplayConfig
+
+    config = _read_flags(ReplayConfig, arguments)
+    _open_model(config)
+    configure_logging(service="replay", level=config.log_level, log_format=config.log_format)
+    from services.engine.replay.command import replay
+    from services.engine.replay.recording import ReplayError
+
+    try:
+        totals = replay(config, print)
+    except ReplayError as error:
+        raise _UsageError(str(error)) from error
+    return 0 if totals.is_clean else DIFFERENT
+
+
+def _plan_graphs(arguments: Sequence[str]) -> int:
+    """Proposes capture sizes for the steps that were seen."""
+    from services.engine.core.plan_command import plan_graphs
+
+    return plan_graphs(list(arguments))
+
+
+def _read_flags(kind: type[_Config], arguments: Sequence[str]) -> _Config:
+    try:
+        return CliApp.run(kind, cli_args=list(arguments))
+    except ValidationError as error:
+        problems = [
+            f"{'--' + str(problem['loc'][0]).replace('_', '-')} is {problem['input']!r}: "
+            f"{problem['msg']}"
+            for problem in error.errors()
+        ]
+        raise _UsageError("\noctavo engine: ".join(problems)) from error
+
+
+def _open_model(config: EngineConfig) -> ModelFolder:
+    try:
+        return ModelFolder.open(
+            config.model, name=config.model_name, max_model_len=config.max_model_len
+        )
+    except ModelFolderError as error:
+        raise _UsageError(str(error)) from error
 
 
 if __name__ == "__main__":

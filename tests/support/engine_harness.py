@@ -47,6 +47,7 @@ def model_folder(**changes: Any) -> ModelFolder:
         "eos_token_ids": frozenset(),
         "default_sampling": DefaultSampling(),
         "tokenizer": TokenizerFiles((TokenizerFile("tokenizer.json", b"{}"),), "0" * 64),
+        "config_sha256": "0" * 64,
     }
     return ModelFolder(**{**values, **changes})
 

@@ -10,7 +10,7 @@ does not depend on what else runs, and `expected_output` tells it without a work
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -99,9 +99,7 @@ class FakeWorker:
             f"step {descriptor.step_id} follows step {self._last_step_id}",
         )
         self._last_step_id = descriptor.step_id
-        for assignment in descriptor.row_assignments:
-            self._assign(assignment)
-        self._update_block_table(descriptor)
+        self.update_tables(descriptor)
         rows, starts, ends = self._read_layout(descriptor)
         # All of a step's keys and values are written before any of its queries attends, layer by
         # layer, so a request may share blocks with one that computes them in the same step.
@@ -109,6 +107,26 @@ class FakeWorker:
         for row, end in zip(rows, ends, strict=True):
             self._check_reads(row, end)
         return self._sample(descriptor, rows, ends)
+
+    def restore(
+        self, opening: BatchDescriptor, num_computed: Mapping[int, int], *, next_step_id: int
+    ) -> None:
+        """Takes over rows and blocks, but no content of the cache, before the first step."""
+        self._last_step_id = next_step_id - 1
+        self.update_tables(opening)
+        for row, end in num_computed.items():
+            self._num_computed[row] = end
+
+    def update_tables(self, descriptor: BatchDescriptor) -> None:
+        """Does what a step orders for rows and block tables."""
+        for assignment in descriptor.row_assignments:
+            self._assign(assignment)
+        self._update_block_table(descriptor)
+
+    def compute(self, row: int, tokens: range) -> None:
+        """Writes keys and values of a row's tokens, all earlier ones being there."""
+        self._write([row], [tokens.start], [tokens.stop])
+        self._check_reads(row, tokens.stop)
 
     def _assign(self, assignment: RowAssignment) -> None:
         row, token_ids = assignment.row, read_int32(assignment.token_ids)

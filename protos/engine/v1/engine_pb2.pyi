@@ -1,6 +1,7 @@
 from protos.common.v1 import failure_pb2 as _failure_pb2
 from protos.common.v1 import sampling_pb2 as _sampling_pb2
 from protos.engine.v1 import batch_pb2 as _batch_pb2
+from protos.engine.v1 import recording_pb2 as _recording_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -365,20 +366,24 @@ class GraphStats(_message.Message):
     def __init__(self, num_tokens: _Optional[int] = ..., graph_bs: _Optional[int] = ..., max_q_len: _Optional[int] = ..., uniform: _Optional[bool] = ..., captured: _Optional[bool] = ..., capture_s: _Optional[float] = ..., num_bytes: _Optional[int] = ..., num_replays: _Optional[int] = ..., padded_tokens: _Optional[int] = ..., fault: _Optional[str] = ...) -> None: ...
 
 class WatchStepsRequest(_message.Message):
-    __slots__ = ("include_token_ids",)
+    __slots__ = ("include_token_ids", "include_snapshot")
     INCLUDE_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     include_token_ids: bool
-    def __init__(self, include_token_ids: _Optional[bool] = ...) -> None: ...
+    include_snapshot: bool
+    def __init__(self, include_token_ids: _Optional[bool] = ..., include_snapshot: _Optional[bool] = ...) -> None: ...
 
 class WatchStepsResponse(_message.Message):
-    __slots__ = ("descriptor", "result", "num_missed")
+    __slots__ = ("descriptor", "result", "num_missed", "snapshot")
     DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     NUM_MISSED_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     descriptor: _batch_pb2.BatchDescriptor
     result: _batch_pb2.StepResult
     num_missed: int
-    def __init__(self, descriptor: _Optional[_Union[_batch_pb2.BatchDescriptor, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., num_missed: _Optional[int] = ...) -> None: ...
+    snapshot: _recording_pb2.Snapshot
+    def __init__(self, descriptor: _Optional[_Union[_batch_pb2.BatchDescriptor, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., num_missed: _Optional[int] = ..., snapshot: _Optional[_Union[_recording_pb2.Snapshot, _Mapping]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("timeout_ms",)

@@ -17,7 +17,7 @@ from services.engine.core.live_requests import LiveRequests
 from services.engine.core.stats import Counters, EngineLoad, EngineStats
 from services.engine.core.step_history import HistoryKeeper, StepHistory
 from services.engine.core.step_loop import StepLoop
-from services.engine.core.watchers import StepWatchers
+from services.engine.core.watchers import StepWatcher, StepWatchers
 from services.engine.core.worker_supervisor import Executor, WorkerSupervisor
 from services.engine.errors import DeadlineExpiredError, EngineError, EngineUnavailableError
 from services.engine.request import FinishReason, Request, RequestOutput
@@ -184,6 +184,19 @@ class EngineCore:
         """Calls `listener` no more."""
         self._drain_listeners.discard(listener)
 
+    def watch(self, *, include_token_ids: bool, include_snapshot: bool) -> StepWatcher:
+        """Returns a tap on the steps from now on; `watchers.remove` takes it away.
+
+        Raises:
+            EngineUnavailableError: a snapshot was asked for, and there is no worker.
+        """
+        snapshot = None
+        if include_snapshot:
+            if self._steps is None:
+                raise EngineUnavailableError("the engine is not ready: its worker is starting")
+            snapshot = self._steps.snapshot()
+        return self.watchers.add(include_token_ids=include_token_ids, snapshot=snapshot)
+
     def load(self) -> EngineLoad:
         """Returns how busy the engine is now."""
         if self._steps is None:
@@ -238,6 +251,7 @@ class EngineCore:
         finally:
             self._retire_scheduler()
             self._on_readiness(False)
+            self.watchers.close_with_snapshot()
             self._abort_all(
                 EngineUnavailableError("the engine lost the worker that ran this request")
             )

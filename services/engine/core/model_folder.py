@@ -1,5 +1,6 @@
 """What the service process must know of a checkpoint, read without torch."""
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ class ModelFolder:
     eos_token_ids: frozenset[int]
     default_sampling: DefaultSampling
     tokenizer: TokenizerFiles
+    config_sha256: str
+    """Of config.json, hexadecimal."""
 
     @classmethod
     def open(cls, folder: Path, *, name: str, max_model_len: int | None) -> "ModelFolder":
@@ -72,7 +75,13 @@ class ModelFolder:
             eos_token_ids=_eos_token_ids(fields, config),
             default_sampling=_default_sampling(fields),
             tokenizer=tokenizer,
+            config_sha256=config_sha256(folder),
         )
+
+
+def config_sha256(folder: Path) -> str:
+    """Returns the SHA-256 of a checkpoint's config.json, in hexadecimal."""
+    return hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import NoReturn, Protocol
 from protos.engine.v1.worker_pb2 import GraphReport, LateBuild
 from services.engine.batch import BatchDescriptor, StepResult
 from services.engine.core.graph_ledger import GraphLedger
+from services.engine.core.snapshot import PendingSnapshot
 from services.engine.core.stats import Counters
 from services.engine.core.watchers import StepWatchers
 from services.engine.request import RequestOutput
@@ -73,6 +74,14 @@ class StepLoop:
         """Tells the loop that the scheduler's requests have changed."""
         self._wake.set()
 
+    def snapshot(self) -> PendingSnapshot:
+        """Returns the state before the next step to be scheduled."""
+        return PendingSnapshot(
+            self.scheduler.running,
+            next_step_id=self.scheduler.next_step_id,
+            num_in_flight=len(self._in_flight),
+        )
+
     async def run(self) -> NoReturn:
         """Runs steps for ever.
 
@@ -117,7 +126,7 @@ class StepLoop:
         counters.worker_busy_us += result.elapsed_us
         counters.graph_dispatch[self._graphs.count(step.descriptor, result)] += 1
         counters.step_sizes.count(step.descriptor.context)
-        self._watchers.publish(step.descriptor, result)
+        self._watchers.publish(step, result)
         return outputs
 
     def _fill(self) -> None:

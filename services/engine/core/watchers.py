@@ -5,7 +5,10 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from protos.engine.v1.recording_pb2 import Snapshot
 from services.engine.batch import BatchDescriptor, StepResult, redacted
+from services.engine.core.snapshot import PendingSnapshot
+from services.engine.scheduler.scheduler import ScheduledStep
 
 MAX_QUEUED_STEPS = 256
 """Steps that one watcher may lag behind before it misses some."""
@@ -25,10 +28,26 @@ class StepWatcher:
 
     def __init__(self, *, include_token_ids: bool) -> None:
         self.include_token_ids = include_token_ids
+        self._snapshot: Snapshot | None = None
         self._steps: deque[WatchedStep] = deque()
         self._num_missed = 0
         self._is_closed = False
         self._changed = asyncio.Event()
+
+    async def snapshot(self) -> Snapshot | None:
+        """Returns the state before the first step once it is known; None if the engine stops first.
+
+        For taps that were added with a snapshot.
+        """
+        while self._snapshot is None and not self._is_closed:
+            self._changed.clear()
+            await self._changed.wait()
+        return self._snapshot
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """Takes the state before the first step."""
+        self._snapshot = snapshot
+        self._changed.set()
 
     def put(self, descriptor: BatchDescriptor, result: StepResult) -> None:
         """Takes one step, or counts it as missed."""
@@ -60,21 +79,53 @@ class StepWatchers:
 
     def __init__(self) -> None:
         self._watchers: set[StepWatcher] = set()
+        self._pending: dict[StepWatcher, PendingSnapshot] = {}
+        self._with_snapshot: set[StepWatcher] = set()
 
-    def add(self, *, include_token_ids: bool) -> StepWatcher:
-        """Returns a new tap that sees every step from now on."""
+    def add(
+        self, *, include_token_ids: bool, snapshot: PendingSnapshot | None = None
+    ) -> StepWatcher:
+        """Returns a new tap that sees every step from now on.
+
+        With a snapshot it sees those that are scheduled from now on, as far as this worker lives.
+        """
         watcher = StepWatcher(include_token_ids=include_token_ids)
-        self._watchers.add(watcher)
+        if snapshot is None:
+            self._watchers.add(watcher)
+            return watcher
+        self._with_snapshot.add(watcher)
+        self._pending[watcher] = snapshot
+        self._begin_settled()
         return watcher
 
     def remove(self, watcher: StepWatcher) -> None:
         """Takes a tap away."""
         self._watchers.discard(watcher)
+        self._with_snapshot.discard(watcher)
+        self._pending.pop(watcher, None)
 
-    def publish(self, descriptor: BatchDescriptor, result: StepResult) -> None:
+    def publish(self, step: ScheduledStep, result: StepResult) -> None:
         """Shows one step to every tap; free of charge while there is none."""
-        if not self._watchers:
-            return
+        if self._watchers:
+            self._show(step.descriptor, result)
+        if self._pending:
+            for snapshot in self._pending.values():
+                snapshot.take(step, result)
+            self._begin_settled()
+
+    def close(self) -> None:
+        """Ends every tap."""
+        self.close_with_snapshot()
+        for watcher in self._watchers:
+            watcher.close()
+
+    def close_with_snapshot(self) -> None:
+        """Ends the taps that began with a snapshot: the rows that it describes are gone."""
+        for watcher in list(self._with_snapshot):
+            watcher.close()
+            self.remove(watcher)
+
+    def _show(self, descriptor: BatchDescriptor, result: StepResult) -> None:
         without_tokens = None
         for watcher in self._watchers:
             if watcher.include_token_ids:
@@ -83,7 +134,9 @@ class StepWatchers:
                 without_tokens = without_tokens or redacted(descriptor, result)
                 watcher.put(*without_tokens)
 
-    def close(self) -> None:
-        """Ends every tap."""
-        for watcher in self._watchers:
-            watcher.close()
+    def _begin_settled(self) -> None:
+        """Starts the taps whose snapshots wait for nothing more."""
+        settled = [w for w, snapshot in self._pending.items() if snapshot.is_settled]
+        for watcher in settled:
+            watcher.begin(self._pending.pop(watcher).message())
+            self._watchers.add(watcher)

@@ -22,11 +22,13 @@ from protos.engine.v1.engine_pb2 import (
     WatchStepsResponse,
 )
 from protos.engine.v1.engine_pb2_grpc import EngineServiceServicer
+from protos.engine.v1.recording_pb2 import EngineSettings
 from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.core.model_folder import ModelFolder
 from services.engine.errors import NotPermittedError
 from services.engine.rpc.convert import RequestReader, check_known, stats_to_proto
+from services.engine.rpc.recording import engine_settings, opening
 from services.engine.rpc.session import Session
 from services.engine.rpc.single import SingleCall
 
@@ -121,14 +123,19 @@ class EngineServicer(EngineServiceServicer):
     ) -> AsyncIterator[WatchStepsResponse]:
         """Shows every step from now on."""
         check_known(request)
-        if request.include_token_ids and not self._config.allow_watch_tokens:
+        wants_tokens = request.include_token_ids or request.include_snapshot
+        if wants_tokens and not self._config.allow_watch_tokens:
             raise NotPermittedError(
                 "token ids are not shown; the engine lacks --allow-watch-tokens"
             )
-        watcher = self._core.watchers.add(include_token_ids=request.include_token_ids)
+        watcher = self._core.watch(
+            include_token_ids=request.include_token_ids, include_snapshot=request.include_snapshot
+        )
         try:
             # Tells the watcher that it sees whatever it causes from here on.
             await context.send_initial_metadata(())
+            if request.include_snapshot:
+                yield await opening(watcher, self._settings())
             async for step in watcher:
                 yield WatchStepsResponse(
                     descriptor=step.descriptor, result=step.result, num_missed=step.num_missed
@@ -147,3 +154,8 @@ class EngineServicer(EngineServiceServicer):
             timeout_s = request.timeout_ms / 1000
         report = await self._core.drain(timeout_s)
         return DrainResponse(num_finished=report.num_finished, num_aborted=report.num_aborted)
+
+    def _settings(self) -> EngineSettings:
+        worker = self._core.worker
+        assert worker is not None, "whoever takes a snapshot has seen a worker"
+        return engine_settings(self._model, self._config, worker)

@@ -8,7 +8,7 @@ why blocks and rows may be given to others meanwhile.
 
 import time
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from services.engine.batch import StepResult, read_int32, read_logprobs
 from services.engine.errors import QueueFullError
@@ -77,6 +77,16 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Requests that wait, for the first time or after a preemption."""
         return len(self._waiting)
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """Requests that hold a row and blocks, in service order."""
+        return self._running
+
+    @property
+    def next_step_id(self) -> int:
+        """The step that `schedule` plans next."""
+        return self._last_step_id + 1
 
     @property
     def has_work(self) -> bool:

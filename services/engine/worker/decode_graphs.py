@@ -21,11 +21,12 @@ from services.engine.worker.step_arrays import StepArrays, StepLimits
 class DecodedStep:
     """What a graph made of R requests; overwritten by the next replay.
 
-    logits: [R, V]. token_ids: [R] int32, each row's most likely token. Those of the requests that
-    sample stand in their rows already.
+    hidden: [R, hidden]. logits: [R, V]. token_ids: [R] int32, each row's most likely token. Those
+        of the requests that sample stand in their rows already.
     """
 
     header: StepHeader
+    hidden: Tensor
     logits: Tensor
     token_ids: Tensor
 
@@ -81,17 +82,15 @@ class DecodeGraphs:
             GraphFaultError: the graph would read the wrong memory; nothing was computed.
         """
         header = self._buffers.write_decodes(arrays, key.graph_bs)
-        logits, token_ids = self._graphs.replay(key, self._buffers.fixed(key.graph_bs))
-        num_requests = len(arrays.row_ids)
-        return DecodedStep(
-            header=header, logits=logits[:num_requests], token_ids=token_ids[:num_requests]
-        )
+        outputs = self._graphs.replay(key, self._buffers.fixed(key.graph_bs))
+        hidden, logits, token_ids = (output[: len(arrays.row_ids)] for output in outputs)
+        return DecodedStep(header=header, hidden=hidden, logits=logits, token_ids=token_ids)
 
     def drop(self, key: GraphKey) -> None:
         """Forgets a graph, if there is one."""
         self._graphs.drop(key)
 
-    def _program(self, key: GraphKey) -> Callable[[], tuple[Tensor, Tensor]]:
+    def _program(self, key: GraphKey) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:
         shape = PassShape(
             is_prefill=False,
             max_seqlen_q=1,
@@ -102,13 +101,14 @@ class DecodeGraphs:
         )
         header = self._buffers.decodes(key.graph_bs)
 
-        def program() -> tuple[Tensor, Tensor]:
+        def program() -> tuple[Tensor, Tensor, Tensor]:
             inputs = self._buffers.gather(header, key.graph_bs)
-            logits = self._model.compute_logits(self._forward(inputs, shape))
+            hidden = self._forward(inputs, shape)
+            logits = self._model.compute_logits(hidden)
             token_ids = choose_greedily(
                 logits, self._buffers.tokens, header.row_ids, header.append_positions
             )
-            return logits, token_ids
+            return hidden, logits, token_ids
 
         return program
 

@@ -1,6 +1,7 @@
 """Runs steps: from a descriptor to sampled tokens."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,20 +24,29 @@ from services.engine.worker.forward_pass import ForwardPass, PassShape
 from services.engine.worker.input_buffers import InputBuffers, StepHeader
 from services.engine.worker.pending_result import PendingResult
 from services.engine.worker.row_sampling import RowSamplingTable, SampledRows
-from services.engine.worker.step_arrays import BlockWrites, StepArrays, StepLimits
+from services.engine.worker.step_arrays import (
+    BlockWrites,
+    StepArrays,
+    StepLimits,
+    check_assignments,
+)
 from services.engine.worker.worker_graphs import WorkerGraphs
+
+OutputWatcher = Callable[[Tensor, Tensor | None], None]
+"""Gets a step's hidden states, [T, hidden], and the logits of the S rows that sample, [S, V]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Computed:
-    """A step's logits, and why it ran without the graph that it was to run.
+    """What the model made of a step, and why it ran without the graph that it was to run.
 
-    logits: [S, V] of the rows that sample; None if none does.
+    hidden: [T, hidden]. logits: [S, V] of the rows that sample; None if none does.
     token_ids: [S] int32, their most likely tokens, which stand in their rows already; None unless
         a graph chose them.
     """
 
     header: StepHeader
+    hidden: Tensor
     logits: Tensor | None
     token_ids: Tensor | None = None
     fallback_reason: FallbackReason = FallbackReason.FALLBACK_REASON_UNSPECIFIED
@@ -77,6 +87,7 @@ class ModelRunner:
             block_size=limits.block_size,
         )
         self._graphs: WorkerGraphs | None = None
+        self._on_outputs: OutputWatcher | None = None
         self._row_sampling = RowSamplingTable(
             num_rows=limits.max_num_seqs, vocab_size=limits.vocab_size, device=device
         )
@@ -105,6 +116,25 @@ class ModelRunner:
         """Lets steps be ordered that run graphs."""
         self._graphs = graphs
 
+    def watch_outputs(self, watcher: OutputWatcher) -> None:
+        """Shows `watcher` what the model made of each step, good until the next step."""
+        self._on_outputs = watcher
+
+    @torch.inference_mode()
+    def update_tables(self, descriptor: BatchDescriptor) -> None:
+        """Does what a step orders for rows and block tables, and computes nothing.
+
+        Raises:
+            ValueError: an assignment or an update is inconsistent or exceeds the worker's limits.
+        """
+        check_assignments(descriptor, self._limits)
+        writes = BlockWrites.read(descriptor, self._limits, num_blocks=self._num_blocks)
+        if descriptor.row_assignments:
+            self._row_sampling.assign(descriptor.row_assignments)
+            self._buffers.assign_rows(descriptor.row_assignments)
+        if writes is not None:
+            self._buffers.write_blocks(writes)
+
     @torch.inference_mode()
     def execute(self, descriptor: BatchDescriptor) -> PendingResult:
         """Runs one step, or on CUDA queues it.
@@ -114,14 +144,11 @@ class ModelRunner:
         """
         started_ns = time.perf_counter_ns()
         arrays = StepArrays.read(descriptor, self._limits)
-        writes = BlockWrites.read(descriptor, self._limits, num_blocks=self._num_blocks)
-        if descriptor.row_assignments:
-            self._row_sampling.assign(descriptor.row_assignments)
-            self._buffers.assign_rows(descriptor.row_assignments)
-        if writes is not None:
-            self._buffers.write_blocks(writes)
+        self.update_tables(descriptor)
         computed = self._compute(descriptor, arrays)
         sampled = self._sample(descriptor, arrays, computed)
+        if self._on_outputs is not None:
+            self._on_outputs(computed.hidden, computed.logits)
         return PendingResult.begin(
             descriptor.step_id,
             sampled.token_ids,
@@ -148,7 +175,8 @@ class ModelRunner:
             inputs = self._buffers.write_step(arrays)
             hidden = self._graphs.replay_pieces(key, inputs, _pass_shape(descriptor))
             if hidden is not None:
-                return _Computed(header=inputs, logits=self._logits(arrays, inputs, hidden))
+                logits = self._logits(arrays, inputs, hidden)
+                return _Computed(header=inputs, hidden=hidden, logits=logits)
         return replace(
             self._run_eagerly(descriptor, arrays),
             fallback_reason=FallbackReason.FALLBACK_REASON_QUARANTINED,
@@ -158,7 +186,8 @@ class ModelRunner:
         """Runs the model without a graph."""
         inputs = self._buffers.write_step(arrays)
         hidden = self._forward(inputs, _pass_shape(descriptor))
-        return _Computed(header=inputs, logits=self._logits(arrays, inputs, hidden))
+        logits = self._logits(arrays, inputs, hidden)
+        return _Computed(header=inputs, hidden=hidden, logits=logits)
 
     def _logits(self, arrays: StepArrays, header: StepHeader, hidden: Tensor) -> Tensor | None:
         """Maps the hidden states [T, hidden] of a step to the logits of the rows that sample."""
@@ -235,13 +264,14 @@ def _needs_choice(sampling: SamplingMetadata) -> bool:
 
 def _of_sampling_rows(decoded: DecodedStep, arrays: StepArrays) -> _Computed:
     """Returns what a graph computed for the rows that sample; all of them in the common case."""
-    header, logits, token_ids = decoded.header, decoded.logits, decoded.token_ids
+    header, hidden = decoded.header, decoded.hidden
     if not len(arrays.sample_indices):
-        return _Computed(header=header, logits=None)
+        return _Computed(header=header, hidden=hidden, logits=None)
+    logits, token_ids = decoded.logits, decoded.token_ids
     if len(arrays.sample_indices) != len(arrays.seq_lens):
         logits = logits.index_select(0, header.sample_indices)
         token_ids = token_ids.index_select(0, header.sample_indices)
-    return _Computed(header=header, logits=logits, token_ids=token_ids)
+    return _Computed(header=header, hidden=hidden, logits=logits, token_ids=token_ids)
 
 
 def _pass_shape(descriptor: BatchDescriptor) -> PassShape:

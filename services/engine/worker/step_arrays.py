@@ -59,7 +59,6 @@ class StepArrays:
         _require_supported(descriptor)
         arrays._check_shape(descriptor.context.batch_size, limits)
         arrays._check_values(attention.max_seqlen_q, attention.max_seqlen_k, limits)
-        _check_assignments(descriptor, limits)
         return arrays
 
     def _check_shape(self, batch_size: int, limits: StepLimits) -> None:
@@ -132,14 +131,8 @@ class BlockWrites:
         return cls(indices=indices, block_ids=block_ids)
 
 
-def _require_supported(descriptor: BatchDescriptor) -> None:
-    """Raises ValueError if the step asks for what this worker did not announce."""
-    _require(not descriptor.HasField("spec_decode_metadata"), "speculative decoding")
-    _require(not descriptor.HasField("dp_metadata"), "data parallelism")
-
-
-def _check_assignments(descriptor: BatchDescriptor, limits: StepLimits) -> None:
-    """Raises ValueError unless every assigned row exists and its tokens fit."""
+def check_assignments(descriptor: BatchDescriptor, limits: StepLimits) -> None:
+    """Raises ValueError unless every row that a step assigns exists and its tokens fit."""
     for assignment in descriptor.row_assignments:
         token_ids = read_int32(assignment.token_ids)
         _require(assignment.row < limits.max_num_seqs, f"assignment of row {assignment.row}")
@@ -148,6 +141,12 @@ def _check_assignments(descriptor: BatchDescriptor, limits: StepLimits) -> None:
             f"assignment of {len(token_ids)} tokens, {assignment.num_prompt_tokens} of the prompt",
         )
         _require(_is_below(token_ids, limits.vocab_size), "a token outside the vocabulary")
+
+
+def _require_supported(descriptor: BatchDescriptor) -> None:
+    """Raises ValueError if the step asks for what this worker did not announce."""
+    _require(not descriptor.HasField("spec_decode_metadata"), "speculative decoding")
+    _require(not descriptor.HasField("dp_metadata"), "data parallelism")
 
 
 def _is_below(values: Int32Array | Int64Array, limit: int) -> bool:

@@ -9,7 +9,10 @@ from services.client.cli import main
 from tests.support.fake_frontend import fake_frontend_in_thread
 from tests.support.processes import free_port
 
-COMMANDS = ["chat", "generate", "tokenize", "models", "serve", "demo", "stats", "graphs", "health"]
+COMMANDS = [
+    *("chat", "generate", "tokenize", "models", "serve", "demo", "stats", "graphs", "health"),
+    "record",
+]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,7 @@ def test_help_of_every_command_explains_itself(octavo, command):
 
 def test_help_lists_every_command(octavo):
     _, out, _ = octavo("--help")
-    names = [*COMMANDS, "engine", "frontend", "bench", "cache"]
+    names = [*COMMANDS, "engine", "frontend", "bench", "cache", "replay"]
     assert [name for name in names if name not in out] == []
 
 

@@ -1,12 +1,17 @@
 """Taps on the step loop."""
 
 from services.engine.batch import BatchDescriptor, RowAssignment, pack_int32, step_result
+from services.engine.core.snapshot import PendingSnapshot
 from services.engine.core.watchers import MAX_QUEUED_STEPS, StepWatchers
+from services.engine.scheduler.scheduler import ScheduledStep
+from tests.support.requests import make_request
 
 
-def step(step_id):
+def step(step_id, requests=()):
     assignment = RowAssignment(row=0, token_ids=pack_int32([1, 2]), num_prompt_tokens=2)
-    return BatchDescriptor(step_id=step_id, row_assignments=[assignment]), step_result(step_id, [5])
+    descriptor = BatchDescriptor(step_id=step_id, row_assignments=[assignment])
+    step = ScheduledStep(step_id=step_id, descriptor=descriptor, requests=list(requests))
+    return step, step_result(step_id, [5])
 
 
 async def test_a_watcher_sees_steps_in_order_until_the_end():
@@ -51,3 +56,51 @@ async def test_a_watcher_that_left_gets_nothing_more():
     watchers.publish(*step(1))
     watcher.close()
     assert [seen async for seen in watcher] == []
+
+
+def running_request():
+    request = make_request([1, 2])
+    request.row = 3
+    request.block_ids = [7]
+    request.num_computed_tokens = 2
+    return request
+
+
+async def test_a_tap_with_a_snapshot_sees_the_steps_that_are_scheduled_after_it():
+    watchers = StepWatchers()
+    request = running_request()
+    snapshot = PendingSnapshot([request], next_step_id=3, num_in_flight=2)
+    watcher = watchers.add(include_token_ids=True, snapshot=snapshot)
+    watchers.publish(*step(1, [request]))
+    watchers.publish(*step(2, [make_request([9])]))
+    message = await watcher.snapshot()
+    assert message.next_step_id == 3
+    assert message.rows[0].assignment.token_ids == pack_int32([1, 2, 5])
+    watchers.publish(*step(3))
+    watchers.close()
+    assert [seen.descriptor.step_id async for seen in watcher] == [3]
+
+
+async def test_a_snapshot_without_steps_in_flight_is_there_at_once():
+    watchers = StepWatchers()
+    snapshot = PendingSnapshot([], next_step_id=9, num_in_flight=0)
+    watcher = watchers.add(include_token_ids=True, snapshot=snapshot)
+    assert (await watcher.snapshot()).next_step_id == 9
+
+
+async def test_a_tap_with_a_snapshot_ends_with_the_worker_and_others_go_on():
+    watchers = StepWatchers()
+    plain = watchers.add(include_token_ids=True)
+    settled, waiting = (
+        watchers.add(
+            include_token_ids=True,
+            snapshot=PendingSnapshot([], next_step_id=1, num_in_flight=num_in_flight),
+        )
+        for num_in_flight in (0, 1)
+    )
+    watchers.close_with_snapshot()
+    watchers.publish(*step(1))
+    assert await waiting.snapshot() is None
+    assert [seen async for seen in settled] == []
+    watchers.close()
+    assert len([seen async for seen in plain]) == 1

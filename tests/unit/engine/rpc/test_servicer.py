@@ -232,6 +232,60 @@ class TestWatchSteps:
             assert (await watch.read()).result.token_ids
             watch.cancel()
 
+    async def test_a_snapshot_needs_the_operators_leave_too(self):
+        request = WatchStepsRequest(include_snapshot=True)
+        async with running_service() as service:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await service.stub.WatchSteps(request).read()
+            assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+    async def test_a_snapshot_comes_first_and_the_steps_follow_it(self):
+        request = WatchStepsRequest(include_token_ids=True, include_snapshot=True)
+        config = engine_config(allow_watch_tokens=True)
+        async with running_service(config, step_time_s=0.001) as service:
+            call = service.stub.Generate(ask(max_tokens=LONG))
+            await call.read()
+            watch = service.stub.WatchSteps(request)
+            snapshot = (await watch.read()).snapshot
+            (row,) = snapshot.rows
+            assert row.assignment.num_prompt_tokens == 3
+            # All that was sampled is known; the newest token alone is not computed yet.
+            assert len(row.assignment.token_ids) == 4 * (row.num_computed_tokens + 1)
+            assert len(row.block_ids) == 4 * -(-row.num_computed_tokens // config.block_size)
+            steps = [await watch.read() for _ in range(3)]
+            assert not any(step.HasField("snapshot") for step in steps)
+            first = snapshot.next_step_id
+            assert [step.descriptor.step_id for step in steps] == [first, first + 1, first + 2]
+            watch.cancel()
+            settings = snapshot.engine
+            assert (settings.model, settings.dtype, settings.device_name) == (
+                "fake",
+                "float32",
+                "cpu",
+            )
+            assert (settings.max_num_seqs, settings.num_blocks) == (8, 64)
+
+    async def test_a_stream_with_a_snapshot_ends_with_its_worker(self):
+        request = WatchStepsRequest(include_token_ids=True, include_snapshot=True)
+        async with running_service(engine_config(allow_watch_tokens=True)) as service:
+            watch = service.stub.WatchSteps(request)
+            await watch.read()
+            service.executors.last.die()
+            assert await watch.read() is grpc.aio.EOF
+
+    async def test_a_worker_lost_before_the_snapshot_is_an_error(self):
+        request = WatchStepsRequest(include_token_ids=True, include_snapshot=True)
+        async with running_service(engine_config(allow_watch_tokens=True)) as service:
+            call = service.stub.Generate(ask(max_tokens=LONG))
+            await call.read()
+            service.executors.last.hang()
+            watch = service.stub.WatchSteps(request)
+            await watch.initial_metadata()
+            service.executors.last.die()
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await watch.read()
+            assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+
 
 class TestDrain:
     async def test_answers_when_all_is_done_and_the_server_then_exits(self):

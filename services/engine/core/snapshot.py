@@ -1,0 +1,86 @@
+"""The state that the next step builds on, for those who want to run the steps again."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from protos.engine.v1.recording_pb2 import RowSnapshot, Snapshot
+from services.engine.batch import StepResult, pack_int32, read_int32, row_assignment
+from services.engine.request import Request
+from services.engine.scheduler.scheduler import ScheduledStep
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row that a running request owns, and the tokens of the request that are known."""
+
+    row: int
+    token_ids: list[int]
+    block_ids: bytes
+    num_computed_tokens: int
+
+
+class PendingSnapshot:
+    """All rows as they are before the next step to be scheduled.
+
+    The scheduler's books already count what steps in flight compute; only the tokens that those
+    sample are missing, and come in with their results. What happens to the requests meanwhile
+    belongs to later steps and changes nothing here.
+    """
+
+    def __init__(
+        self, running: Iterable[Request], *, next_step_id: int, num_in_flight: int
+    ) -> None:
+        """Writes down the rows of running requests.
+
+        Args:
+            running: the scheduler's running requests, between two of its steps.
+            next_step_id: the step that it schedules next.
+            num_in_flight: steps before that one whose results are to come.
+        """
+        self._next_step_id = next_step_id
+        self._num_in_flight = num_in_flight
+        self._rows = {request: _row(request) for request in running}
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all tokens are known."""
+        return not self._num_in_flight
+
+    def take(self, step: ScheduledStep, result: StepResult) -> None:
+        """Takes the tokens of a step that was in flight; the steps come in their order."""
+        for request, token_id in zip(
+            step.requests, read_int32(result.token_ids).tolist(), strict=True
+        ):
+            row = self._rows.get(request)
+            if row is not None:
+                row.token_ids.append(token_id)
+        self._num_in_flight -= 1
+
+    def message(self) -> Snapshot:
+        """Returns the snapshot, once it is settled, without the engine's settings."""
+        return Snapshot(
+            next_step_id=self._next_step_id,
+            rows=[
+                RowSnapshot(
+                    assignment=row_assignment(
+                        row=row.row,
+                        token_ids=row.token_ids,
+                        num_prompt_tokens=request.num_prompt_tokens,
+                        sampling=request.sampling,
+                    ),
+                    block_ids=row.block_ids,
+                    num_computed_tokens=row.num_computed_tokens,
+                )
+                for request, row in self._rows.items()
+            ],
+        )
+
+
+def _row(request: Request) -> _Row:
+    assert request.row is not None, "a running request has a row"
+    return _Row(
+        row=request.row,
+        token_ids=list(request.token_ids),
+        block_ids=pack_int32(request.block_ids),
+        num_computed_tokens=request.num_computed_tokens,
+    )

@@ -1,0 +1,126 @@
+"""`python -m services.engine replay`: from the flags to the exit code."""
+
+from collections.abc import Callable
+
+import torch
+
+from models.config import ModelConfig
+from models.layers.decoder import CausalLM
+from protos.engine.v1.recording_pb2 import EngineSettings
+from services.engine.batch import BatchDescriptor, GraphKey
+from services.engine.core.model_folder import config_sha256
+from services.engine.replay.cache_content import BlockNumbers
+from services.engine.replay.config import ReplayConfig
+from services.engine.replay.opening import read_opening
+from services.engine.replay.orders import Orders
+from services.engine.replay.recording import Recording, ReplayError
+from services.engine.replay.replayer import Replayer
+from services.engine.replay.report import Totals, describe_first, describe_totals
+from services.engine.replay.sides import ReplaySettings, Sides
+from services.engine.worker.device import choose_device
+from services.engine.worker.step_arrays import StepLimits
+
+
+def replay(
+    config: ReplayConfig,
+    write: Callable[[str], None],
+    *,
+    load: Callable[[ReplaySettings], CausalLM] = ReplaySettings.load,
+) -> Totals:
+    """Replays a recording.
+
+    Args:
+        config: what to replay and how.
+        write: takes the report, some lines at a time.
+        load: gives the model to run.
+
+    Raises:
+        ReplayError: the recording, or this engine, does not allow it.
+    """
+    recording = Recording.open(config.trace)
+    settings = _settings(config, recording.snapshot.engine)
+    if recording.is_cut:
+        write(f"{config.trace} ends in the middle of a message; what is whole is replayed")
+    blocks = BlockNumbers(recording.snapshot.engine.num_blocks)
+    orders = Orders(config.against, settings.catalogue(), blocks)
+    keys = _survey(recording, orders, blocks)
+    sides = Sides(
+        load(settings), settings, num_blocks=blocks.num_blocks, graph_keys=list(keys.values())
+    )
+    for fault in sides.faults:
+        write(fault)
+    replayer = Replayer(sides, orders, limits=settings.limits, num_blocks=blocks.num_blocks)
+    _run(recording, replayer, blocks, write, names=(sides.reference.name, sides.tested.name))
+    write(describe_totals(replayer.totals, config.against))
+    return replayer.totals
+
+
+def _run(
+    recording: Recording,
+    replayer: Replayer,
+    blocks: BlockNumbers,
+    write: Callable[[str], None],
+    *,
+    names: tuple[str, str],
+) -> None:
+    """Runs all steps and describes the first one that differs."""
+    step_id = 0
+    try:
+        opening = read_opening(recording.snapshot, blocks)
+        replayer.restore(opening.descriptor, opening.num_computed)
+        for step in recording.steps():
+            step_id = step.descriptor.step_id
+            findings = replayer.replay(step)
+            if replayer.totals.first_difference == step_id:
+                write(describe_first(findings, names))
+    except ValueError as error:  # the worker refuses a descriptor that contradicts itself
+        place = f"step {step_id}" if step_id else "the snapshot"
+        raise ReplayError(f"{place} of the recording is damaged: {error}") from error
+
+
+def _survey(recording: Recording, orders: Orders, blocks: BlockNumbers) -> dict[bytes, GraphKey]:
+    """Notes the blocks that a recording uses, and returns the graphs that its replay needs."""
+    for row in recording.snapshot.rows:
+        blocks.use(row.block_ids)
+    keys: dict[bytes, GraphKey] = {}
+    for step in recording.steps():
+        descriptor: BatchDescriptor = step.descriptor
+        blocks.use(descriptor.attn_metadata.block_table_updates.block_ids)
+        key = orders.graph_key(descriptor)
+        if key is not None:
+            keys[key.SerializeToString(deterministic=True)] = key
+    return keys
+
+
+def _settings(config: ReplayConfig, recorded: EngineSettings) -> ReplaySettings:
+    """Returns how to run the sides.
+
+    Raises:
+        ReplayError: the recording is of another model, or there is no such device.
+    """
+    if config_sha256(config.model) != recorded.config_sha256:
+        raise ReplayError(
+            f"the recording is of model {recorded.model} ({recorded.architecture}); "
+            f"{config.model} has another config.json. Name its folder with --model"
+        )
+    engine = config.engine(recorded)
+    try:
+        device = choose_device(engine, 0)
+    except ValueError as error:
+        raise ReplayError(str(error)) from error
+    dtype = getattr(torch, engine.dtype)
+    assert isinstance(dtype, torch.dtype), "the configuration knows names of dtypes only"
+    torch.set_num_threads(engine.num_threads)
+    return ReplaySettings(
+        against=config.against,
+        engine=engine,
+        limits=StepLimits(
+            max_num_seqs=recorded.max_num_seqs,
+            max_num_batched_tokens=recorded.max_num_batched_tokens,
+            max_model_len=recorded.max_model_len,
+            block_size=recorded.block_size,
+            vocab_size=ModelConfig.from_folder(config.model).vocab_size,
+        ),
+        device=device,
+        dtype=dtype,
+    )

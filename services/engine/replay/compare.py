@@ -1,0 +1,49 @@
+"""How far two tensors are apart."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.engine.compilation.graphs.graph_runner import RELATIVE_TOLERANCE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """What is between a tensor and what it should be.
+
+    error: largest difference of an element, relative to the largest element; NaN if either has one.
+    """
+
+    name: str
+    error: float
+    tolerance: float
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the two are bit-equal."""
+        return self.error == 0
+
+    @property
+    def is_excessive(self) -> bool:
+        """Whether rounding cannot explain it."""
+        return not self.error <= self.tolerance  # NaN is excessive too
+
+
+def deviation(name: str, expected: Tensor, actual: Tensor, dtype: torch.dtype) -> Deviation:
+    """Compares a tensor with what it should be.
+
+    Args:
+        name: what to call it.
+        expected: of any shape.
+        actual: of the same shape.
+        dtype: what the model runs in, which decides the tolerance.
+    """
+    tolerance = RELATIVE_TOLERANCE[dtype]
+    if torch.equal(expected, actual):
+        return Deviation(name=name, error=0.0, tolerance=tolerance)
+    exact = expected.double()
+    # Equal infinities are no difference, and they are no scale.
+    difference = (actual.double() - exact).abs().masked_fill(expected == actual, 0)
+    scale = exact.abs().masked_fill(exact.isinf(), 0).max().clamp(min=torch.finfo(dtype).tiny)
+    return Deviation(name=name, error=float(difference.max() / scale), tolerance=tolerance)

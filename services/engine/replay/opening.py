@@ -1,0 +1,47 @@
+"""The state that a recording opens with, as an order to the worker's tables."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from protos.engine.v1.recording_pb2 import Snapshot
+from services.engine.batch import BatchDescriptor, pack_int32, read_int32
+from services.engine.replay.cache_content import BlockNumbers
+from services.engine.replay.recording import ReplayError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """Rows and blocks of a snapshot.
+
+    descriptor: assigns them and computes nothing. num_computed: tokens of each row whose keys and
+    values are in its blocks.
+    """
+
+    descriptor: BatchDescriptor
+    num_computed: Mapping[int, int]
+
+
+def read_opening(snapshot: Snapshot, blocks: BlockNumbers) -> Opening:
+    """Reads a snapshot whose blocks were noted.
+
+    Raises:
+        ReplayError: a row has more computed tokens than tokens or blocks for them.
+    """
+    descriptor = BatchDescriptor(row_assignments=[row.assignment for row in snapshot.rows])
+    updates = descriptor.attn_metadata.block_table_updates
+    counts = [len(read_int32(row.block_ids)) for row in snapshot.rows]
+    updates.rows = pack_int32([row.assignment.row for row in snapshot.rows])
+    updates.offsets = pack_int32([0] * len(counts))
+    updates.counts = pack_int32(counts)
+    updates.block_ids = blocks.renumber(b"".join(row.block_ids for row in snapshot.rows))
+    for row, count in zip(snapshot.rows, counts, strict=True):
+        limit = min(len(read_int32(row.assignment.token_ids)), count * snapshot.engine.block_size)
+        if row.num_computed_tokens > limit:
+            raise ReplayError(
+                f"row {row.assignment.row} of the snapshot has {row.num_computed_tokens} computed "
+                f"tokens, but tokens and blocks for {limit}"
+            )
+    return Opening(
+        descriptor=descriptor,
+        num_computed={row.assignment.row: row.num_computed_tokens for row in snapshot.rows},
+    )

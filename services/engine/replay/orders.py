@@ -1,0 +1,89 @@
+"""What each side is ordered to do for a recorded step."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from services.engine.batch import BatchDescriptor, CUDAGraphMode, FallbackReason, GraphKey
+from services.engine.replay.cache_content import BlockNumbers
+from services.engine.scheduler.dispatcher import BatchShape, Dispatch, GraphDispatcher
+
+_WIRE_MODES = {
+    "eager": CUDAGraphMode.CUDA_GRAPH_MODE_NONE,
+    "piecewise": CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE,
+    "full": CUDAGraphMode.CUDA_GRAPH_MODE_FULL,
+}
+_EAGER = Dispatch(
+    mode=CUDAGraphMode.CUDA_GRAPH_MODE_NONE,
+    graph_key=None,
+    fallback_reason=FallbackReason.FALLBACK_REASON_ENFORCE_EAGER,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One step for both sides; graph_key is absent where the second one runs no graph either."""
+
+    reference: BatchDescriptor
+    tested: BatchDescriptor
+    graph_key: GraphKey | None
+
+
+class Orders:
+    """Turns recorded descriptors into those of a replay."""
+
+    def __init__(self, against: str, catalogue: Iterable[GraphKey], blocks: BlockNumbers) -> None:
+        """Starts with what may be ordered.
+
+        Args:
+            against: "eager", "piecewise" or "full".
+            catalogue: graphs for steps that were not recorded with one of this kind.
+            blocks: the blocks of the caches of both sides.
+        """
+        self._mode = _WIRE_MODES[against]
+        self._dispatcher = GraphDispatcher(captured=catalogue)
+        self._blocks = blocks
+
+    def graph_key(self, descriptor: BatchDescriptor) -> GraphKey | None:
+        """Returns the graph that the tested side runs a step by."""
+        return self._dispatch(descriptor).graph_key
+
+    def order(self, descriptor: BatchDescriptor) -> Order:
+        """Returns a recorded step as both sides shall run it."""
+        dispatch = self._dispatch(descriptor)
+        return Order(
+            reference=self._ordered(descriptor, _EAGER),
+            tested=self._ordered(descriptor, dispatch),
+            graph_key=dispatch.graph_key,
+        )
+
+    def _dispatch(self, descriptor: BatchDescriptor) -> Dispatch:
+        if descriptor.cudagraph_runtime_mode == self._mode and descriptor.HasField("graph_key"):
+            return Dispatch(
+                mode=self._mode,
+                graph_key=descriptor.graph_key,
+                fallback_reason=FallbackReason.FALLBACK_REASON_UNSPECIFIED,
+            )
+        shape = descriptor.context
+        return self._dispatcher.dispatch(
+            BatchShape(
+                num_tokens=shape.num_tokens,
+                batch_size=shape.batch_size,
+                max_q_len=shape.max_q_len,
+            )
+        )
+
+    def _ordered(self, descriptor: BatchDescriptor, dispatch: Dispatch) -> BatchDescriptor:
+        ordered = BatchDescriptor()
+        ordered.CopyFrom(descriptor)
+        ordered.cudagraph_runtime_mode = dispatch.mode
+        ordered.fallback_reason = dispatch.fallback_reason
+        key, shape = dispatch.graph_key, ordered.context
+        ordered.ClearField("graph_key")
+        if key is not None:
+            ordered.graph_key.CopyFrom(key)
+        shape.graph_bs = key.graph_bs if key is not None and key.uniform else shape.batch_size
+        attention = ordered.attn_metadata
+        if attention.HasField("block_table_updates"):
+            updates = attention.block_table_updates
+            updates.block_ids = self._blocks.renumber(updates.block_ids)
+        return ordered

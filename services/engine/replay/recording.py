@@ -1,0 +1,115 @@
+"""Reads recording files."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TypeVar
+
+from google.protobuf import proto
+from google.protobuf.message import DecodeError, Message
+
+from protos.engine.v1.engine_pb2 import WatchStepsResponse
+from protos.engine.v1.recording_pb2 import RecordingHeader, Snapshot
+
+FORMAT = "octavo-recording"
+VERSION = 1
+
+_M = TypeVar("_M", bound=Message)
+_HEADER_BYTES = 64
+"""A header's format is found in these first bytes of a file."""
+
+
+class ReplayError(Exception):
+    """A recording cannot be replayed; the message is for the operator."""
+
+
+class _CutShortError(Exception):
+    """The file ends in the middle of a message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """A recording whose whole messages have been read once and follow each other.
+
+    is_cut: the file ends in the middle of a message, which does not count.
+    """
+
+    path: Path
+    snapshot: Snapshot
+    num_steps: int
+    is_cut: bool
+
+    @classmethod
+    def open(cls, path: Path) -> "Recording":
+        """Reads a file through.
+
+        Raises:
+            ReplayError: it is no recording, one of another version, or damaged.
+        """
+        try:
+            with path.open("rb") as file:
+                snapshot = _read_opening(file, path)
+                num_steps, is_cut = _check_steps(file, path, snapshot.next_step_id)
+        except OSError as error:
+            raise ReplayError(f"{path} cannot be read: {error.strerror}") from error
+        return cls(path=path, snapshot=snapshot, num_steps=num_steps, is_cut=is_cut)
+
+    def steps(self) -> Iterator[WatchStepsResponse]:
+        """Yields the steps in order, read from the file as they are asked for."""
+        with self.path.open("rb") as file:
+            _read_opening(file, self.path)
+            for _ in range(self.num_steps):
+                step = _read(WatchStepsResponse, file, self.path)
+                if step is None:
+                    raise ReplayError(f"{self.path} became shorter while it was read")
+                yield step
+
+
+def _read_opening(file: IO[bytes], path: Path) -> Snapshot:
+    """Reads everything before the first step."""
+    # Without this look, the first bytes of a foreign file would pass for some enormous length.
+    is_recording = FORMAT.encode() in file.read(_HEADER_BYTES)
+    file.seek(0)
+    try:
+        header = _read(RecordingHeader, file, path) if is_recording else None
+        if header is None or header.format != FORMAT:
+            raise ReplayError(f"{path} is not a recording: `octavo record` makes one")
+        if header.version != VERSION:
+            raise ReplayError(
+                f"{path} has version {header.version} of the format; this engine reads {VERSION}"
+            )
+        opening = _read(WatchStepsResponse, file, path)
+    except _CutShortError:
+        opening = None
+    if opening is None or not opening.HasField("snapshot"):
+        raise ReplayError(f"{path} ends before the first step")
+    return opening.snapshot
+
+
+def _check_steps(file: IO[bytes], path: Path, next_step_id: int) -> tuple[int, bool]:
+    """Returns the number of whole steps, and whether the file ends within another one."""
+    num_steps = 0
+    while True:
+        try:
+            step = _read(WatchStepsResponse, file, path)
+        except _CutShortError:
+            return num_steps, True
+        if step is None:
+            return num_steps, False
+        expected = next_step_id + num_steps
+        if step.descriptor.step_id != expected or step.result.step_id != expected:
+            raise ReplayError(
+                f"{path} has step {step.descriptor.step_id} with the result of step "
+                f"{step.result.step_id} where step {expected} belongs"
+            )
+        num_steps += 1
+
+
+def _read(kind: type[_M], file: IO[bytes], path: Path) -> _M | None:
+    """Reads one message; None at the end of the file."""
+    try:
+        return proto.parse_length_prefixed(kind, file)  # type: ignore[arg-type]  # any buffered file will do
+    except (DecodeError, ValueError) as error:
+        if not file.read(1):
+            raise _CutShortError from error
+        raise ReplayError(f"{path} is damaged before byte {file.tell()}: {error}") from error

@@ -1,0 +1,157 @@
+"""What a replay found, in words."""
+
+from dataclasses import dataclass
+
+from models import forward_context
+from services.engine.batch import GraphKey
+from services.engine.replay.compare import Deviation
+
+MAX_LISTED = 8
+"""Tensors of one step that are named; what follows the first one is mostly its consequence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenDifference:
+    """A token that the recording and the two sides do not agree on.
+
+    margin: how far apart the logits of two of the three are on the reference side, relative to the
+    largest logit of its row. Next to the error of the logits it tells chance from fault.
+    """
+
+    row: int
+    recorded: int
+    reference: int
+    tested: int
+    margin: float
+
+
+@dataclass(slots=True, kw_only=True)
+class StepFindings:
+    """One step's comparison.
+
+    shape: the batch, in words. deviations: of what was compared, in the order in which a forward
+    pass makes it; the errors say by how much. tokens: those that differ.
+    """
+
+    step_id: int
+    shape: str
+    graph_key: GraphKey | None
+    deviations: list[Deviation]
+    tokens: list[TokenDifference]
+
+    @property
+    def excessive(self) -> list[Deviation]:
+        """Tensors whose deviation rounding cannot explain."""
+        return [each for each in self.deviations if each.is_excessive]
+
+    @property
+    def differs(self) -> bool:
+        """Whether the step did not do again what it did."""
+        return bool(self.excessive or self.tokens)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all tensors are bit-equal."""
+        return all(each.is_exact for each in self.deviations)
+
+
+@dataclass(slots=True, kw_only=True)
+class Totals:
+    """A whole replay.
+
+    num_given_up: steps whose graph failed a test, so that they ran without. worst_error: the
+    largest one that counts as rounding.
+    """
+
+    num_steps: int = 0
+    num_by_graph: int = 0
+    num_given_up: int = 0
+    num_exact: int = 0
+    num_different: int = 0
+    num_in_tokens_alone: int = 0
+    num_rebuilt_tokens: int = 0
+    worst_error: float = 0.0
+    first_difference: int | None = None
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether every step did again what it did, by the graph that it was to run."""
+        return not (self.num_different or self.num_given_up)
+
+    def count(self, findings: StepFindings) -> None:
+        """Takes one step in."""
+        self.num_steps += 1
+        self.num_by_graph += findings.graph_key is not None
+        if findings.differs:
+            self.num_different += 1
+            self.num_in_tokens_alone += not findings.excessive
+            if self.first_difference is None:
+                self.first_difference = findings.step_id
+            return
+        self.num_exact += findings.is_exact
+        self.worst_error = max(self.worst_error, *(each.error for each in findings.deviations))
+
+
+def describe_first(findings: StepFindings, names: tuple[str, str]) -> str:
+    """Returns the step in which the two sides part, and the first tensor in which they do.
+
+    Args:
+        findings: with the deviations of attention where they are known.
+        names: of the two sides.
+    """
+    reference, tested = names
+    lines = [
+        f"step {findings.step_id} differs: {findings.shape}, {describe_graph(findings.graph_key)}"
+    ]
+    excessive = findings.excessive
+    if excessive:
+        lines.append(f"  first tensor: {_deviation(excessive[0])}")
+        lines += [f"  then: {_deviation(each)}" for each in excessive[1:MAX_LISTED]]
+        if len(excessive) > MAX_LISTED:
+            lines.append(f"  and {len(excessive) - MAX_LISTED} more")
+    else:
+        inexact = [each for each in findings.deviations if not each.is_exact]
+        lines.append("  all tensors agree, but for rounding" if inexact else "  no tensor differs")
+        if inexact:
+            lines.append(f"  first one that is not bit-equal: {_deviation(inexact[0])}")
+            lines.append(f"  farthest off: {_deviation(max(inexact, key=lambda d: d.error))}")
+    lines += [
+        f"  token of row {token.row}: recorded {token.recorded}, {reference} {token.reference}, "
+        f"{tested} {token.tested}; their logits are {token.margin:.2g} apart"
+        for token in findings.tokens
+    ]
+    return "\n".join(lines)
+
+
+def describe_graph(key: GraphKey | forward_context.GraphKey | None) -> str:
+    """Returns what a step runs by."""
+    if key is None:
+        return "without a graph"
+    if key.uniform:
+        return f"graph of {key.graph_bs} decodes"
+    return f"graphs of pieces of {key.num_tokens} tokens"
+
+
+def describe_totals(totals: Totals, tested: str) -> str:
+    """Returns the summary of a replay, in a few lines."""
+    num_rounded = totals.num_steps - totals.num_exact - totals.num_different
+    num_eager = totals.num_steps - totals.num_by_graph
+    lines = [
+        f"{totals.num_steps} steps against {tested}: {totals.num_by_graph} by graphs, "
+        f"{num_eager} without",
+        f"  {totals.num_exact} bit-equal, {num_rounded} equal but for rounding "
+        f"(at most {totals.worst_error:.2g}), {totals.num_different} different",
+    ]
+    if totals.num_in_tokens_alone:
+        lines[-1] += f", {totals.num_in_tokens_alone} of them in tokens alone"
+    if totals.num_given_up:
+        lines.append(f"  {totals.num_given_up} steps ran without their graph: it was given up")
+    if totals.num_rebuilt_tokens:
+        lines.append(
+            f"  {totals.num_rebuilt_tokens} tokens from before the recording were computed again"
+        )
+    return "\n".join(lines)
+
+
+def _deviation(deviation: Deviation) -> str:
+    return f"{deviation.name}, off by {deviation.error:.2g} (tolerance {deviation.tolerance:.2g})"

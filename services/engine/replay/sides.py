@@ -1,0 +1,209 @@
+"""The two runners of a replay over one model: the only place that knows how graphs are made."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.cudagraph_mode import CUDAGraphMode
+from models.forward_context import KVCacheData
+from models.layers.decoder import CausalLM
+from models.loading.loader import load_model
+from services.engine.batch import GraphKey
+from services.engine.compilation.cache_key import compute_factors
+from services.engine.compilation.compile_model import CompiledModel, compile_model
+from services.engine.compilation.graphs.capture_plan import full_decode_key, piecewise_key
+from services.engine.compilation_config import CompilationConfig
+from services.engine.config import EngineConfig
+from services.engine.replay.recording import ReplayError
+from services.engine.replay.report import describe_graph
+from services.engine.replay.taps import AttentionTaps
+from services.engine.worker.graph_setup import (
+    PreparedGraphs,
+    install_model,
+    piece_graphs,
+    prepare_graphs,
+    wire_keys,
+)
+from services.engine.worker.kv_memory import allocate_kv_cache
+from services.engine.worker.model_runner import ModelRunner
+from services.engine.worker.startup import EXAMPLE_NUM_TOKENS
+from services.engine.worker.step_arrays import StepLimits
+
+MODES = {
+    "eager": CUDAGraphMode.NONE,
+    "piecewise": CUDAGraphMode.PIECEWISE,
+    "full": CUDAGraphMode.FULL_DECODE_ONLY,
+}
+"""What is captured, by what a replay is against."""
+
+
+Tapped = dict[tuple[int, str], Tensor]
+"""Tensors of attention, by layer and name, for the tokens of a step and what pads it."""
+
+
+@dataclass(slots=True)
+class Side:
+    """A runner with a KV cache of its own.
+
+    hidden: [T, hidden], what the last step ended with; good until the next one. logits: [S, V] of
+    the rows that sampled.
+    """
+
+    name: str
+    runner: ModelRunner
+    cache: list[KVCacheData]
+    hidden: Tensor | None = None
+    logits: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Listens to the runner."""
+        self.runner.watch_outputs(self._keep)
+
+    def _keep(self, hidden: Tensor, logits: Tensor | None) -> None:
+        self.hidden, self.logits = hidden, logits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySettings:
+    """How to run the sides.
+
+    against: a key of MODES. engine: flags, with the limits of the engine that was recorded.
+    """
+
+    against: str
+    engine: EngineConfig
+    limits: StepLimits
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def compilation(self) -> CompilationConfig:
+        """What is compiled and captured on the side with graphs."""
+        settings = self.engine.compilation_config(self.device.type)
+        return settings.model_copy(update={"cudagraph_mode": MODES[self.against]})
+
+    def catalogue(self) -> list[GraphKey]:
+        """Returns the graphs that an engine with these flags could have, as they travel."""
+        settings, limits = self.compilation, self.limits
+        if self.against == "full":
+            largest = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+            return wire_keys(map(full_decode_key, settings.capture_sizes(largest)))
+        if self.against == "piecewise":
+            sizes = settings.piece_sizes(limits.max_num_batched_tokens)
+            return wire_keys(map(piecewise_key, sizes))
+        return []
+
+    def load(self) -> CausalLM:
+        """Loads the model."""
+        return load_model(
+            self.engine.model,
+            device=self.device,
+            dtype=self.dtype,
+            load_format=self.engine.load_format,
+        )
+
+
+class Sides:
+    """A model without graphs, and the same weights compiled and with graphs."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        settings: ReplaySettings,
+        *,
+        num_blocks: int,
+        graph_keys: Sequence[GraphKey],
+    ) -> None:
+        """Compiles, allocates and captures everything.
+
+        Args:
+            model: loaded, as it is written.
+            settings: how to run it.
+            num_blocks: blocks of each cache.
+            graph_keys: the graphs that the steps need, all of the kind that the replay is against.
+
+        Raises:
+            ReplayError: graphs of that kind cannot be captured.
+        """
+        self.dtype = settings.dtype
+        self._settings = settings
+        self._pieces = piece_graphs(settings.device)
+        compiled = self._compile(model)
+        self.reference = self._side("eager", model, num_blocks)
+        tested_name = "repeated" if settings.against == "eager" else settings.against
+        self.tested = self._side(tested_name, model, num_blocks)
+        install_model(self.tested.runner, compiled, settings.compilation, self._pieces)
+        self._prepared = self._prepare(graph_keys)
+        if self._prepared.mode is not MODES[settings.against]:
+            raise ReplayError(
+                f"no graphs for --against {settings.against} can be captured here: this device "
+                "or --compilation-level does not allow it"
+            )
+        outcomes = self._prepared.capture_all(lambda _: None)
+        self.faults = [
+            f"{describe_graph(outcome.key)} failed its test: {outcome.fault}"
+            for outcome in outcomes
+            if outcome.fault
+        ]
+        """Graphs that failed their test; the steps that need them run without."""
+
+    def tap_reference(self, run: Callable[[Side], object]) -> Tapped:
+        """Runs a step without graphs and returns what attention saw, by layer and name."""
+        with AttentionTaps() as taps:
+            run(self.reference)
+        return taps.tensors
+
+    def tap_tested(self, run: Callable[[Side], object], key: GraphKey | None) -> Tapped:
+        """Runs a step on the other side and returns what attention saw, by layer and name.
+
+        A graph of a whole step is captured anew, with the copies inside; attention between graphs
+        of pieces is seen as it is.
+        """
+        with AttentionTaps() as taps:
+            if key is not None and key.uniform:
+                self._prepare([key]).capture_all(lambda _: None)
+            run(self.tested)
+        self.tested.runner.use_graphs(self._prepared.graphs)
+        return taps.tensors
+
+    def _compile(self, model: CausalLM) -> CompiledModel:
+        settings, device = self._settings, self._settings.device
+        compilation = settings.compilation
+        return compile_model(
+            model,
+            compilation,
+            example_inputs=[
+                torch.zeros(EXAMPLE_NUM_TOKENS, dtype=dtype, device=device)
+                for dtype in (torch.int32, torch.int64)
+            ],
+            piece_wrapper=self._pieces.wrap if compilation.cudagraph_mode else None,
+            max_num_tokens=settings.limits.max_num_batched_tokens,
+            max_num_seqs=settings.limits.max_num_seqs,
+            factors=compute_factors(compilation, settings.engine, device),
+        )
+
+    def _side(self, name: str, model: CausalLM, num_blocks: int) -> Side:
+        settings = self._settings
+        cache = allocate_kv_cache(
+            model.config,
+            num_blocks=num_blocks,
+            block_size=settings.limits.block_size,
+            dtype=settings.dtype,
+            device=settings.device,
+        )
+        runner = ModelRunner(model, cache, limits=settings.limits, device=settings.device)
+        return Side(name, runner, cache)
+
+    def _prepare(self, keys: Sequence[GraphKey]) -> PreparedGraphs:
+        """Plans graphs of these keys and no others."""
+        sizes = {key.graph_bs if key.uniform else key.num_tokens for key in keys}
+        update = {"cudagraph_capture_sizes": tuple(sorted(sizes)), "cudagraph_piece_sizes": None}
+        return prepare_graphs(
+            self.tested.runner,
+            self._settings.compilation.model_copy(update=update),
+            limits=self._settings.limits,
+            pieces=self._pieces,
+            on_fault=lambda _: None,
+        )

@@ -1,0 +1,65 @@
+"""Looks at what attention gets and gives, however the model runs."""
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import models.ops.attention  # noqa: F401  # registers the operator
+
+INPUTS = ("q", "k", "v")
+OUTPUT = "output"
+
+
+class AttentionTaps(TorchDispatchMode):
+    """Copies the tensors of every attention layer while it is entered.
+
+    tensors: what the last forward pass had, by layer and name. A graph that is captured meanwhile
+    holds the copies too and brings `tensors` up to date whenever it is replayed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
+        self.tensors: dict[tuple[int, str], Tensor] = {}
+
+    def __enter__(self) -> "AttentionTaps":
+        super().__enter__()  # type: ignore[no-untyped-call]  # as above
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]  # as above
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is not torch.ops.octavo.unified_attention_with_output.default:
+            return func(*args, **kwargs)
+        names = (argument.name for argument in func._schema.arguments)
+        named = {**dict(zip(names, args, strict=False)), **kwargs}
+        layer = named["layer_index"]
+        for name in INPUTS:  # before the call, which may write to them
+            self._keep(layer, name, named[name])
+        result = func(*args, **kwargs)
+        self._keep(layer, OUTPUT, named[OUTPUT])
+        return result
+
+    def _keep(self, layer: int, name: str, tensor: Tensor) -> None:
+        kept = self.tensors.get((layer, name))
+        if kept is None or kept.shape != tensor.shape:
+            self.tensors[layer, name] = tensor.clone()
+        else:
+            # The same memory again: a graph under capture remembers it.
+            kept.copy_(tensor)

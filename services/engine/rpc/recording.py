@@ -1,0 +1,45 @@
+"""What a recording opens with: whose steps they are, and the rows that the first one builds on."""
+
+from protos.engine.v1.engine_pb2 import WatchStepsResponse
+from protos.engine.v1.recording_pb2 import EngineSettings
+from protos.engine.v1.worker_pb2 import WorkerReady
+from services.engine.config import EngineConfig
+from services.engine.core.model_folder import ModelFolder
+from services.engine.core.watchers import StepWatcher
+from services.engine.errors import EngineUnavailableError
+
+
+async def opening(watcher: StepWatcher, settings: EngineSettings) -> WatchStepsResponse:
+    """Returns the first message of a stream that was asked for with a snapshot.
+
+    Raises:
+        EngineUnavailableError: the worker was lost while steps were in flight.
+    """
+    snapshot = await watcher.snapshot()
+    if snapshot is None:
+        raise EngineUnavailableError("the engine lost its worker before the first step")
+    response = WatchStepsResponse(snapshot=snapshot)
+    response.snapshot.engine.CopyFrom(settings)
+    return response
+
+
+def engine_settings(
+    model: ModelFolder, config: EngineConfig, worker: WorkerReady
+) -> EngineSettings:
+    """Returns what the outcome of the worker's steps depends on."""
+    return EngineSettings(
+        model=model.name,
+        architecture=model.architecture,
+        config_sha256=model.config_sha256,
+        load_format=config.load_format,
+        device_name=worker.device_name,
+        dtype=worker.dtype,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=model.max_model_len,
+        block_size=config.block_size,
+        num_blocks=worker.num_blocks,
+        compilation_level=0 if config.enforce_eager else config.compilation_level,
+        use_inductor=config.use_inductor,
+        cudagraph_mode=worker.cudagraph_mode,
+    )

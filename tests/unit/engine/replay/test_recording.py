@@ -1,0 +1,82 @@
+"""Recording files: whole ones, cut ones, and files that are none."""
+
+import pytest
+
+from protos.engine.v1.recording_pb2 import RecordingHeader
+from services.engine.batch import BatchDescriptor, pack_int32, step_result
+from services.engine.replay.recording import Recording, ReplayError
+from tests.support.recordings import FORMAT, write_recording
+
+NUM_STEPS = 3
+
+
+def make_steps(*step_ids):
+    return [(BatchDescriptor(step_id=n), step_result(n, [n, n + 1])) for n in step_ids]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return write_recording(tmp_path / "trace.binpb", make_steps(1, 2, 3))
+
+
+def test_a_whole_recording_gives_its_steps_every_time(path):
+    recording = Recording.open(path)
+    assert (recording.num_steps, recording.is_cut) == (NUM_STEPS, False)
+    for _ in range(2):
+        steps = list(recording.steps())
+        assert [step.descriptor.step_id for step in steps] == [1, 2, 3]
+        assert steps[2].result.token_ids == pack_int32([3, 4])
+
+
+def test_a_recording_cut_anywhere_keeps_its_whole_steps(path, tmp_path):
+    content = path.read_bytes()
+    sizes = {}
+    for num_steps in range(NUM_STEPS + 1):
+        steps = make_steps(*range(1, num_steps + 1))
+        sizes[write_recording(tmp_path / "part", steps).stat().st_size] = num_steps
+    first_step = min(sizes)
+    for size in range(len(content)):
+        path.write_bytes(content[:size])
+        if size < first_step:
+            with pytest.raises(ReplayError, match=r"not a recording|before the first step"):
+                Recording.open(path)
+            continue
+        recording = Recording.open(path)
+        assert recording.num_steps == sizes[max(end for end in sizes if end <= size)]
+        assert recording.is_cut == (size not in sizes)
+        assert len(list(recording.steps())) == recording.num_steps
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"hello world\n" * 100, b"\xff" * 5000])
+def test_a_foreign_file_is_refused(path, content):
+    path.write_bytes(content)
+    with pytest.raises(ReplayError, match="is not a recording"):
+        Recording.open(path)
+
+
+def test_another_version_is_refused(tmp_path):
+    header = RecordingHeader(format=FORMAT, version=2)
+    path = write_recording(tmp_path / "trace.binpb", header=header)
+    with pytest.raises(ReplayError, match="version 2 of the format; this engine reads 1"):
+        Recording.open(path)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(ReplayError, match="cannot be read: No such file"):
+        Recording.open(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("step_ids", [(2, 3), (1, 3), (1, 1)])
+def test_steps_that_do_not_follow_each_other_are_refused(tmp_path, step_ids):
+    path = write_recording(tmp_path / "trace.binpb", make_steps(*step_ids))
+    with pytest.raises(ReplayError, match=r"where step \d belongs"):
+        Recording.open(path)
+
+
+def test_damage_before_the_end_is_told_with_its_place(path):
+    content = bytearray(path.read_bytes())
+    # A wire type that does not exist, in the middle of the file.
+    content[content.index(pack_int32([2, 3])) - 2] = 0x0F
+    path.write_bytes(content)
+    with pytest.raises(ReplayError, match="is damaged before byte"):
+        Recording.open(path)
