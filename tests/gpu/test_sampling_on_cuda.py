@@ -1,31 +1,26 @@
 import pytest
 import torch
 
+from models.ops.uniform import uniform
+from services.engine.sampling.logit_edits import LogitEdits, TokenBias, edit_logits
 from services.engine.sampling.logprobs import compute_logprobs
-from services.engine.sampling.penalties import Penalties, apply_penalties
 from services.engine.sampling.sampler import probabilities, sample
-from services.engine.sampling.uniform import uniform
+from tests.support.sampling_kernels import (
+    DTYPES,
+    PARAMS,
+    check_logprobs,
+    check_penalties,
+    check_sampling,
+    drawn_by_kernel,
+    mixed_choice,
+    odd_logits,
+    random_logits,
+)
 from tests.support.sampling_rows import token_choice
 
 pytestmark = pytest.mark.gpu
 
-NUM_ROWS = 64
-PARAMS = [
-    {},
-    {"temperature": 0.0},
-    {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
-    {"top_p": 0.7},
-    {"min_p": 0.05, "temperature": 1.5},
-    {"top_k": 3},
-]
-
-
-def random_logits(vocab_size):
-    return 4 * torch.randn(NUM_ROWS, vocab_size, generator=torch.Generator().manual_seed(0))
-
-
-def rows():
-    return [PARAMS[i % len(PARAMS)] | {"seed": i * i, "position": i} for i in range(NUM_ROWS)]
+VOCAB_SIZES = [1, 7, 127, 32_000, 151_936, 262_144]
 
 
 def test_uniform_numbers_are_equal_bit_for_bit():
@@ -35,46 +30,99 @@ def test_uniform_numbers_are_equal_bit_for_bit():
     assert torch.equal(on_cuda.cpu(), uniform(seeds, positions))
 
 
-@pytest.mark.parametrize("vocab_size", [1, 7, 1024, 151_936])
-def test_samples_and_distributions_are_those_of_the_cpu(vocab_size):
-    logits = random_logits(vocab_size)
-    on_cpu = token_choice(rows(), vocab_size)
-    on_cuda = token_choice(rows(), vocab_size, device="cuda")
-    expected = probabilities(logits, on_cpu)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def test_tokens_are_exactly_those_of_the_reference_on_the_cpu(vocab_size, dtype):
+    for num_rows in (1, 3, 17):
+        logits = random_logits(num_rows, vocab_size, dtype)
+        check_sampling(logits, first=vocab_size if num_rows < 17 else 0, device="cuda")
+
+
+@pytest.mark.parametrize("vocab_size", [300, 20_000])
+def test_tokens_of_odd_logits_are_those_of_the_reference(vocab_size):
+    for logits in odd_logits(vocab_size).values():
+        check_sampling(logits, device="cuda")
+
+
+def test_broken_logits_still_name_a_token_that_exists():
+    logits = torch.full((len(PARAMS), 5000), torch.nan, device="cuda")
+    drawn = drawn_by_kernel(logits, mixed_choice(len(PARAMS), device="cuda"))
+    assert ((drawn >= 0) & (drawn < 5000)).all()
+
+
+def test_weights_of_the_reference_are_the_same_on_both_devices():
+    logits = random_logits(len(PARAMS), 32_000, torch.float32)
+    rows = [params | {"seed": 3} for params in PARAMS]
+    on_cuda = probabilities(logits.cuda(), token_choice(rows, device="cuda"))
     torch.testing.assert_close(
-        probabilities(logits.cuda(), on_cuda).cpu(), expected, rtol=1e-4, atol=1e-6
+        on_cuda.cpu(), probabilities(logits, token_choice(rows)), rtol=1e-6, atol=0
     )
-    drawn = sample(logits.cuda(), on_cuda).cpu()
-    # exp rounds differently on the two devices, which moves a draw only at a token's very edge.
-    assert (drawn != sample(logits, on_cpu)).sum() <= 1
-    assert (expected.gather(1, drawn[:, None]) > 0).all()
+
+
+@pytest.mark.parametrize("params", PARAMS[2:8])
+def test_draws_follow_the_distribution(params):
+    count, vocab_size = 20_000, 50
+    logits = random_logits(1, vocab_size, torch.float32)
+    rows = [params | {"seed": 11, "position": position} for position in range(count)]
+    drawn = sample(logits.cuda().expand(count, -1), token_choice(rows, device="cuda")).cpu()
+    observed = torch.bincount(drawn, minlength=vocab_size).float()
+    expected = probabilities(logits, token_choice([params]))[0] * count
+    assert observed[expected == 0].sum() == 0
+    is_common = expected >= 5
+    # Rare tokens are counted as one, so that every bin's count is nearly normal.
+    observed = torch.cat([observed[is_common], observed[~is_common].sum()[None]])
+    expected = torch.cat([expected[is_common], expected[~is_common].sum()[None]])
+    chi_square = ((observed - expected) ** 2 / expected.clamp(min=1)).sum()
+    degrees = max(len(observed) - 1, 1)
+    assert chi_square <= degrees + 5 * (2 * degrees) ** 0.5
+
+
+def test_a_row_draws_the_same_token_whatever_stands_beside_it():
+    logits = random_logits(300, 151_936, torch.float32).cuda()
+    together = drawn_by_kernel(logits, mixed_choice(300, device="cuda"))
+    for first in (0, 17, 120, 283):
+        rows = [
+            PARAMS[i % len(PARAMS)] | {"seed": i * i * 7919 - 3, "position": i}
+            for i in range(first, first + 5)
+        ]
+        alone = sample(logits[first : first + 5], token_choice(rows, device="cuda"))
+        assert torch.equal(alone, together[first : first + 5])
 
 
 def test_greedy_ties_go_to_the_lowest_id():
     logits = torch.zeros(4, 151_936, device="cuda")
     logits[:, [70_001, 123, 150_000]] = 1.0
-    choice = token_choice([{"temperature": 0.0}] * 4, 151_936, device="cuda")
+    choice = token_choice([{"temperature": 0.0}] * 4, device="cuda")
     assert sample(logits, choice).tolist() == [123] * 4
 
 
-def test_penalties_and_logprobs_are_those_of_the_cpu():
-    generator = torch.Generator().manual_seed(1)
-    logits = random_logits(1000)
-    history = torch.randint(0, 50, (NUM_ROWS, 80), generator=generator, dtype=torch.int32)
-    seq_lens = torch.randint(20, 80, (NUM_ROWS,), generator=generator)
-    tokens = torch.arange(NUM_ROWS)
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def test_penalties_change_the_bits_that_the_reference_changes(vocab_size):
+    for num_rows in (1, 3, 17):
+        check_penalties(num_rows, vocab_size, device="cuda")
 
-    def run(device):
-        penalties = Penalties(
-            history=history.to(device),
-            seq_lens=seq_lens.to(device),
-            num_prompt_tokens=torch.full((NUM_ROWS,), 10, device=device),
-            repetition=torch.full((NUM_ROWS,), 1.3, device=device),
-            frequency=torch.full((NUM_ROWS,), 0.3, device=device),
-            presence=torch.full((NUM_ROWS,), 0.2, device=device),
-        )
-        edited = apply_penalties(logits.to(device), penalties)
-        logprobs = compute_logprobs(edited, tokens.to(device), 5)
-        return [edited.cpu(), logprobs.chosen.cpu(), logprobs.top.cpu()]
 
-    torch.testing.assert_close(run("cuda"), run("cpu"), rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def test_logprobs_are_those_of_the_reference(vocab_size, dtype):
+    for num_rows, num_top in ((1, 20), (3, 0), (17, 5)):
+        check_logprobs(num_rows, vocab_size, dtype, num_top=num_top, device="cuda")
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_nothing_waits_for_the_device():
+    logits = random_logits(17, 32_000, torch.float32).cuda()
+    choice = mixed_choice(17, device="cuda")
+    bias = TokenBias(
+        token_ids=torch.zeros(2, 1, dtype=torch.int32, device="cuda"),
+        values=torch.ones(2, 1, device="cuda"),
+    )
+    edits = LogitEdits(indices=torch.tensor([4, 2], device="cuda"), penalties=None, biases=(bias,))
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        edited = edit_logits(logits, edits)
+        compute_logprobs(logits, sample(edited, choice), 20)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    changed = (edited != logits).nonzero().tolist()
+    assert changed == [[2, 0], [4, 0]]

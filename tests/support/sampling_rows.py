@@ -9,16 +9,13 @@ from services.engine.sampling.sampler import TokenChoice
 DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0, "position": 0}
 
 
-def token_choice(
-    rows: Sequence[dict[str, float]], vocab_size: int, *, device: str = "cpu"
-) -> TokenChoice:
+def token_choice(rows: Sequence[dict[str, float]], *, device: str = "cpu") -> TokenChoice:
     """Returns the parameters of rows that name only what is not neutral."""
     full = [DEFAULTS | row for row in rows]
 
     def column(name: str, dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor([row[name] for row in full], dtype=dtype, device=device)
 
-    truncates = any(row["top_k"] or row["top_p"] < 1 for row in full)
     return TokenChoice(
         temperature=column("temperature", torch.float32),
         top_k=column("top_k", torch.int64),
@@ -26,7 +23,4 @@ def token_choice(
         min_p=column("min_p", torch.float32),
         seeds=column("seed", torch.int64),
         positions=column("position", torch.int32),
-        num_candidates=vocab_size if truncates else 0,
-        has_min_p=any(row["min_p"] for row in full),
-        has_greedy=any(row["temperature"] == 0 for row in full),
     )

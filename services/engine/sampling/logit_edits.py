@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.engine.sampling.penalties import Penalties, apply_penalties
+from models.ops.penalize_tokens import Penalties, penalize_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +33,19 @@ class LogitEdits:
     biases: tuple[TokenBias, ...]
 
 
-def edit_logits(logits: Tensor, edits: LogitEdits) -> Tensor:
-    """Returns a copy of the logits [S, V] float32 with the edits applied to its rows."""
-    edited = logits.index_select(0, edits.indices)
+def edit_logits(logits: Tensor, edits: LogitEdits, *, in_place: bool = False) -> Tensor:
+    """Returns the logits [S, V] as float32 with the edits applied to their rows.
+
+    Args:
+        logits: [S, V].
+        edits: what to change.
+        in_place: whether contiguous float32 logits may be overwritten, which spares their copy.
+    """
+    edited = logits.to(torch.float32, copy=not in_place).contiguous()
     if edits.penalties is not None:
-        edited = apply_penalties(edited, edits.penalties)
+        penalize_tokens(edited, edits.indices, edits.penalties)
+    row_starts = edits.indices[:, None] * logits.shape[1]
     for bias in edits.biases:
-        edited = edited.scatter_add(1, bias.token_ids.long(), bias.values)
-    return torch.index_copy(logits, 0, edits.indices, edited)
+        at = (row_starts + bias.token_ids).flatten()
+        edited.view(-1).scatter_add_(0, at, bias.values.flatten())
+    return edited

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from models.ops.top_logprobs import top_logprobs
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logprobs:
@@ -21,15 +23,10 @@ def compute_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Logprob
     """Returns the log-probability of each row's token and of its `num_top` most likely ones.
 
     Args:
-        logits: [S, V] float32, before any edit.
+        logits: [S, V], before any edit.
         token_ids: [S] int64, the chosen tokens.
         num_top: how many of the most likely tokens; more than the vocabulary means all of it.
     """
-    # Subtracting the sum from the few logits reported spares a [S, V] log_softmax.
-    log_total = logits.logsumexp(dim=-1, keepdim=True)
-    top = logits.topk(min(num_top, logits.shape[-1]), dim=-1)
-    return Logprobs(
-        chosen=(logits.gather(-1, token_ids[:, None]) - log_total).squeeze(-1),
-        top_token_ids=top.indices,
-        top=top.values - log_total,
-    )
+    num_top = min(num_top, logits.shape[-1])
+    chosen, top_token_ids, top = top_logprobs(logits, token_ids, num_top)
+    return Logprobs(chosen=chosen, top_token_ids=top_token_ids, top=top)

@@ -108,11 +108,14 @@ def choose_num_blocks(
 def largest_step(limits: StepLimits) -> BatchDescriptor:
     """Builds a step with as many tokens and as many sampling rows as there can be.
 
-    Its rows hold no blocks: all keys and values go to the null block. Each row draws with top-p,
-    which sorts the whole vocabulary.
+    Its rows hold no blocks: all keys and values go to the null block. Each row has penalties, draws
+    with top-p and tells log-probabilities, so that the memory of all three is counted and their
+    kernels are compiled.
     """
     builder = BatchBuilder()
-    sampling = SamplingParams(temperature=1.0, top_p=0.9, seed=0, max_tokens=1)
+    sampling = SamplingParams(
+        temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=1, seed=0, max_tokens=1
+    )
     remaining = limits.max_num_batched_tokens
     num_requests = min(limits.max_num_seqs, remaining)
     for row in range(num_requests):
@@ -126,6 +129,7 @@ def largest_step(limits: StepLimits) -> BatchDescriptor:
             row_assignment(row=row, token_ids=[0], num_prompt_tokens=1, sampling=sampling)
         )
     builder.all_greedy = False
+    builder.needs_logit_edits = builder.needs_logprobs = True
     return builder.build(
         step_id=0,
         is_prefill=True,

@@ -236,7 +236,6 @@ class ModelRunner:
         if computed.token_ids is not None and not _needs_choice(sampling):
             return _Sampled(token_ids=computed.token_ids, logprobs=None)
         sampled = _sampled_rows(arrays, header)
-        logits = logits.float()
         chosen = self._choose(descriptor, sampled, logits)
         token_ids = chosen.int()
         self._buffers.append_tokens(sampled.row_ids, sampled.seq_lens, token_ids)
@@ -247,11 +246,11 @@ class ModelRunner:
         return _Sampled(token_ids=token_ids, logprobs=logprobs)
 
     def _choose(self, descriptor: BatchDescriptor, sampled: SampledRows, logits: Tensor) -> Tensor:
-        """Returns one token for each row of logits [S, V], which stay as they are."""
+        """Returns one token per row of logits [S, V], which stay if log-probabilities follow."""
         if descriptor.sampling.needs_logit_edits:
             edits = self._row_sampling.edits(sampled, self._buffers.tokens)
             if edits is not None:
-                logits = edit_logits(logits, edits)
+                logits = edit_logits(logits, edits, in_place=not descriptor.sampling.needs_logprobs)
         if descriptor.sampling.all_greedy:
             return greedy(logits)
         return sample(logits, self._row_sampling.choice(sampled))

@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from models.ops.penalize_tokens import Penalties
 from services.engine.batch import RowAssignment, RowSampling, read_float32, read_int32
 from services.engine.request import MAX_EOS_TOKEN_IDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from services.engine.sampling.logit_edits import LogitEdits, TokenBias
-from services.engine.sampling.penalties import Penalties
 from services.engine.sampling.sampler import TokenChoice
 from services.engine.worker.step_arrays import Int32Array
 from services.engine.worker.transfer import to_device
@@ -74,6 +74,7 @@ class RowSamplingTable:
         self._bias_ids = _Mirror((num_rows, MAX_LOGIT_BIAS), np.int32, device)
         self._bias_values = _Mirror((num_rows, MAX_LOGIT_BIAS), np.float32, device)
         self._end_ids = _Mirror((num_rows, MAX_END_TOKEN_IDS), np.int32, device)
+        self._edited = _LastUpload(device)
 
     def assign(self, assignments: Sequence[RowAssignment]) -> None:
         """Gives rows to new requests.
@@ -94,9 +95,8 @@ class RowSamplingTable:
 
     def choice(self, sampled: SampledRows) -> TokenChoice:
         """Returns how the rows choose their tokens."""
-        reals = self._reals.device.index_select(0, sampled.row_ids).unbind(1)
-        wholes = self._wholes.device.index_select(0, sampled.row_ids).unbind(1)
-        host_reals = self._reals.host[sampled.host_row_ids]
+        reals = self._reals.columns(sampled.row_ids)
+        wholes = self._wholes.columns(sampled.row_ids)
         return TokenChoice(
             temperature=reals[_Real.TEMPERATURE],
             top_k=wholes[_Whole.TOP_K],
@@ -104,9 +104,6 @@ class RowSamplingTable:
             min_p=reals[_Real.MIN_P],
             seeds=wholes[_Whole.SEED],
             positions=sampled.seq_lens,
-            num_candidates=self._num_candidates(sampled.host_row_ids),
-            has_min_p=bool((host_reals[:, _Real.MIN_P] > 0).any()),
-            has_greedy=bool((host_reals[:, _Real.TEMPERATURE] == 0).any()),
         )
 
     def edits(self, sampled: SampledRows, tokens: Tensor) -> LogitEdits | None:
@@ -118,9 +115,11 @@ class RowSamplingTable:
         edited = np.flatnonzero(has_edits)
         if not len(edited):
             return None
-        indices = to_device(edited, self._device)
-        row_ids = sampled.row_ids.index_select(0, indices)
-        seq_lens = sampled.seq_lens.index_select(0, indices)
+        indices = self._edited.on_device(edited)
+        row_ids, seq_lens = sampled.row_ids, sampled.seq_lens
+        if len(edited) < len(row_ids):
+            row_ids = row_ids.index_select(0, indices)
+            seq_lens = seq_lens.index_select(0, indices)
         biases = []
         if num_biases := int(wholes[:, _Whole.NUM_BIASES].max()):
             biases.append(self._logit_bias(row_ids, num_biases))
@@ -170,16 +169,6 @@ class RowSamplingTable:
                 f"sampling names token {token_ids.max()}; the vocabulary has {self._vocab_size}"
             )
 
-    def _num_candidates(self, rows: Int32Array) -> int:
-        """Returns how many of the most likely tokens the rows' truncations must look at."""
-        reals, wholes = self._reals.host[rows], self._wholes.host[rows]
-        draws = reals[:, _Real.TEMPERATURE] > 0
-        top_k = np.where(draws, wholes[:, _Whole.TOP_K], 0)
-        top_k[top_k >= self._vocab_size] = 0
-        if (draws & (reals[:, _Real.TOP_P] < 1) & (top_k == 0)).any():
-            return self._vocab_size
-        return int(top_k.max())
-
     def _logit_bias(self, row_ids: Tensor, num_columns: int) -> TokenBias:
         """Returns the logit biases of E rows."""
         num_biases = self._wholes.device[:, _Whole.NUM_BIASES].index_select(0, row_ids)
@@ -191,10 +180,10 @@ class RowSamplingTable:
 
     def _min_tokens_bias(self, row_ids: Tensor, seq_lens: Tensor, num_columns: int) -> TokenBias:
         """Returns -inf for the end tokens of those of E rows that are too short to end."""
-        wholes = self._wholes.device.index_select(0, row_ids)
-        num_output = seq_lens - wholes[:, _Whole.NUM_PROMPT_TOKENS]
-        is_short = num_output < wholes[:, _Whole.MIN_TOKENS]
-        is_end = _is_front(wholes[:, _Whole.NUM_END_TOKENS], num_columns)
+        wholes = self._wholes.columns(row_ids)
+        num_output = seq_lens - wholes[_Whole.NUM_PROMPT_TOKENS]
+        is_short = num_output < wholes[_Whole.MIN_TOKENS]
+        is_end = _is_front(wholes[_Whole.NUM_END_TOKENS], num_columns)
         token_ids = self._end_ids.device[:, :num_columns].index_select(0, row_ids)
         values = torch.zeros(token_ids.shape, device=self._device)
         return TokenBias(
@@ -204,12 +193,12 @@ class RowSamplingTable:
 
     def _penalties(self, row_ids: Tensor, seq_lens: Tensor, tokens: Tensor) -> Penalties:
         """Returns the penalties of E rows."""
-        reals = self._reals.device.index_select(0, row_ids).unbind(1)
-        wholes = self._wholes.device.index_select(0, row_ids)
+        reals = self._reals.columns(row_ids)
         return Penalties(
-            history=tokens.index_select(0, row_ids),
+            tokens=tokens,
+            row_ids=row_ids,
             seq_lens=seq_lens,
-            num_prompt_tokens=wholes[:, _Whole.NUM_PROMPT_TOKENS],
+            num_prompt_tokens=self._wholes.columns(row_ids)[_Whole.NUM_PROMPT_TOKENS],
             repetition=reals[_Real.REPETITION],
             frequency=reals[_Real.FREQUENCY],
             presence=reals[_Real.PRESENCE],
@@ -229,6 +218,24 @@ class _Mirror:
         if device.type != "cpu":
             values = to_device(self.host[rows], device)
             self.device.index_copy_(0, to_device(rows, device), values)
+
+    def columns(self, row_ids: Tensor) -> tuple[Tensor, ...]:
+        """Returns each column at some rows, every one contiguous."""
+        return self.device.t().index_select(1, row_ids).unbind(0)
+
+
+class _LastUpload:
+    """The last array that was brought to the device, which most steps want again."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._host: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._copy = to_device(self._host, device)
+
+    def on_device(self, array: npt.NDArray[np.int64]) -> Tensor:
+        """Returns the array on the device; nothing is copied where it is the last one."""
+        if not np.array_equal(array, self._host):
+            self._host, self._copy = array, to_device(array, self._copy.device)
+        return self._copy
 
 
 def _write_front(row: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:

@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
+from models.ops.penalize_tokens import Penalties
 from services.engine.sampling.logit_edits import LogitEdits, TokenBias, edit_logits
-from services.engine.sampling.penalties import Penalties, apply_penalties
 from services.engine.sampling.sampler import greedy
 
 VOCAB = 20
@@ -21,13 +23,18 @@ def logits():
 
 def penalties(repetition=1.0, frequency=0.0, presence=0.0):
     return Penalties(
-        history=HISTORY,
+        tokens=HISTORY,
+        row_ids=torch.arange(3, dtype=torch.int32),
         seq_lens=SEQ_LENS,
         num_prompt_tokens=NUM_PROMPT,
         repetition=torch.full((3,), repetition),
         frequency=torch.full((3,), frequency),
         presence=torch.full((3,), presence),
     )
+
+
+def apply_penalties(logits, penalties):
+    return edit_logits(logits, LogitEdits(indices=torch.arange(3), penalties=penalties, biases=()))
 
 
 @pytest.mark.parametrize("value", [0.5, 1.0, 1.8])
@@ -95,3 +102,22 @@ def test_penalties_come_before_biases_and_a_forbidden_token_stays_forbidden(logi
     edited = edit_logits(logits, edits)
     torch.testing.assert_close(edited[:, 3], apply_penalties(logits, rows)[:, 3] + 1.5)
     assert (edited[:, 5] == -torch.inf).all()
+
+
+def test_in_place_edits_need_no_copy_and_half_precision_becomes_float32(logits):
+    edits = LogitEdits(indices=torch.arange(3), penalties=penalties(frequency=1.0), biases=())
+    expected = edit_logits(logits, edits)
+    half = edit_logits(logits.bfloat16(), edits, in_place=True)
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, expected, rtol=1e-2, atol=1e-2)
+    assert edit_logits(logits, edits, in_place=True) is logits
+    assert torch.equal(logits, expected)
+
+
+def test_penalties_find_each_sequence_in_its_row_of_the_table(logits):
+    table = torch.full((6, 9), 19, dtype=torch.int32)
+    row_ids = torch.tensor([4, 0, 2], dtype=torch.int32)
+    table[row_ids.long(), : HISTORY.shape[1]] = HISTORY
+    rows = penalties(repetition=1.5, frequency=0.5, presence=0.25)
+    moved = replace(rows, tokens=table, row_ids=row_ids)
+    assert torch.equal(apply_penalties(logits, moved), apply_penalties(logits, rows))

@@ -9,10 +9,10 @@ figure 16 (the constants are Stafford's variant 13).
 
 from torch import Tensor
 
-_GOLDEN_GAMMA = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
-_MANTISSA_BITS = 48  # few enough that u * total < total survives rounding in fp64
+GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+MIX_1 = 0xBF58476D1CE4E5B9
+MIX_2 = 0x94D049BB133111EB
+MANTISSA_BITS = 48  # few enough that u * total < total survives rounding in fp64
 
 
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
@@ -27,14 +27,14 @@ def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     """
     # The seed is mixed before the position is added: neighbouring seeds would otherwise share
     # one sequence at an offset.
-    bits = _mix(_mix(seeds + _signed(_GOLDEN_GAMMA)) + positions.long() * _signed(_GOLDEN_GAMMA))
-    return _shift_right(bits, 64 - _MANTISSA_BITS).double() * 2.0**-_MANTISSA_BITS
+    bits = _mix(_mix(seeds + _signed(GOLDEN_GAMMA)) + positions.long() * _signed(GOLDEN_GAMMA))
+    return _shift_right(bits, 64 - MANTISSA_BITS).double() * 2.0**-MANTISSA_BITS
 
 
 def _mix(bits: Tensor) -> Tensor:
     """Scrambles 64 bits, one to one; int64 multiplication wraps as unsigned would."""
-    bits = (bits ^ _shift_right(bits, 30)) * _signed(_MIX_1)
-    bits = (bits ^ _shift_right(bits, 27)) * _signed(_MIX_2)
+    bits = (bits ^ _shift_right(bits, 30)) * _signed(MIX_1)
+    bits = (bits ^ _shift_right(bits, 27)) * _signed(MIX_2)
     return bits ^ _shift_right(bits, 31)
 
 

@@ -2,7 +2,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.engine.sampling.uniform import uniform
+from models.ops.uniform import uniform
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 

@@ -1,0 +1,48 @@
+"""What each token weighs when one of them is drawn, in whole numbers.
+
+The most likely token weighs 2**44, any other 2**44 * exp((logit - largest) / temperature), rounded
+down. Sums of whole numbers do not depend on the order of their terms: however a row is split over
+programs, and on whichever device, the same tokens survive a truncation and the same one is drawn.
+For that reason exp2 is written out in operations that every device rounds in the same way.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+LOG2_E = math.log2(math.e)
+WEIGHT_BITS = 44
+"""Bits of the largest weight: 2**19 tokens of it still fit into int64."""
+
+FRACTION_BITS = 24
+MIN_TEMPERATURE = 1e-30
+"""Lower ones count as this one: their scale would overflow, and 0 * scale would not be 0."""
+
+MAX_HALVINGS = 60.0
+EXP2_TERMS = tuple(math.log(2) ** k / math.factorial(k) for k in range(7))
+"""Taylor's series of 2**x. Up to |x| = 1/2 what follows is below float32's own rounding."""
+
+
+def scale_of(temperature: Tensor) -> Tensor:
+    """Returns by how many halvings of the weight one unit of logit counts, [S] float32."""
+    return LOG2_E / temperature.clamp(min=MIN_TEMPERATURE)
+
+
+def weights_at(depths: Tensor, scales: Tensor) -> Tensor:
+    """Returns the weights of tokens, int64 in [0, 2**44].
+
+    Args:
+        depths: [S, n] float32, how far each logit lies below its row's largest.
+        scales: [S] float32, from `scale_of`.
+    """
+    halvings = depths * scales[:, None]
+    # Also catches NaN, which compares with nothing.
+    halvings = torch.where(halvings < MAX_HALVINGS, halvings, MAX_HALVINGS)
+    whole = (halvings + 0.5).int()
+    rest = whole.float() - halvings
+    power = torch.full_like(rest, EXP2_TERMS[-1])
+    for term in EXP2_TERMS[-2::-1]:
+        power = power * rest + term
+    mantissa = (power * 2.0**FRACTION_BITS).long()
+    return (mantissa << (WEIGHT_BITS - FRACTION_BITS)) >> whole

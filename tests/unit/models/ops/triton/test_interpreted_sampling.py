@@ -1,0 +1,40 @@
+"""The sampling kernels in Triton's interpreter, on the CPU; in a process of their own."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs Triton, which CPU installs leave out"
+)
+
+PROGRAM = """
+import torch
+torch.set_num_threads(1)
+from tests.support.sampling_kernels import *
+
+for vocab_size in (1, 7, 127, 5000):
+    for dtype in DTYPES:
+        check_sampling(random_logits(3, vocab_size, dtype), first=vocab_size)
+        check_logprobs(3, vocab_size, dtype, num_top=5)
+    check_penalties(3, vocab_size)
+check_sampling(random_logits(len(PARAMS), 5000, torch.float32))
+check_sampling(random_logits(2, 32000, torch.float32), first=11)
+for logits in odd_logits(300).values():
+    check_sampling(logits)
+check_sampling(odd_logits(20000)["all tied"][:3], first=2)
+drawn = drawn_by_kernel(torch.full((len(PARAMS), 300), torch.nan), mixed_choice(len(PARAMS)))
+assert ((drawn >= 0) & (drawn < 300)).all()
+for num_top in (0, 1, 20):
+    check_logprobs(2, 5000, torch.bfloat16, num_top=num_top)
+"""
+
+
+@needs_triton
+@pytest.mark.slow
+def test_sampling_kernels_agree_with_the_references_in_the_interpreter():
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=250)
