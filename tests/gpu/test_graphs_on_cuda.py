@@ -180,6 +180,35 @@ def test_pieces_give_the_tokens_of_eager_steps(folder, mode, level):
     assert set(engine.reasons) == {RAN_GRAPH}
 
 
+@pytest.mark.parametrize("level", [2, 3])
+def test_graphs_of_what_inductor_made_give_its_tokens(folder, level):
+    config = CompilationConfig(
+        level=CompilationLevel(level),
+        cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
+        cudagraph_capture_sizes=(4, 8, 64),
+    )
+    engine = GraphEngine(folder, config, device="cuda")
+    assert {outcome.fault for outcome in engine.capture()} == {""}
+    plain = config.model_copy(update={"cudagraph_mode": CUDAGraphMode.NONE})
+    expected = GraphEngine(folder, plain, device="cuda").run(PROMPTS, NUM_OUTPUT)
+    assert engine.run(PROMPTS, NUM_OUTPUT) == expected == eager(folder).run(PROMPTS, NUM_OUTPUT)
+    assert set(engine.reasons) == {RAN_GRAPH}
+
+
+def test_a_bad_graph_of_pieces_is_quarantined_and_serving_goes_on(folder):
+    config = CompilationConfig(
+        cudagraph_mode=CUDAGraphMode.PIECEWISE, cudagraph_capture_sizes=(64,)
+    )
+    engine = GraphEngine(folder, config, device="cuda")
+    engine.capture()
+    buffers = engine.runner.buffers
+    buffers._positions = buffers._positions.clone()
+    assert engine.run(PROMPTS, NUM_OUTPUT) == eager(folder).run(PROMPTS, NUM_OUTPUT)
+    (figures,) = engine.ledger.figures
+    assert "when captured" in figures.fault
+    assert set(engine.reasons) == {FallbackReason.FALLBACK_REASON_QUARANTINED}
+
+
 def test_a_worker_serves_before_its_graphs_are_there(folder):
     asyncio.run(serve_at_once(folder))
 
