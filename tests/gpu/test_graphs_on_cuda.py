@@ -123,7 +123,7 @@ class TestAPlantedBadGraph:
 
     def test_a_program_that_waits_for_the_device_is_refused_and_the_device_goes_on(self, folder):
         x = torch.ones(4, device="cuda")
-        recorder = CUDAGraphRecorder(torch.device("cuda", 0))
+        recorder = CUDAGraphRecorder(torch.device("cuda", 0), torch.float32)
         with pytest.raises(GraphFaultError, match="captur"):
             recorder.warm_up(lambda: x * x.sum().item())
         recording = recorder.record(lambda: x * 2)

@@ -1,9 +1,10 @@
-"""The kernels that read and choose a step's tokens."""
+"""The kernels that read and choose a step's tokens, and write its block ids."""
 
 import pytest
 import torch
 
 from models.ops.step_tokens import choose_greedily, last_tokens
+from models.ops.table_entries import write_entries
 from tests.support.step_tokens_case import check_choice, check_last_tokens
 
 pytestmark = pytest.mark.gpu
@@ -27,3 +28,14 @@ def test_rows_without_a_finite_logit_get_a_token_of_the_vocabulary():
         rows = torch.arange(3, dtype=torch.int32, device="cuda")
         chosen = choose_greedily(logits, tokens, rows, torch.zeros_like(rows))
         assert ((chosen >= 0) & (chosen < 100)).all()
+
+
+@pytest.mark.parametrize("num_writes", [1, 255, 256, 1000])
+def test_block_ids_are_written_where_they_belong_and_nowhere_else(num_writes):
+    table = torch.zeros(300, 7, dtype=torch.int32, device="cuda")
+    indices = torch.randperm(table.numel(), device="cuda")[:num_writes].int()
+    values = torch.arange(1, num_writes + 1, dtype=torch.int32, device="cuda")
+    expected = table.clone()
+    expected.view(-1)[indices.long()] = values
+    write_entries(table, torch.stack([indices, values]))
+    assert torch.equal(table, expected)

@@ -54,7 +54,7 @@ class GraphEngine:
             block_size=block_size,
             vocab_size=self.model.config.vocab_size,
         )
-        pieces = piece_graphs(target)
+        pieces = piece_graphs(target, dtype)
         compiled = compile_model(
             self.model,
             config,

@@ -117,7 +117,8 @@ class CacheContent:
             self._table[assignment.row] = 0
         writes = BlockWrites.read(descriptor, self._limits, num_blocks=self._num_blocks)
         if writes is not None:
-            self._table.reshape(-1)[writes.indices] = writes.block_ids
+            indices, block_ids = writes.entries
+            self._table.reshape(-1)[indices] = block_ids
 
     def _missing(self, row: int, end: int, *, besides: Slots | None = None) -> range:
         """Returns the tokens of a row before `end` that must be computed, and counts them in.

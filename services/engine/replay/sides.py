@@ -129,7 +129,7 @@ class Sides:
         """
         self.dtype = settings.dtype
         self._settings = settings
-        self._pieces = piece_graphs(settings.device)
+        self._pieces = piece_graphs(settings.device, settings.dtype)
         compiled = self._compile(model)
         self.reference = self._side("eager", model, num_blocks)
         tested_name = "repeated" if settings.against == "eager" else settings.against

@@ -132,7 +132,7 @@ def estimate_graph_bytes(
         config: what will be captured.
         limits: the worker's.
     """
-    pieces = piece_graphs(runner.device)
+    pieces = piece_graphs(runner.device, runner.model.lm_head.weight.dtype)
     install_model(runner, None, config, pieces)
     prepared = prepare_graphs(
         runner, config, limits=limits, pieces=pieces, on_fault=lambda outcome: None
@@ -172,10 +172,10 @@ def _wire_key(key: GraphKey) -> batch.GraphKey:
     )
 
 
-def piece_graphs(device: torch.device) -> PieceGraphs:
-    """Returns what wraps a model's pieces while it is compiled, with the device's recorder."""
+def piece_graphs(device: torch.device, dtype: torch.dtype) -> PieceGraphs:
+    """Returns what wraps the pieces of a model of a dtype, with the device's recorder."""
     if device.type == "cuda":
-        return PieceGraphs(CUDAGraphRecorder(device))
+        return PieceGraphs(CUDAGraphRecorder(device, dtype))
     return PieceGraphs(ReplayRecorder())
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from models.ops.step_tokens import last_tokens
+from models.ops.table_entries import write_entries
 from services.engine.batch import RowAssignment, read_int32
 from services.engine.worker.step_arrays import BlockWrites, StepArrays, StepLimits
 from services.engine.worker.transfer import to_device
@@ -95,9 +96,7 @@ class InputBuffers:
 
     def write_blocks(self, writes: BlockWrites) -> None:
         """Overwrites entries of the block table."""
-        indices = to_device(writes.indices, self._device)
-        block_ids = to_device(writes.block_ids, self._device)
-        self.block_table.view(-1).index_copy_(0, indices, block_ids.int())
+        write_entries(self.block_table, to_device(writes.entries, self._device))
 
     def write_step(self, arrays: StepArrays) -> StepInputs:
         """Brings a step's arrays to the device and gathers its input tokens there."""

@@ -89,7 +89,7 @@ def start_worker(
     torch.set_num_interop_threads(1)
     loaded = _load(config, rank, report_progress)
     settings = config.compilation_config(loaded.device.type)
-    pieces = piece_graphs(loaded.device)
+    pieces = piece_graphs(loaded.device, loaded.dtype)
 
     def compile_loaded() -> "CompiledModel":
         return _compile(config, settings, loaded, pieces=pieces, rank=rank)

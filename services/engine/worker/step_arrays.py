@@ -95,10 +95,12 @@ class StepArrays:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockWrites:
-    """Entries of the flattened block table to overwrite: indices and ids, both [n]."""
+    """Entries of the flattened block table to overwrite.
 
-    indices: Int64Array
-    block_ids: Int64Array
+    entries: [2, n], indices and block ids.
+    """
+
+    entries: Int32Array
 
     @classmethod
     def read(
@@ -112,10 +114,10 @@ class BlockWrites:
         if not descriptor.attn_metadata.HasField("block_table_updates"):
             return None
         updates = descriptor.attn_metadata.block_table_updates
-        rows = read_int32(updates.rows).astype(np.int64)
+        rows = read_int32(updates.rows)
         offsets = read_int32(updates.offsets)
         counts = read_int32(updates.counts)
-        block_ids = read_int32(updates.block_ids).astype(np.int64)
+        block_ids = read_int32(updates.block_ids)
         _require(len(rows) == len(offsets) == len(counts), "block-table updates of unequal length")
         ends = np.cumsum(counts)
         _require(len(ends) == 0 or ends[-1] == len(block_ids), "block ids missing or left over")
@@ -127,8 +129,10 @@ class BlockWrites:
         )
         _require(_is_below(block_ids, num_blocks), "a block that does not exist")
         first = rows * width + offsets
-        indices = np.repeat(first - (ends - counts), counts) + np.arange(len(block_ids))
-        return cls(indices=indices, block_ids=block_ids)
+        entries = np.empty((2, len(block_ids)), np.int32)
+        entries[0] = np.repeat(first - (ends - counts), counts) + np.arange(len(block_ids))
+        entries[1] = block_ids
+        return cls(entries=entries)
 
 
 def check_assignments(descriptor: BatchDescriptor, limits: StepLimits) -> None:

@@ -76,11 +76,17 @@ class CUDAGraphRecorder:
 
     checks_every_replay = False
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Makes a stream and a pool.
+
+        Args:
+            device: where programs run.
+            dtype: of their matrix products.
+        """
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types here
         self._pool = torch.cuda.graph_pool_handle()
-        self._load_libraries()
+        self._load_libraries(dtype)
 
     def warm_up(self, program: Program) -> Any:
         """Runs a program on the current stream: what it loads lazily cannot be captured.
@@ -133,16 +139,15 @@ class CUDAGraphRecorder:
         free, total = torch.cuda.mem_get_info(self._device)
         return total - free
 
-    def _load_libraries(self) -> None:
+    def _load_libraries(self, dtype: torch.dtype) -> None:
         """Has the libraries of matrix products allocate their workspaces for the stream.
 
         Those must not lie in the pool.
         """
         with torch.cuda.stream(self._stream):
-            for dtype in (torch.bfloat16, torch.float16, torch.float32):
-                x = torch.zeros(16, 16, dtype=dtype, device=self._device)
-                torch.addmm(x[0], x, x)
-                torch.mm(x, x)
+            x = torch.zeros(16, 16, dtype=dtype, device=self._device)
+            torch.addmm(x[0], x, x)
+            torch.mm(x, x)
         self._stream.synchronize()
 
     @contextmanager
@@ -214,6 +219,11 @@ class _Interrupted(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
         self._operators = operators
         self._interrupt = interrupt
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keeps torch from importing Dynamo, which takes 2 s, just to leave it out here."""
+        return False
 
     def __torch_dispatch__(
         self,

@@ -115,6 +115,11 @@ class _Tape(TorchDispatchMode):
     ) -> None:
         super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]  # as above
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keeps torch from importing Dynamo, which takes 2 s, just to leave it out here."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,
