@@ -8,40 +8,39 @@ from torch import nn
 
 from models.compile_support import support_torch_compile
 from models.config import ModelConfig
-from models.layers.activation import SiluAndMul
 from models.layers.embedding import ParallelLMHead, VocabParallelEmbedding
-from models.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from models.layers.linear import GatedColumnParallelLinear, RowParallelLinear
 from models.layers.norm import RMSNorm
-from models.layers.rotary import RotaryEmbedding
+from models.layers.rotary import RotaryEmbedding, Rotation
+from models.layers.stream import Stream, StreamLayer, pass_through
 from models.parallel.group import ParallelGroup
 
-Rotation = tuple[torch.Tensor, torch.Tensor]
-"""Cosine and signed sine of the step's positions, each [T, 1, D]."""
 
-
-class GatedMLP(nn.Module):
+class GatedMLP(StreamLayer):
     """Feed-forward layer down(silu(gate(x)) * up(x))."""
 
     def __init__(self, config: ModelConfig, group: ParallelGroup) -> None:
         super().__init__()
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_up_proj = MergedColumnParallelLinear(
-            hidden, [inner, inner], bias=bias, group=group
-        )
+        self.gate_up_proj = GatedColumnParallelLinear(hidden, inner, bias=bias, group=group)
         self.down_proj = RowParallelLinear(inner, hidden, bias=bias, group=group)
-        self.act_fn = SiluAndMul()
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [T, hidden] to [T, hidden]."""
-        output: torch.Tensor = self.down_proj(self.act_fn(self.gate_up_proj(hidden)))
+        output: torch.Tensor = self.down_proj(self.gate_up_proj(hidden))
         return output
+
+    def forward_stream(self, stream: Stream, norm: RMSNorm) -> Stream:
+        """Adds the layer's output of the normalised stream to the stream."""
+        gated, total = self.gate_up_proj.forward_normed(stream, norm)
+        return self.down_proj.add_to(total, gated)
 
 
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, each behind a norm and added to the residual stream.
 
-    The sum of a sub-layer is left to the next norm, which fuses it: a layer takes and returns the
-    last sub-layer's output and the residual stream apart.
+    self_attn maps ([T, hidden], Rotation) to [T, hidden], mlp [T, hidden] to [T, hidden]; as a
+    StreamLayer either may fuse its norm and its sum.
     """
 
     def __init__(self, config: ModelConfig, self_attn: nn.Module, mlp: nn.Module) -> None:
@@ -51,17 +50,10 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(
-        self, hidden: torch.Tensor, residual: torch.Tensor | None, rotation: Rotation
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Maps (hidden, residual), each [T, hidden], to the next pair; no residual comes first."""
-        if residual is None:
-            hidden, residual = self.input_layernorm(hidden), hidden
-        else:
-            hidden, residual = self.input_layernorm.add(hidden, residual)
-        hidden = self.self_attn(hidden, rotation)
-        hidden, residual = self.post_attention_layernorm.add(hidden, residual)
-        return self.mlp(hidden), residual
+    def forward(self, stream: Stream, rotation: Rotation) -> Stream:
+        """Returns the stream with what both sub-layers add to it."""
+        stream = pass_through(self.self_attn, stream, self.input_layernorm, rotation)
+        return pass_through(self.mlp, stream, self.post_attention_layernorm)
 
 
 class Decoder(nn.Module):
@@ -80,13 +72,11 @@ class Decoder(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Maps [T] token ids at [T] positions to [T, hidden]."""
-        hidden: torch.Tensor = self.embed_tokens(input_ids)
-        residual: torch.Tensor | None = None
+        stream: Stream = self.embed_tokens(input_ids), None
         rotation = self.rotary(positions)
         for layer in self.layers:
-            hidden, residual = layer(hidden, residual, rotation)
-        assert residual is not None, "a decoder has at least one layer"
-        return self.norm.add(hidden, residual)[0]
+            stream = layer(stream, rotation)
+        return self.norm.add(*stream)[0]
 
 
 @support_torch_compile(dynamic_arg_dims={"input_ids": 0, "positions": 0})

@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn import functional
 
 from models.layers.weight import check_shape, empty_parameter
+from models.ops.linear import linear
 from models.parallel.group import ParallelGroup
 
 
@@ -44,5 +45,5 @@ class ParallelLMHead(VocabParallelEmbedding):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [S, hidden] to [S, vocab] on every rank."""
-        logits = self.group.all_gather(functional.linear(hidden, self.weight))
+        logits = self.group.all_gather(linear(hidden, self.weight))
         return logits[:, : self.vocab_size]

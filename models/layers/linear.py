@@ -5,12 +5,15 @@ they need a single all-reduce (Shoeybi et al. 2019, "Megatron-LM", section 3).
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import nn
-from torch.nn import functional
 
+from models.layers.norm import RMSNorm
+from models.layers.stream import Stream
 from models.layers.weight import check_shape, empty_parameter
+from models.ops.linear import add_linear, linear, norm_linear
 from models.parallel.group import ParallelGroup
 
 
@@ -27,6 +30,9 @@ class MergedColumnParallelLinear(nn.Module):
         bias: whether there is one.
         group: the ranks that share the layer.
     """
+
+    is_gated: ClassVar[bool] = False
+    """Whether the output is the SiLU of the first projection times the second."""
 
     def __init__(
         self,
@@ -50,7 +56,20 @@ class MergedColumnParallelLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps [T, input_size] to [T, sum of local_sizes]."""
-        return functional.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias, is_gated=self.is_gated)
+
+    def forward_normed(self, stream: Stream, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
+        """Projects the normalised stream; returns that and the stream as one tensor."""
+        hidden, residual = stream
+        if residual is None:
+            input_norm = norm.as_input_norm()
+            projected = norm_linear(
+                hidden, input_norm, self.weight, self.bias, is_gated=self.is_gated
+            )
+            if projected is not None:
+                return projected, hidden
+        normed, total = norm.add(hidden, residual)
+        return self(normed), total
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
         """Copies this rank's rows of one projection's weight or bias."""
@@ -58,6 +77,20 @@ class MergedColumnParallelLinear(nn.Module):
         size = self.local_sizes[shard_id]
         target = param.narrow(0, sum(self.local_sizes[:shard_id]), size)
         target.copy_(loaded.narrow(0, self._shares[shard_id] * size, size))
+
+
+class GatedColumnParallelLinear(MergedColumnParallelLinear):
+    """The gate and up projections of a SwiGLU feed-forward layer: silu(gate(x)) * up(x).
+
+    Its output is [T, output_size / ranks]. Shard ids: 0 for the gate, 1 for up.
+    """
+
+    is_gated = True
+
+    def __init__(
+        self, input_size: int, output_size: int, *, bias: bool, group: ParallelGroup
+    ) -> None:
+        super().__init__(input_size, [output_size, output_size], bias=bias, group=group)
 
 
 class QKVParallelLinear(MergedColumnParallelLinear):
@@ -91,8 +124,15 @@ class QKVParallelLinear(MergedColumnParallelLinear):
 
     def forward_heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Maps [T, hidden] to this rank's q [T, Hq, D], k and v [T, Hk, D]."""
-        heads = self(x).view(x.shape[0], -1, self._head_dim)
-        q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=-2)
+        return self.split_heads(self(x))
+
+    def split_heads(
+        self, projected: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Views the layer's output as this rank's q [T, Hq, D], k and v [T, Hk, D]."""
+        heads = projected.view(projected.shape[0], -1, self._head_dim)
+        sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+        q, k, v = heads.split_with_sizes(sizes, dim=-2)
         return q, k, v
 
 
@@ -111,10 +151,17 @@ class RowParallelLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps this rank's [T, input_size / ranks] to the whole [T, output_size]."""
         if self._group.size == 1:
-            return functional.linear(x, self.weight, self.bias)
+            return linear(x, self.weight, self.bias)
         # The bias joins after the sum, or it would be counted once per rank.
-        output = self._group.all_reduce(functional.linear(x, self.weight))
+        output = self._group.all_reduce(linear(x, self.weight))
         return output if self.bias is None else output + self.bias
+
+    def add_to(self, total: torch.Tensor, x: torch.Tensor) -> Stream:
+        """Returns the stream `total` [T, output_size] with the projection of x added to it."""
+        if self._group.size == 1:
+            return add_linear(total, x, self.weight, self.bias)
+        # Or the stream would be counted once per rank.
+        return self(x), total
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
         """Copies this rank's columns of the weight, or the whole bias."""

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from models.layers.weight import check_shape, empty_parameter
+from models.ops.input_norm import InputNorm
 from models.ops.rms_norm import add_rms_norm, rms_norm
 
 
@@ -19,9 +20,17 @@ class RMSNorm(nn.Module):
         """Returns the normalised x, of its shape and dtype."""
         return rms_norm(x, self.weight, self.eps)
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds x to the residual stream; returns the normalised sum and the sum itself."""
+    def add(
+        self, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Adds x to the residual stream, if any; returns the normalised sum and the sum itself."""
+        if residual is None:
+            return self(x), x
         return add_rms_norm(x, residual, self.weight, self.eps)
+
+    def as_input_norm(self) -> InputNorm:
+        """Returns the norm for an operation to apply to its input."""
+        return InputNorm(weight=self.weight, eps=self.eps)
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
         """Copies the whole tensor; every rank holds all of it."""

@@ -7,6 +7,9 @@ from torch import nn
 
 from models.config import RopeConfig
 
+Rotation = tuple[torch.Tensor, torch.Tensor]
+"""Cosine and signed sine of the step's positions, each [T, 1, D]."""
+
 
 class RotaryEmbedding(nn.Module):
     """Looks up each position's rotation; once a step, shared by all layers."""
@@ -21,7 +24,7 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("table", table.unsqueeze(1), persistent=False)
         self.table: torch.Tensor
 
-    def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, positions: torch.Tensor) -> Rotation:
         """Maps [T] positions to cosine and signed sine, each [T, 1, D], for apply_rotary."""
         cos, signed_sin = self.table.index_select(0, positions).chunk(2, dim=-1)
         return cos, signed_sin

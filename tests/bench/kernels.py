@@ -1,6 +1,6 @@
 """Times the kernels against torch's attention and against what the memory or the arithmetic allows.
 
-    python -m tests.bench.kernels [--json out.json] [--only decode,prefill,rows]
+    python -m tests.bench.kernels [--json out.json] [--only decode,prefill,rows,linear]
 
 Each figure is the median of replays of a graph of many launches that walk over more data than the
 second-level cache holds. The floors are ceilings measured on an H200: reads at 4,482 GB/s, bf16
@@ -21,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from models.ops.head_transform import transform_heads
 from models.ops.kv_cache import write_kv_cache
+from models.ops.linear import linear
 from models.ops.rms_norm import add_rms_norm
 from models.ops.silu_and_mul import silu_and_mul
 from models.ops.triton.decode_attention import decode_attention
@@ -40,6 +41,8 @@ BATCHES = (1, 8, 32, 128)
 CONTEXTS = (256, 4096)
 PROMPTS = (2048, 8192)
 TOKENS = (1, 32, 128, 2048, 8192)
+FEW_TOKENS = (1, 2, 4, 8, 16, 32, 64)
+VOCABULARY = 151936
 SDPA_BACKENDS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION)
 
 
@@ -193,6 +196,27 @@ def rotate(heads: Heads, num_tokens: int) -> Figures:
     }
 
 
+def linear_product(num_tokens: int, outputs: int, inputs: int, is_gated: bool) -> Figures:
+    """Times a product, with its gate, against torch's; the floor is reading the weights."""
+    rows = outputs * (2 if is_gated else 1)
+    num_bytes = rows * inputs * 2
+    weights = [
+        torch.randn(rows, inputs, device="cuda").bfloat16() * inputs**-0.5
+        for _ in range(copies(num_bytes))
+    ]
+    x = torch.randn(num_tokens, inputs, device="cuda").bfloat16()
+
+    def theirs(weight):
+        output = functional.linear(x, weight)
+        return silu_and_mul(output) if is_gated else output
+
+    return {
+        "us": microseconds([lambda w=w: linear(x, w, is_gated=is_gated) for w in weights], 2),
+        "torch_us": microseconds([lambda w=w: theirs(w) for w in weights], 2),
+        "floor_us": num_bytes / BYTES_PER_US,
+    }
+
+
 def jobs(only: set[str]) -> Iterator[tuple[str, str, str, Callable[[], Figures]]]:
     """Yields kernel, model, size, and what times them."""
     for model, (heads, hidden, inner) in MODELS.items():
@@ -207,6 +231,18 @@ def jobs(only: set[str]) -> Iterator[tuple[str, str, str, Callable[[], Figures]]
         if "prefill" in only:
             for num_tokens in PROMPTS:
                 yield "prefill", model, f"{num_tokens}", partial(prefill, heads, num_tokens)
+        if "linear" in only:
+            attended = heads.num_heads * heads.head_dim
+            projected = attended + 2 * heads.num_kv_heads * heads.head_dim
+            shapes = {
+                "qkv": (projected, hidden, False),
+                "o": (hidden, attended, False),
+                "gate_up": (inner, hidden, True),
+                "down": (hidden, inner, False),
+                "head": (VOCABULARY, hidden, False),
+            }
+            for (name, shape), num_tokens in product(shapes.items(), FEW_TOKENS):
+                yield name, model, f"{num_tokens}", partial(linear_product, num_tokens, *shape)
         if "rows" in only:
             for num_tokens in TOKENS:
                 size = f"{num_tokens}"
@@ -238,7 +274,7 @@ def main() -> None:
     """Runs what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", default="decode,prefill,rows")
+    parser.add_argument("--only", default="decode,prefill,rows,linear")
     arguments = parser.parse_args()
     run(set(arguments.only.split(",")), Report("kernels", path=arguments.json))
 

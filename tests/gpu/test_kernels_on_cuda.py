@@ -89,6 +89,17 @@ def test_dummy_requests_are_harmless():
     assert_rows_close(output[1], alone[1])
 
 
+def test_requests_that_share_the_null_block_write_nothing_and_repeat_bit_for_bit():
+    case = make_case([1] * 5, [5, 900, 17, 300, 64], QWEN3_0_6B, device="cuda")
+    case.metadata.block_tables.zero_()
+    case.metadata.slot_mapping.copy_(case.positions % 16)
+    before = case.cache.k.clone()
+    output = case.run()
+    for _ in range(20):
+        assert torch.equal(case.run(), output)
+    assert torch.equal(case.cache.k, before)
+
+
 @DTYPES
 def test_split_and_unsplit_agree_and_repeat_bit_for_bit(dtype):
     case = make_case([1, 1], [3000, 70], QWEN3_8B, dtype=dtype, device="cuda")
@@ -193,7 +204,7 @@ def test_silu_and_mul_is_the_references(shape, dtype):
 
 def test_sizes_that_were_not_seen_before_compile_nothing(monkeypatch):
     triton = pytest.importorskip("triton")
-    for query_lens in ([1], [3, 1], [100, 1]):
+    for query_lens in ([1], [1] * 3, [3, 1], [100, 1]):
         make_case(query_lens, [200] * len(query_lens), TINY, device="cuda").run()
     compiled = []
 

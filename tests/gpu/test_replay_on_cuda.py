@@ -77,9 +77,9 @@ def test_a_layer_that_differs_inside_a_graph_is_named(folder, tmp_path, dtype):
 
         def perturb(module, args):
             is_captured = get_forward_context().cudagraph_runtime_mode is CUDAGraphMode.FULL
-            return (args[0] * 2, *args[1:]) if is_captured else args
+            return (args[0] + 1, *args[1:]) if is_captured else args
 
-        model.model.layers[2].self_attn.register_forward_pre_hook(perturb)
+        model.model.layers[2].self_attn.attn.register_forward_pre_hook(perturb)
         return model
 
     trace = record(folder, tmp_path / "trace.binpb", dtype)

@@ -4,7 +4,7 @@ import torch
 
 from models.forward_context import AttentionMetadata, KVCacheData
 from models.ops.head_transform import HeadTransform
-from models.ops.triton.decode_attention import decode_attention
+from models.ops.triton.decode_attention import NewTokens, decode_attention
 from models.ops.triton.prefill_attention import prefill_attention
 from models.ops.triton.rotate_and_cache import rotate_and_cache
 
@@ -19,6 +19,10 @@ def attend(
     transform: HeadTransform | None,
 ) -> None:
     """Does what models.ops.attention.unified_attention_with_output says, on a GPU."""
+    if transform is not None and metadata.max_seqlen_q == 1:
+        new = NewTokens(k=k, v=v, transform=transform, slot_mapping=metadata.slot_mapping)
+        decode_attention(q, cache, metadata, output, new)
+        return
     # The output holds the transformed queries until it is written: every program reads its own
     # queries before anything is written over them, and no other program's.
     rotate_and_cache(q, k, v, output, cache, metadata.slot_mapping, transform)

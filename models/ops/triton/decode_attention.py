@@ -1,16 +1,64 @@
 """Paged attention of single-token queries, the keys of a sequence split over several programs."""
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
 from models.forward_context import AttentionMetadata, KVCacheData
-from models.ops.triton.configurations import MAX_SPLITS, decode_tiles, num_splits
+from models.ops.head_transform import HeadTransform
+from models.ops.triton.configurations import (
+    EARLY_REQUESTS,
+    MAX_SPLITS,
+    decode_tiles,
+    num_splits,
+)
+from models.ops.triton.dependent_launch import launch_options, let_next_start, wait_for_previous
 from models.ops.triton.online_softmax import attend_keys
 
-_METADATA = [
-    "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "table_stride", "num_splits",
+_VARYING = [
+    "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "slots_ptr", "table_stride",
+    "num_splits", "q_stride", "new_k_stride", "new_v_stride", "rotation_stride",
 ]  # fmt: skip  # specialising on these would compile again while serving
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTokens:
+    """What the tokens of a step bring, before it is transformed and stored.
+
+    k, v: [T, Hk, D], each token's heads contiguous. transform: of queries and keys.
+    slot_mapping: [T] int64.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    transform: HeadTransform
+    slot_mapping: torch.Tensor
+
+
+@triton.jit
+def _load_transformed(
+    ptrs, dims, in_rows, weight_ptr, cos_ptr, sin_ptr, eps,
+    HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """Returns the heads at ptrs [rows, 1], normalised if HAS_NORM, then rotated, in float32."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    partners = tl.where(dims < HALF, dims + HALF, dims - HALF)
+    is_dim = dims < HEAD_DIM
+    in_tile = in_rows[:, None] & is_dim[None, :]
+    x = tl.load(ptrs + dims[None, :], mask=in_tile, other=0.0).to(tl.float32)
+    partner = tl.load(ptrs + partners[None, :], mask=in_tile, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        scale = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
+        weight = tl.load(weight_ptr + dims, mask=is_dim, other=0.0).to(tl.float32)
+        x *= scale * weight[None, :]
+        weight = tl.load(weight_ptr + partners, mask=is_dim, other=0.0).to(tl.float32)
+        partner *= scale * weight[None, :]
+    cos = tl.load(cos_ptr + dims, mask=is_dim, other=0.0).to(tl.float32)
+    # The sine carries the sign of its half.
+    sin = tl.load(sin_ptr + dims, mask=is_dim, other=0.0).to(tl.float32)
+    return x * cos[None, :] + partner * sin[None, :]
 
 
 @triton.jit
@@ -61,16 +109,49 @@ def _combine(
     tl.store(output_ptr + at_tile, acc.to(output_ptr.dtype.element_ty), mask=in_tile)
 
 
-@triton.jit(do_not_specialize=_METADATA)
-def _decode_kernel(
-    q_ptr, k_ptr, v_ptr, output_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr,
-    partials_ptr, lse_ptr, counters_ptr, table_stride, num_splits, scale_log2,
-    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, ONLY_SINGLE_TOKENS: tl.constexpr, MAX_SPLITS: tl.constexpr,
-    PADDED_GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
-    STAGES: tl.constexpr,
+@triton.jit
+def _store_newest(
+    k_ptr, v_ptr, new_k_ptr, new_v_ptr, slot, kv_head, dims, weight_ptr, cos_ptr, sin_ptr, eps,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    HAS_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Attends the GROUP query heads of one kv head of one request to one part of its keys."""
+    """Stores one token's key, transformed, and its value, unless their slot is in block 0."""
+    heads = kv_head + tl.arange(0, 1)
+    # Block 0 is nobody's. Requests that only fill up a step share it: writing while others read it
+    # would make their outputs, by which graphs are tested, depend on who comes first.
+    has_key = heads * 0 + slot >= BLOCK_SIZE
+    in_head = has_key[:, None] & (dims < HEAD_DIM)[None, :]
+    at_new = heads[:, None] * HEAD_DIM
+    key = _load_transformed(
+        new_k_ptr + at_new, dims, has_key, weight_ptr, cos_ptr, sin_ptr, eps, HEAD_DIM, HAS_NORM
+    )
+    value = tl.load(new_v_ptr + at_new + dims[None, :], mask=in_head, other=0.0)
+    at_slot = (slot * NUM_KV_HEADS + heads)[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(k_ptr + at_slot, key.to(k_ptr.dtype.element_ty), mask=in_head)
+    tl.store(v_ptr + at_slot, value, mask=in_head)
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def _decode_kernel(  # noqa: PLR0915  # one launch, from projections to the heads' outputs
+    q_ptr, k_ptr, v_ptr, output_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr,
+    partials_ptr, lse_ptr, counters_ptr,
+    new_k_ptr, new_v_ptr, slots_ptr, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr,
+    table_stride, num_splits, q_stride, new_k_stride, new_v_stride, rotation_stride,
+    scale_log2, eps,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, ONLY_SINGLE_TOKENS: tl.constexpr, HAS_NEW: tl.constexpr,
+    HAS_NORM: tl.constexpr, MAX_SPLITS: tl.constexpr, PADDED_GROUP: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
+    STARTS_NEXT_LATE: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Attends the GROUP query heads of one kv head of one request to one part of its keys.
+
+    HAS_NEW: queries and the newest key are transformed here, and the program whose part the newest
+    key ends stores it with its value; nobody else reads them.
+    """
+    if not STARTS_NEXT_LATE:
+        let_next_start(DEPENDENT)
+    wait_for_previous(DEPENDENT)
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
     request = tl.program_id(2).to(tl.int64)
@@ -92,7 +173,23 @@ def _decode_kernel(
     in_tile = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
     heads = (token * NUM_KV_HEADS + kv_head) * GROUP + rows
     at_heads = heads[:, None] * HEAD_DIM + dims[None, :]
-    q = tl.load(q_ptr + at_heads, mask=in_tile, other=0.0)
+    if HAS_NEW:
+        cos_ptr += token * rotation_stride
+        sin_ptr += token * rotation_stride
+        q_ptrs = q_ptr + token * q_stride + (kv_head * GROUP + rows)[:, None] * HEAD_DIM
+        q = _load_transformed(
+            q_ptrs, dims, in_rows, q_weight_ptr, cos_ptr, sin_ptr, eps, HEAD_DIM, HAS_NORM
+        ).to(k_ptr.dtype.element_ty)
+        if split == active - 1:
+            _store_newest(
+                k_ptr, v_ptr, new_k_ptr + token * new_k_stride, new_v_ptr + token * new_v_stride,
+                tl.load(slots_ptr + token), kv_head, dims, k_weight_ptr, cos_ptr, sin_ptr, eps,
+                NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, HAS_NORM,
+            )  # fmt: skip
+            # Other threads of this program read them below.
+            tl.debug_barrier()
+    else:
+        q = tl.load(q_ptr + at_heads, mask=in_tile, other=0.0)
     table_ptr = block_tables_ptr + request * table_stride
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -103,6 +200,8 @@ def _decode_kernel(
         k_ptr, v_ptr, kv_head, dims, scale_log2,
         NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, True, STAGES,
     )  # fmt: skip
+    if STARTS_NEXT_LATE:
+        let_next_start(DEPENDENT)
     # A dummy request has no keys; its output is zero.
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
 
@@ -128,7 +227,11 @@ def _decode_kernel(
 
 
 def decode_attention(
-    q: torch.Tensor, cache: KVCacheData, metadata: AttentionMetadata, output: torch.Tensor
+    q: torch.Tensor,
+    cache: KVCacheData,
+    metadata: AttentionMetadata,
+    output: torch.Tensor,
+    new: NewTokens | None = None,
 ) -> None:
     """Attends each single-token request's query to all its keys; other requests are left alone.
 
@@ -138,10 +241,13 @@ def decode_attention(
     is read on the host, so that a launch may be captured and replayed.
 
     Args:
-        q: [T, Hq, D], contiguous; may be `output`.
+        q: [T, Hq, D]. Without `new` contiguous, perhaps `output` itself; with it not transformed
+            yet, each token's heads contiguous, apart from `output`.
         cache: the layer's keys and values.
         metadata: the step's, on the GPU.
         output: [T, Hq, D], contiguous; a request without tokens gets zeros.
+        new: the step's keys and values, to be transformed and stored here; only if every request
+            brings one token. None: the cache holds them already.
 
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
     """
@@ -160,12 +266,24 @@ def decode_attention(
         if workspace is None
         else (workspace.partials, workspace.lse, workspace.counters)
     )
+    # Without new tokens the kernel touches none of these.
+    k = v = slots = cos = sin = q_weight = k_weight = metadata.seq_lens
+    eps, has_norm = 0.0, False
+    if new is not None:
+        k, v, slots = new.k, new.v, new.slot_mapping
+        cos, sin, eps = new.transform.cos, new.transform.signed_sin, new.transform.eps
+        if new.transform.q_weight is not None and new.transform.k_weight is not None:
+            q_weight, k_weight, has_norm = new.transform.q_weight, new.transform.k_weight, True
     _decode_kernel[(num_kv_heads, splits, num_requests)](
         q, cache.k, cache.v, output, metadata.block_tables, metadata.seq_lens,
         metadata.query_start_loc, partials, lse, counters,
-        metadata.block_tables.stride(0), splits, head_dim**-0.5 * 1.4426950408889634,
+        k, v, slots, cos, sin, q_weight, k_weight,
+        metadata.block_tables.stride(0), splits, q.stride(0), k.stride(0), v.stride(0),
+        cos.stride(0), head_dim**-0.5 * 1.4426950408889634, eps,
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
         BLOCK_SIZE=cache.k.shape[1], ONLY_SINGLE_TOKENS=metadata.max_seqlen_q == 1,
+        HAS_NEW=new is not None, HAS_NORM=has_norm,
         MAX_SPLITS=MAX_SPLITS, PADDED_GROUP=padded_group, ROWS=max(tiles.rows, padded_group),
         KEYS=tiles.keys, BLOCK_D=block_d, STAGES=tiles.num_stages, num_warps=tiles.num_warps,
+        STARTS_NEXT_LATE=new is None or num_requests > EARLY_REQUESTS, **launch_options(q.device),
     )  # fmt: skip

@@ -4,21 +4,30 @@ import torch
 import triton
 import triton.language as tl
 
+from models.ops.triton.dependent_launch import launch_options, let_next_start, wait_for_previous
+
 
 @triton.jit
 def _rms_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, normed_ptr, sum_ptr, eps,
-    SIZE: tl.constexpr, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
+    SIZE: tl.constexpr, PARTS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Normalises one row."""
+    """Normalises one row, which is the sum of PARTS rows of x and perhaps one of the residual."""
+    let_next_start(DEPENDENT)
     columns = tl.arange(0, BLOCK)
     is_column = columns < SIZE
     at = tl.program_id(0).to(tl.int64) * SIZE + columns
     weight = tl.load(weight_ptr + columns, mask=is_column, other=0.0).to(tl.float32)
+    wait_for_previous(DEPENDENT)
     x = tl.load(x_ptr + at, mask=is_column, other=0.0)
     if HAS_RESIDUAL:
         residual = tl.load(residual_ptr + at, mask=is_column, other=0.0)
-        x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+        total = x.to(tl.float32)
+        part_size = tl.num_programs(0).to(tl.int64) * SIZE
+        for part in tl.static_range(1, PARTS):
+            total += tl.load(x_ptr + part * part_size + at, mask=is_column, other=0.0)
+        x = (total + residual.to(tl.float32)).to(residual.dtype)
         tl.store(sum_ptr + at, x, mask=is_column)
     x = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, 0) / SIZE + eps)
@@ -36,7 +45,7 @@ def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the normalised sum and the sum; see models.ops.rms_norm.add_rms_norm."""
-    normed, total = torch.empty_like(x), torch.empty_like(x)
+    normed, total = torch.empty_like(residual), torch.empty_like(residual)
     _launch(x, residual, weight, eps, normed, total)
     return normed, total
 
@@ -49,11 +58,15 @@ def _launch(
     normed: torch.Tensor,
     total: torch.Tensor,
 ) -> None:
-    """Runs one program per row; `total` takes the sum if there is a residual."""
+    """Runs one program per row; `total` takes the sum if there is a residual.
+
+    Only with a residual may x be in parts.
+    """
     size = x.shape[-1]
     block = triton.next_power_of_2(size)
-    _rms_norm_kernel[(x.numel() // size,)](
+    _rms_norm_kernel[(normed.numel() // size,)](
         x, x if residual is None else residual, weight, normed, total, eps,
-        SIZE=size, HAS_RESIDUAL=residual is not None, BLOCK=block,
-        num_warps=min(8, max(1, block // 512)),
+        SIZE=size, PARTS=x.numel() // normed.numel(), HAS_RESIDUAL=residual is not None,
+        BLOCK=block,
+        num_warps=min(8, max(1, block // 512)), **launch_options(x.device),
     )  # fmt: skip

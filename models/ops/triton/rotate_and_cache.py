@@ -6,6 +6,7 @@ import triton.language as tl
 
 from models.forward_context import KVCacheData
 from models.ops.head_transform import HeadTransform
+from models.ops.triton.dependent_launch import launch_options, let_next_start, wait_for_previous
 
 FEW_TOKENS = 64
 """Up to this many tokens, one program does one head of one token: a decode step wants programs."""
@@ -41,9 +42,11 @@ def _rotate_and_cache_kernel(
     num_tokens, q_stride, k_stride, v_stride, rotation_stride, eps,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     HAS_ROTATION: tl.constexpr, HAS_NORM: tl.constexpr, TOKENS: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Does one head of TOKENS tokens; key heads come first, then value heads, then query heads."""
+    let_next_start(DEPENDENT)
+    wait_for_previous(DEPENDENT)
     HALF: tl.constexpr = HEAD_DIM // 2
     head = tl.program_id(0)
     tokens = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
@@ -130,5 +133,5 @@ def rotate_and_cache(
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         HAS_ROTATION=transform is not None, HAS_NORM=has_norm, TOKENS=tokens,
         BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
-        num_warps=1 if tokens == 1 else 4,
+        num_warps=1 if tokens == 1 else 4, **launch_options(q.device),
     )  # fmt: skip

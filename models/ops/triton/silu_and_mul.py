@@ -4,12 +4,18 @@ import torch
 import triton
 import triton.language as tl
 
+from models.ops.triton.dependent_launch import launch_options, let_next_start, wait_for_previous
+
 _BLOCK = 1024
 
 
 @triton.jit
-def _silu_and_mul_kernel(x_ptr, output_ptr, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _silu_and_mul_kernel(
+    x_ptr, output_ptr, SIZE: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+):
     """Gates one run of BLOCK features of one row."""
+    let_next_start(DEPENDENT)
+    wait_for_previous(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_column = columns < SIZE
@@ -27,6 +33,7 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     output = x.new_empty(*x.shape[:-1], size)
     block = min(_BLOCK, triton.next_power_of_2(size))
     _silu_and_mul_kernel[(output.numel() // size, triton.cdiv(size, block))](
-        x, output, SIZE=size, BLOCK=block, num_warps=max(1, block // 256)
-    )
+        x, output, SIZE=size, BLOCK=block, num_warps=max(1, block // 256),
+        **launch_options(x.device),
+    )  # fmt: skip
     return output

@@ -86,6 +86,11 @@ class DecodeGraphs:
         hidden, logits, token_ids = (output[: len(arrays.row_ids)] for output in outputs)
         return DecodedStep(header=header, hidden=hidden, logits=logits, token_ids=token_ids)
 
+    def rehearse(self, key: GraphKey) -> None:
+        """Runs what a graph would hold, without one: it builds every kernel that this takes."""
+        self._rehearse(key.graph_bs, 0)
+        self._program(key)()
+
     def drop(self, key: GraphKey) -> None:
         """Forgets a graph, if there is one."""
         self._graphs.drop(key)

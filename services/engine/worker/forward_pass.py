@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from models.cudagraph_mode import CUDAGraphMode
@@ -16,9 +17,6 @@ from models.forward_context import (
 from models.layers.decoder import CausalLM
 from models.ops.attention_metadata import build_attention_metadata, make_attention_workspace
 from services.engine.worker.input_buffers import StepInputs
-
-NULL_BLOCK_FILLING = 0.5
-"""Not 0: what is read there by mistake shall be seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,5 +107,7 @@ class ForwardPass:
         Nothing that serves a request reads it.
         """
         for layer in self._kv_cache_data:
-            layer.k[0].fill_(NULL_BLOCK_FILLING)
-            layer.v[0].fill_(NULL_BLOCK_FILLING)
+            for block in (layer.k[0], layer.v[0]):
+                # Not all the same: what is read there by mistake, or not read, shall be seen.
+                filling = torch.linspace(-1, 1, block.numel(), device=block.device)
+                block.copy_(filling.view_as(block))

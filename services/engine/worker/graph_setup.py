@@ -14,6 +14,7 @@ from protos.engine.v1.worker_pb2 import GraphReport, GraphState
 from services.engine import batch
 from services.engine.compilation.graphs.capture_plan import (
     GraphSupport,
+    full_decode_key,
     planned_keys,
     supported_mode,
 )
@@ -100,6 +101,10 @@ def prepare_graphs(
         on_fault=on_fault,
     )
     runner.use_graphs(graphs)
+    if runner.device.type == "cuda" and mode.decode_mode() is not CUDAGraphMode.FULL:
+        # Captures build the kernels of decode steps; without them nothing would before a request.
+        powers = [1 << exponent for exponent in range(limits.max_num_seqs.bit_length())]
+        graphs.rehearse_decodes(map(full_decode_key, powers))
     return PreparedGraphs(mode=mode, graphs=graphs)
 
 

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 import torch
@@ -109,6 +109,12 @@ class WorkerGraphs:
             num_pending=len(self._pending),
         )
         return outcome
+
+    @torch.inference_mode()
+    def rehearse_decodes(self, keys: Iterable[GraphKey]) -> None:
+        """Runs decode steps of dummy requests, so that later ones find their kernels built."""
+        for key in keys:
+            self._decodes.rehearse(key)
 
     def replay_decodes(self, key: GraphKey, arrays: StepArrays) -> DecodedStep | None:
         """Runs a whole decode step by its graph; None if that graph was given up."""

@@ -61,16 +61,16 @@ def run(trace, folder, against, load=None, **flags):
 
 
 def perturbing(layer, mode):
-    """Returns what loads the model with another input of one layer's attention under graphs."""
+    """Returns what loads the model with other queries of one layer under graphs."""
 
     def load(settings):
         model = settings.load()
 
         def perturb(module, args):
             is_captured = get_forward_context().cudagraph_runtime_mode is mode
-            return (args[0] * 1.25, *args[1:]) if is_captured else args
+            return (args[0] + 0.25, *args[1:]) if is_captured else args
 
-        model.model.layers[layer].self_attn.register_forward_pre_hook(perturb)
+        model.model.layers[layer].self_attn.attn.register_forward_pre_hook(perturb)
         return model
 
     return load
@@ -155,9 +155,9 @@ def test_a_layer_that_differs_when_compiled_is_named_in_pieces_too(folder, trace
         model = settings.load()
 
         def perturb(module, args):
-            return (args[0] * 1.25, *args[1:]) if torch.compiler.is_compiling() else args
+            return (args[0] + 0.25, *args[1:]) if torch.compiler.is_compiling() else args
 
-        model.model.layers[2].self_attn.register_forward_pre_hook(perturb)
+        model.model.layers[2].self_attn.attn.register_forward_pre_hook(perturb)
         return model
 
     totals, report = run(trace, folder, "piecewise", load)
@@ -172,9 +172,9 @@ def test_the_final_hidden_states_are_named_when_all_attention_agrees(folder, tra
 
         def perturb(module, args, output):
             is_captured = get_forward_context().cudagraph_runtime_mode is CUDAGraphMode.FULL
-            return output * 1.25 if is_captured else output
+            return (output[0] * 1.25, output[1]) if is_captured else output
 
-        model.model.layers[3].mlp.register_forward_hook(perturb)
+        model.model.layers[3].register_forward_hook(perturb)
         return model
 
     _, report = run(trace, folder, "full", load)
@@ -190,9 +190,9 @@ def test_a_graph_that_fails_its_test_is_told_and_counts_as_a_difference(folder, 
             nonlocal num_calls
             num_calls += 1
             is_captured = get_forward_context().cudagraph_runtime_mode is CUDAGraphMode.FULL
-            return (args[0] * num_calls, *args[1:]) if is_captured else args
+            return (args[0] + num_calls, *args[1:]) if is_captured else args
 
-        model.model.layers[0].self_attn.register_forward_pre_hook(perturb)
+        model.model.layers[0].self_attn.attn.register_forward_pre_hook(perturb)
         return model
 
     totals, report = run(trace, folder, "full", load)

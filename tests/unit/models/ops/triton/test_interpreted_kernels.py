@@ -20,8 +20,10 @@ torch.set_num_threads(1)
 from models.ops.rms_norm import rms_norm
 from models.ops.silu_and_mul import silu_and_mul
 from models.ops.triton import attention, rms_norm as norms, silu_and_mul as gate
+from models.ops.triton.linear_configurations import MatrixTiles, VectorTiles
 from models.ops.triton.slot_mapping import slot_mapping
 from tests.support.attention_case import Heads, make_case, token_request
+from tests.support.linear_case import OPTIONS, make_linear_case
 from tests.support.tolerances import assert_rows_close
 
 ODD = Heads(num_heads=6, num_kv_heads=2, head_dim=12)
@@ -58,6 +60,23 @@ for dtype in (torch.float32, torch.float16):
     assert_rows_close(normed, rms_norm(total.double(), weight.double(), 1e-6))
     assert_rows_close(norms.rms_norm(x, weight, 1e-6), rms_norm(x.double(), weight.double(), 1e-6))
     assert_rows_close(gate.silu_and_mul(x), silu_and_mul(x.double()))
+    parts = torch.randn(3, 7, 36)
+    normed, total = norms.add_rms_norm(parts, residual, weight, 1e-6)
+    assert_rows_close(total, parts.double().sum(0) + residual.double())
+    assert_rows_close(normed, rms_norm(total.double(), weight.double(), 1e-6))
+    for size in ((1, 12, 40), (2, 13, 64), (4, 7, 100)):
+        for options in OPTIONS.values():
+            case = make_linear_case(*size, **options, dtype=dtype)
+            if case.bias is None or not case.is_gated:
+                tiles = VectorTiles(rows=4, columns=32, num_warps=4)
+                assert_rows_close(case.run_vector(tiles), case.exact())
+    for size, splits in (((1, 19, 40), 1), ((5, 33, 64), 2), ((16, 32, 100), 3)):
+        for way in ("plain", "bias", "gate") if splits == 1 else ("plain", "bias"):
+            case = make_linear_case(*size, **OPTIONS[way], dtype=dtype)
+            tiles = MatrixTiles(
+                tokens=16, rows=16, columns=16, num_warps=4, num_stages=2, splits=splits
+            )
+            assert_rows_close(case.run_matrix(tiles), case.exact())
 """
 
 

@@ -1,0 +1,99 @@
+"""Matrix products, with the norm before them and the gate or the residual sum after them.
+
+A product of few tokens takes as long as reading its weights. On a GPU these are kernels of ours,
+which fuse what stands around them; the others are torch's.
+"""
+
+import torch
+from torch.nn import functional
+
+from models.ops.input_norm import InputNorm
+from models.ops.kernel_choice import runs_as_kernel
+from models.ops.silu_and_mul import silu_and_mul
+from models.ops.triton.linear_configurations import Tiles, VectorTiles, skinny_tiles
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    is_gated: bool = False,
+) -> torch.Tensor:
+    """Returns x @ weight^T + bias.
+
+    Args:
+        x: [T, K].
+        weight: [N, K].
+        bias: [N].
+        is_gated: the weight is [2 * N, K], gate before up; the result is silu(gate) * up.
+
+    Returns:
+        [T, N].
+    """
+    tiles = _tiles(x, weight, bias, is_gated=is_gated)
+    if tiles is None:
+        output = functional.linear(x, weight, bias)
+        return silu_and_mul(output) if is_gated else output
+    # Triton is imported on first use: a CPU installation has none.
+    from models.ops.triton import skinny_linear as kernels
+
+    if isinstance(tiles, VectorTiles):
+        return kernels.vector_linear(x, weight, bias, tiles, is_gated=is_gated)
+    return kernels.matrix_linear(x, weight, bias, tiles.unsplit(), is_gated=is_gated)
+
+
+def norm_linear(
+    x: torch.Tensor,
+    norm: InputNorm,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    is_gated: bool = False,
+) -> torch.Tensor | None:
+    """Returns `linear` of the normalised x, [T, N]; None if one kernel cannot do both."""
+    tiles = _tiles(x, weight, bias, is_gated=is_gated)
+    if not isinstance(tiles, VectorTiles):
+        return None
+    from models.ops.triton import skinny_linear as kernels
+
+    return kernels.vector_linear(x, weight, bias, tiles, norm=norm, is_gated=is_gated)
+
+
+def add_linear(
+    residual: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Adds x @ weight^T + bias to the residual stream [T, N], or leaves the sum to the next norm.
+
+    Returns:
+        The sum and None, or the two arguments of models.ops.rms_norm.add_rms_norm: the product,
+        perhaps in parts [S, T, N], and the residual.
+    """
+    tiles = _tiles(x, weight, bias, is_gated=False)
+    if tiles is None:
+        return functional.linear(x, weight, bias), residual
+    from models.ops.triton import skinny_linear as kernels
+
+    if isinstance(tiles, VectorTiles):
+        return kernels.vector_linear(x, weight, bias, tiles, residual=residual), None
+    return kernels.matrix_linear(x, weight, bias, tiles), residual
+
+
+def _tiles(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, is_gated: bool
+) -> Tiles | None:
+    """Returns the tiles of our kernel; None if the product is torch's."""
+    if not runs_as_kernel(x) or x.dim() != 2 or (is_gated and bias is not None):
+        return None
+    num_outputs, num_inputs = weight.shape
+    return skinny_tiles(
+        x.shape[0],
+        num_outputs // 2 if is_gated else num_outputs,
+        num_inputs,
+        is_gated=is_gated,
+        dtype=x.dtype,
+        device=x.device,
+    )

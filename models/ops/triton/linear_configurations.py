@@ -1,0 +1,118 @@
+"""Which kernel computes a product of few tokens: a table, as nothing is tuned while serving.
+
+Written from what `python -m tests.bench.skinny_linear` printed, and then tried in whole steps, on
+an H200 with the shapes of Qwen3-8B and Qwen3-0.6B (2026-11).
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorTiles:
+    """Scalar products: outputs of a program, inputs of a tile, warps."""
+
+    rows: int
+    columns: int
+    num_warps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixTiles:
+    """Tensor cores: tokens, at least 16, outputs and inputs of a tile, warps, pipeline depth.
+
+    splits: parts that the inputs are split into, each summed up by programs of its own.
+    """
+
+    tokens: int
+    rows: int
+    columns: int
+    num_warps: int
+    num_stages: int
+    splits: int = 1
+
+    def unsplit(self) -> "MatrixTiles":
+        """Returns the tiles for a caller that needs the sum itself."""
+        return replace(self, splits=1)
+
+
+Tiles = VectorTiles | MatrixTiles
+
+_MOST_TOKENS = 64
+"""With 128 torch's products are faster for every shape."""
+
+
+def skinny_tiles(
+    num_tokens: int,
+    num_outputs: int,
+    num_inputs: int,
+    *,
+    is_gated: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tiles | None:
+    """Returns the tiles of the product [T, K] x [N, K]^T; None where torch's is faster.
+
+    Sizes are those of the result: a gated product reads 2 * N rows. Devices and dtypes that were
+    not measured are left to torch.
+    """
+    if dtype is not torch.bfloat16 or num_tokens > _MOST_TOKENS or _capability(device) != (9, 0):
+        return None
+    if num_tokens <= 2:
+        return _hopper_vector_tiles(num_tokens, num_outputs, num_inputs, is_gated=is_gated)
+    # Up to 16, 32 or 64 tokens.
+    tokens = max(16, 1 << (num_tokens - 1).bit_length())
+    return _hopper_matrix_tiles(tokens, num_outputs, num_inputs, is_gated=is_gated)
+
+
+@lru_cache
+def _hopper_vector_tiles(
+    num_tokens: int, num_outputs: int, num_inputs: int, *, is_gated: bool
+) -> VectorTiles:
+    """Returns the tiles of one or two tokens: long rows want long tiles."""
+    if num_inputs >= 4096:
+        if num_tokens == 2 and 5120 < num_outputs <= 8192 and not is_gated:
+            return VectorTiles(rows=4, columns=512, num_warps=2)
+        if num_tokens == 2:
+            return VectorTiles(rows=4, columns=2048, num_warps=8)
+        if num_outputs <= 5120:
+            return VectorTiles(rows=8, columns=2048, num_warps=4)
+        return VectorTiles(rows=4, columns=4096, num_warps=8)
+    if num_inputs >= 2048:
+        return VectorTiles(rows=2, columns=2048, num_warps=4)
+    if is_gated:
+        return VectorTiles(rows=4, columns=512, num_warps=2)
+    return VectorTiles(rows=4, columns=1024, num_warps=2 * num_tokens)
+
+
+@lru_cache
+def _hopper_matrix_tiles(
+    tokens: int, num_outputs: int, num_inputs: int, *, is_gated: bool
+) -> MatrixTiles | None:
+    """Returns the tiles of 3 to 64 tokens.
+
+    Every program reads all tokens' inputs, so tall tiles read less; where those are too few for the
+    multiprocessors, the inputs are split.
+    """
+    splits = 1 if num_outputs > 5120 else 2 if num_outputs > 2048 else 4
+    tall = MatrixTiles(
+        tokens=tokens, rows=64, columns=128, num_warps=4, num_stages=4, splits=splits
+    )
+    if tokens == 64:
+        return None if num_outputs > 8192 else tall
+    if num_outputs > 8192:
+        return replace(tall, num_stages=5) if is_gated and tokens == 16 else tall
+    if is_gated:
+        return replace(tall, rows=32, num_warps=2, num_stages=5) if tokens == 16 else tall
+    if tokens == 16 and splits == 4:
+        return replace(tall, rows=32, columns=256, num_warps=2)
+    if splits == 2 and num_inputs < 8192:
+        return tall
+    return replace(tall, columns=256, num_stages=3)
+
+
+@lru_cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)

@@ -1,0 +1,269 @@
+"""Products of few tokens.
+
+Such a product reads each weight once and does little with it, so its time is that of reading. Both
+kernels give a program some rows of the weight and all tokens.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from models.ops.input_norm import InputNorm
+from models.ops.triton.dependent_launch import launch_options, let_next_start, wait_for_previous
+from models.ops.triton.linear_configurations import MatrixTiles, VectorTiles
+
+_PREFETCHED_TILES = 2
+"""Tiles of the weight that are on their way to the second-level cache before the inputs are."""
+
+
+@triton.jit
+def _load_columns(ptrs, columns, START: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
+    """Reads the tile of columns from START of a weight; columns past its end are zero."""
+    if START + COLUMNS <= SIZE:
+        tile = tl.load(ptrs + START, eviction_policy="evict_first")
+    else:
+        is_column = START + columns < SIZE
+        tile = tl.load(ptrs + START, mask=is_column, other=0.0, eviction_policy="evict_first")
+    return tile
+
+
+@triton.jit
+def _sum_octets(x):
+    """Sums runs of eight along the last dimension; a thread holds the eight that it loaded."""
+    return tl.sum(tl.reshape(x, (x.shape[0], x.shape[1], x.shape[2] // 8, 8)), 3)
+
+
+@triton.jit
+def _gate(gate, up):
+    """Returns silu(gate) * up."""
+    return gate * tl.sigmoid(gate) * up
+
+
+@triton.jit
+def _vector_kernel(  # noqa: C901, PLR0915  # constants choose the branches, most are left out
+    x_ptr, weight_ptr, bias_ptr, gain_ptr, residual_ptr, output_ptr, eps,
+    NUM_OUTPUTS: tl.constexpr, NUM_INPUTS: tl.constexpr, TOKENS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, IS_GATED: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Computes ROWS outputs of each token with scalar products; tiles are [rows, tokens, columns].
+
+    The norm's gain joins each input, its scale the sum: the sum of squares is ready only then.
+    """
+    let_next_start(DEPENDENT)
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    is_row = rows < NUM_OUTPUTS
+    tokens = tl.arange(0, TOKENS)
+    columns = tl.arange(0, COLUMNS)[None, None, :]
+    read_rows = rows
+    if NUM_OUTPUTS % ROWS != 0:
+        # Rows past the end read the last one again, which needs no mask.
+        read_rows = tl.minimum(rows, NUM_OUTPUTS - 1)
+    weight_ptrs = weight_ptr + read_rows[:, None, None] * NUM_INPUTS + columns
+    up_ptrs = weight_ptrs + NUM_OUTPUTS * NUM_INPUTS
+    x_ptrs = x_ptr + tokens[None, :, None] * NUM_INPUTS + columns
+    # No kernel writes weights: the first tile is on its way before the inputs are ready.
+    weight = _load_columns(weight_ptrs, columns, 0, NUM_INPUTS, COLUMNS)
+    up = weight
+    if IS_GATED:
+        up = _load_columns(up_ptrs, columns, 0, NUM_INPUTS, COLUMNS)
+    wait_for_previous(DEPENDENT)
+    at_output = tokens[None, :] * NUM_OUTPUTS + rows[:, None]
+    residual = 0.0
+    if HAS_RESIDUAL:
+        residual = tl.load(residual_ptr + at_output, mask=is_row[:, None], other=0.0)
+        residual = residual.to(tl.float32)
+    sums = tl.zeros([ROWS, TOKENS, COLUMNS // 8], tl.float32)
+    up_sums = sums
+    squares = tl.zeros([1, TOKENS, COLUMNS // 8], tl.float32)
+    for step in tl.static_range((NUM_INPUTS + COLUMNS - 1) // COLUMNS):
+        next_weight = weight
+        next_up = up
+        if (step + 1) * COLUMNS < NUM_INPUTS:
+            # The tile after this one is under way while this one is multiplied.
+            next_weight = _load_columns(
+                weight_ptrs, columns, (step + 1) * COLUMNS, NUM_INPUTS, COLUMNS
+            )
+            if IS_GATED:
+                next_up = _load_columns(up_ptrs, columns, (step + 1) * COLUMNS, NUM_INPUTS, COLUMNS)
+        is_column = step * COLUMNS + columns < NUM_INPUTS
+        x = tl.load(x_ptrs + step * COLUMNS, mask=is_column, other=0.0).to(tl.float32)
+        if HAS_NORM:
+            squares += _sum_octets(x * x)
+            gain = tl.load(gain_ptr + step * COLUMNS + columns, mask=is_column, other=0.0)
+            x *= gain.to(tl.float32)
+        sums += _sum_octets(weight.to(tl.float32) * x)
+        if IS_GATED:
+            up_sums += _sum_octets(up.to(tl.float32) * x)
+        weight = next_weight
+        up = next_up
+    outputs = tl.sum(sums, 2)
+    scale = 1.0
+    if HAS_NORM:
+        scale = tl.rsqrt(tl.sum(squares, 2) / NUM_INPUTS + eps)
+        outputs *= scale
+    if HAS_BIAS:
+        outputs += tl.load(bias_ptr + rows, mask=is_row, other=0.0).to(tl.float32)[:, None]
+    if IS_GATED:
+        outputs = _gate(outputs, tl.sum(up_sums, 2) * scale)
+    if HAS_RESIDUAL:
+        outputs += residual
+    tl.store(output_ptr + at_output, outputs.to(output_ptr.dtype.element_ty), mask=is_row[:, None])
+
+
+@triton.jit
+def _prefetch(ptrs, DEPENDENT: tl.constexpr):
+    """Brings the 256 bytes at each pointer, a multiple of 16, to the second-level cache."""
+    if DEPENDENT:
+        tl.inline_asm_elementwise(
+            "cp.async.bulk.prefetch.L2.global [$1], 256; mov.u32 $0, 0;",
+            "=r,l", [ptrs.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _matrix_kernel(  # noqa: C901  # constants choose the branches, most are left out
+    x_ptr, weight_ptr, bias_ptr, output_ptr, num_tokens,
+    NUM_OUTPUTS: tl.constexpr, NUM_INPUTS: tl.constexpr, TOKENS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    SPLITS: tl.constexpr, STAGES: tl.constexpr, PREFETCHED: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Computes ROWS outputs of up to TOKENS tokens on the tensor cores; sums are [rows, tokens].
+
+    With SPLITS each program sums over its part of the inputs, and stores that.
+    """
+    let_next_start(DEPENDENT)
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    split = tl.program_id(1)
+    # Whole tiles, equally many for each part but the last.
+    PART: tl.constexpr = (NUM_INPUTS + SPLITS * COLUMNS - 1) // (SPLITS * COLUMNS) * COLUMNS
+    first = split * PART
+    columns = tl.arange(0, COLUMNS)
+    tokens = tl.arange(0, TOKENS)
+    is_token = tokens < num_tokens
+    read_rows = rows
+    if NUM_OUTPUTS % ROWS != 0:
+        # Rows past the end read the last one again, which needs no mask.
+        read_rows = tl.minimum(rows, NUM_OUTPUTS - 1)
+    row_ptrs = weight_ptr + read_rows[:, None] * NUM_INPUTS + first
+    LINE: tl.constexpr = 256 * 8 // weight_ptr.dtype.element_ty.primitive_bitwidth
+    if PREFETCHED * COLUMNS <= PART and COLUMNS % LINE == 0 and PART * SPLITS == NUM_INPUTS:
+        lines = tl.arange(0, PREFETCHED * COLUMNS // LINE) * LINE
+        _prefetch(row_ptrs + lines[None, :], DEPENDENT)
+        if IS_GATED:
+            _prefetch(row_ptrs + NUM_OUTPUTS * NUM_INPUTS + lines[None, :], DEPENDENT)
+    wait_for_previous(DEPENDENT)
+    weight_ptrs = row_ptrs + columns[None, :]
+    x_ptrs = x_ptr + tokens[None, :] * NUM_INPUTS + first + columns[:, None]
+    sums = tl.zeros([ROWS, TOKENS], tl.float32)
+    up_sums = tl.zeros([ROWS, TOKENS], tl.float32)
+    for start in tl.range(0, PART, COLUMNS, num_stages=STAGES):
+        up_ptrs = weight_ptrs + NUM_OUTPUTS * NUM_INPUTS + start
+        if PART * SPLITS == NUM_INPUTS:
+            weight = tl.load(weight_ptrs + start, eviction_policy="evict_first")
+            x = tl.load(x_ptrs + start, mask=is_token[None, :], other=0.0)
+            if IS_GATED:
+                up = tl.load(up_ptrs, eviction_policy="evict_first")
+        else:
+            is_column = first + start + columns < NUM_INPUTS
+            weight = tl.load(
+                weight_ptrs + start, mask=is_column[None, :], other=0.0,
+                eviction_policy="evict_first",
+            )  # fmt: skip
+            x = tl.load(x_ptrs + start, mask=is_column[:, None] & is_token[None, :], other=0.0)
+            if IS_GATED:
+                up = tl.load(
+                    up_ptrs, mask=is_column[None, :], other=0.0, eviction_policy="evict_first"
+                )
+        sums = tl.dot(weight, x, sums, input_precision="ieee")
+        if IS_GATED:
+            up_sums = tl.dot(up, x, up_sums, input_precision="ieee")
+    is_row = rows < NUM_OUTPUTS
+    if HAS_BIAS:
+        # The bias belongs to one part of the sum.
+        bias = tl.load(bias_ptr + rows, mask=is_row & (split == 0), other=0.0)
+        sums += bias.to(tl.float32)[:, None]
+    if IS_GATED:
+        sums = _gate(sums, up_sums)
+    output_ptr += split.to(tl.int64) * num_tokens * NUM_OUTPUTS
+    at_output = tokens[None, :] * NUM_OUTPUTS + rows[:, None]
+    tl.store(
+        output_ptr + at_output, sums.to(output_ptr.dtype.element_ty),
+        mask=is_row[:, None] & is_token[None, :],
+    )  # fmt: skip
+
+
+def vector_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    tiles: VectorTiles,
+    *,
+    norm: InputNorm | None = None,
+    is_gated: bool = False,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Computes what models.ops.linear.linear says, in one kernel that rounds once.
+
+    Args:
+        x: [T, K], contiguous; T is a power of two, and every token costs registers.
+        weight: [N, K], contiguous; [2 * N, K], gate before up, if is_gated.
+        bias: [N] or None; None if is_gated.
+        tiles: of a program.
+        norm: applied to x first.
+        is_gated: multiplies the SiLU of the first half of the outputs with the second.
+        residual: [T, N], contiguous, added.
+
+    Returns:
+        [T, N], contiguous.
+    """
+    num_tokens, num_inputs = x.shape
+    num_outputs = weight.shape[0] // (2 if is_gated else 1)
+    output = x.new_empty(num_tokens, num_outputs)
+    _vector_kernel[(triton.cdiv(num_outputs, tiles.rows),)](
+        x, weight, weight if bias is None else bias, weight if norm is None else norm.weight,
+        weight if residual is None else residual, output, 0.0 if norm is None else norm.eps,
+        NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, TOKENS=num_tokens,
+        HAS_BIAS=bias is not None, HAS_NORM=norm is not None, IS_GATED=is_gated,
+        HAS_RESIDUAL=residual is not None, ROWS=tiles.rows, COLUMNS=tiles.columns,
+        num_warps=tiles.num_warps, **launch_options(x.device),
+    )  # fmt: skip
+    return output
+
+
+def matrix_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    tiles: MatrixTiles,
+    *,
+    is_gated: bool = False,
+) -> torch.Tensor:
+    """Computes a product of up to tiles.tokens tokens, gated or not.
+
+    Args:
+        x: [T, K], contiguous.
+        weight: [N, K], contiguous; [2 * N, K], gate before up, if is_gated.
+        bias: [N] or None; None if is_gated.
+        tiles: of a program.
+        is_gated: multiplies the SiLU of the first half of the outputs with the second; not in
+            splits.
+
+    Returns:
+        [T, N]; with tiles.splits > 1 [splits, T, N] float32, which the product is the sum of.
+    """
+    num_tokens, num_inputs = x.shape
+    num_outputs = weight.shape[0] // (2 if is_gated else 1)
+    if tiles.splits == 1:
+        output = x.new_empty(num_tokens, num_outputs)
+    else:
+        output = x.new_empty(tiles.splits, num_tokens, num_outputs, dtype=torch.float32)
+    _matrix_kernel[(triton.cdiv(num_outputs, tiles.rows), tiles.splits)](
+        x, weight, weight if bias is None else bias, output, num_tokens,
+        NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, TOKENS=tiles.tokens,
+        HAS_BIAS=bias is not None, IS_GATED=is_gated, ROWS=tiles.rows, COLUMNS=tiles.columns,
+        SPLITS=tiles.splits, STAGES=tiles.num_stages, PREFETCHED=_PREFETCHED_TILES,
+        num_warps=tiles.num_warps, **launch_options(x.device),
+    )  # fmt: skip
+    return output

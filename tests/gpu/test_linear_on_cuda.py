@@ -1,0 +1,143 @@
+"""Products of few tokens against float64 references: every dtype, odd shapes, and repeatability."""
+
+import pytest
+import torch
+
+from models.ops.input_norm import InputNorm
+from models.ops.linear import add_linear, linear, norm_linear
+from models.ops.rms_norm import add_rms_norm, rms_norm
+from models.ops.triton.linear_configurations import MatrixTiles, VectorTiles
+from tests.support.linear_case import OPTIONS, make_linear_case
+from tests.support.tolerances import ROW_TOLERANCE, assert_rows_close
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = pytest.mark.parametrize("dtype", ROW_TOLERANCE, ids=str)
+WAYS = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+# Results and inputs of the products of Qwen3-0.6B, 4B, 8B, 14B, and sizes that fit no tile.
+SIZES = [
+    (4096, 1024), (1024, 3072), (6144, 2560), (2560, 9728), (12288, 4096), (4096, 12288),
+    (5120, 5120), (1600, 1600), (99, 200), (7, 40),
+]  # fmt: skip
+ODD_SIZES = pytest.mark.parametrize("size", SIZES[-3:], ids=str)
+VECTOR = VectorTiles(rows=4, columns=256, num_warps=2)
+
+
+def matrix_tiles(splits=1, tokens=16):
+    return MatrixTiles(tokens=tokens, rows=16, columns=64, num_warps=2, num_stages=3, splits=splits)
+
+
+@WAYS
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_products_are_the_references(size, options):
+    for num_tokens in (1, 2, 3, 4, 5, 7, 15, 16, 17, 33, 65):
+        case = make_linear_case(num_tokens, *size, **options, device="cuda")
+        assert_rows_close(case.run(), case.exact())
+
+
+@DTYPES
+@WAYS
+@ODD_SIZES
+@pytest.mark.parametrize("num_tokens", [1, 2, 4])
+def test_scalar_products_take_any_dtype(num_tokens, size, options, dtype):
+    case = make_linear_case(num_tokens, *size, **options, dtype=dtype, device="cuda")
+    if not (case.is_gated and case.bias is not None):
+        assert_rows_close(case.run_vector(VECTOR), case.exact())
+
+
+@DTYPES
+@ODD_SIZES
+@pytest.mark.parametrize("way", ["plain", "bias", "gate"])
+@pytest.mark.parametrize("tiles", [matrix_tiles(), matrix_tiles(3), matrix_tiles(2, 32)], ids=str)
+def test_tensor_cores_take_any_dtype(tiles, way, size, dtype):
+    for num_tokens in (3, 16):
+        case = make_linear_case(num_tokens, *size, **OPTIONS[way], dtype=dtype, device="cuda")
+        if not case.is_gated or tiles.splits == 1:
+            assert_rows_close(case.run_matrix(tiles), case.exact())
+
+
+@WAYS
+@pytest.mark.parametrize("num_tokens", [1, 2, 4, 5, 16, 32])
+def test_results_repeat_bit_for_bit_and_rows_do_not_depend_on_each_other(num_tokens, options):
+    case = make_linear_case(num_tokens, 1024, 3072, **options, device="cuda")
+    output = case.run()
+    for _ in range(5):
+        assert torch.equal(case.run(), output)
+    case.x[1:] = case.x[1:].flip(0) * 3
+    if case.residual is not None:
+        case.residual[1:] = 0
+    assert torch.equal(case.run()[0], output[0])
+
+
+@pytest.mark.parametrize("num_tokens", [1, 16])
+def test_few_tokens_of_bfloat16_are_not_left_to_torch(num_tokens, monkeypatch):
+    x = torch.randn(num_tokens, 1024, device="cuda").bfloat16()
+    weight = torch.randn(4096, 1024, device="cuda").bfloat16()
+    expected = linear(x, weight)
+
+    def fail(*arguments):
+        raise AssertionError("torch was asked")
+
+    monkeypatch.setattr(torch.nn.functional, "linear", fail)
+    assert torch.equal(linear(x, weight), expected)
+    with pytest.raises(AssertionError):
+        linear(x.float(), weight.float())
+
+
+@DTYPES
+@pytest.mark.parametrize("num_parts", [1, 2, 5])
+def test_a_norm_sums_up_the_parts_of_a_product(num_parts, dtype):
+    parts = torch.randn(num_parts, 7, 192, device="cuda")
+    residual, weight = torch.randn(8, 192, device="cuda").to(dtype).split((7, 1))
+    normed, total = add_rms_norm(parts, residual, weight[0], 1e-6)
+    assert_rows_close(total, parts.double().sum(0) + residual.double())
+    exact = total.cpu().double()
+    assert_rows_close(normed, rms_norm(exact, weight[0].cpu().double(), 1e-6))
+
+
+class Chain:
+    """Feed-forward layers, one after the other, each reading what the one before wrote."""
+
+    def __init__(self, num_layers):
+        def draw(outputs, inputs):
+            return (torch.randn(outputs, inputs, device="cuda") * inputs**-0.5).bfloat16()
+
+        self.norm = InputNorm(weight=torch.ones(1024, device="cuda").bfloat16(), eps=1e-6)
+        self.layers = [(draw(2 * 3072, 1024), draw(1024, 3072)) for _ in range(num_layers)]
+
+    def run(self, x, after=lambda: None):
+        hidden, residual = x, None
+        for up, down in self.layers:
+            fused = None
+            if residual is None:
+                fused, total = norm_linear(hidden, self.norm, up, is_gated=True), hidden
+            if fused is None:
+                if residual is None:
+                    hidden = rms_norm(hidden, self.norm.weight, self.norm.eps)
+                else:
+                    hidden, total = add_rms_norm(hidden, residual, self.norm.weight, self.norm.eps)
+                after()
+                fused = linear(hidden, up, is_gated=True)
+            after()
+            hidden, residual = add_linear(total, fused, down)
+            after()
+        if residual is None:
+            return rms_norm(hidden, self.norm.weight, self.norm.eps)
+        return add_rms_norm(hidden, residual, self.norm.weight, self.norm.eps)[0]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 4, 8, 32, 100])
+def test_overlapping_launches_of_a_captured_chain_wait_for_each_other(num_tokens):
+    chain = Chain(num_layers=12)
+    x = torch.randn(num_tokens, 1024, device="cuda").bfloat16()
+    chain.run(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = chain.run(x)
+    for _ in range(10):
+        x.normal_()
+        expected = chain.run(x, after=torch.cuda.synchronize)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(output, expected)

@@ -1,0 +1,104 @@
+"""Random products with what may be fused into them, and their float64 truth."""
+
+from dataclasses import dataclass
+
+import torch
+
+from models.ops.input_norm import InputNorm
+from models.ops.linear import add_linear, linear, norm_linear
+from models.ops.rms_norm import rms_norm
+
+OPTIONS = {
+    "plain": {},
+    "bias": {"has_bias": True},
+    "norm": {"has_norm": True},
+    "norm and bias": {"has_norm": True, "has_bias": True},
+    "gate": {"is_gated": True},
+    "norm and gate": {"has_norm": True, "is_gated": True},
+    "gate with bias": {"is_gated": True, "has_bias": True},
+    "residual": {"has_residual": True},
+    "bias and residual": {"has_bias": True, "has_residual": True},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearCase:
+    """Inputs of a product of models.ops.linear."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    norm: InputNorm | None
+    residual: torch.Tensor | None
+    is_gated: bool
+
+    def run(self):
+        """Runs what the case has through the operations, as a layer does."""
+        if self.residual is not None:
+            addend, rest = add_linear(self.residual, self.x, self.weight, self.bias)
+            if addend.dim() == 3:
+                addend = addend.sum(0)
+            return addend if rest is None else (rest + addend).to(rest.dtype)
+        x = self.x
+        if self.norm is not None:
+            fused = norm_linear(x, self.norm, self.weight, self.bias, is_gated=self.is_gated)
+            if fused is not None:
+                return fused
+            x = rms_norm(x, self.norm.weight, self.norm.eps)
+        return linear(x, self.weight, self.bias, is_gated=self.is_gated)
+
+    def run_vector(self, tiles):
+        """Runs the kernel of scalar products with everything fused."""
+        from models.ops.triton.skinny_linear import vector_linear
+
+        return vector_linear(
+            self.x, self.weight, self.bias, tiles,
+            norm=self.norm, is_gated=self.is_gated, residual=self.residual,
+        )  # fmt: skip
+
+    def run_matrix(self, tiles):
+        """Runs the kernel of the tensor cores, which leaves norm and residual to others."""
+        from models.ops.triton.skinny_linear import matrix_linear
+
+        output = matrix_linear(self.x, self.weight, self.bias, tiles, is_gated=self.is_gated)
+        return output if tiles.splits == 1 else output.sum(0).to(self.x.dtype)
+
+    def exact(self):
+        """Returns what plain float64 arithmetic makes of the same inputs."""
+
+        def double(x):
+            return None if x is None else x.double()
+
+        x = double(self.x)
+        if self.norm is not None:
+            scale = (x.pow(2).mean(-1, keepdim=True) + self.norm.eps).rsqrt()
+            x = x * scale * double(self.norm.weight)
+        output = x @ double(self.weight).T
+        if self.bias is not None:
+            output = output + double(self.bias)
+        if self.is_gated:
+            gate, up = output.chunk(2, dim=-1)
+            output = gate * gate.sigmoid() * up
+        return output if self.residual is None else output + double(self.residual)
+
+
+def make_linear_case(
+    num_tokens, num_outputs, num_inputs, *,
+    has_bias=False, has_norm=False, is_gated=False, has_residual=False,
+    dtype=torch.bfloat16, device="cpu", seed=0,
+):  # fmt: skip
+    """Draws a case whose result has num_outputs features."""
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def draw(*shape, scale=1.0):
+        return (torch.randn(*shape, generator=generator, device=device) * scale).to(dtype)
+
+    num_rows = num_outputs * (2 if is_gated else 1)
+    return LinearCase(
+        x=draw(num_tokens, num_inputs),
+        weight=draw(num_rows, num_inputs, scale=num_inputs**-0.5),
+        bias=draw(num_rows) if has_bias else None,
+        norm=InputNorm(weight=draw(num_inputs), eps=1e-6) if has_norm else None,
+        residual=draw(num_tokens, num_outputs) if has_residual else None,
+        is_gated=is_gated,
+    )
