@@ -1,13 +1,15 @@
 """What a forward pass may know beside its inputs.
 
 A captured graph takes no new arguments, so everything that changes from step to step reaches the
-layers through this one guarded, module-level context. It mirrors the BatchDescriptor of
-protos/engine/v1/batch.proto field by field; `PROCESS_LOCAL_FIELDS` lists what never travels.
+layers through this one guarded, module-level context, of which each thread has its own. It mirrors
+the BatchDescriptor of protos/engine/v1/batch.proto field by field; `PROCESS_LOCAL_FIELDS` lists
+what never travels.
 
 Lifecycle: `with forward_context(...)` sets it, `get_forward_context()` reads it, leaving the block
 resets it. Nesting is a bug and fails.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -164,7 +166,13 @@ class ForwardContext:
     cudagraph_runtime_mode: CUDAGraphMode = CUDAGraphMode.NONE
 
 
-_current: ForwardContext | None = None
+class _Current(threading.local):
+    """The context of the pass under way in a thread."""
+
+    context: ForwardContext | None = None
+
+
+_current = _Current()
 
 
 @contextmanager
@@ -174,14 +182,13 @@ def forward_context(context: ForwardContext) -> Iterator[None]:
     Raises:
         RuntimeError: another forward pass is under way.
     """
-    global _current
-    if _current is not None:
+    if _current.context is not None:
         raise RuntimeError("a forward context is already set; forward passes do not nest")
-    _current = context
+    _current.context = context
     try:
         yield
     finally:
-        _current = None
+        _current.context = None
 
 
 def get_forward_context() -> ForwardContext:
@@ -190,6 +197,6 @@ def get_forward_context() -> ForwardContext:
     Raises:
         RuntimeError: no forward pass is under way.
     """
-    if _current is None:
+    if _current.context is None:
         raise RuntimeError("no forward context is set; run the model inside forward_context()")
-    return _current
+    return _current.context

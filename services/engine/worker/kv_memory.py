@@ -8,16 +8,9 @@ import torch
 from models.config import ModelConfig
 from models.forward_context import KVCacheData
 from models.layers.decoder import CausalLM
-from services.engine.batch import (
-    BatchBuilder,
-    BatchDescriptor,
-    CUDAGraphMode,
-    FallbackReason,
-    row_assignment,
-)
 from services.engine.config import EngineConfig
-from services.engine.request import SamplingParams
 from services.engine.worker.model_runner import ModelRunner
+from services.engine.worker.rehearsal import largest_step
 from services.engine.worker.step_arrays import StepLimits
 
 log = structlog.get_logger()
@@ -105,38 +98,14 @@ def choose_num_blocks(
     return num_blocks
 
 
-def largest_step(limits: StepLimits) -> BatchDescriptor:
-    """Builds a step with as many tokens and as many sampling rows as there can be.
-
-    Its rows hold no blocks: all keys and values go to the null block. Each row has penalties, draws
-    with top-p and tells log-probabilities, so that the memory of all three is counted and their
-    kernels are compiled.
-    """
-    builder = BatchBuilder()
-    sampling = SamplingParams(
-        temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=1, seed=0, max_tokens=1
+def probe_runner(
+    model: CausalLM, *, limits: StepLimits, dtype: torch.dtype, device: torch.device
+) -> ModelRunner:
+    """Returns a runner whose cache is the null block: it runs any step of rows without blocks."""
+    cache = allocate_kv_cache(
+        model.config, num_blocks=1, block_size=limits.block_size, dtype=dtype, device=device
     )
-    remaining = limits.max_num_batched_tokens
-    num_requests = min(limits.max_num_seqs, remaining)
-    for row in range(num_requests):
-        num_tokens = min(limits.max_model_len, remaining - (num_requests - 1 - row))
-        remaining -= num_tokens
-        builder.row_ids.append(row)
-        builder.q_lens.append(num_tokens)
-        builder.seq_lens.append(num_tokens)
-        builder.sample_indices.append(row)
-        builder.row_assignments.append(
-            row_assignment(row=row, token_ids=[0], num_prompt_tokens=1, sampling=sampling)
-        )
-    builder.all_greedy = False
-    builder.needs_logit_edits = builder.needs_logprobs = True
-    return builder.build(
-        step_id=0,
-        is_prefill=True,
-        graph_key=None,
-        mode=CUDAGraphMode.CUDA_GRAPH_MODE_NONE,
-        fallback_reason=FallbackReason.FALLBACK_REASON_UNSUPPORTED,
-    )
+    return ModelRunner(model, cache, limits=limits, device=device)
 
 
 def _needed_cuda_bytes(
@@ -148,10 +117,7 @@ def _needed_cuda_bytes(
     device: torch.device,
 ) -> int:
     """Runs the largest step, without a cache, and returns what it and graphs take, and weights."""
-    cache = allocate_kv_cache(
-        model.config, num_blocks=1, block_size=limits.block_size, dtype=dtype, device=device
-    )
-    runner = ModelRunner(model, cache, limits=limits, device=device)
+    runner = probe_runner(model, limits=limits, dtype=dtype, device=device)
     torch.cuda.reset_peak_memory_stats(device)
     runner.execute(largest_step(limits)).message()
     return torch.cuda.max_memory_allocated(device) + graph_bytes(runner)

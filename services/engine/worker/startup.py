@@ -28,8 +28,14 @@ from services.engine.worker.graph_setup import (
     prepare_graphs,
     wire_keys,
 )
-from services.engine.worker.kv_memory import allocate_kv_cache, block_bytes, choose_num_blocks
+from services.engine.worker.kv_memory import (
+    allocate_kv_cache,
+    block_bytes,
+    choose_num_blocks,
+    probe_runner,
+)
 from services.engine.worker.model_runner import ModelRunner
+from services.engine.worker.rehearsal import build_kernels
 from services.engine.worker.step_arrays import StepLimits
 
 if TYPE_CHECKING:
@@ -99,7 +105,7 @@ def start_worker(
     if is_compiled and not config.capture_while_serving:
         report_progress("compiling the model")
         compiled = compile_loaded()
-    report_progress("allocating the KV cache")
+    report_progress("building kernels and allocating the KV cache")
     runner, num_blocks = _make_runner(config, settings, loaded)
 
     def install(compiled: "CompiledModel | None") -> None:
@@ -189,6 +195,10 @@ def _make_runner(
 ) -> tuple[ModelRunner, int]:
     """Allocates the KV cache and what steps need; returns the runner and the number of blocks."""
     model, limits, dtype, device = loaded.model, loaded.limits, loaded.dtype, loaded.device
+    if device.type == "cuda":
+        build_kernels(
+            lambda: probe_runner(model, limits=limits, dtype=dtype, device=device), limits
+        )
     num_blocks = choose_num_blocks(
         config,
         model,

@@ -9,9 +9,9 @@ from services.engine.worker.kv_memory import (
     allocate_kv_cache,
     block_bytes,
     choose_num_blocks,
-    largest_step,
 )
 from services.engine.worker.model_runner import ModelRunner
+from services.engine.worker.rehearsal import largest_step
 from services.engine.worker.step_arrays import StepLimits
 from tests.support.random_checkpoints import write_checkpoint
 

@@ -1,0 +1,103 @@
+"""Steps of nobody's requests: for memory to be measured and kernels to be built before serving.
+
+Their rows hold no blocks: all keys and values go to the null block.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from services.engine.batch import (
+    BatchBuilder,
+    BatchDescriptor,
+    CUDAGraphMode,
+    FallbackReason,
+    row_assignment,
+)
+from services.engine.request import SamplingParams
+from services.engine.worker.model_runner import ModelRunner
+from services.engine.worker.step_arrays import StepLimits
+
+BUILD_ROUNDS = (((1, 1), (128,), (1,) * 16), ((1,), (33,), (1,) * 32, (1,) * 64, (1,) * 128))
+"""Lengths of the prompts of steps whose kernels differ; see the tables in models.ops.triton.
+
+Steps of one round run at the same time, and what two of them share is built twice. So the second
+round finds what it shares with the first.
+"""
+
+_EVERYTHING = SamplingParams(
+    temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=1, seed=0, max_tokens=1
+)
+_GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=1)
+
+
+def largest_step(limits: StepLimits) -> BatchDescriptor:
+    """Builds a step with as many tokens and as many sampling rows as there can be.
+
+    Each row has penalties, draws with top-p and tells log-probabilities, so that the memory of all
+    three is counted.
+    """
+    remaining = limits.max_num_batched_tokens
+    num_requests = min(limits.max_num_seqs, remaining)
+    q_lens = []
+    for row in range(num_requests):
+        q_lens.append(min(limits.max_model_len, remaining - (num_requests - 1 - row)))
+        remaining -= q_lens[-1]
+    return _step(q_lens, _EVERYTHING)
+
+
+def build_kernels(make_runner: Callable[[], ModelRunner], limits: StepLimits) -> None:
+    """Runs small steps of all kinds on a GPU, at the same time, each on a runner of its own.
+
+    Building a kernel takes up to two seconds of one processor, and a model has dozens.
+    """
+    for number, kinds in enumerate(BUILD_ROUNDS):
+        fitting = [q_lens for q_lens in kinds if _fits(q_lens, limits)]
+        # One step of the first round samples in all ways.
+        is_everything = [number == 0 and q_lens == kinds[0] for q_lens in fitting]
+        steps = [
+            _step(q_lens, _EVERYTHING if everything else _GREEDY)
+            for q_lens, everything in zip(fitting, is_everything, strict=True)
+        ]
+        _run_together([make_runner() for _ in steps], steps)
+
+
+def _run_together(runners: Sequence[ModelRunner], steps: Sequence[BatchDescriptor]) -> None:
+    def run(runner: ModelRunner, step: BatchDescriptor) -> None:
+        if runner.device.type == "cuda":
+            torch.cuda.set_device(runner.device)
+        runner.execute(step).message()
+
+    with ThreadPoolExecutor(max_workers=max(1, len(steps)), thread_name_prefix="build") as threads:
+        list(threads.map(run, runners, steps))
+
+
+def _fits(q_lens: Sequence[int], limits: StepLimits) -> bool:
+    return (
+        len(q_lens) <= limits.max_num_seqs
+        and sum(q_lens) <= limits.max_num_batched_tokens
+        and max(q_lens) <= limits.max_model_len
+    )
+
+
+def _step(q_lens: Sequence[int], sampling: SamplingParams) -> BatchDescriptor:
+    """Builds a step of new requests whose prompts have these lengths; all of them sample."""
+    builder = BatchBuilder()
+    for row, q_len in enumerate(q_lens):
+        builder.row_ids.append(row)
+        builder.q_lens.append(q_len)
+        builder.seq_lens.append(q_len)
+        builder.sample_indices.append(row)
+        builder.row_assignments.append(
+            row_assignment(row=row, token_ids=[0], num_prompt_tokens=1, sampling=sampling)
+        )
+    builder.all_greedy = sampling.is_greedy
+    builder.needs_logit_edits = builder.needs_logprobs = sampling.logprobs is not None
+    return builder.build(
+        step_id=0,
+        is_prefill=True,
+        graph_key=None,
+        mode=CUDAGraphMode.CUDA_GRAPH_MODE_NONE,
+        fallback_reason=FallbackReason.FALLBACK_REASON_UNSUPPORTED,
+    )
