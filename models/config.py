@@ -3,7 +3,10 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
+
+from models.quantization_config import QuantizationConfig, QuantizationError
 
 CONFIG_FILE = "config.json"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -47,6 +50,8 @@ class ModelConfig:
     dtype: str
     """Dtype of the stored weights, one of DTYPES."""
     eos_token_ids: tuple[int, ...]
+    quantization: QuantizationConfig | None = None
+    """How weights are stored, if not in `dtype`."""
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ModelConfig":
@@ -80,6 +85,7 @@ class ModelConfig:
             mlp_bias=fields.flag("mlp_bias"),
             dtype=_dtype(fields),
             eos_token_ids=fields.token_ids("eos_token_id"),
+            quantization=_quantization(fields),
         )
 
 
@@ -95,11 +101,15 @@ class _Fields:
     def read(cls, file: Path) -> "_Fields":
         """Parses a file that must hold one JSON object."""
         try:
-            values = json.loads(file.read_bytes())
+            # Reading from a pipe would wait for whoever writes to it.
+            is_file = S_ISREG(file.stat().st_mode)
+            values = json.loads(file.read_bytes()) if is_file else None
         except OSError as error:
             raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{file} is not JSON: {error}") from error
+        if not is_file:
+            raise ConfigError(f"{file} is not a regular file")
         if not isinstance(values, dict):
             raise ConfigError(f"{file} holds a JSON {type(values).__name__}, not an object")
         return cls(file, values)
@@ -183,8 +193,6 @@ def _refuse_unsupported(fields: _Fields) -> None:
     layer_types = fields.values.get("layer_types") or ()
     if any(kind != "full_attention" for kind in layer_types):
         raise fields.error("layer_types", "full_attention for every layer")
-    if fields.has("quantization_config"):
-        raise fields.error("quantization_config", "absent; quantised weights are not supported")
 
 
 def _head_dim(fields: _Fields, hidden_size: int, num_heads: int) -> int:
@@ -224,3 +232,13 @@ def _rope(fields: _Fields) -> RopeConfig:
 def _dtype(fields: _Fields) -> str:
     """Reads `dtype`, or `torch_dtype` of older files."""
     return fields.choice("dtype" if fields.has("dtype") else "torch_dtype", DTYPES, "float32")
+
+
+def _quantization(fields: _Fields) -> QuantizationConfig | None:
+    """Reads `quantization_config`; None if weights are stored as they are."""
+    if not fields.has("quantization_config"):
+        return None
+    try:
+        return QuantizationConfig.from_fields(fields.section("quantization_config").values)
+    except QuantizationError as error:
+        raise ConfigError(f"{fields.file}: {error}") from error

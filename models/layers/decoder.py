@@ -13,6 +13,7 @@ from models.layers.linear import GatedColumnParallelLinear, RowParallelLinear
 from models.layers.norm import RMSNorm
 from models.layers.rotary import RotaryEmbedding, Rotation
 from models.layers.stream import Stream, StreamLayer, pass_through
+from models.layers.weight import ExpertTensor
 from models.parallel.group import ParallelGroup
 
 
@@ -92,6 +93,14 @@ class CausalLM(nn.Module):
         "gate_up_proj": ("gate_proj", "up_proj"),
     }
     """Our module name -> the checkpoint's modules packed into it, in order of shard id."""
+    weights_mapping: ClassVar[dict[str, str]] = {}
+    """What to replace in the checkpoint's tensor names, part by part, before anything else."""
+
+    @classmethod
+    def expert_mapping(cls, config: ModelConfig) -> Sequence[ExpertTensor]:
+        """Returns where the tensors of a mixture's experts go; a dense model has none."""
+        del config
+        return ()
 
     def __init__(
         self, config: ModelConfig, layers: Sequence[DecoderLayer], group: ParallelGroup

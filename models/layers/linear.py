@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from models.layers.norm import RMSNorm
+from models.layers.quantization import UNQUANTIZED, LinearMethod
 from models.layers.stream import Stream
 from models.layers.weight import check_shape, empty_parameter
 from models.ops.linear import add_linear, linear, norm_linear
+from models.ops.silu_and_mul import silu_and_mul
 from models.parallel.group import ParallelGroup
 
 
@@ -51,17 +53,22 @@ class MergedColumnParallelLinear(nn.Module):
             for size, count in zip(output_sizes, replicas, strict=True)
         )
         self._shares = tuple(group.rank // count for count in replicas)
+        self.method: LinearMethod = UNQUANTIZED
         self.weight = empty_parameter(sum(self.local_sizes), input_size)
+        self.weight_scale: nn.Parameter | None = None
         self.bias = empty_parameter(sum(self.local_sizes)) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps [T, input_size] to [T, sum of local_sizes]."""
-        return linear(x, self.weight, self.bias, is_gated=self.is_gated)
+        if self.method is UNQUANTIZED:
+            return linear(x, self.weight, self.bias, is_gated=self.is_gated)
+        product = self.method.product(x, self.weight, self.weight_scale, self.bias)
+        return silu_and_mul(product) if self.is_gated else product
 
     def forward_normed(self, stream: Stream, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
         """Projects the normalised stream; returns that and the stream as one tensor."""
         hidden, residual = stream
-        if residual is None:
+        if residual is None and self.method is UNQUANTIZED:
             input_norm = norm.as_input_norm()
             projected = norm_linear(
                 hidden, input_norm, self.weight, self.bias, is_gated=self.is_gated
@@ -71,12 +78,19 @@ class MergedColumnParallelLinear(nn.Module):
         normed, total = norm.add(hidden, residual)
         return self(normed), total
 
+    def is_split_at(self, multiple: int) -> bool:
+        """Returns whether shards and projections begin at multiples of so many features."""
+        is_whole = self.local_sizes == self.output_sizes
+        return not any(size % multiple for size in self.local_sizes[: -1 if is_whole else None])
+
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
-        """Copies this rank's rows of one projection's weight or bias."""
-        check_shape(loaded, (self.output_sizes[shard_id], *param.shape[1:]))
-        size = self.local_sizes[shard_id]
-        target = param.narrow(0, sum(self.local_sizes[:shard_id]), size)
-        target.copy_(loaded.narrow(0, self._shares[shard_id] * size, size))
+        """Copies this rank's rows of one projection's weight, scales or bias."""
+        block = (self.method.block or 1) if param is self.weight_scale else 1
+        check_shape(loaded, (-(-self.output_sizes[shard_id] // block), *param.shape[1:]))
+        sizes = [-(-size // block) for size in self.local_sizes]
+        target = param.narrow(0, sum(sizes[:shard_id]), sizes[shard_id])
+        first = self._shares[shard_id] * sizes[shard_id]
+        target.copy_(loaded.narrow(0, first, sizes[shard_id]))
 
 
 class GatedColumnParallelLinear(MergedColumnParallelLinear):
@@ -145,30 +159,39 @@ class RowParallelLinear(nn.Module):
         super().__init__()
         self._group = group
         self._input_size = input_size
+        self.method: LinearMethod = UNQUANTIZED
         self.weight = empty_parameter(output_size, group.split(input_size, "input features"))
+        self.weight_scale: nn.Parameter | None = None
         self.bias = empty_parameter(output_size) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps this rank's [T, input_size / ranks] to the whole [T, output_size]."""
         if self._group.size == 1:
-            return linear(x, self.weight, self.bias)
+            return self.method.product(x, self.weight, self.weight_scale, self.bias)
         # The bias joins after the sum, or it would be counted once per rank.
-        output = self._group.all_reduce(linear(x, self.weight))
+        product = self.method.product(x, self.weight, self.weight_scale, None)
+        output = self._group.all_reduce(product)
         return output if self.bias is None else output + self.bias
 
     def add_to(self, total: torch.Tensor, x: torch.Tensor) -> Stream:
         """Returns the stream `total` [T, output_size] with the projection of x added to it."""
-        if self._group.size == 1:
+        if self._group.size == 1 and self.method is UNQUANTIZED:
             return add_linear(total, x, self.weight, self.bias)
         # Or the stream would be counted once per rank.
         return self(x), total
 
+    def is_split_at(self, multiple: int) -> bool:
+        """Returns whether shards begin at multiples of so many features."""
+        columns = self.weight.shape[1]
+        return columns == self._input_size or columns % multiple == 0
+
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
-        """Copies this rank's columns of the weight, or the whole bias."""
-        if param is self.bias:
+        """Copies this rank's columns of the weight and its blocks' scales; rows' values whole."""
+        block = self.method.block if param is self.weight_scale else 1
+        if param is self.bias or block is None:
             check_shape(loaded, tuple(param.shape))
             param.copy_(loaded)
             return
         rows, columns = param.shape
-        check_shape(loaded, (rows, self._input_size))
+        check_shape(loaded, (rows, -(-self._input_size // block)))
         param.copy_(loaded.narrow(1, self._group.rank * columns, columns))

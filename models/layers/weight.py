@@ -1,19 +1,41 @@
 """Copies checkpoint tensors into parameters."""
 
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import nn
+
+ShardId = int | tuple[int | None, int]
+"""Which of the tensors packed into a parameter: its number, or (expert id, number) for experts."""
+
+
+class ExpertTensor(NamedTuple):
+    """Where a model keeps one checkpoint tensor of its experts.
+
+    Both names are the ends of full names, from the module that holds the experts on. An entry also
+    covers what a quantised checkpoint keeps beside the tensor: `experts.w2_weight` from
+    `experts.0.down_proj.weight` means `experts.w2_weight_scale` from
+    `experts.0.down_proj.weight_scale` too, where the model has such a parameter.
+    """
+
+    parameter: str
+    checkpoint_name: str
+    expert_id: int | None
+    """None for a tensor that stacks all experts."""
+    part: int
+    """Which of the tensors packed into an expert's share of the parameter, from 0."""
 
 
 @runtime_checkable
 class LoadsWeights(Protocol):
     """A layer that fills its own parameters from whole checkpoint tensors."""
 
-    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
+    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:
         """Copies this rank's share of `loaded` into its place in `param`.
 
-        `shard_id` says which of the tensors packed into `param` this is, from 0.
+        `shard_id` says which of the tensors packed into `param` this is, from 0; for experts it is
+        (expert id, part) as the model's `expert_mapping` has it. Called from several threads, for
+        different tensors.
 
         Raises:
             ValueError: `loaded` has another shape than the layer expects.

@@ -1,14 +1,22 @@
 """From a checkpoint folder to a model that is ready to run."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM
-from models.loading.weights import fill_with_random_weights, load_checkpoint
+from models.layers.quantization import QuantizableLinear, can_run_fp8, fits_fp8, use_fp8
+from models.loading.checkpoint import CheckpointTensor, open_checkpoint
+from models.loading.dummy import fill_with_random_weights
+from models.loading.names import stored_modules
+from models.loading.plan import FP8, by_model_name, plan_loads
+from models.loading.weights import load_weights
 from models.parallel.group import SINGLE, ParallelGroup
 from models.registry import model_class
 
@@ -20,6 +28,7 @@ def load_model(
     dtype: torch.dtype,
     load_format: str = "safetensors",
     group: ParallelGroup = SINGLE,
+    fp8_products: bool | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> CausalLM:
     """Builds the model that `folder`/config.json describes and gives it its weights.
@@ -30,6 +39,8 @@ def load_model(
         dtype: of parameters and activations.
         load_format: "safetensors", or "dummy" for seeded random weights.
         group: the ranks that share the model; this rank loads its own shards.
+        fp8_products: whether linear layers that are stored as FP8 stay so and multiply so, or are
+            dequantised; None: as the device can.
         on_progress: called now and then with one line for the operator.
 
     Returns:
@@ -40,17 +51,76 @@ def load_model(
         CheckpointError: the weights are missing, damaged, or do not fit.
         ValueError: unknown load_format, or the group cannot share the model.
     """
+    if load_format not in ("safetensors", "dummy"):
+        raise ValueError(f"load_format is {load_format!r}; it must be safetensors or dummy")
     config = ModelConfig.from_folder(folder)
     build = model_class(config.architecture)
+    tensors = open_checkpoint(folder) if load_format == "safetensors" else None
     with _tensor_defaults(device, dtype), torch.no_grad():
-        model = build(config, group)
-        if load_format == "dummy":
+        with _WithoutStorage():
+            model = build(config, group)
+        stored = None if tensors is None else by_model_name(tensors, model)
+        if can_run_fp8(device) if fp8_products is None else fp8_products:
+            _keep_fp8(model, stored)
+        _give_storage(model, device)
+        if stored is None:
             fill_with_random_weights(model)
-        elif load_format == "safetensors":
-            load_checkpoint(model, folder, on_progress or _ignore_progress)
         else:
-            raise ValueError(f"load_format is {load_format!r}; it must be safetensors or dummy")
+            loads = plan_loads(stored, model, dtype)
+            load_weights(loads, device, on_progress or _ignore_progress)
     return model.eval()
+
+
+class _WithoutStorage(TorchFunctionMode):
+    """Gives tensors without values no memory yet.
+
+    A layer makes its weight before it is known that it stays FP8; a large model's weights of both
+    kinds would not fit into a device together.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Collection[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Calls a function of torch; torch.empty on the device without memory."""
+        kwargs = kwargs or {}
+        return func(*args, **(kwargs | {"device": "meta"} if func is torch.empty else kwargs))
+
+
+def _keep_fp8(model: CausalLM, stored: Mapping[str, CheckpointTensor] | None) -> None:
+    """Makes linear layers FP8 that are stored so; without a checkpoint, that would be."""
+    quantization = model.config.quantization
+    if quantization is None or quantization.method == "mxfp4":
+        return
+    for path, layer in model.named_modules():
+        if not isinstance(layer, QuantizableLinear):
+            continue
+        modules = stored_modules(model, path)
+        if stored is None:
+            is_stored_so = not any(quantization.ignores(module) for module in modules)
+        else:
+            weights = [f"{module}.weight" for module in modules]
+            is_stored_so = all(
+                name in stored and f"{name}_scale" in stored and stored[name].values.dtype == FP8
+                for name in weights
+            )
+        if is_stored_so and fits_fp8(layer, quantization.block_size):
+            use_fp8(layer, quantization.block_size)
+
+
+def _give_storage(model: CausalLM, device: torch.device) -> None:
+    """Allocates the parameters that were made without memory; shared ones stay shared."""
+    assert not any(buffer.is_meta for buffer in model.buffers()), "buffers have their values"
+    allocated: dict[int, nn.Parameter] = {}
+    for layer in model.modules():
+        for name, param in layer.named_parameters(recurse=False):
+            if id(param) not in allocated:
+                values = torch.empty_like(param, device=device)
+                allocated[id(param)] = nn.Parameter(values, requires_grad=False)
+            setattr(layer, name, allocated[id(param)])
 
 
 @contextmanager

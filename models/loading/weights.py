@@ -1,90 +1,120 @@
-"""Fills a model's parameters, from a checkpoint or with random numbers."""
+"""Fills a model's parameters from a checkpoint, with many threads."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from torch import nn
 
-from models.layers.decoder import CausalLM
-from models.layers.weight import LoadsWeights
-from models.loading.checkpoint import CheckpointError, iterate_tensors
+from models.loading.checkpoint import CheckpointError
+from models.loading.plan import Load
+from models.loading.staging import BytesInFlight, PinnedStaging, Staging, stay_on_the_cpu
 
-DUMMY_SEED = 0
-PROGRESS_INTERVAL = 50
-"""Tensors between two reports of progress."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Destination:
-    """Where one checkpoint tensor goes."""
-
-    layer: LoadsWeights
-    param: nn.Parameter
-    shard_id: int
+MAX_THREADS = 8
+DECODED_GROWTH = 4
+"""Bytes that come of one stored byte at most: four bits become sixteen."""
+PROGRESS_INTERVAL_S = 1.0
+FP8_NAN = 0x7F
+"""All bits but the sign: the one value of float8_e4m3fn that is no number; it has no infinity."""
 
 
-def load_checkpoint(model: CausalLM, folder: Path, on_progress: Callable[[str], None]) -> None:
-    """Copies a checkpoint's tensors into the model, on its device and in its dtype.
+def load_weights(
+    loads: Sequence[Load], device: torch.device, on_progress: Callable[[str], None]
+) -> None:
+    """Copies stored tensors into a model's parameters.
 
     Args:
-        model: built from the folder's config; changed in place.
-        folder: the checkpoint.
-        on_progress: called now and then with one line for the operator.
+        loads: what to read and where it goes.
+        device: the model's. To a CUDA device, bytes go through pinned buffers and are decoded,
+            cut and converted there; what is on its way takes MAX_BYTES_IN_FLIGHT beside the model.
+        on_progress: called about once a second, and at the end, with one line for the operator.
 
     Raises:
-        CheckpointError: a tensor is missing, unknown, of the wrong shape or unreadable.
+        CheckpointError: a tensor has the wrong shape, or holds what is not a number.
     """
-    destinations = _destinations(model)
-    missing = set(destinations)
-    for tensor in iterate_tensors(folder):
-        if _is_derived(tensor.name, model):
-            continue
-        destination = destinations.get(tensor.name)
-        if destination is None:
-            raise CheckpointError(f"{tensor.file}: the model has no tensor {tensor.name}")
-        try:
-            destination.layer.weight_loader(destination.param, tensor.values, destination.shard_id)
-        except ValueError as error:
-            raise CheckpointError(f"{tensor.file}: tensor {tensor.name}: {error}") from error
-        missing.discard(tensor.name)
-        num_loaded = len(destinations) - len(missing)
-        if num_loaded % PROGRESS_INTERVAL == 0 or not missing:
-            on_progress(f"loaded {num_loaded} of {len(destinations)} tensors")
-    if missing:
-        raise CheckpointError(
-            f"{folder}: {len(missing)} tensors are missing, the first is {min(missing)}"
+    staging: Staging = PinnedStaging(device) if device.type == "cuda" else stay_on_the_cpu
+    in_flight = BytesInFlight()
+
+    def run(load: Load) -> torch.Tensor:
+        with torch.no_grad(), in_flight.take(_peak_bytes(load)):
+            return _load(load, staging)
+
+    progress = _Progress(loads, on_progress)
+    num_threads = min(MAX_THREADS, os.cpu_count() or 1)
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="load-weights")
+    try:
+        futures = [pool.submit(run, load) for load in loads]
+        are_finite = []
+        for load, future in zip(loads, futures, strict=True):
+            are_finite.append(future.result())
+            progress.add(load)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    # Looked at together: on a CUDA device each look waits for all that is queued.
+    for load, is_finite in zip(loads, torch.stack(are_finite).tolist(), strict=True):
+        if not is_finite:
+            raise CheckpointError(
+                f"{load.tensor.file}: tensor {load.tensor.name} holds NaN or infinity"
+            )
+    progress.finish()
+
+
+def _load(load: Load, staging: Staging) -> torch.Tensor:
+    """Fills one destination; returns whether all its values are finite, as a tensor."""
+    values = load.decode(*[staging(part) for part in load.parts])
+    destination = load.destination
+    try:
+        destination.layer.weight_loader(destination.param, values, destination.shard_id)
+    except ValueError as error:
+        raise CheckpointError(f"{load.tensor.file}: tensor {load.tensor.name}: {error}") from error
+    return _is_finite(values)
+
+
+def _is_finite(values: torch.Tensor) -> torch.Tensor:
+    """Returns a boolean without dimensions, on the device of `values`."""
+    if not values.numel():
+        return torch.ones((), dtype=torch.bool, device=values.device)
+    if values.dtype == torch.float8_e4m3fn:
+        return ((values.view(torch.uint8) & FP8_NAN) != FP8_NAN).all()
+    # The extremes take no memory of the tensor's size, and NaN is passed on.
+    smallest, largest = values.aminmax()
+    return smallest.isfinite() & largest.isfinite()
+
+
+def _num_bytes(load: Load) -> int:
+    """Returns how much of the files a load reads."""
+    return sum(part.nbytes for part in load.parts)
+
+
+def _peak_bytes(load: Load) -> int:
+    """Returns about how much memory a load takes on its way: values come with scales if packed."""
+    is_packed = len(load.parts) > 1
+    return _num_bytes(load) * (1 + DECODED_GROWTH if is_packed else 1)
+
+
+class _Progress:
+    """Says how far the loading is."""
+
+    def __init__(self, loads: Sequence[Load], report: Callable[[str], None]) -> None:
+        self._report = report
+        self._num_tensors, self._num_loaded = len(loads), 0
+        self._total_bytes, self._loaded_bytes = sum(map(_num_bytes, loads)), 0
+        self._started_s = self._reported_s = time.monotonic()
+
+    def add(self, load: Load) -> None:
+        """Counts a load that is done."""
+        self._num_loaded += 1
+        self._loaded_bytes += _num_bytes(load)
+        if time.monotonic() - self._reported_s >= PROGRESS_INTERVAL_S:
+            self.finish()
+
+    def finish(self) -> None:
+        """Reports what is done."""
+        self._reported_s = time.monotonic()
+        speed = self._loaded_bytes / max(self._reported_s - self._started_s, 1e-3)
+        self._report(
+            f"loaded {self._num_loaded} of {self._num_tensors} tensors, "
+            f"{self._loaded_bytes / 1e9:.1f} of {self._total_bytes / 1e9:.1f} GB "
+            f"({speed / 1e6:.0f} MB/s)"
         )
-
-
-def fill_with_random_weights(model: CausalLM) -> None:
-    """Draws weights that keep activations finite, the same ones every time on one device."""
-    for name, param in model.named_parameters():
-        generator = torch.Generator(param.device).manual_seed(DUMMY_SEED)
-        if param.dim() > 1:
-            param.normal_(std=param.shape[-1] ** -0.5, generator=generator)
-        else:
-            param.fill_(1.0 if name.endswith("norm.weight") else 0.0)
-
-
-def _destinations(model: CausalLM) -> dict[str, _Destination]:
-    """Returns where each tensor goes, by its name in the checkpoint."""
-    destinations = {}
-    for path, layer in model.named_modules():
-        parent, _, own_name = path.rpartition(".")
-        checkpoint_names = model.packed_modules_mapping.get(own_name, (own_name,))
-        for param_name, param in layer.named_parameters(recurse=False):
-            assert isinstance(layer, LoadsWeights), f"{path} has parameters but no weight_loader"
-            for shard_id, checkpoint_name in enumerate(checkpoint_names):
-                name = ".".join(filter(None, (parent, checkpoint_name, param_name)))
-                if not _is_derived(name, model):
-                    destinations[name] = _Destination(layer, param, shard_id)
-    return destinations
-
-
-def _is_derived(name: str, model: CausalLM) -> bool:
-    """Returns whether a stored tensor only repeats what the model has from elsewhere."""
-    if name == "lm_head.weight":
-        return model.config.tie_word_embeddings
-    return name.endswith("rotary_emb.inv_freq")

@@ -1,6 +1,6 @@
 """One rank of a tensor-parallel forward pass on the CPU.
 
-python -m tests.support.tensor_parallel_rank RANK SIZE CHECKPOINT RENDEZVOUS_FILE OUTPUT_FILE
+python -m tests.support.tensor_parallel_rank RANK SIZE CHECKPOINT RENDEZVOUS_FILE OUTPUT_FILE [fp8]
 """
 
 import sys
@@ -17,14 +17,18 @@ TOKEN_IDS = [5, 96, 0, 48, 49, 17, 33, 80, 2, 61]
 
 
 def main() -> None:
-    rank, size, checkpoint, rendezvous, output = sys.argv[1:]
+    rank, size, checkpoint, rendezvous, output, *options = sys.argv[1:]
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=int(size)
     )
     group = ParallelGroup(rank=int(rank), size=int(size))
     model = load_model(
-        Path(checkpoint), device=torch.device("cpu"), dtype=torch.float32, group=group
+        Path(checkpoint),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        group=group,
+        fp8_products="fp8" in options,
     )
     runner = PagedRunner(model)
     torch.save(runner.run(runner.add(TOKEN_IDS), chunk_size=4), output)

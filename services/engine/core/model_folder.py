@@ -114,7 +114,7 @@ class _Fields:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFolderError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise ModelFolderError(f"{path} does not hold a JSON object")

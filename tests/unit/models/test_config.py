@@ -103,7 +103,7 @@ def test_end_token_may_be_one_many_or_none(tmp_path, value, ids):
         ("hidden_act", "gelu"),
         ("use_sliding_window", True),
         ("layer_types", ["full_attention", "sliding_attention"]),
-        ("quantization_config", {"quant_method": "fp8"}),
+        ("quantization_config", "fp8"),
         ("rope_scaling", "linear"),
         ("partial_rotary_factor", 0.5),
     ],

@@ -5,8 +5,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models.config import ConfigError
-from models.loading.checkpoint import INDEX_FILE, SINGLE_FILE, CheckpointError, iterate_tensors
+from models.loading.checkpoint import INDEX_FILE, SINGLE_FILE, CheckpointError, open_checkpoint
 from models.loading.loader import load_model
+from tests.support.damaged_checkpoints import SHARDS, copy_checkpoint, split_in_two
 from tests.support.paged_runner import PagedRunner
 
 CPU = torch.device("cpu")
@@ -20,29 +21,13 @@ def load(folder, **options):
 @pytest.fixture
 def folder(checkpoint, tmp_path):
     """A copy of a checkpoint that the test may spoil."""
-    source, _ = checkpoint("llama")
-    for name in ("config.json", SINGLE_FILE):
-        (tmp_path / name).write_bytes((source / name).read_bytes())
-    return tmp_path
+    return copy_checkpoint(checkpoint("llama")[0], tmp_path)
 
 
 def rewrite(folder, edit):
     tensors = load_file(folder / SINGLE_FILE)
     edit(tensors)
     save_file(tensors, folder / SINGLE_FILE)
-
-
-def split_in_two(folder, *, index_changes=None):
-    """Replaces the single file by two and an index."""
-    tensors = load_file(folder / SINGLE_FILE)
-    names = sorted(tensors)
-    halves = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
-    weight_map = {name: file for file, part in halves.items() for name in part}
-    for file, part in halves.items():
-        save_file({name: tensors[name] for name in part}, folder / file)
-    weight_map.update(index_changes or {})
-    (folder / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
-    (folder / SINGLE_FILE).unlink()
 
 
 def assert_same_weights(model, other):
@@ -82,9 +67,10 @@ def test_stored_copy_of_a_tied_head_and_rotary_buffers_are_passed_over(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
     buffer = "model.layers.0.self_attn.rotary_emb.inv_freq"
-    rewrite(folder, lambda tensors: tensors.update({buffer: torch.ones(4)}))
-    model = load(folder)
     embedding = load_file(folder / SINGLE_FILE)["model.embed_tokens.weight"]
+    copies = {buffer: torch.ones(4), "lm_head.weight": embedding.clone()}
+    rewrite(folder, lambda tensors: tensors.update(copies))
+    model = load(folder)
     assert torch.equal(model.lm_head.weight, embedding)
 
 
@@ -98,19 +84,18 @@ def test_tensor_in_two_files_is_taken_from_the_one_the_index_names(folder):
     whole = load(folder)
     split_in_two(folder)
     weight_map = json.loads((folder / INDEX_FILE).read_text())["weight_map"]
-    other = {"a.safetensors": "b.safetensors", "b.safetensors": "a.safetensors"}
-    stale = other[weight_map[QUERY]]
+    (stale,) = set(SHARDS) - {weight_map[QUERY]}
     tensors = load_file(folder / stale)
     save_file({**tensors, QUERY: torch.zeros(32, 32)}, folder / stale)
     assert_same_weights(load(folder), whole)
-    assert [tensor.name for tensor in iterate_tensors(folder)].count(QUERY) == 1
+    assert [tensor.name for tensor in open_checkpoint(folder)].count(QUERY) == 1
 
 
 def test_progress_ends_with_all_tensors(folder):
     lines = []
     load(folder, on_progress=lines.append)
     total = len(load_file(folder / SINGLE_FILE))
-    assert lines[-1] == f"loaded {total} of {total} tensors"
+    assert lines[-1].startswith(f"loaded {total} of {total} tensors")
 
 
 def test_dummy_weights_need_no_file_repeat_and_stay_finite(folder):
@@ -132,25 +117,7 @@ def test_missing_folder_is_named(tmp_path):
     with pytest.raises(ConfigError, match="nowhere"):
         load(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="nowhere is not a folder"):
-        next(iterate_tensors(tmp_path / "nowhere"))
-
-
-def test_folder_without_weights_is_refused(folder):
-    (folder / SINGLE_FILE).unlink()
-    with pytest.raises(CheckpointError, match="holds neither"):
-        load(folder)
-
-
-def test_missing_tensor_is_named(folder):
-    rewrite(folder, lambda tensors: tensors.pop(QUERY))
-    with pytest.raises(CheckpointError, match=f"1 tensors are missing, the first is {QUERY}"):
-        load(folder)
-
-
-def test_extra_tensor_is_named_with_its_file(folder):
-    rewrite(folder, lambda tensors: tensors.update({"model.extra.weight": torch.ones(2)}))
-    with pytest.raises(CheckpointError, match=rf"{SINGLE_FILE}: .*model\.extra\.weight"):
-        load(folder)
+        open_checkpoint(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -176,36 +143,3 @@ def test_misshaped_tensor_is_named_with_both_shapes(folder, name):
     assert SINGLE_FILE in message
     assert name in message
     assert str(expected) in message
-
-
-@pytest.mark.parametrize("kept_bytes", [0, 4, 100, -100])
-def test_truncated_file_is_named(folder, kept_bytes):
-    file = folder / SINGLE_FILE
-    file.write_bytes(file.read_bytes()[:kept_bytes])
-    with pytest.raises(CheckpointError, match=rf"{SINGLE_FILE} is damaged"):
-        load(folder)
-
-
-def test_file_that_the_index_names_but_is_missing_is_named(folder):
-    split_in_two(folder, index_changes={QUERY: "c.safetensors"})
-    with pytest.raises(CheckpointError, match=r"c\.safetensors is missing"):
-        load(folder)
-
-
-def test_tensor_that_the_index_puts_in_the_wrong_file_is_named(folder):
-    split_in_two(folder, index_changes={"model.gone.weight": "a.safetensors"})
-    with pytest.raises(CheckpointError, match=r"a\.safetensors: tensor model\.gone\.weight"):
-        load(folder)
-
-
-def test_index_may_not_lead_out_of_the_folder(folder):
-    split_in_two(folder, index_changes={QUERY: "../c.safetensors"})
-    with pytest.raises(CheckpointError, match="not a file name"):
-        load(folder)
-
-
-@pytest.mark.parametrize("content", ["{", "{}", '{"weight_map": 3}', "[]"])
-def test_malformed_index_is_named(folder, content):
-    (folder / INDEX_FILE).write_text(content)
-    with pytest.raises(CheckpointError, match=INDEX_FILE):
-        load(folder)

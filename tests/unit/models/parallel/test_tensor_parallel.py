@@ -6,21 +6,24 @@ from pathlib import Path
 import pytest
 import torch
 
+from models.loading.loader import load_model
 from models.parallel.group import SINGLE, ParallelGroup
-from tests.support.random_checkpoints import transformers_logits
+from tests.support.paged_runner import PagedRunner
+from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
+from tests.support.random_checkpoints import transformers_logits, write_checkpoint
 from tests.support.tensor_parallel_rank import TOKEN_IDS
 
 ROOT = Path(__file__).parents[4]
 
 
-def test_two_ranks_give_the_logits_of_transformers(checkpoint, tmp_path):
-    folder, reference = checkpoint("llama_one_kv_head")
+def run_two_ranks(folder, tmp_path, *options):
+    """Returns each rank's logits of TOKEN_IDS."""
     outputs = [tmp_path / f"logits_{rank}.pt" for rank in range(2)]
     ranks = [
         subprocess.Popen(
             [
                 *(sys.executable, "-m", "tests.support.tensor_parallel_rank", str(rank), "2"),
-                *(str(folder), str(tmp_path / "rendezvous"), str(output)),
+                *(str(folder), str(tmp_path / "rendezvous"), str(output), *options),
             ],
             cwd=ROOT,
             env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
@@ -32,9 +35,29 @@ def test_two_ranks_give_the_logits_of_transformers(checkpoint, tmp_path):
     finally:
         for process in ranks:
             process.kill()
+    return [torch.load(output) for output in outputs]
+
+
+def test_two_ranks_give_the_logits_of_transformers(checkpoint, tmp_path):
+    folder, reference = checkpoint("llama_one_kv_head")
     expected = transformers_logits(reference, TOKEN_IDS)
-    for output in outputs:
-        torch.testing.assert_close(torch.load(output), expected, rtol=1e-4, atol=1e-4)
+    for logits in run_two_ranks(folder, tmp_path):
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_two_ranks_with_fp8_blocks_give_the_logits_of_one(tmp_path):
+    plain, folder = tmp_path / "plain", tmp_path / "fp8"
+    folder.mkdir()
+    # Half of every projection is whole blocks, so that both ranks keep what one rank keeps.
+    shape = WIDE | {"intermediate_size": 512, "num_key_value_heads": 4}
+    write_checkpoint(plain, "llama", **shape)
+    quantize_checkpoint(plain, folder, "deepseek")
+    model = load_model(folder, device=torch.device("cpu"), dtype=torch.float32, fp8_products=True)
+    runner = PagedRunner(model)
+    expected = runner.run(runner.add(TOKEN_IDS), chunk_size=4)
+    for logits in run_two_ranks(folder, tmp_path, "fp8"):
+        # Sums in another order may round an activation to its neighbour in FP8.
+        assert (logits - expected).norm() < 1e-2 * expected.norm()
 
 
 def test_one_rank_needs_no_process_group():

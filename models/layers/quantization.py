@@ -1,0 +1,106 @@
+"""How a linear layer keeps its weight and multiplies with it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from models.ops.fp8_linear import BLOCK, FP8, fp8_block_linear, fp8_row_linear
+from models.ops.linear import linear
+
+SCALED_MM_MULTIPLE = 16
+"""What torch._scaled_mm needs both sizes of a weight to be a multiple of."""
+
+
+@dataclass(frozen=True)
+class LinearMethod:
+    """What a linear layer does with its weight."""
+
+    product: Callable[
+        [torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.Tensor
+    ]
+    """From x [T, K], weight [N, K], the weight's scale and bias [N] to [T, N]."""
+    block: int | None = None
+    """Rows and columns of the weight that share a scale; None: a row does, if there are scales."""
+
+
+@runtime_checkable
+class QuantizableLinear(Protocol):
+    """A linear layer that can be told how to keep its weight."""
+
+    method: LinearMethod
+    weight: nn.Parameter
+    weight_scale: nn.Parameter | None
+
+    def is_split_at(self, multiple: int) -> bool:
+        """Returns whether shards and packed parts begin at multiples of so many features."""
+
+
+def can_run_fp8(device: torch.device) -> bool:
+    """Returns whether the device multiplies 8-bit floats: Hopper and what came after."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def fits_fp8(layer: QuantizableLinear, block_size: tuple[int, int] | None) -> bool:
+    """Returns whether FP8 products serve a layer whose weight has scales of this kind."""
+    if block_size is None:
+        return not any(size % SCALED_MM_MULTIPLE for size in layer.weight.shape)
+    return block_size == (BLOCK, BLOCK) and layer.is_split_at(BLOCK)
+
+
+def use_fp8(layer: QuantizableLinear, block_size: tuple[int, int] | None) -> None:
+    """Makes a layer keep and multiply its weight in FP8; call before it has its weight.
+
+    Args:
+        layer: one that `fits_fp8`.
+        block_size: rows and columns of the weight that share a scale; None: one scale per row.
+    """
+    num_rows, num_columns = layer.weight.shape
+    if block_size is None:
+        layer.method, shape = FP8_ROWS, (num_rows, 1)
+    else:
+        layer.method, shape = FP8_BLOCKS, (-(-num_rows // BLOCK), -(-num_columns // BLOCK))
+    weight = torch.empty(num_rows, num_columns, dtype=FP8, device=layer.weight.device)
+    scale = torch.empty(shape, dtype=torch.float32, device=layer.weight.device)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    layer.weight_scale = nn.Parameter(scale, requires_grad=False)
+
+
+def _dense(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Multiplies with a weight that is what it says."""
+    del scale
+    return linear(x, weight, bias)
+
+
+def _fp8_rows(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Multiplies with an FP8 weight that has a scale per row."""
+    assert scale is not None, "use_fp8 gives the layer its scale"
+    return fp8_row_linear(x, weight, scale, bias)
+
+
+def _fp8_blocks(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Multiplies with an FP8 weight that has a scale per block."""
+    assert scale is not None, "use_fp8 gives the layer its scale"
+    return fp8_block_linear(x, weight, scale, bias)
+
+
+UNQUANTIZED = LinearMethod(_dense)
+FP8_ROWS = LinearMethod(_fp8_rows)
+FP8_BLOCKS = LinearMethod(_fp8_blocks, block=BLOCK)

@@ -1,0 +1,126 @@
+"""Turns stored 8-bit and 4-bit floats back into numbers, exactly.
+
+Sources: Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; Open Compute Project 2023,
+"OCP Microscaling Formats (MX) Specification", sections 5.1 and 5.3.
+"""
+
+import torch
+
+MXFP4_BLOCK = 32
+"""Values that share one MXFP4 scale; 16 bytes."""
+E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""What the lower three bits of a 4-bit float mean; the fourth is the sign."""
+STRIP_ROWS = 1024
+"""Rows of an FP8 weight that are multiplied out at a time, rounded up to whole blocks."""
+
+
+def dequantize_fp8(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    block_size: tuple[int, int] | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Returns weight * scale, computed in float32 and rounded once.
+
+    Args:
+        weight: [N, K] float8_e4m3fn.
+        scale: as `normalized_scale` returns it.
+        block_size: rows and columns of a block, or None without blocks.
+        dtype: of the result.
+    """
+    num_columns = weight.shape[1]
+    rows, columns = block_size or (1, num_columns)
+    scale = scale.to(torch.float32)
+    result = torch.empty(weight.shape, dtype=dtype, device=weight.device)
+    # Strip by strip: float32 takes four times the memory of the weight.
+    blocks_per_strip = -(-STRIP_ROWS // rows)
+    for first in range(0, scale.shape[0], blocks_per_strip):
+        strip = slice(first * rows, (first + blocks_per_strip) * rows)
+        scales = scale[first : first + blocks_per_strip].repeat_interleave(rows, 0)
+        scales = scales.repeat_interleave(columns, 1)[: len(weight[strip]), :num_columns]
+        result[strip] = weight[strip].to(torch.float32) * scales
+    return result
+
+
+def normalized_scale(
+    scale: torch.Tensor, weight_shape: torch.Size, block_size: tuple[int, int] | None
+) -> torch.Tensor:
+    """Returns an FP8 weight's scales in one form, as a view.
+
+    Args:
+        scale: as stored: [ceil(N / rows), ceil(K / columns)] with blocks, else one number, [N] or
+            [N, 1].
+        weight_shape: [N, K].
+        block_size: rows and columns of a block, or None without blocks.
+
+    Returns:
+        With blocks as stored, else [N, 1].
+
+    Raises:
+        ValueError: the scale has another shape.
+    """
+    num_rows, num_columns = weight_shape
+    if block_size is not None:
+        expected = -(-num_rows // block_size[0]), -(-num_columns // block_size[1])
+        if tuple(scale.shape) != expected:
+            raise ValueError(
+                f"its shape is {tuple(scale.shape)}; blocks of {block_size} in a weight of "
+                f"{tuple(weight_shape)} need {expected}"
+            )
+        return scale
+    if scale.numel() not in (1, num_rows) or tuple(scale.shape) not in (
+        (),
+        (1,),
+        (1, 1),
+        (num_rows,),
+        (num_rows, 1),
+    ):
+        raise ValueError(
+            f"its shape is {tuple(scale.shape)}; a weight of {tuple(weight_shape)} needs one "
+            f"scale or {num_rows}"
+        )
+    return scale.reshape(-1, 1).expand(num_rows, 1)
+
+
+def dequantize_mxfp4(
+    blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Returns the numbers of stacked MXFP4 matrices, transposed: [E, K, N].
+
+    Every value is exact in bfloat16 and float32; float16 has not the range of all scales.
+
+    Args:
+        blocks: [E, N, K / 32, 16] uint8; the lower half of a byte comes first.
+        scales: [E, N, K / 32] uint8, exponents of two above -127; 255 means not a number.
+        dtype: of the result.
+    """
+    num_experts, num_rows, num_blocks, _ = blocks.shape
+    shape = (num_experts, num_blocks * MXFP4_BLOCK, num_rows)
+    result = torch.empty(shape, dtype=dtype, device=blocks.device)
+    signed = (*E2M1_VALUES, *(-value for value in E2M1_VALUES))
+    table = torch.tensor(signed, dtype=torch.float32, device=blocks.device)
+    # One expert at a time: indices and float32 values take many times the memory of the blocks.
+    for target, expert, exponents in zip(result, blocks, scales, strict=True):
+        nibbles = torch.stack((expert & 0xF, expert >> 4), dim=-1).flatten(-2)
+        values = table[nibbles.int()] * _powers_of_two(exponents).unsqueeze(-1)
+        target.copy_(values.flatten(-2).transpose(0, 1))
+    return result
+
+
+def check_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> None:
+    """Raises ValueError unless blocks and scales fit together; see `dequantize_mxfp4`."""
+    if blocks.dtype != torch.uint8 or blocks.dim() != 4 or blocks.shape[-1] != MXFP4_BLOCK // 2:
+        raise ValueError(
+            f"it is {blocks.dtype} of shape {tuple(blocks.shape)}; "
+            "MXFP4 blocks are uint8 [experts, rows, blocks, 16]"
+        )
+    if scales.dtype != torch.uint8 or scales.shape != blocks.shape[:-1]:
+        raise ValueError(
+            f"its scales are {scales.dtype} of shape {tuple(scales.shape)}; "
+            f"they must be uint8 {tuple(blocks.shape[:-1])}"
+        )
+
+
+def _powers_of_two(exponents: torch.Tensor) -> torch.Tensor:
+    """Returns what unsigned exponent bytes mean, in float32."""
+    return exponents.view(torch.float8_e8m0fnu).to(torch.float32)

@@ -1,0 +1,36 @@
+"""Weights for benchmarks: random, the same every time, of the form that a checkpoint would have."""
+
+import torch
+from torch import nn
+
+from models.layers.decoder import CausalLM
+from models.ops.fp8_linear import FP8, FP8_MAX
+
+SEED = 0
+SLICE_VALUES = 2**24
+"""Values drawn at a time for a parameter that random numbers cannot be drawn in."""
+FP8_SCALE = 1 / FP8_MAX
+"""What FP8 weights are multiplied by, so that values of the whole range come out below one."""
+
+
+def fill_with_random_weights(model: CausalLM) -> None:
+    """Draws weights that keep activations finite, the same ones every time on one device."""
+    for name, param in model.named_parameters():
+        generator = torch.Generator(param.device).manual_seed(SEED)
+        if param.dtype == FP8:
+            _fill_fp8(param, generator)
+        elif name.endswith("weight_scale"):
+            param.fill_(FP8_SCALE)
+        elif param.dim() > 1:
+            param.normal_(std=param.shape[-1] ** -0.5, generator=generator)
+        else:
+            param.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+
+
+def _fill_fp8(param: nn.Parameter, generator: torch.Generator) -> None:
+    """Draws values that have, times FP8_SCALE, the spread of weights that are not quantised."""
+    std = param.shape[-1] ** -0.5 / FP8_SCALE
+    for part in torch.split(param.view(-1), SLICE_VALUES):
+        drawn = torch.empty(part.shape, dtype=torch.float32, device=part.device)
+        drawn.normal_(std=std, generator=generator)
+        part.copy_(drawn.clamp_(-FP8_MAX, FP8_MAX))

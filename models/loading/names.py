@@ -1,0 +1,95 @@
+"""Which parameter each tensor of a checkpoint belongs to."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from models.layers.decoder import CausalLM
+from models.layers.weight import LoadsWeights, ShardId
+
+COMMON_RENAMES = {"weight_scale_inv": "weight_scale"}
+"""DeepSeek calls the scale that weights are multiplied by an inverse."""
+
+_LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where one checkpoint tensor goes."""
+
+    layer: LoadsWeights
+    param: nn.Parameter
+    shard_id: ShardId
+
+
+def find_destinations(model: CausalLM) -> dict[str, Destination]:
+    """Returns where each tensor goes, by its name in the checkpoint after `renamed`."""
+    destinations = {}
+    experts = _expert_tensors_by_parameter(model)
+    for path, layer in model.named_modules():
+        for param_name, param in layer.named_parameters(recurse=False):
+            assert isinstance(layer, LoadsWeights), f"{path} has parameters but no weight_loader"
+            own_name = ".".join(filter(None, (path, param_name)))
+            for name, shard_id in _checkpoint_names(model, path, param_name, own_name, experts):
+                if not is_derived(name, model):
+                    destinations[name] = Destination(layer, param, shard_id)
+    return destinations
+
+
+def stored_modules(model: CausalLM, path: str) -> list[str]:
+    """Returns the checkpoint's modules that are packed into ours at `path`, by shard id."""
+    parent, _, own_name = path.rpartition(".")
+    packed = model.packed_modules_mapping.get(own_name, (own_name,))
+    return [".".join(filter(None, (parent, name))) for name in packed]
+
+
+def renamed(name: str, model: CausalLM) -> str:
+    """Returns a stored tensor's name as the model family writes it."""
+    for stored, ours in (COMMON_RENAMES | model.weights_mapping).items():
+        name = name.replace(stored, ours)
+    return name
+
+
+def is_derived(name: str, model: CausalLM) -> bool:
+    """Returns whether a stored tensor only repeats what the model has from elsewhere."""
+    if name == "lm_head.weight":
+        return model.config.tie_word_embeddings
+    return name.endswith("rotary_emb.inv_freq")
+
+
+def is_past_the_last_layer(name: str, model: CausalLM) -> bool:
+    """Returns whether a tensor belongs to a layer that only drafting models have."""
+    match = _LAYER_NUMBER.search(name)
+    return match is not None and int(match[1]) >= model.config.num_hidden_layers
+
+
+def _expert_tensors_by_parameter(model: CausalLM) -> dict[str, list[tuple[str, ShardId]]]:
+    """Groups the model's expert mapping by our parameter."""
+    tensors: dict[str, list[tuple[str, ShardId]]] = {}
+    for parameter, checkpoint_name, expert_id, part in model.expert_mapping(model.config):
+        tensors.setdefault(parameter, []).append((checkpoint_name, (expert_id, part)))
+    return tensors
+
+
+def _checkpoint_names(
+    model: CausalLM,
+    path: str,
+    param_name: str,
+    own_name: str,
+    experts: dict[str, list[tuple[str, ShardId]]],
+) -> Iterator[tuple[str, ShardId]]:
+    """Yields the names and shard ids of the checkpoint tensors that fill one parameter."""
+    for parameter, tensors in experts.items():
+        match = re.search(rf"(?:^|\.){re.escape(parameter)}((?:_scale)?)$", own_name)
+        if match:
+            prefix = own_name[: match.start()]
+            for checkpoint_name, shard_id in tensors:
+                yield ".".join(filter(None, (prefix, checkpoint_name + match[1]))), shard_id
+            return
+    parent, _, module_name = path.rpartition(".")
+    for shard_id, packed in enumerate(
+        model.packed_modules_mapping.get(module_name, (module_name,))
+    ):
+        yield ".".join(filter(None, (parent, packed, param_name))), shard_id

@@ -1,0 +1,173 @@
+"""FP8 products and loading on a GPU: against float64, against the CPU, and replayed in a graph."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from models.layers.quantization import FP8_BLOCKS, FP8_ROWS, can_run_fp8
+from models.loading.loader import load_model
+from models.loading.staging import CHUNK_BYTES, PinnedStaging
+from models.ops import fp8_linear
+from tests.support.damaged_checkpoints import split_in_two
+from tests.support.quantized_checkpoints import BLOCK, FP8, KINDS, WIDE, quantize_checkpoint
+from tests.support.random_checkpoints import write_checkpoint
+from tests.support.tolerances import assert_rows_close
+
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.device("cuda")
+PRODUCT_ERROR = 0.05
+"""Largest error from rounding activations to four significant bits, relative to the norm."""
+SHAPES = [(1, 4096, 4096), (7, 7168, 1536), (33, 2048, 576), (64, 512, 129), (100, 200, 256)]
+SHAPES += [(127, 1536, 384), (300, 4096, 1024)]
+DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+
+
+@pytest.fixture(autouse=True)
+def _hopper():
+    if not can_run_fp8(CUDA):
+        pytest.skip("this GPU has no FP8 products")
+
+
+def case(num_rows, size, num_columns, dtype, *, is_blocked):
+    torch.manual_seed(num_rows)
+    x = torch.randn(num_rows, size, device=CUDA).to(dtype)
+    weight = torch.randn(num_columns, size, device=CUDA).to(FP8)
+    grid = (-(-num_columns // BLOCK), -(-size // BLOCK)) if is_blocked else (num_columns, 1)
+    return x, weight, torch.rand(grid, device=CUDA) + 0.5
+
+
+def exact_weight(weight, scale):
+    if scale.shape[1] > 1 or scale.shape[0] != weight.shape[0]:
+        scale = scale.repeat_interleave(BLOCK, 0)[: weight.shape[0]]
+        scale = scale.repeat_interleave(BLOCK, 1)[:, : weight.shape[1]]
+    return weight.double() * scale.double()
+
+
+def exact_x(x, group_size):
+    """What the kernels multiply: x as they round it."""
+    from models.ops.triton.fp8_linear import quantize
+
+    rounded, scale = quantize(x, group_size)
+    return rounded.double() * scale.double().repeat_interleave(group_size, 1)[:, : x.shape[1]]
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [128, 200, 2048, 7168, 28672])
+@pytest.mark.parametrize("is_by_block", [True, False])
+def test_rounding_is_the_references(size, dtype, is_by_block):
+    from models.ops.triton.fp8_linear import quantize
+
+    x = torch.randn(5, size, device=CUDA).to(dtype)
+    x[1] = 0
+    group_size = BLOCK if is_by_block else size
+    rounded, scale = quantize(x, group_size)
+    expected, expected_scale = fp8_linear.quantize(x, group_size)
+    torch.testing.assert_close(scale, expected_scale)
+    # A division may round otherwise in the last bit, and then a value in its last of three.
+    difference = (rounded.float() - expected.float()).abs()
+    assert (difference <= expected.float().abs() / 8).all()
+    assert (difference > 0).float().mean() < 0.01
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_block_product_is_that_of_the_rounded_activations(shape, dtype, has_bias):
+    x, weight, scale = case(*shape, dtype, is_blocked=True)
+    bias = torch.randn(shape[2], device=CUDA).to(dtype) if has_bias else None
+    output = fp8_linear.fp8_block_linear(x, weight, scale, bias)
+    added = 0 if bias is None else bias.double()
+    weights = exact_weight(weight, scale)
+    expected = exact_x(x, BLOCK) @ weights.t() + added
+    # Tensor cores add FP8 products in fewer than 24 bits.
+    assert ((output - expected).norm() / expected.norm()) < 2e-3
+    exact = x.double() @ weights.t() + added
+    assert ((output - exact).norm() / exact.norm()) < PRODUCT_ERROR
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s[1] % 16 == s[2] % 16 == 0], ids=str)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_row_product_is_near_that_of_the_rounded_activations(shape, dtype, has_bias):
+    x, weight, scale = case(*shape, dtype, is_blocked=False)
+    bias = torch.randn(shape[2], device=CUDA).to(dtype) if has_bias else None
+    output = fp8_linear.fp8_row_linear(x, weight, scale, bias)
+    assert output.dtype == dtype
+    expected = exact_x(x, shape[1]) @ exact_weight(weight, scale).t()
+    expected = expected if bias is None else expected + bias.double()
+    # The library's product comes in bfloat16.
+    assert_rows_close(output.to(torch.bfloat16), expected)
+
+
+@pytest.mark.parametrize("is_blocked", [True, False])
+def test_products_replay_in_a_graph(is_blocked):
+    x, weight, scale = case(16, 1024, 512, torch.bfloat16, is_blocked=is_blocked)
+    product = fp8_linear.fp8_block_linear if is_blocked else fp8_linear.fp8_row_linear
+    product(x, weight, scale, None)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = product(x, weight, scale, None)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    assert torch.equal(output, product(x, weight, scale, None))
+
+
+def test_staging_copies_any_size_and_shape():
+    staging = PinnedStaging(CUDA)
+    for shape in ((), (0, 4), (3,), (CHUNK_BYTES // 2,), (CHUNK_BYTES // 4 + 1, 13)):
+        values = torch.randn(shape).to(torch.bfloat16)
+        assert torch.equal(staging(values).cpu(), values)
+    scales = torch.rand(1, 1).expand(100, 1)
+    assert torch.equal(staging(scales).cpu(), scales)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wide")
+    write_checkpoint(folder, "llama", **WIDE)
+    return folder
+
+
+def assert_same_parameters(folder, **options):
+    models = [
+        load_model(folder, device=device, dtype=torch.bfloat16, **options)
+        for device in (CUDA, torch.device("cpu"))
+    ]
+    others = dict(models[1].named_parameters())
+    for name, param in models[0].named_parameters():
+        assert param.device.type == "cuda"
+        assert param.dtype == others[name].dtype
+        assert torch.equal(param.cpu().float(), others[name].float()), name
+
+
+def test_loading_gives_the_same_parameters_as_on_the_cpu(wide, tmp_path):
+    assert_same_parameters(wide)
+    for file in wide.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    split_in_two(tmp_path)
+    assert_same_parameters(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fp8_products", [True, False])
+def test_quantised_loading_gives_the_same_parameters_as_on_the_cpu(
+    wide, tmp_path, kind, fp8_products
+):
+    quantize_checkpoint(wide, tmp_path, kind)
+    assert_same_parameters(tmp_path, fp8_products=fp8_products)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fp8_linears_are_kept_by_default(wide, tmp_path, kind):
+    plain = quantize_checkpoint(wide, tmp_path, kind)
+    model = load_model(tmp_path, device=CUDA, dtype=torch.bfloat16)
+    down = model.model.layers[0].mlp.down_proj
+    assert down.method is (FP8_BLOCKS if KINDS[kind][0] == "block" else FP8_ROWS)
+    x = torch.randn(9, WIDE["intermediate_size"], device=CUDA).to(torch.bfloat16)
+    exact = x.double() @ plain["model.layers.0.mlp.down_proj.weight"].to(CUDA).double().t()
+    assert ((down(x) - exact).norm() / exact.norm()) < PRODUCT_ERROR
+    stored = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(
+        down.weight.cpu().float(), stored["model.layers.0.mlp.down_proj.weight"].float()
+    )

@@ -1,0 +1,84 @@
+"""Checkpoints with FP8 weights, as public tools write them, and their numbers in plain form."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from models.loading.checkpoint import SINGLE_FILE
+
+BLOCK = 128
+FP8 = torch.float8_e4m3fn
+WIDE = {
+    "hidden_size": 256,
+    "intermediate_size": 384,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
+"""A shape whose projections begin at whole blocks."""
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek": ("block", {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}),
+    "per_tensor": ("tensor", {"quant_method": "fp8", "activation_scheme": "static"}),
+    "compressed_block": ("block", {}),
+    "compressed_channel": ("channel", {}),
+    "compressed_tensor": ("tensor", {}),
+}
+"""Kind -> (what shares a scale, quantization_config or nothing for compressed-tensors' own)."""
+
+
+def quantize_checkpoint(source: Path, target: Path, kind: str) -> dict[str, torch.Tensor]:
+    """Writes `source` with its layers' matrices as FP8.
+
+    Returns:
+        All tensors of the checkpoint in float32, the quantised ones multiplied out.
+    """
+    strategy, quantization = KINDS[kind]
+    stored, plain = {}, {}
+    for name, tensor in load_file(source / SINGLE_FILE).items():
+        if not name.endswith("_proj.weight"):
+            stored[name] = plain[name] = tensor
+            continue
+        stored[name], scale, plain[name] = _quantized(tensor, strategy)
+        suffix = "_scale_inv" if kind == "deepseek" else "_scale"
+        stored[name + suffix] = scale
+        if strategy == "tensor":
+            stored[name.replace("weight", "input_scale")] = torch.tensor(0.5)
+    save_file(stored, target / SINGLE_FILE)
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"] = quantization or _compressed_tensors(strategy)
+    (target / "config.json").write_text(json.dumps(config))
+    return plain
+
+
+def _quantized(
+    tensor: torch.Tensor, strategy: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns FP8 values, their scales and their product, block by block."""
+    num_rows, num_columns = tensor.shape
+    rows = {"block": BLOCK, "channel": 1, "tensor": num_rows}[strategy]
+    columns = BLOCK if strategy == "block" else num_columns
+    values, plain = torch.empty(tensor.shape, dtype=FP8), torch.empty(tensor.shape)
+    scales = torch.empty(-(-num_rows // rows), -(-num_columns // columns))
+    for i in range(scales.shape[0]):
+        for j in range(scales.shape[1]):
+            part = slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns)
+            scales[i, j] = tensor[part].abs().max() / 448
+            values[part] = (tensor[part] / scales[i, j]).to(FP8)
+            plain[part] = values[part].float() * scales[i, j]
+    return values, scales[0, 0] if strategy == "tensor" else scales, plain
+
+
+def _compressed_tensors(strategy: str) -> dict[str, Any]:
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy}
+    if strategy == "block":
+        weights["block_structure"] = [BLOCK, BLOCK]
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+    }

@@ -1,0 +1,44 @@
+"""The FP8 product in Triton's interpreter, on the CPU, from activations that it rounded itself.
+
+The interpreter rounds to FP8 without carrying into the exponent; only a GPU can test that part.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import torch
+from models.ops.triton.fp8_linear import BLOCK, fp8_block_linear, quantize
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+SHAPES = [(1, 128, 128), (7, 200, 96), (17, 384, 200), (40, 256, 130), (70, 100, 300)]
+for num_rows, size, num_columns in SHAPES:
+    x = torch.randn(num_rows, size)
+    weight = torch.randn(num_columns, size).to(torch.float8_e4m3fn)
+    scale = torch.rand(-(-num_columns // BLOCK), -(-size // BLOCK)) + 0.5
+    rounded, x_scale = quantize(x, BLOCK)
+    amax = torch.stack([group.abs().amax(-1) for group in x.split(BLOCK, -1)], -1)
+    torch.testing.assert_close(x_scale, amax / 448)
+    rows, columns = torch.arange(num_columns) // BLOCK, torch.arange(size) // BLOCK
+    exact_x = rounded.double() * x_scale.double()[:, columns]
+    exact_weight = weight.double() * scale.double()[rows][:, columns]
+    for bias in (None, torch.randn(num_columns)):
+        exact = exact_x @ exact_weight.t() + (0 if bias is None else bias)
+        torch.testing.assert_close(
+            fp8_block_linear(x, weight, scale, bias).double(), exact, rtol=1e-5, atol=1e-4
+        )
+"""
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs Triton, which CPU installs leave out"
+)
+@pytest.mark.slow
+def test_product_agrees_with_exact_arithmetic_in_the_interpreter():
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=250)
