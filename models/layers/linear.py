@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from models.layers.norm import RMSNorm
-from models.layers.quantization import UNQUANTIZED, LinearMethod
+from models.layers.quantization import UNQUANTIZED, QuantizableLinear
 from models.layers.stream import Stream
 from models.layers.weight import check_shape, empty_parameter
 from models.ops.linear import add_linear, linear, norm_linear
@@ -19,7 +19,7 @@ from models.ops.silu_and_mul import silu_and_mul
 from models.parallel.group import ParallelGroup
 
 
-class MergedColumnParallelLinear(nn.Module):
+class MergedColumnParallelLinear(QuantizableLinear):
     """Several projections of one input in one matrix product, outputs split over the ranks.
 
     Its output is this rank's share of each projection, one after the other. Shard ids number the
@@ -53,9 +53,9 @@ class MergedColumnParallelLinear(nn.Module):
             for size, count in zip(output_sizes, replicas, strict=True)
         )
         self._shares = tuple(group.rank // count for count in replicas)
-        self.method: LinearMethod = UNQUANTIZED
+        self.method = UNQUANTIZED
         self.weight = empty_parameter(sum(self.local_sizes), input_size)
-        self.weight_scale: nn.Parameter | None = None
+        self.weight_scale = None
         self.bias = empty_parameter(sum(self.local_sizes)) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -150,7 +150,7 @@ class QKVParallelLinear(MergedColumnParallelLinear):
         return q, k, v
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(QuantizableLinear):
     """A projection whose inputs are split over the ranks; every rank gets the whole output."""
 
     def __init__(
@@ -159,9 +159,9 @@ class RowParallelLinear(nn.Module):
         super().__init__()
         self._group = group
         self._input_size = input_size
-        self.method: LinearMethod = UNQUANTIZED
+        self.method = UNQUANTIZED
         self.weight = empty_parameter(output_size, group.split(input_size, "input features"))
-        self.weight_scale: nn.Parameter | None = None
+        self.weight_scale = None
         self.bias = empty_parameter(output_size) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -26,8 +25,7 @@ class LinearMethod:
     """Rows and columns of the weight that share a scale; None: a row does, if there are scales."""
 
 
-@runtime_checkable
-class QuantizableLinear(Protocol):
+class QuantizableLinear(nn.Module):
     """A linear layer that can be told how to keep its weight."""
 
     method: LinearMethod
@@ -36,6 +34,7 @@ class QuantizableLinear(Protocol):
 
     def is_split_at(self, multiple: int) -> bool:
         """Returns whether shards and packed parts begin at multiples of so many features."""
+        raise NotImplementedError
 
 
 def can_run_fp8(device: torch.device) -> bool:

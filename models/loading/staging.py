@@ -97,5 +97,8 @@ class BytesInFlight:
 
 
 def _bytes(values: torch.Tensor) -> torch.Tensor:
-    """Returns a contiguous tensor's bytes, [number of bytes] uint8."""
-    return values.reshape(-1).view(torch.uint8)
+    """Returns a contiguous tensor's bytes, [number of bytes] uint8.
+
+    A scalar that was expanded to a scale is copied first: a stride of 0 has no bytes.
+    """
+    return values.contiguous().reshape(-1).view(torch.uint8)
