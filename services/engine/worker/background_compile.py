@@ -1,4 +1,4 @@
-"""Compiles a model while a worker serves, in a thread beside its steps."""
+"""Builds kernels and compiles a model while a worker serves, in a thread beside its steps."""
 
 import sys
 from collections.abc import Callable
@@ -21,14 +21,15 @@ class BackgroundCompile:
 
     def __init__(
         self,
-        compile_model: Callable[[], "CompiledModel"],
+        compile_model: Callable[[], "CompiledModel | None"],
         install: Callable[["CompiledModel | None"], None],
     ) -> None:
         """Starts to compile.
 
         Args:
-            compile_model: does it; it must leave the model as it is.
-            install: has later steps run the result; None if the model cannot be compiled.
+            compile_model: does it; it must leave the model as it is. Returns None if there was
+                nothing to compile but kernels.
+            install: has later steps run the result; None if there is none, or an error.
         """
         self._install = install
         self._switch_interval_s = sys.getswitchinterval()

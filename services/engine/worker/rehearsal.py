@@ -19,12 +19,11 @@ from services.engine.request import SamplingParams
 from services.engine.worker.model_runner import ModelRunner
 from services.engine.worker.step_arrays import StepLimits
 
-BUILD_ROUNDS = (((1, 1), (128,), (1,) * 16), ((1,), (33,), (1,) * 32, (1,) * 64, (1,) * 128))
-"""Lengths of the prompts of steps whose kernels differ; see the tables in models.ops.triton.
+FIRST_STEPS = ((1,), (128,))
+"""Lengths of the prompts of steps that a worker must not wait for when its first request comes."""
 
-Steps of one round run at the same time, and what two of them share is built twice. So the second
-round finds what it shares with the first.
-"""
+OTHER_STEPS = ((1, 1), (33,), (1,) * 16, (1,) * 32, (1,) * 64, (1,) * 128)
+"""Those of steps whose kernels differ from these; see the tables in models.ops.triton."""
 
 _EVERYTHING = SamplingParams(
     temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=1, seed=0, max_tokens=1
@@ -47,23 +46,24 @@ def largest_step(limits: StepLimits) -> BatchDescriptor:
     return _step(q_lens, _EVERYTHING)
 
 
-def build_kernels(make_runner: Callable[[], ModelRunner], limits: StepLimits) -> None:
-    """Runs small steps of all kinds on a GPU, at the same time, each on a runner of its own.
+def build_kernels(
+    make_runner: Callable[[], ModelRunner],
+    limits: StepLimits,
+    kinds: Sequence[Sequence[int]],
+) -> None:
+    """Runs small steps on a GPU, at the same time, each on a runner of its own.
 
-    Building a kernel takes up to two seconds of one processor, and a model has dozens.
+    Building a kernel takes up to two seconds of one processor, and a model has dozens. What two of
+    the steps share is built twice.
+
+    Args:
+        make_runner: makes a runner that nobody else uses.
+        limits: the runners'; steps that exceed them are left out.
+        kinds: lengths of the prompts of each step.
     """
-    for number, kinds in enumerate(BUILD_ROUNDS):
-        fitting = [q_lens for q_lens in kinds if _fits(q_lens, limits)]
-        # One step of the first round samples in all ways.
-        is_everything = [number == 0 and q_lens == kinds[0] for q_lens in fitting]
-        steps = [
-            _step(q_lens, _EVERYTHING if everything else _GREEDY)
-            for q_lens, everything in zip(fitting, is_everything, strict=True)
-        ]
-        _run_together([make_runner() for _ in steps], steps)
+    steps = [_step(q_lens, _GREEDY) for q_lens in kinds if _fits(q_lens, limits)]
+    runners = [make_runner() for _ in steps]
 
-
-def _run_together(runners: Sequence[ModelRunner], steps: Sequence[BatchDescriptor]) -> None:
     def run(runner: ModelRunner, step: BatchDescriptor) -> None:
         if runner.device.type == "cuda":
             torch.cuda.set_device(runner.device)

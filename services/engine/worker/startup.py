@@ -1,7 +1,7 @@
 """How a worker gets from its configuration to the first step."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,7 @@ from services.engine.worker.kv_memory import (
     probe_runner,
 )
 from services.engine.worker.model_runner import ModelRunner
-from services.engine.worker.rehearsal import build_kernels
+from services.engine.worker.rehearsal import FIRST_STEPS, OTHER_STEPS, build_kernels
 from services.engine.worker.step_arrays import StepLimits
 
 if TYPE_CHECKING:
@@ -97,15 +97,19 @@ def start_worker(
     settings = config.compilation_config(loaded.device.type)
     pieces = piece_graphs(loaded.device, loaded.dtype)
 
-    def compile_loaded() -> "CompiledModel":
+    def compile_loaded() -> "CompiledModel | None":
+        _build_kernels(loaded, OTHER_STEPS)
+        if settings.level == CompilationLevel.NO_COMPILATION:
+            return None
         return _compile(config, settings, loaded, pieces=pieces, rank=rank)
 
-    is_compiled = settings.level != CompilationLevel.NO_COMPILATION
+    _build_kernels(loaded, FIRST_STEPS)
     compiled = None
-    if is_compiled and not config.capture_while_serving:
-        report_progress("compiling the model")
+    if not config.capture_while_serving:
+        if settings.level != CompilationLevel.NO_COMPILATION:
+            report_progress("compiling the model")
         compiled = compile_loaded()
-    report_progress("building kernels and allocating the KV cache")
+    report_progress("allocating the KV cache")
     runner, num_blocks = _make_runner(config, settings, loaded)
 
     def install(compiled: "CompiledModel | None") -> None:
@@ -116,16 +120,12 @@ def start_worker(
     )
     outcomes: list[GraphOutcome] = []
     capture = None
-    if is_compiled and config.capture_while_serving:
-        capture = BackgroundCapture(
-            prepared.graphs, compilation=BackgroundCompile(compile_loaded, install)
-        )
+    if config.capture_while_serving:
+        compilation = BackgroundCompile(compile_loaded, install)
+        capture = BackgroundCapture(prepared.graphs, compilation=compilation)
     else:
         install(compiled)
-        if config.capture_while_serving:
-            capture = BackgroundCapture(prepared.graphs)
-        else:
-            outcomes = prepared.capture_all(report_progress)
+        outcomes = prepared.capture_all(report_progress)
     ready = _announcement(config, loaded, num_blocks, prepared)
     ready.graphs.extend(graph_report(outcome) for outcome in outcomes)
     log.info("worker_ready", start_s=round(time.monotonic() - started_s, 3))
@@ -190,15 +190,24 @@ def _compile(
     )
 
 
+def _build_kernels(loaded: _Loaded, kinds: Sequence[Sequence[int]]) -> None:
+    """Builds the kernels of steps of some kinds; this may be another thread than the steps'."""
+    if loaded.device.type != "cuda":
+        return
+
+    def make_runner() -> ModelRunner:
+        return probe_runner(
+            loaded.model, limits=loaded.limits, dtype=loaded.dtype, device=loaded.device
+        )
+
+    build_kernels(make_runner, loaded.limits, kinds)
+
+
 def _make_runner(
     config: EngineConfig, settings: CompilationConfig, loaded: _Loaded
 ) -> tuple[ModelRunner, int]:
     """Allocates the KV cache and what steps need; returns the runner and the number of blocks."""
     model, limits, dtype, device = loaded.model, loaded.limits, loaded.dtype, loaded.device
-    if device.type == "cuda":
-        build_kernels(
-            lambda: probe_runner(model, limits=limits, dtype=dtype, device=device), limits
-        )
     num_blocks = choose_num_blocks(
         config,
         model,

@@ -2,7 +2,7 @@ import torch
 
 from models.loading.loader import load_model
 from services.engine.worker.kv_memory import probe_runner
-from services.engine.worker.rehearsal import build_kernels
+from services.engine.worker.rehearsal import OTHER_STEPS, build_kernels
 from services.engine.worker.step_arrays import StepLimits
 from tests.support.random_checkpoints import write_checkpoint
 
@@ -13,9 +13,9 @@ def test_steps_of_all_kinds_run_at_the_same_time_on_runners_of_their_own(tmp_pat
     write_checkpoint(tmp_path, "qwen3")
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)
     for max_num_seqs, max_num_batched_tokens, num_runners in [
-        (256, 2048, 8),
-        (1, 4, 1),
-        (40, 40, 5),
+        (256, 2048, 6),
+        (1, 4, 0),
+        (40, 40, 4),
     ]:
         limits = StepLimits(
             max_num_seqs=max_num_seqs,
@@ -30,5 +30,5 @@ def test_steps_of_all_kinds_run_at_the_same_time_on_runners_of_their_own(tmp_pat
             made.append(probe_runner(model, limits=limits, dtype=torch.float32, device=CPU))
             return made[-1]
 
-        build_kernels(make_runner, limits)
+        build_kernels(make_runner, limits, OTHER_STEPS)
         assert len(made) == num_runners
