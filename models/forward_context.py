@@ -149,6 +149,100 @@ class KVCacheData:
     k: torch.Tensor
     v: torch.Tensor
 
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks there are, the null block included."""
+        return self.k.shape[0]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Returns all there is, by name, each [N, B, ...]."""
+        return {"k": self.k, "v": self.v}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentCacheData:
+    """One layer's cache with latent attention. What KVCacheData says holds here too.
+
+    latent: [N blocks, B tokens, C + P], of each token the C numbers that keys and values are made
+    from, and the P rotated ones that all heads' keys share.
+    index_keys: [N, B, D], by which an indexer finds the token; None without one.
+    """
+
+    latent: torch.Tensor
+    index_keys: torch.Tensor | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks there are, the null block included."""
+        return self.latent.shape[0]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Returns all there is, by name, each [N, B, ...]."""
+        if self.index_keys is None:
+            return {"latent": self.latent}
+        return {"latent": self.latent, "index_keys": self.index_keys}
+
+
+CacheData = KVCacheData | LatentCacheData
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheSpec:
+    """What a layer caches of every token, on one rank: a key and a value of each kv head."""
+
+    num_heads: int
+    """Query heads that read it."""
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def numbers_per_token(self) -> int:
+        """How many numbers one token takes."""
+        return 2 * self.num_kv_heads * self.head_dim
+
+    def allocate(
+        self, num_blocks: int, block_size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> KVCacheData:
+        """Returns a zeroed cache."""
+        shape = (num_blocks, block_size, self.num_kv_heads, self.head_dim)
+        return KVCacheData(
+            k=torch.zeros(shape, dtype=dtype, device=device),
+            v=torch.zeros(shape, dtype=dtype, device=device),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentCacheSpec:
+    """What a layer with latent attention caches of every token; the same on all ranks."""
+
+    num_heads: int
+    """Query heads that read it."""
+    latent_dim: int
+    rope_dim: int
+    index_dim: int = 0
+    """Size of the key of an indexer; 0 without one."""
+
+    @property
+    def numbers_per_token(self) -> int:
+        """How many numbers one token takes."""
+        return self.latent_dim + self.rope_dim + self.index_dim
+
+    def allocate(
+        self, num_blocks: int, block_size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> LatentCacheData:
+        """Returns a zeroed cache."""
+
+        def allocate(size: int) -> torch.Tensor:
+            return torch.zeros(num_blocks, block_size, size, dtype=dtype, device=device)
+
+        return LatentCacheData(
+            latent=allocate(self.latent_dim + self.rope_dim),
+            index_keys=allocate(self.index_dim) if self.index_dim else None,
+        )
+
+
+CacheSpec = KVCacheSpec | LatentCacheSpec
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardContext:
@@ -156,7 +250,7 @@ class ForwardContext:
 
     context: Context
     attn_metadata: AttentionMetadata
-    kv_cache_data: list[KVCacheData]
+    kv_cache_data: list[CacheData]
     no_compile_layers: dict[int, Any] = field(default_factory=dict)
     """Layers that the compiler must not trace into, by layer index."""
     dp_metadata: DPMetadata | None = None

@@ -3,14 +3,28 @@
 from collections.abc import Callable
 
 from models.config import ConfigError, ModelConfig
+from models.deepseek_v2 import DeepseekV2ForCausalLM
+from models.glm4_moe import Glm4MoeForCausalLM
+from models.gpt_oss import GptOssForCausalLM
 from models.layers.decoder import CausalLM
 from models.llama import LlamaForCausalLM
+from models.mixtral import MixtralForCausalLM
 from models.parallel.group import ParallelGroup
 from models.qwen3 import Qwen3ForCausalLM
+from models.qwen3_moe import Qwen3MoeForCausalLM
 
 ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
+    "DeepseekV2ForCausalLM": DeepseekV2ForCausalLM,
+    "DeepseekV32ForCausalLM": DeepseekV2ForCausalLM,
+    "DeepseekV3ForCausalLM": DeepseekV2ForCausalLM,
+    "Glm4MoeForCausalLM": Glm4MoeForCausalLM,
+    "GptOssForCausalLM": GptOssForCausalLM,
+    "InternLM3ForCausalLM": LlamaForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
+    "MistralForCausalLM": LlamaForCausalLM,
+    "MixtralForCausalLM": MixtralForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
+    "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
 }
 
 

@@ -13,9 +13,10 @@ class Attention(nn.Module):
     Metadata and cache come from the forward context; the layer knows only its own number.
     """
 
-    def __init__(self, layer_index: int) -> None:
+    def __init__(self, layer_index: int, *, sliding_window: int | None = None) -> None:
         super().__init__()
         self.layer_index = layer_index
+        self.sliding_window = sliding_window
 
     def forward(
         self,
@@ -25,6 +26,7 @@ class Attention(nn.Module):
         *,
         rotation: tuple[torch.Tensor, torch.Tensor] | None = None,
         norms: tuple[RMSNorm, RMSNorm] | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Maps q [T, Hq, D], k and v [T, Hk, D] to [T, Hq * D]; writes k and v to the cache.
 
@@ -34,6 +36,7 @@ class Attention(nn.Module):
             v: values.
             rotation: cosine and signed sine, each [T, 1, D]; rotates q and k.
             norms: of the heads of q and of k, before they are rotated; of equal eps.
+            sinks: [Hq], a score of each head that stands for no key.
         """
         output = q.new_empty(q.shape)
         cos, signed_sin = rotation or (None, None)
@@ -49,5 +52,7 @@ class Attention(nn.Module):
             None if q_norm is None else q_norm.weight,
             None if k_norm is None else k_norm.weight,
             0.0 if q_norm is None else q_norm.eps,
+            self.sliding_window,
+            sinks,
         )
         return output.flatten(-2)

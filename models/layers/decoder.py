@@ -1,13 +1,14 @@
 """The decoder-only transformer around its attention: what all model files put together."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import nn
 
 from models.compile_support import support_torch_compile
 from models.config import ModelConfig
+from models.forward_context import CacheSpec
 from models.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from models.layers.linear import GatedColumnParallelLinear, RowParallelLinear
 from models.layers.norm import RMSNorm
@@ -20,9 +21,12 @@ from models.parallel.group import ParallelGroup
 class GatedMLP(StreamLayer):
     """Feed-forward layer down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config: ModelConfig, group: ParallelGroup) -> None:
+    def __init__(
+        self, config: ModelConfig, group: ParallelGroup, *, intermediate_size: int | None = None
+    ) -> None:
         super().__init__()
-        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        hidden, bias = config.hidden_size, config.mlp_bias
+        inner = intermediate_size or config.intermediate_size
         self.gate_up_proj = GatedColumnParallelLinear(hidden, inner, bias=bias, group=group)
         self.down_proj = RowParallelLinear(inner, hidden, bias=bias, group=group)
 
@@ -107,6 +111,7 @@ class CausalLM(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        self._layers = tuple(layers)
         self.model = Decoder(config, layers, group)
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, group=group)
         if config.tie_word_embeddings:
@@ -116,6 +121,10 @@ class CausalLM(nn.Module):
         """Maps [T] int32 or int64 token ids at [T] int64 positions to [T, hidden]."""
         hidden: torch.Tensor = self.model(input_ids, positions)
         return hidden
+
+    def cache_specs(self) -> list[CacheSpec]:
+        """Returns what each layer caches of every token."""
+        return [cast("CacheSpec", layer.self_attn.cache_spec) for layer in self._layers]
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [S, hidden] to [S, vocab], of the hidden states' dtype."""

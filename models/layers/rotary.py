@@ -4,8 +4,9 @@ import math
 
 import torch
 from torch import nn
+from torch.nn import functional
 
-from models.config import RopeConfig
+from models.config_sections.rope import RopeConfig
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 """Cosine and signed sine of the step's positions, each [T, 1, D]."""
@@ -16,9 +17,12 @@ class RotaryEmbedding(nn.Module):
 
     def __init__(self, head_dim: int, max_positions: int, rope: RopeConfig) -> None:
         super().__init__()
-        angles = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1)
-        angles = angles * inverse_frequencies(head_dim, rope)
-        cos, sin = angles.cos(), angles.sin()
+        frequencies = inverse_frequencies(rotary_dim(head_dim, rope), rope)
+        angles = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1) * frequencies
+        # What is not rotated stands at the end of each half: see models.layers.rotary_heads.
+        kept = (0, head_dim // 2 - len(frequencies))
+        cos = functional.pad(angles.cos() * rope.table_scale, kept, value=1.0)
+        sin = functional.pad(angles.sin() * rope.table_scale, kept)
         # Computed in float32 and rounded once to the model's dtype, as transformers does.
         table = torch.cat((cos, cos, -sin, sin), dim=-1).to(torch.get_default_dtype())
         self.register_buffer("table", table.unsqueeze(1), persistent=False)
@@ -30,6 +34,18 @@ class RotaryEmbedding(nn.Module):
         return cos, signed_sin
 
 
+def rotary_dim(head_dim: int, rope: RopeConfig) -> int:
+    """Returns how many of a head's numbers are rotated.
+
+    Raises:
+        ValueError: they or the rest cannot be halved.
+    """
+    size = int(head_dim * rope.partial_rotary_factor)
+    if size < 2 or size % 2 or head_dim % 2:
+        raise ValueError(f"{size} of {head_dim} numbers of a head cannot be rotated in pairs")
+    return size
+
+
 def inverse_frequencies(head_dim: int, rope: RopeConfig) -> torch.Tensor:
     """Returns the angle per position of each pair, in radians: [D / 2] float32."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
@@ -38,6 +54,8 @@ def inverse_frequencies(head_dim: int, rope: RopeConfig) -> torch.Tensor:
         return frequencies / rope.factor
     if rope.rope_type == "llama3":
         return _llama3_frequencies(frequencies, rope)
+    if rope.rope_type == "yarn":
+        return _yarn_frequencies(frequencies, rope)
     return frequencies
 
 
@@ -50,3 +68,25 @@ def _llama3_frequencies(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Te
     kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     kept = kept.clamp(0.0, 1.0)
     return frequencies * (kept + (1.0 - kept) / rope.factor)
+
+
+def _yarn_frequencies(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
+    """Slows pairs that turn less than beta_slow times by `factor`, keeps those past beta_fast.
+
+    In between it blends, by the number of the pair. Source: Peng et al. 2023, "YaRN", section 3.2.
+    """
+    num_pairs = len(frequencies)
+
+    def pair_that_turns(times: float) -> float:
+        """Returns the number of the pair, not rounded, with so many turns in the context."""
+        original = rope.original_max_position_embeddings
+        return num_pairs * math.log(original / (times * 2 * math.pi)) / math.log(rope.theta)
+
+    low, high = pair_that_turns(rope.beta_fast), pair_that_turns(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * num_pairs - 1)
+    if low == high:
+        high += 0.001
+    slowed = ((torch.arange(num_pairs, dtype=torch.float32) - low) / (high - low)).clamp(0.0, 1.0)
+    return frequencies * (1.0 - slowed + slowed / rope.factor)

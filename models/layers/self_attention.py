@@ -1,24 +1,33 @@
-"""Self-attention with its projections, as Llama and its relatives have it."""
+"""Self-attention with its projections, and with what families add to it."""
 
 import torch
+from torch import nn
 
 from models.config import ModelConfig
+from models.forward_context import KVCacheSpec
 from models.layers.attention import Attention
-from models.layers.linear import QKVParallelLinear, RowParallelLinear
+from models.layers.linear import RowParallelLinear
 from models.layers.norm import RMSNorm
 from models.layers.rotary import Rotation
+from models.layers.rotary_heads import RotaryHeadNorm, RotaryQKVLinear
 from models.layers.stream import Stream, StreamLayer
+from models.layers.weight import check_shape, empty_parameter
 from models.parallel.group import ParallelGroup
 
 
 class SelfAttention(StreamLayer):
-    """Grouped-query self-attention with rotary positions.
+    """Self-attention with rotary positions, several query heads to one kv head.
 
     Args:
-        config: the model's.
-        layer_index: which layer's cache it uses.
+        config: the model's; sizes, biases, rotation and this layer's sliding window come from it.
+        layer_index: the layer's number, which is also its cache's.
         group: the ranks that share the heads.
         has_head_norms: whether each query and key head is normalised before it is rotated.
+        has_sinks: whether each head has a learned score that takes part in the softmax and stands
+            for no key.
+
+    Source: Ainslie et al. 2023, "GQA"; Xiao et al. 2023, "Efficient Streaming Language Models with
+    Attention Sinks".
     """
 
     def __init__(
@@ -28,26 +37,36 @@ class SelfAttention(StreamLayer):
         group: ParallelGroup,
         *,
         has_head_norms: bool = False,
+        has_sinks: bool = False,
     ) -> None:
         super().__init__()
-        self.qkv_proj = QKVParallelLinear(
+        self._group = group
+        self._num_heads = config.num_attention_heads
+        self.qkv_proj = RotaryQKVLinear(
             config.hidden_size,
             config.head_dim,
             config.num_attention_heads,
             config.num_key_value_heads,
+            rope=config.rope,
             bias=config.attention_bias,
             group=group,
         )
-        if has_head_norms:
-            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self._has_head_norms = has_head_norms
-        self.attn = Attention(layer_index)
+        if has_head_norms:
+            self.q_norm = RotaryHeadNorm(config.head_dim, config.rms_norm_eps, config.rope)
+            self.k_norm = RotaryHeadNorm(config.head_dim, config.rms_norm_eps, config.rope)
+        self.sinks = empty_parameter(self.qkv_proj.num_heads) if has_sinks else None
+        self.attn = Attention(layer_index, sliding_window=config.sliding_windows[layer_index])
         self.o_proj = RowParallelLinear(
             config.num_attention_heads * config.head_dim,
             config.hidden_size,
-            bias=config.attention_bias,
+            bias=config.attention_output_bias,
             group=group,
+        )
+        self.cache_spec = KVCacheSpec(
+            num_heads=self.qkv_proj.num_heads,
+            num_kv_heads=self.qkv_proj.num_kv_heads,
+            head_dim=config.head_dim,
         )
 
     def forward(self, hidden: torch.Tensor, rotation: Rotation) -> torch.Tensor:
@@ -62,11 +81,18 @@ class SelfAttention(StreamLayer):
         heads = self.qkv_proj.split_heads(projected)
         return self.o_proj.add_to(total, self._attend(heads, rotation))
 
+    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
+        """Copies the sinks of this rank's heads."""
+        check_shape(loaded, (self._num_heads,))
+        param.copy_(loaded.narrow(0, self._group.rank * len(param), len(param)))
+
     def _attend(
         self, heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor], rotation: Rotation
     ) -> torch.Tensor:
         """Maps q [T, Hq, D], k and v [T, Hk, D] to what the queries attend to: [T, Hq * D]."""
         q, k, v = heads
         norms = (self.q_norm, self.k_norm) if self._has_head_norms else None
-        attended: torch.Tensor = self.attn(q, k, v, rotation=rotation, norms=norms)
+        attended: torch.Tensor = self.attn(
+            q, k, v, rotation=rotation, norms=norms, sinks=self.sinks
+        )
         return attended

@@ -4,9 +4,15 @@ import sys
 
 import torch
 
-from models.forward_context import AttentionGroup, AttentionMetadata, AttentionWorkspace
+from models.forward_context import (
+    AttentionGroup,
+    AttentionMetadata,
+    AttentionWorkspace,
+    CacheSpec,
+    LatentCacheSpec,
+)
 from models.ops.kernel_choice import has_kernels
-from models.ops.triton.configurations import MAX_PARTIALS
+from models.ops.triton.configurations import MAX_LATENT_PARTIALS, MAX_PARTIALS
 
 CPU_GROUP_KEYS = 4096
 """Most key positions that single-token requests gather in one call on a CPU.
@@ -76,18 +82,20 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
     )
 
 
-def make_attention_workspace(
-    *, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device
-) -> AttentionWorkspace | None:
-    """Returns what the decode kernel needs to split long sequences; None where it does not run.
+def make_attention_workspace(spec: CacheSpec, *, device: torch.device) -> AttentionWorkspace | None:
+    """Returns what decode kernels need to split long sequences; None where they do not run.
 
-    One serves all layers and steps of a model with these heads, on one stream.
+    One serves all layers and steps of a model whose layers attend like `spec`, on one stream.
     """
     if not has_kernels(device):
         return None
-    num_partials = MAX_PARTIALS * (num_heads // num_kv_heads)
+    if isinstance(spec, LatentCacheSpec):
+        num_partials, size = MAX_LATENT_PARTIALS * spec.num_heads, spec.latent_dim
+    else:
+        num_partials = MAX_PARTIALS * (spec.num_heads // spec.num_kv_heads)
+        size = spec.head_dim
     return AttentionWorkspace(
-        partials=torch.empty(num_partials * head_dim, dtype=torch.float32, device=device),
+        partials=torch.empty(num_partials * size, dtype=torch.float32, device=device),
         lse=torch.empty(num_partials, dtype=torch.float32, device=device),
         counters=torch.zeros(MAX_PARTIALS, dtype=torch.int32, device=device),
     )

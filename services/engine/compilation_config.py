@@ -8,7 +8,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from models.cudagraph_mode import CUDAGraphMode
 
-DEFAULT_SPLITTING_OPS = ("octavo::unified_attention_with_output",)
+DEFAULT_SPLITTING_OPS = (
+    "octavo::unified_attention_with_output",
+    "octavo::latent_attention_with_output",
+)
 """Attention reads metadata that changes from step to step and brings kernels of its own."""
 
 DEFAULT_CACHE_DIR = Path("~/.cache/octavo/compile")

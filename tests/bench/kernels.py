@@ -101,7 +101,9 @@ def decode(heads: Heads, batch: int, context: int) -> Figures:
     queries, metadata = cases[0].q.contiguous(), cases[0].metadata  # as the layers of a step share
 
     def call(case):
-        return lambda: decode_attention(queries, case.cache, metadata, outputs)
+        return lambda: decode_attention(
+            queries, case.cache, metadata, outputs, sliding_window=None, sinks=None
+        )
 
     ours = microseconds([call(case) for case in cases], rounds=2)
     shape = (batch, context, heads.num_kv_heads, heads.head_dim)
@@ -125,7 +127,18 @@ def prefill(heads: Heads, num_tokens: int) -> Figures:
     q = case.q.contiguous()
     output = torch.empty_like(q)
     ours = microseconds(
-        [lambda: prefill_attention(q, case.cache, case.metadata, output, min_queries=1)] * 3
+        [
+            lambda: prefill_attention(
+                q,
+                case.cache,
+                case.metadata,
+                output,
+                min_queries=1,
+                sliding_window=None,
+                sinks=None,
+            )
+        ]
+        * 3
     )
     k, v = case.k.contiguous(), case.v.contiguous()
 

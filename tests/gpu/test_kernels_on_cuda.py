@@ -20,6 +20,7 @@ DTYPES = pytest.mark.parametrize("dtype", ROW_TOLERANCE, ids=str)
 QWEN3_8B = Heads(num_heads=32, num_kv_heads=8, head_dim=128)
 QWEN3_0_6B = Heads(num_heads=16, num_kv_heads=8, head_dim=128)
 TINY = Heads(num_heads=6, num_kv_heads=2, head_dim=32)
+GPT_OSS = Heads(num_heads=64, num_kv_heads=8, head_dim=64)
 ODD = Heads(num_heads=9, num_kv_heads=3, head_dim=12)
 HEADS = {
     "qwen3-8b": QWEN3_8B,
@@ -61,6 +62,14 @@ def test_mixed_batches_are_the_references(heads, dtype):
 @pytest.mark.parametrize("block_size", [1, 4, 24, 64])
 def test_any_block_size(block_size, dtype):
     check(make_case(*MIXED, QWEN3_0_6B, dtype=dtype, device="cuda", block_size=block_size))
+
+
+@DTYPES
+@pytest.mark.parametrize("sliding_window", [1, 33, 128, 5000])
+@pytest.mark.parametrize("batch", [MIXED, ([1] * len(DECODES), DECODES)], ids=["mixed", "decode"])
+def test_windows_and_sinks(batch, sliding_window, dtype):
+    options = {"sliding_window": sliding_window, "has_sinks": True}
+    check(make_case(*batch, GPT_OSS, dtype=dtype, device="cuda", **options))
 
 
 @DTYPES

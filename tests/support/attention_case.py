@@ -38,6 +38,8 @@ class AttentionCase:
     metadata: AttentionMetadata
     positions: torch.Tensor
     transform: HeadTransform | None
+    sliding_window: int | None = None
+    sinks: torch.Tensor | None = None
 
     def run(self) -> torch.Tensor:
         """Runs the operator on the case's cache; returns the output."""
@@ -54,9 +56,10 @@ class AttentionCase:
         """Returns the operator's arguments."""
         plain = (self.q, self.k, self.v, output, 0)
         turn = self.transform
-        if turn is None:
-            return plain
-        return (*plain, turn.cos, turn.signed_sin, turn.q_weight, turn.k_weight, turn.eps)
+        transform = (None, None, None, None, 0.0)
+        if turn is not None:
+            transform = (turn.cos, turn.signed_sin, turn.q_weight, turn.k_weight, turn.eps)
+        return (*plain, *transform, self.sliding_window, self.sinks)
 
     def context(self) -> ForwardContext:
         """Returns the context that the operator runs in."""
@@ -110,6 +113,8 @@ class AttentionCase:
             metadata=metadata,
             positions=self.positions[:num_tokens].cpu(),
             transform=turn,
+            sliding_window=self.sliding_window,
+            sinks=double(self.sinks),
         )
 
     def unsplit(self) -> "AttentionCase":
@@ -133,6 +138,8 @@ def make_case(
     device="cpu",
     has_rotation=True,
     has_norm=True,
+    sliding_window=None,
+    has_sinks=False,
     seed=0,
 ):
     """Draws a case; blocks lie scattered, and the cache is full of numbers that are not its own."""
@@ -184,6 +191,8 @@ def make_case(
         metadata=metadata,
         positions=positions,
         transform=transform,
+        sliding_window=sliding_window,
+        sinks=draw(query_heads) if has_sinks else None,
     )
 
 

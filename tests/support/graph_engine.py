@@ -66,7 +66,7 @@ class GraphEngine:
             piece_wrapper=pieces.wrap,
         )
         self.cache = allocate_kv_cache(
-            self.model.config,
+            self.model,
             num_blocks=num_blocks,
             block_size=block_size,
             dtype=dtype,

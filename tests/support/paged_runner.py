@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from models.forward_context import Context, ForwardContext, KVCacheData, forward_context
+from models.forward_context import Context, ForwardContext, forward_context
 from models.layers.decoder import CausalLM
 from models.ops.attention_metadata import build_attention_metadata
 
@@ -35,20 +35,17 @@ class PagedRunner:
     def __init__(
         self, model: CausalLM, *, num_blocks=64, block_size=4, num_rows=16, device="cpu", seed=0
     ):
-        config = model.config
-        num_kv_heads = model.model.layers[0].self_attn.qkv_proj.num_kv_heads  # this rank's
-        shape = (num_blocks, block_size, num_kv_heads, config.head_dim)
         dtype = model.lm_head.weight.dtype
-
-        def make_cache():
-            return torch.full(shape, POISON, dtype=dtype, device=device)
-
+        self.kv_caches = [
+            spec.allocate(num_blocks, block_size, dtype=dtype, device=torch.device(device))
+            for spec in model.cache_specs()
+        ]
+        for cache in self.kv_caches:
+            for tensor in cache.tensors().values():
+                tensor.fill_(POISON)
         self.model = model
         self.device = device
         self.block_size = block_size
-        self.kv_caches = [
-            KVCacheData(k=make_cache(), v=make_cache()) for _ in range(config.num_hidden_layers)
-        ]
         self.block_table = torch.zeros(num_rows, num_blocks, dtype=torch.int32, device=device)
         order = random.Random(seed)
         self._free_blocks = order.sample(range(1, num_blocks), num_blocks - 1)

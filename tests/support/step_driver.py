@@ -90,7 +90,7 @@ class StepDriver:
             vocab_size=model.config.vocab_size,
         )
         self.kv_cache_data = allocate_kv_cache(
-            model.config, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=target
+            model, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=target
         )
         self.runner = ModelRunner(model, self.kv_cache_data, limits=limits, device=target)
         self.block_size = block_size

@@ -17,11 +17,15 @@ def attend(
     cache: KVCacheData,
     metadata: AttentionMetadata,
     transform: HeadTransform | None,
+    sliding_window: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Does what models.ops.attention.unified_attention_with_output says, on a GPU."""
     if transform is not None and metadata.max_seqlen_q == 1:
         new = NewTokens(k=k, v=v, transform=transform, slot_mapping=metadata.slot_mapping)
-        decode_attention(q, cache, metadata, output, new)
+        decode_attention(
+            q, cache, metadata, output, new, sliding_window=sliding_window, sinks=sinks
+        )
         return
     # The output holds the transformed queries until it is written: every program reads its own
     # queries before anything is written over them, and no other program's.
@@ -29,7 +33,12 @@ def attend(
     queries = q if transform is None else output
     has_single_tokens = metadata.max_seqlen_q == 1 or metadata.seq_lens.shape[0] > 1
     if has_single_tokens:
-        decode_attention(queries, cache, metadata, output)
+        decode_attention(
+            queries, cache, metadata, output, sliding_window=sliding_window, sinks=sinks
+        )
     if metadata.max_seqlen_q > 1:
         min_queries = 2 if has_single_tokens else 1
-        prefill_attention(queries, cache, metadata, output, min_queries=min_queries)
+        prefill_attention(
+            queries, cache, metadata, output,
+            min_queries=min_queries, sliding_window=sliding_window, sinks=sinks,
+        )  # fmt: skip

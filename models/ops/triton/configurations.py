@@ -23,6 +23,12 @@ With more, the next kernel's programs take room that attention still needs: 8 re
 step instead of 4.88; 1 request 3.89 instead of 3.91 (H200, Qwen3-8B, 2026-11).
 """
 
+MAX_LATENT_PARTIALS = 64
+"""Most partial results of one launch of latent attention, each of all heads of a request.
+
+With 16 heads to a program, 128 heads of one request are 512 programs.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:

@@ -132,17 +132,18 @@ def _store_newest(
 
 
 @triton.jit(do_not_specialize=_VARYING)
-def _decode_kernel(  # noqa: PLR0915  # one launch, from projections to the heads' outputs
+def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projections to the heads' outputs
     q_ptr, k_ptr, v_ptr, output_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr,
     partials_ptr, lse_ptr, counters_ptr,
-    new_k_ptr, new_v_ptr, slots_ptr, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr,
+    new_k_ptr, new_v_ptr, slots_ptr, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr, sinks_ptr,
     table_stride, num_splits, q_stride, new_k_stride, new_v_stride, rotation_stride,
     scale_log2, eps,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, ONLY_SINGLE_TOKENS: tl.constexpr, HAS_NEW: tl.constexpr,
     HAS_NORM: tl.constexpr, MAX_SPLITS: tl.constexpr, PADDED_GROUP: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
-    STARTS_NEXT_LATE: tl.constexpr, DEPENDENT: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, STARTS_NEXT_LATE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Attends the GROUP query heads of one kv head of one request to one part of its keys.
 
@@ -161,9 +162,13 @@ def _decode_kernel(  # noqa: PLR0915  # one launch, from projections to the head
         if tl.load(query_start_ptr + request + 1) - token != 1:
             return
     seq_len = tl.load(seq_lens_ptr + request)
+    first_key = 0
+    if WINDOW > 0:
+        first_key = tl.maximum(seq_len - WINDOW, 0)
     # Equal parts of whole tiles; short sequences have fewer parts than there are programs.
-    part = tl.cdiv(tl.cdiv(tl.maximum(seq_len, 1), num_splits), KEYS) * KEYS
-    active = tl.cdiv(tl.maximum(seq_len, 1), part)
+    num_keys = tl.maximum(seq_len - first_key, 1)
+    part = tl.cdiv(tl.cdiv(num_keys, num_splits), KEYS) * KEYS
+    active = tl.cdiv(num_keys, part)
     if split >= active:
         return
 
@@ -194,11 +199,17 @@ def _decode_kernel(  # noqa: PLR0915  # one launch, from projections to the head
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    end = tl.minimum((split + 1) * part, seq_len)
+    if HAS_SINKS and split == 0:
+        # A score without a key, as if it had been seen first.
+        sinks = tl.load(sinks_ptr + kv_head * GROUP + rows, mask=in_rows, other=0.0)
+        highest = sinks.to(tl.float32) * 1.4426950408889634
+        total = tl.full([ROWS], 1.0, tl.float32)
+    start = first_key + split * part
+    end = tl.minimum(start + part, seq_len)
     acc, highest, total = attend_keys(
-        q, acc, highest, total, split * part, end, tl.zeros([ROWS], tl.int32) + seq_len, table_ptr,
+        q, acc, highest, total, start, end, tl.zeros([ROWS], tl.int32) + seq_len, table_ptr,
         k_ptr, v_ptr, kv_head, dims, scale_log2,
-        NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, True, STAGES,
+        NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, True, STAGES, 0,
     )  # fmt: skip
     if STARTS_NEXT_LATE:
         let_next_start(DEPENDENT)
@@ -232,6 +243,9 @@ def decode_attention(
     metadata: AttentionMetadata,
     output: torch.Tensor,
     new: NewTokens | None = None,
+    *,
+    sliding_window: int | None,
+    sinks: torch.Tensor | None,
 ) -> None:
     """Attends each single-token request's query to all its keys; other requests are left alone.
 
@@ -248,6 +262,8 @@ def decode_attention(
         output: [T, Hq, D], contiguous; a request without tokens gets zeros.
         new: the step's keys and values, to be transformed and stored here; only if every request
             brings one token. None: the cache holds them already.
+        sliding_window: how many keys a query sees at most.
+        sinks: [Hq], scores without keys.
 
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
     """
@@ -277,7 +293,7 @@ def decode_attention(
     _decode_kernel[(num_kv_heads, splits, num_requests)](
         q, cache.k, cache.v, output, metadata.block_tables, metadata.seq_lens,
         metadata.query_start_loc, partials, lse, counters,
-        k, v, slots, cos, sin, q_weight, k_weight,
+        k, v, slots, cos, sin, q_weight, k_weight, metadata.seq_lens if sinks is None else sinks,
         metadata.block_tables.stride(0), splits, q.stride(0), k.stride(0), v.stride(0),
         cos.stride(0), head_dim**-0.5 * 1.4426950408889634, eps,
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
@@ -285,5 +301,6 @@ def decode_attention(
         HAS_NEW=new is not None, HAS_NORM=has_norm,
         MAX_SPLITS=MAX_SPLITS, PADDED_GROUP=padded_group, ROWS=max(tiles.rows, padded_group),
         KEYS=tiles.keys, BLOCK_D=block_d, STAGES=tiles.num_stages, num_warps=tiles.num_warps,
+        WINDOW=sliding_window or 0, HAS_SINKS=sinks is not None,
         STARTS_NEXT_LATE=new is None or num_requests > EARLY_REQUESTS, **launch_options(q.device),
     )  # fmt: skip

@@ -9,13 +9,14 @@ def attend_keys(
     q, acc, highest, total, start, end, positions, table_ptr, k_ptr, v_ptr, kv_head, dims,
     scale_log2,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    KEYS: tl.constexpr, IS_DIAGONAL: tl.constexpr, STAGES: tl.constexpr,
+    KEYS: tl.constexpr, IS_DIAGONAL: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Folds the keys in [start, end) of one kv head into a running softmax.
 
     acc, highest and total are the weighted values, the highest scaled score and the sum of base-2
     exponentials of each row of q so far. On the diagonal a row sees the keys up to its position;
-    off it all rows see all keys, and end - start is a multiple of KEYS.
+    off it all rows see all keys, and end - start is a multiple of KEYS. With a WINDOW, on the
+    diagonal, it sees no more than so many.
 
     Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
     """
@@ -35,9 +36,14 @@ def attend_keys(
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if IS_DIAGONAL:
             is_seen = (keys[None, :] <= positions[:, None]) & is_key[None, :]
+            if WINDOW > 0:
+                is_seen = is_seen & (keys[None, :] > positions[:, None] - WINDOW)
             scores = tl.where(is_seen, scores, float("-inf"))
         # Scaled after the maximum, so that scaling and subtraction are one instruction.
         new_highest = tl.maximum(highest, tl.max(scores, 1) * scale_log2)
+        if WINDOW > 0:
+            # A row may see no key of its first tiles; a number keeps that from being inf - inf.
+            new_highest = tl.where(new_highest == float("-inf"), -1e30, new_highest)
         weights = tl.exp2(scores * scale_log2 - new_highest[:, None])
         kept = tl.exp2(highest - new_highest)
         total = total * kept + tl.sum(weights, 1)

@@ -34,11 +34,12 @@ def _request_of(tile, query_start_ptr, num_requests, QUERIES: tl.constexpr):
 
 @triton.jit(do_not_specialize=_METADATA)
 def _prefill_kernel(
-    q_ptr, k_ptr, v_ptr, output_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr,
+    q_ptr, k_ptr, v_ptr, output_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr,
     table_stride, num_requests, min_queries, scale_log2,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, PADDED_GROUP: tl.constexpr,
-    KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
+    KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Attends QUERIES neighbouring tokens, the heads of one kv head each, to their prefixes."""
     kv_head = tl.program_id(0)
@@ -66,16 +67,25 @@ def _prefill_kernel(
     acc = tl.zeros([QUERIES * PADDED_GROUP, BLOCK_D], tl.float32)
     highest = tl.full([QUERIES * PADDED_GROUP], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES * PADDED_GROUP], tl.float32)
+    if HAS_SINKS:
+        # Scores without keys, as if they had been seen first.
+        sinks = tl.load(sinks_ptr + kv_head * GROUP + head, mask=head < GROUP, other=0.0)
+        highest = sinks.to(tl.float32) * 1.4426950408889634
+        total = tl.full([QUERIES * PADDED_GROUP], 1.0, tl.float32)
     # Every query sees the keys up to the first one's position; whole tiles of them need no mask.
     diagonal = (num_cached + first_query + 1) // KEYS * KEYS
     end = num_cached + tl.minimum(first_query + QUERIES, num_queries)
-    acc, highest, total = attend_keys(
-        q, acc, highest, total, 0, diagonal, positions, table_ptr, k_ptr, v_ptr, kv_head, dims,
-        scale_log2, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, False, STAGES,
-    )  # fmt: skip
+    if WINDOW > 0:
+        # From the first query's first key on, every tile may need the mask of somebody's window.
+        diagonal = tl.maximum(num_cached + first_query + 1 - WINDOW, 0) // KEYS * KEYS
+    else:
+        acc, highest, total = attend_keys(
+            q, acc, highest, total, 0, diagonal, positions, table_ptr, k_ptr, v_ptr, kv_head, dims,
+            scale_log2, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, False, STAGES, 0,
+        )  # fmt: skip
     acc, highest, total = attend_keys(
         q, acc, highest, total, diagonal, end, positions, table_ptr, k_ptr, v_ptr, kv_head, dims,
-        scale_log2, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, True, STAGES,
+        scale_log2, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, True, STAGES, WINDOW,
     )  # fmt: skip
     # A dummy request has no keys; its output is zero.
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
@@ -89,6 +99,8 @@ def prefill_attention(
     output: torch.Tensor,
     *,
     min_queries: int,
+    sliding_window: int | None,
+    sinks: torch.Tensor | None,
 ) -> None:
     """Attends each query of longer chunks to its sequence's keys up to its own.
 
@@ -101,6 +113,8 @@ def prefill_attention(
         metadata: the step's, on the GPU.
         output: [T, Hq, D], contiguous.
         min_queries: requests with fewer query tokens are left alone.
+        sliding_window: how many keys a query sees at most.
+        sinks: [Hq], scores without keys.
 
     Source: Dao 2023, "FlashAttention-2", section 3.
     """
@@ -114,9 +128,10 @@ def prefill_attention(
     queries = max(1, tiles.rows // padded_group)
     _prefill_kernel[(num_kv_heads, num_tokens // queries + num_requests)](
         q, cache.k, cache.v, output, metadata.block_tables, metadata.seq_lens,
-        metadata.query_start_loc, metadata.block_tables.stride(0), num_requests, min_queries,
-        head_dim**-0.5 * 1.4426950408889634,
+        metadata.query_start_loc, q if sinks is None else sinks, metadata.block_tables.stride(0),
+        num_requests, min_queries, head_dim**-0.5 * 1.4426950408889634,
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=cache.k.shape[1],
         QUERIES=queries, PADDED_GROUP=padded_group, KEYS=tiles.keys, BLOCK_D=block_d,
-        STAGES=tiles.num_stages, num_warps=tiles.num_warps,
+        STAGES=tiles.num_stages, WINDOW=sliding_window or 0, HAS_SINKS=sinks is not None,
+        num_warps=tiles.num_warps,
     )  # fmt: skip

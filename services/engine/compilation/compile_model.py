@@ -13,6 +13,7 @@ from torch import SymInt, Tensor, nn
 
 from models.compile_support import DynamicArgDims, dynamic_arg_dims_of
 from models.layers.attention import Attention
+from models.layers.latent_attention import LatentAttention
 from services.engine.compilation.artifact_cache import ArtifactCache
 from services.engine.compilation.backend import OctavoBackend
 from services.engine.compilation.cache_key import Factors
@@ -246,11 +247,13 @@ def _check_splits(model: nn.Module, backend: OctavoBackend, splitting_ops: Seque
     """Raises ValueError unless the graph was split at each splitting operator and attention."""
     assert backend.graph is not None, "the model was traced"
     for name in splitting_ops:
-        if not num_calls(backend.graph, (name,)):
+        # A model attends in one of the ways there are.
+        if name not in DEFAULT_SPLITTING_OPS and not num_calls(backend.graph, (name,)):
             raise ValueError(f"splitting operator {name} does not occur in the model")
     if set(DEFAULT_SPLITTING_OPS) <= set(splitting_ops):
         num_splits = num_calls(backend.graph, DEFAULT_SPLITTING_OPS)
-        num_layers = sum(isinstance(module, Attention) for module in model.modules())
+        kinds = (Attention, LatentAttention)
+        num_layers = sum(isinstance(module, kinds) for module in model.modules())
         assert num_splits == num_layers, f"{num_splits} splits for {num_layers} attention layers"
 
 

@@ -20,7 +20,7 @@ from services.engine.replay.orders import Order, Orders
 from services.engine.replay.recording import ReplayError
 from services.engine.replay.report import StepFindings, TokenDifference, Totals
 from services.engine.replay.sides import Side, Sides
-from services.engine.replay.taps import INPUTS, OUTPUT
+from services.engine.replay.taps import OUTPUT
 from services.engine.worker.step_arrays import StepArrays, StepLimits
 
 
@@ -117,12 +117,12 @@ class Replayer:
         """Compares the keys and values that the step wrote, layer by layer."""
         reference, tested = self._both
         found = []
-        slots = torch.from_numpy(step.slots).to(reference.cache[0].k.device)
+        slots = torch.from_numpy(step.slots).to(reference.runner.buffers.tokens.device)
         for layer, (ours, theirs) in enumerate(zip(reference.cache, tested.cache, strict=True)):
-            for name in ("k", "v"):
+            other = theirs.tensors()
+            for name, tensor in ours.tensors().items():
                 expected, actual = (
-                    getattr(cache, name).flatten(0, 1).index_select(0, slots)
-                    for cache in (ours, theirs)
+                    each.flatten(0, 1).index_select(0, slots) for each in (tensor, other[name])
                 )
                 found.append(self._deviation(f"layer {layer} {name}", expected, actual))
         return found
@@ -178,11 +178,10 @@ class Replayer:
         actual = self._sides.tap_tested(run, step.order.graph_key)
         num_tokens = step.arrays.num_tokens
         found = []
-        for layer in range(len(self._sides.reference.cache)):
-            for name in (*INPUTS, OUTPUT):
-                label = f"layer {layer} {'attention output' if name == OUTPUT else name}"
-                pair = (expected[layer, name], actual[layer, name])
-                found.append(self._deviation(label, *(each[:num_tokens] for each in pair)))
+        for layer, name in sorted(expected, key=lambda each: (each[0], each[1] == OUTPUT)):
+            label = f"layer {layer} {'attention output' if name == OUTPUT else name}"
+            pair = (expected[layer, name], actual[layer, name])
+            found.append(self._deviation(label, *(each[:num_tokens] for each in pair)))
         found += self._output_deviations()
         if any(each.is_excessive for each in found) or not findings.excessive:
             findings.deviations = found
@@ -193,10 +192,11 @@ class Replayer:
     def _copy_cache(self, slots: Slots) -> None:
         """Gives the tested side the other's keys and values."""
         reference, tested = self._both
-        index = torch.from_numpy(slots).to(reference.cache[0].k.device)
+        index = torch.from_numpy(slots).to(reference.runner.buffers.tokens.device)
         for ours, theirs in zip(reference.cache, tested.cache, strict=True):
-            for source, target in ((ours.k, theirs.k), (ours.v, theirs.v)):
-                target.flatten(0, 1).index_copy_(
+            targets = theirs.tensors()
+            for name, source in ours.tensors().items():
+                targets[name].flatten(0, 1).index_copy_(
                     0, index, source.flatten(0, 1).index_select(0, index)
                 )
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from models.cudagraph_mode import CUDAGraphMode
-from models.forward_context import KVCacheData
+from models.forward_context import CacheData
 from models.layers.decoder import CausalLM
 from models.loading.loader import load_model
 from services.engine.batch import GraphKey
@@ -53,7 +53,7 @@ class Side:
 
     name: str
     runner: ModelRunner
-    cache: list[KVCacheData]
+    cache: list[CacheData]
     hidden: Tensor | None = None
     logits: Tensor | None = None
 
@@ -187,7 +187,7 @@ class Sides:
     def _side(self, name: str, model: CausalLM, num_blocks: int) -> Side:
         settings = self._settings
         cache = allocate_kv_cache(
-            model.config,
+            model,
             num_blocks=num_blocks,
             block_size=settings.limits.block_size,
             dtype=settings.dtype,

@@ -8,9 +8,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import models.ops.attention  # noqa: F401  # registers the operator
+import models.ops.attention
+import models.ops.latent_attention  # noqa: F401  # registers the operator, as the one above
 
-INPUTS = ("q", "k", "v")
+INPUTS = {
+    torch.ops.octavo.unified_attention_with_output.default: ("q", "k", "v"),
+    torch.ops.octavo.latent_attention_with_output.default: ("q", "entry"),
+}
 OUTPUT = "output"
 
 
@@ -45,12 +49,12 @@ class AttentionTaps(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func is not torch.ops.octavo.unified_attention_with_output.default:
+        if func not in INPUTS:
             return func(*args, **kwargs)
         names = (argument.name for argument in func._schema.arguments)
         named = {**dict(zip(names, args, strict=False)), **kwargs}
         layer = named["layer_index"]
-        for name in INPUTS:  # before the call, which may write to them
+        for name in INPUTS[func]:  # before the call, which may write to them
             self._keep(layer, name, named[name])
         result = func(*args, **kwargs)
         self._keep(layer, OUTPUT, named[OUTPUT])

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import (
+    CacheData,
     Context,
     ForwardContext,
     GraphKey,
-    KVCacheData,
     forward_context,
 )
 from models.layers.decoder import CausalLM
@@ -42,7 +42,7 @@ class ForwardPass:
     def __init__(
         self,
         model: CausalLM,
-        kv_cache_data: list[KVCacheData],
+        kv_cache_data: list[CacheData],
         *,
         block_table: Tensor,
         block_size: int,
@@ -52,12 +52,9 @@ class ForwardPass:
         self._kv_cache_data = kv_cache_data
         self._block_table = block_table
         self._block_size = block_size
-        config, num_kv_heads = model.config, kv_cache_data[0].k.shape[2]  # this rank's
+        # Layers differ in how much they cache, not in how they attend.
         self._workspace = make_attention_workspace(
-            num_heads=config.num_attention_heads * num_kv_heads // config.num_key_value_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=config.head_dim,
-            device=block_table.device,
+            model.cache_specs()[0], device=block_table.device
         )
 
     def __call__(self, inputs: StepInputs, shape: PassShape) -> Tensor:
@@ -107,7 +104,7 @@ class ForwardPass:
         Nothing that serves a request reads it.
         """
         for layer in self._kv_cache_data:
-            for block in (layer.k[0], layer.v[0]):
+            for block in (tensor[0] for tensor in layer.tensors().values()):
                 # Not all the same: what is read there by mistake, or not read, shall be seen.
                 filling = torch.linspace(-1, 1, block.numel(), device=block.device)
                 block.copy_(filling.view_as(block))

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import structlog
 import torch
 
-from models.config import ModelConfig
-from models.forward_context import KVCacheData
+from models.forward_context import CacheData
 from models.layers.decoder import CausalLM
 from services.engine.config import EngineConfig
 from services.engine.worker.model_runner import ModelRunner
@@ -23,28 +22,24 @@ MAX_BLOCKS_FROM_MEMORY = 2**20
 blocks, and the scheduler keeps a record of each."""
 
 
-def block_bytes(config: ModelConfig, *, block_size: int, dtype: torch.dtype) -> int:
-    """Returns the bytes of one block, keys and values of all layers."""
-    heads = config.num_hidden_layers * config.num_key_value_heads
-    return 2 * heads * config.head_dim * block_size * dtype.itemsize
+def block_bytes(model: CausalLM, *, block_size: int, dtype: torch.dtype) -> int:
+    """Returns the bytes of one block, all that all layers cache of its tokens."""
+    numbers = sum(spec.numbers_per_token for spec in model.cache_specs())
+    return numbers * block_size * dtype.itemsize
 
 
 def allocate_kv_cache(
-    config: ModelConfig,
+    model: CausalLM,
     *,
     num_blocks: int,
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> list[KVCacheData]:
+) -> list[CacheData]:
     """Returns each layer's cache, zeroed: masked attention multiplies what it does not see by 0."""
-    shape = (num_blocks, block_size, config.num_key_value_heads, config.head_dim)
     return [
-        KVCacheData(
-            k=torch.zeros(shape, dtype=dtype, device=device),
-            v=torch.zeros(shape, dtype=dtype, device=device),
-        )
-        for _ in range(config.num_hidden_layers)
+        spec.allocate(num_blocks, block_size, dtype=dtype, device=device)
+        for spec in model.cache_specs()
     ]
 
 
@@ -70,7 +65,7 @@ def choose_num_blocks(
     Raises:
         ValueError: there is no memory for even one usable block.
     """
-    bytes_each = block_bytes(model.config, block_size=limits.block_size, dtype=dtype)
+    bytes_each = block_bytes(model, block_size=limits.block_size, dtype=dtype)
     if config.num_kv_blocks is not None:
         num_blocks = config.num_kv_blocks
     else:
@@ -103,7 +98,7 @@ def probe_runner(
 ) -> ModelRunner:
     """Returns a runner whose cache is the null block: it runs any step of rows without blocks."""
     cache = allocate_kv_cache(
-        model.config, num_blocks=1, block_size=limits.block_size, dtype=dtype, device=device
+        model, num_blocks=1, block_size=limits.block_size, dtype=dtype, device=device
     )
     return ModelRunner(model, cache, limits=limits, device=device)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from models.cudagraph_mode import CUDAGraphMode
-from models.forward_context import GraphKey, KVCacheData
+from models.forward_context import CacheData, GraphKey
 from models.layers.decoder import CausalLM
 from services.engine.batch import (
     BatchDescriptor,
@@ -70,13 +70,13 @@ class ModelRunner:
     def __init__(
         self,
         model: CausalLM,
-        kv_cache_data: list[KVCacheData],
+        kv_cache_data: list[CacheData],
         *,
         limits: StepLimits,
         device: torch.device,
     ) -> None:
         self._model = model
-        self._num_blocks = kv_cache_data[0].k.shape[0]
+        self._num_blocks = kv_cache_data[0].num_blocks
         self._limits = limits
         self._device = device
         self._buffers = InputBuffers(limits, device)

@@ -217,13 +217,13 @@ def _make_runner(
         graph_bytes=lambda runner: estimate_graph_bytes(runner, settings, limits=limits),
     )
     cache = allocate_kv_cache(
-        model.config,
+        model,
         num_blocks=num_blocks,
         block_size=config.block_size,
         dtype=dtype,
         device=device,
     )
-    bytes_each = block_bytes(model.config, block_size=config.block_size, dtype=dtype)
+    bytes_each = block_bytes(model, block_size=config.block_size, dtype=dtype)
     log.info(
         "kv_cache_allocated",
         num_blocks=num_blocks,
@@ -239,7 +239,7 @@ def _announcement(
     model, device, dtype = loaded.model, loaded.device, loaded.dtype
     return WorkerReady(
         num_blocks=num_blocks,
-        block_bytes=block_bytes(model.config, block_size=config.block_size, dtype=dtype),
+        block_bytes=block_bytes(model, block_size=config.block_size, dtype=dtype),
         num_parameters=_num_parameters(model),
         load_s=loaded.load_s,
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",

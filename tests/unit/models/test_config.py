@@ -1,4 +1,6 @@
 import json
+import math
+import os
 from pathlib import Path
 
 import pytest
@@ -101,11 +103,11 @@ def test_end_token_may_be_one_many_or_none(tmp_path, value, ids):
         ("dtype", "float8"),
         ("eos_token_id", "</s>"),
         ("hidden_act", "gelu"),
-        ("use_sliding_window", True),
-        ("layer_types", ["full_attention", "sliding_attention"]),
+        ("layer_types", ["full_attention"]),
+        ("layer_types", ["full_attention", "chunked_attention"]),
         ("quantization_config", "fp8"),
         ("rope_scaling", "linear"),
-        ("partial_rotary_factor", 0.5),
+        ("partial_rotary_factor", 1.5),
     ],
 )
 def test_wrong_field_is_named_with_its_file_and_value(tmp_path, name, value):
@@ -117,8 +119,8 @@ def test_wrong_field_is_named_with_its_file_and_value(tmp_path, name, value):
 
 
 def test_unsupported_rope_type_is_named_with_those_supported(tmp_path):
-    with pytest.raises(ConfigError, match=r"rope_parameters\.rope_type is 'yarn'.*llama3"):
-        read(tmp_path, rope_parameters={"rope_type": "yarn", "factor": 2.0})
+    with pytest.raises(ConfigError, match=r"rope_parameters\.rope_type is 'longrope'.*llama3"):
+        read(tmp_path, rope_parameters={"rope_type": "longrope", "factor": 2.0})
 
 
 def test_missing_scaling_field_is_named(tmp_path):
@@ -131,10 +133,140 @@ def test_heads_that_do_not_divide_the_hidden_size_need_a_head_dim(tmp_path):
         read(tmp_path, num_attention_heads=5)
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+MOE = {"num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+MLA = {
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "hidden_size": 63,
+}
+
+
+def test_yarn_stretches_by_the_ratio_of_lengths_when_no_factor_is_given(tmp_path):
+    rope = read(tmp_path, rope_parameters={**YARN, "factor": None}).rope
+    assert rope.factor == 256 / 64
+    assert rope.table_scale == pytest.approx(0.1 * math.log(4) + 1)
+    assert rope.score_scale == 1.0
+
+
+def test_mscales_of_yarn_are_shared_out_between_table_and_scores(tmp_path):
+    rope = read(tmp_path, rope_parameters={**YARN, "mscale": 0.5, "mscale_all_dim": 1.0}).rope
+    assert rope.table_scale == pytest.approx((0.05 * math.log(4) + 1) / (0.1 * math.log(4) + 1))
+    assert rope.score_scale == pytest.approx((0.1 * math.log(4) + 1) ** 2)
+
+
+def test_dynamic_scaling_does_nothing_within_the_longest_sequence(tmp_path):
+    dynamic = read(tmp_path, rope_scaling={"type": "dynamic", "factor": 2.0}).rope
+    assert dynamic == RopeConfig(theta=10000.0)
+
+
+def test_rope_of_each_layer_kind_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="it must be one for all layers"):
+        read(tmp_path, rope_parameters={"full_attention": {"rope_theta": 1e4}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({}, (None, None)),
+        ({"sliding_window": None}, (None, None)),
+        ({"sliding_window": 7}, (7, 7)),
+        ({"sliding_window": 7, "use_sliding_window": False}, (None, None)),
+        ({"sliding_window": 7, "use_sliding_window": True}, (7, 7)),
+        (
+            {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1},
+            (None, 7),
+        ),
+        (
+            {"sliding_window": 7, "layer_types": ["full_attention", "sliding_attention"]},
+            (None, 7),
+        ),
+        ({"sliding_window": 7, "sliding_window_pattern": 2}, (7, None)),
+        ({"sliding_window": 7, "architectures": ["GptOssForCausalLM"]}, (7, None)),
+    ],
+)
+def test_windows_are_read_in_the_words_of_each_family(tmp_path, changes, windows):
+    assert read(tmp_path, **changes).sliding_windows == windows
+
+
+@pytest.mark.parametrize("name", ["n_routed_experts", "num_local_experts", "num_experts"])
+def test_experts_are_counted_under_each_of_their_names(tmp_path, name):
+    changes = {**MOE, "num_local_experts": None, name: 6}
+    moe = read(tmp_path, **changes).moe
+    assert (moe.num_experts, moe.num_experts_per_tok, moe.intermediate_size) == (6, 2, 24)
+    assert (moe.n_group, moe.topk_group, moe.n_shared_experts) == (1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "dense"),
+    [
+        ({}, set()),
+        ({"first_k_dense_replace": 2}, {0, 1}),
+        ({"decoder_sparse_step": 2}, {0, 2}),
+        ({"mlp_only_layers": [3], "decoder_sparse_step": 2}, {0, 2, 3}),
+        ({"mlp_layer_types": ["sparse", "dense", "sparse", "dense"]}, {1, 3}),
+    ],
+)
+def test_layers_without_experts(tmp_path, changes, dense):
+    assert read(tmp_path, **MOE, num_hidden_layers=4, **changes).moe.dense_layers == dense
+
+
+def test_families_fill_in_what_their_files_leave_unsaid(tmp_path):
+    mixtral = read(tmp_path, **MOE, architectures=["MixtralForCausalLM"])
+    assert mixtral.moe.norm_topk_prob
+    assert mixtral.rope.theta == 1e6
+    glm = read(tmp_path, **MOE, architectures=["Glm4MoeForCausalLM"], attention_bias=True)
+    assert glm.moe.scoring_func == "sigmoid"
+    assert glm.rope.partial_rotary_factor == 0.5
+    assert glm.attention_bias
+    assert not glm.attention_output_bias
+    deepseek = read(tmp_path, **MOE, **MLA, architectures=["DeepseekV3ForCausalLM"])
+    assert deepseek.rope.is_interleaved
+    assert deepseek.head_dim == 8
+    assert deepseek.mla.q_lora_rank is None
+    dense = read(tmp_path)
+    assert dense.moe is None
+    assert dense.mla is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok"),
+        ({"num_experts_per_tok": None}, "num_experts_per_tok"),
+        ({"n_group": 3}, "num_local_experts"),
+        ({"n_group": 2, "topk_group": 3}, "topk_group"),
+        ({"n_group": 4, "num_experts_per_tok": 3}, "num_experts_per_tok"),
+        ({"n_group": 8, "scoring_func": "sigmoid", "num_experts_per_tok": 1}, "n_group"),
+        ({"scoring_func": "relu"}, "scoring_func"),
+        ({"topk_method": "greedy", "norm_topk_prob": True}, "norm_topk_prob"),
+        ({"first_k_dense_replace": -1}, "first_k_dense_replace"),
+        ({"mlp_only_layers": [-1]}, "mlp_only_layers"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq"),
+        ({"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
+        ({**MLA, "v_head_dim": None}, "v_head_dim"),
+        ({**MLA, "index_topk": 5}, "q_lora_rank"),
+        ({**MLA, "q_lora_rank": 9, "index_topk": 5, "index_head_dim": 6}, "index_head_dim"),
+        ({**MLA, "qk_rope_head_dim": 7}, "qk_rope_head_dim"),
+    ],
+)
+def test_wrong_field_of_a_family_is_named(tmp_path, changes, name):
+    with pytest.raises(ConfigError, match=rf"config\.json: {name} is "):
+        read(tmp_path, **{**MOE, **changes})
+
+
 @pytest.mark.parametrize("content", ["", "{", "[1]"])
 def test_file_that_is_no_json_object_is_refused(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ConfigError, match=r"config\.json"):
+        ModelConfig.from_folder(tmp_path)
+
+
+def test_pipe_in_the_place_of_the_file_is_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ConfigError, match="not a regular file"):
         ModelConfig.from_folder(tmp_path)
 
 
@@ -146,6 +278,6 @@ def test_missing_file_is_named(tmp_path):
 def test_unknown_architecture_lists_the_known_ones():
     with pytest.raises(
         UnsupportedArchitectureError,
-        match=r"'MambaForCausalLM'.*LlamaForCausalLM, Qwen3ForCausalLM",
+        match=r"'MambaForCausalLM'.*LlamaForCausalLM, .*Qwen3ForCausalLM",
     ):
         model_class("MambaForCausalLM")

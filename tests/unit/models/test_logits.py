@@ -66,6 +66,18 @@ def test_decodes_and_chunks_in_one_batch_do_not_disturb_each_other(pair):
         assert_close(torch.cat(pieces), transformers_logits(reference, sequence.token_ids))
 
 
+def test_greedy_tokens_are_those_of_transformers_over_64_steps(pair):
+    model, reference = pair
+    runner = PagedRunner(model, block_size=BLOCK_SIZE)
+    sequence, other = runner.add(random_tokens(11, seed=3)), runner.add(random_tokens(70))
+    logits = runner.step([(sequence, 11), (other, 5)])[0]
+    for _ in range(64):
+        sequence.token_ids.append(int(logits[-1].argmax()))
+        logits = runner.step([(sequence, 1), (other, 1)])[0]
+    best = transformers_logits(reference, sequence.token_ids).argmax(-1).tolist()
+    assert sequence.token_ids[11:] == best[10:-1]
+
+
 def test_decode_groups_split_by_size_agree_with_the_whole(checkpoint, monkeypatch):
     folder, reference = checkpoint("qwen3")
     monkeypatch.setattr("models.ops.attention_metadata.CPU_GROUP_KEYS", 48)

@@ -21,11 +21,15 @@ LIMITS = StepLimits(
 )
 
 
+def load(tmp_path_factory, variant):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(folder, variant)
+    return load_model(folder, device=CPU, dtype=torch.float32)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoint")
-    write_checkpoint(folder, "qwen3")
-    return load_model(folder, device=CPU, dtype=torch.float32)
+    return load(tmp_path_factory, "qwen3")
 
 
 def choose(model, **options):
@@ -45,7 +49,7 @@ def test_the_block_count_asked_for_wins(model):
 
 
 def test_memory_on_a_cpu_is_filled_with_blocks(model):
-    bytes_each = block_bytes(model.config, block_size=4, dtype=torch.float32)
+    bytes_each = block_bytes(model, block_size=4, dtype=torch.float32)
     assert choose(model, kv_cache_memory_mb=3) == 3 * 2**20 // bytes_each
 
 
@@ -54,12 +58,24 @@ def test_blocks_from_memory_stop_where_the_scheduler_would_drown(model):
 
 
 def test_block_bytes_are_those_allocated(model):
-    caches = allocate_kv_cache(
-        model.config, num_blocks=5, block_size=4, dtype=torch.bfloat16, device=CPU
-    )
+    caches = allocate_kv_cache(model, num_blocks=5, block_size=4, dtype=torch.bfloat16, device=CPU)
     allocated = sum(cache.k.nbytes + cache.v.nbytes for cache in caches)
-    assert allocated == 5 * block_bytes(model.config, block_size=4, dtype=torch.bfloat16)
+    assert allocated == 5 * block_bytes(model, block_size=4, dtype=torch.bfloat16)
     assert len(caches) == model.config.num_hidden_layers
+
+
+def test_latent_attention_caches_one_small_vector_a_token(tmp_path_factory):
+    model = load(tmp_path_factory, "deepseek_v3")
+    caches = allocate_kv_cache(model, num_blocks=5, block_size=4, dtype=torch.float32, device=CPU)
+    assert [cache.latent.shape for cache in caches] == [(5, 4, 16 + 8)] * 3
+    assert block_bytes(model, block_size=4, dtype=torch.float32) == 3 * (16 + 8) * 4 * 4
+
+
+def test_an_indexer_caches_a_key_a_token(tmp_path_factory):
+    model = load(tmp_path_factory, "deepseek_v32")
+    cache = allocate_kv_cache(model, num_blocks=5, block_size=4, dtype=torch.float32, device=CPU)[0]
+    assert cache.index_keys.shape == (5, 4, 12)
+    assert block_bytes(model, block_size=4, dtype=torch.float32) == 3 * (16 + 8 + 12) * 4 * 4
 
 
 def test_too_little_memory_is_an_error_that_says_what_to_raise(model):
@@ -87,9 +103,7 @@ def test_the_largest_step_uses_every_token_and_row_and_runs_without_blocks(model
     assert step.context.num_tokens == LIMITS.max_num_batched_tokens
     assert step.context.batch_size == LIMITS.max_num_seqs
     assert step.context.max_q_len == LIMITS.max_model_len
-    cache = allocate_kv_cache(
-        model.config, num_blocks=1, block_size=4, dtype=torch.float32, device=CPU
-    )
+    cache = allocate_kv_cache(model, num_blocks=1, block_size=4, dtype=torch.float32, device=CPU)
     runner = ModelRunner(model, cache, limits=LIMITS, device=CPU)
     result = runner.execute(step).message()
     assert len(read_int32(result.token_ids)) == LIMITS.max_num_seqs

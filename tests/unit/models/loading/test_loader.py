@@ -121,6 +121,38 @@ def test_missing_folder_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("variant", "name"),
+    [
+        ("qwen3_moe", "model.layers.1.mlp.experts.5.up_proj.weight"),
+        ("mixtral", "model.layers.0.mlp.experts.3.w2.weight"),
+        ("gpt_oss", "model.layers.2.mlp.experts.gate_up_proj_bias"),
+        ("gpt_oss", "model.layers.1.self_attn.sinks"),
+        ("glm4_moe", "model.layers.1.mlp.gate.e_score_correction_bias"),
+        ("deepseek_v3", "model.layers.0.self_attn.kv_a_proj_with_mqa.weight"),
+        ("deepseek_v3", "model.layers.1.mlp.shared_experts.down_proj.weight"),
+    ],
+)
+def test_missing_tensor_of_a_family_is_named(checkpoint, tmp_path, variant, name):
+    source, _ = checkpoint(variant)
+    tensors = load_file(source / SINGLE_FILE)
+    stored = name.replace(".mlp.", ".block_sparse_moe.") if variant == "mixtral" else name
+    del tensors[stored]
+    save_file(tensors, tmp_path / SINGLE_FILE)
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+    with pytest.raises(CheckpointError, match=f"1 tensors are missing, the first is {name}"):
+        load(tmp_path)
+
+
+def test_layers_past_the_last_one_are_passed_over(checkpoint, tmp_path):
+    source, _ = checkpoint("glm4_moe")
+    tensors = load_file(source / SINGLE_FILE)
+    tensors["model.layers.3.eh_proj.weight"] = torch.ones(2, 2)
+    save_file(tensors, tmp_path / SINGLE_FILE)
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+    assert_same_weights(load(tmp_path), load(source))
+
+
+@pytest.mark.parametrize(
     "name",
     [
         QUERY,

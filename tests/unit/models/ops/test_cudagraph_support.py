@@ -3,16 +3,18 @@ import sys
 
 import torch
 
+from models.forward_context import KVCacheSpec
 from models.ops import kernel_choice
 from models.ops.attention_metadata import make_attention_workspace
 from models.ops.cudagraph_support import AttentionCGSupport, attention_cudagraph_support
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SPEC = KVCacheSpec(num_heads=4, num_kv_heads=2, head_dim=8)
 
 
 def test_the_reference_supports_no_graph():
     assert attention_cudagraph_support(CPU) is AttentionCGSupport.NEVER
-    assert make_attention_workspace(num_heads=4, num_kv_heads=2, head_dim=8, device=CPU) is None
+    assert make_attention_workspace(SPEC, device=CPU) is None
 
 
 def test_the_kernels_support_all_steps_where_triton_is_installed(monkeypatch):

@@ -38,8 +38,9 @@ def run_two_ranks(folder, tmp_path, *options):
     return [torch.load(output) for output in outputs]
 
 
-def test_two_ranks_give_the_logits_of_transformers(checkpoint, tmp_path):
-    folder, reference = checkpoint("llama_one_kv_head")
+@pytest.mark.parametrize("variant", ["llama_one_kv_head", "gpt_oss", "deepseek_v3"])
+def test_two_ranks_give_the_logits_of_transformers(checkpoint, tmp_path, variant):
+    folder, reference = checkpoint(variant)
     expected = transformers_logits(reference, TOKEN_IDS)
     for logits in run_two_ranks(folder, tmp_path):
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)

@@ -34,6 +34,8 @@ CASES = [
     (([33], [33]), {"block_size": 5}),
     (([1, 17], [9, 33]), {"has_rotation": False}),
     (([3, 1], [3, 1]), {"has_norm": False}),
+    (([1, 7, 40, 1], [5, 7, 170, 99]), {"sliding_window": 33, "has_sinks": True}),
+    (([1] * 4, [5, 1, 0, 170]), {"sliding_window": 33, "has_sinks": True}),
 ]
 for dtype in (torch.float32, torch.float16):
     for batch, options in CASES:
@@ -41,7 +43,8 @@ for dtype in (torch.float32, torch.float16):
         exact = case.exact()
         output = torch.full(case.q.shape, torch.nan, dtype=dtype)
         attention.attend(
-            case.q, case.k, case.v, output, case.cache, case.metadata, case.transform
+            case.q, case.k, case.v, output, case.cache, case.metadata, case.transform,
+            case.sliding_window, case.sinks,
         )
         live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
         assert_rows_close(output[live], exact.run()[live])

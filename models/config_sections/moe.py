@@ -1,0 +1,103 @@
+"""Mixtures of experts in config.json."""
+
+from dataclasses import dataclass
+
+from models.config_sections.fields import Fields
+
+_EXPERT_COUNTS = ("n_routed_experts", "num_local_experts", "num_experts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeConfig:
+    """Routed and shared experts of the sparse layers."""
+
+    num_experts: int
+    num_experts_per_tok: int
+    intermediate_size: int
+    """Of one expert."""
+    scoring_func: str
+    """softmax, or sigmoid: then a correction bias joins the scores that experts are chosen by."""
+    norm_topk_prob: bool
+    """Whether the weights of a token's experts are scaled to sum to 1."""
+    routed_scaling_factor: float = 1.0
+    n_group: int = 1
+    """Experts form this many equal groups; a token's experts come from topk_group of them."""
+    topk_group: int = 1
+    n_shared_experts: int = 0
+    """Experts that every token uses, as one layer of so many times the size."""
+    dense_layers: frozenset[int] = frozenset()
+    """Layers without experts."""
+    swiglu_alpha: float = 1.0
+    swiglu_limit: float | None = None
+    """Clamps gate and up; then the gate is gate * sigmoid(alpha * gate), and 1 is added to up."""
+
+
+def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
+    """Reads the experts of a model; None if it has none.
+
+    Raises:
+        ConfigError: a field is missing or ill-typed, or the routing is not supported.
+    """
+    count_name = next((name for name in _EXPERT_COUNTS if fields.has(name)), None)
+    if count_name is None:
+        return None
+    num_experts = fields.count(count_name)
+    num_experts_per_tok = fields.count("num_experts_per_tok")
+    if num_experts_per_tok > num_experts:
+        raise fields.error("num_experts_per_tok", f"at most the {num_experts} experts there are")
+    is_v2 = fields.has("topk_method") and fields.values.get("scoring_func") != "sigmoid"
+    if is_v2 and fields.flag("norm_topk_prob"):
+        # The paper's code then leaves out the scaling factor, and others the norm.
+        raise fields.error("norm_topk_prob", "false with softmax scores and a topk_method")
+    size_name = "moe_intermediate_size"
+    n_group, topk_group = _read_groups(fields, count_name, num_experts)
+    if num_experts_per_tok > num_experts // n_group * topk_group:
+        raise fields.error("num_experts_per_tok", f"at most the experts of {topk_group} groups")
+    return MoeConfig(
+        num_experts=num_experts,
+        num_experts_per_tok=num_experts_per_tok,
+        intermediate_size=fields.count(size_name if fields.has(size_name) else "intermediate_size"),
+        scoring_func=fields.choice("scoring_func", ("softmax", "sigmoid"), "softmax"),
+        norm_topk_prob=fields.flag("norm_topk_prob"),
+        routed_scaling_factor=fields.number("routed_scaling_factor", 1.0),
+        n_group=n_group,
+        topk_group=topk_group,
+        n_shared_experts=fields.count("n_shared_experts", 0, minimum=0),
+        dense_layers=_read_dense_layers(fields, num_hidden_layers),
+        swiglu_alpha=fields.number("swiglu_alpha", 1.702),
+        swiglu_limit=fields.number("swiglu_limit") if fields.has("swiglu_limit") else None,
+    )
+
+
+def _read_groups(fields: Fields, count_name: str, num_experts: int) -> tuple[int, int]:
+    """Returns how many groups experts form and how many of them a token chooses from."""
+    if fields.values.get("topk_method") == "greedy":
+        return 1, 1
+    n_group, topk_group = fields.count("n_group", 1), fields.count("topk_group", 1)
+    if num_experts % n_group:
+        raise fields.error(count_name, f"a multiple of n_group, {n_group}")
+    if topk_group > n_group:
+        raise fields.error("topk_group", f"at most n_group, {n_group}")
+    if fields.values.get("scoring_func") == "sigmoid" and num_experts // n_group < 2:
+        raise fields.error("n_group", "at most half the number of experts")
+    return n_group, topk_group
+
+
+def _read_dense_layers(fields: Fields, num_hidden_layers: int) -> frozenset[int]:
+    """Returns the layers without experts, in the words of either family of files."""
+    if fields.count("moe_layer_freq", 1) != 1:
+        raise fields.error("moe_layer_freq", "1")
+    kinds = fields.values.get("mlp_layer_types")
+    if kinds is not None:
+        is_list = isinstance(kinds, list) and len(kinds) == num_hidden_layers
+        if not is_list or any(kind not in ("dense", "sparse") for kind in kinds):
+            raise fields.error("mlp_layer_types", "dense or sparse for every layer")
+        return frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
+    first_sparse = fields.count("first_k_dense_replace", 0, minimum=0)
+    step = fields.count("decoder_sparse_step", 1)
+    named = fields.layer_numbers("mlp_only_layers")
+    return frozenset(
+        layer
+        for layer in range(num_hidden_layers)
+        if layer < first_sparse or layer in named or (layer + 1) % step
+    )

@@ -1,0 +1,41 @@
+"""DeepSeek-V2, V3 and V3.2: latent attention, and many small experts beside shared ones.
+
+V2 scores experts by softmax, V3 by sigmoid with a learned correction of the choice; in V3.2 an
+indexer chooses what a query attends to. config.json says which; they are one model otherwise.
+Source: DeepSeek-AI 2024, "DeepSeek-V2" and "DeepSeek-V3 Technical Report", section 2.1.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from models.config import ModelConfig
+from models.layers.decoder import CausalLM, DecoderLayer
+from models.layers.latent_attention import LatentAttention
+from models.layers.moe import feed_forward, per_expert_tensors
+from models.layers.weight import ExpertTensor
+from models.parallel.group import SINGLE, ParallelGroup
+
+
+class DeepseekV2ForCausalLM(CausalLM):
+    """DeepSeek-V2, V3 or V3.2 with its language-model head."""
+
+    packed_modules_mapping: ClassVar[dict[str, tuple[str, ...]]] = {
+        **CausalLM.packed_modules_mapping,
+        "qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
+    }
+
+    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
+        layers = [
+            DecoderLayer(
+                config,
+                LatentAttention(config, index, group),
+                feed_forward(config, index, group),
+            )
+            for index in range(config.num_hidden_layers)
+        ]
+        super().__init__(config, layers, group)
+
+    @classmethod
+    def expert_mapping(cls, config: ModelConfig) -> Sequence[ExpertTensor]:
+        """Returns where each expert's tensors go."""
+        return per_expert_tensors(config, gate="gate_proj", up="up_proj", down="down_proj")

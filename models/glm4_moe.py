@@ -1,0 +1,34 @@
+"""GLM-4.5: experts chosen by sigmoid scores beside shared ones, behind some dense layers.
+
+Half of each head is rotated, and in some sizes heads are normalised before that.
+Source: Zeng et al. 2025, "GLM-4.5", section 2.1.
+"""
+
+from collections.abc import Sequence
+
+from models.config import ModelConfig
+from models.layers.decoder import CausalLM, DecoderLayer
+from models.layers.moe import feed_forward, per_expert_tensors
+from models.layers.self_attention import SelfAttention
+from models.layers.weight import ExpertTensor
+from models.parallel.group import SINGLE, ParallelGroup
+
+
+class Glm4MoeForCausalLM(CausalLM):
+    """GLM-4.5 with its language-model head."""
+
+    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
+        layers = [
+            DecoderLayer(
+                config,
+                SelfAttention(config, index, group, has_head_norms=config.use_qk_norm),
+                feed_forward(config, index, group),
+            )
+            for index in range(config.num_hidden_layers)
+        ]
+        super().__init__(config, layers, group)
+
+    @classmethod
+    def expert_mapping(cls, config: ModelConfig) -> Sequence[ExpertTensor]:
+        """Returns where each expert's tensors go."""
+        return per_expert_tensors(config, gate="gate_proj", up="up_proj", down="down_proj")

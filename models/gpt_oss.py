@@ -1,0 +1,58 @@
+"""gpt-oss: experts with biases and a clamped gate; every other layer looks back a short way.
+
+Each head has a learned score in its softmax that stands for no key.
+Source: OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card", section 2.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from models.config import ModelConfig
+from models.layers.decoder import CausalLM, DecoderLayer
+from models.layers.moe import Experts, FusedMoE, moe_config
+from models.layers.self_attention import SelfAttention
+from models.layers.weight import ShardId
+from models.parallel.group import SINGLE, ParallelGroup
+
+
+class GptOssExperts(Experts):
+    """Experts whose checkpoint stores matrices transposed, and gate and up in turns."""
+
+    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:
+        """Copies this rank's share of a tensor of all experts.
+
+        gate_up_proj is [E, H, 2 * I] and its bias [E, 2 * I], both with gate at even places, up at
+        odd ones; down_proj is [E, I, H] and its bias [E, H].
+        """
+        is_weight = param is self.gate_up_proj or param is self.down_proj
+        if loaded.dim() != param.dim():
+            needed = f"{param.dim()} dimensions"
+            raise ValueError(f"its shape is {tuple(loaded.shape)}; the model needs {needed}")
+        if param is self.gate_up_proj or param is self.gate_up_proj_bias:
+            loaded = torch.cat((loaded[..., ::2], loaded[..., 1::2]), dim=-1)
+        super().weight_loader(param, loaded.transpose(1, 2) if is_weight else loaded, shard_id)
+
+
+class GptOssForCausalLM(CausalLM):
+    """gpt-oss with its language-model head."""
+
+    weights_mapping: ClassVar[dict[str, str]] = {".mlp.router.": ".mlp.gate."}
+
+    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
+        super().__init__(
+            config,
+            [_layer(config, index, group) for index in range(config.num_hidden_layers)],
+            group,
+        )
+
+
+def _layer(config: ModelConfig, index: int, group: ParallelGroup) -> DecoderLayer:
+    """Returns one layer."""
+    experts = GptOssExperts(config.hidden_size, moe_config(config), bias=True, group=group)
+    return DecoderLayer(
+        config,
+        SelfAttention(config, index, group, has_sinks=True),
+        FusedMoE(config, group, router_bias=True, experts=experts),
+    )

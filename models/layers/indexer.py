@@ -1,0 +1,84 @@
+"""The indexer of sparse attention: small heads that choose which tokens a query attends to.
+
+Released checkpoints were trained to score in FP8, behind a Hadamard transform of queries and keys.
+The transform leaves their products as they are, so it is left out, and scores are float32.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from models.config import ModelConfig
+from models.config_sections.mla import IndexConfig, MlaConfig
+from models.layers.linear import MergedColumnParallelLinear
+from models.layers.rotary import Rotation
+from models.layers.weight import check_shape, empty_parameter
+from models.ops.rotary import apply_rotary
+from models.parallel.group import SINGLE
+
+KEY_NORM_EPS = 1e-6
+
+
+class Indexer(nn.Module):
+    """Makes the queries, keys and weights of the index; every rank computes all of them.
+
+    The first numbers of each head, as many as attention rotates, are rotated, by halves.
+
+    Source: DeepSeek-AI 2025, "DeepSeek-V3.2-Exp", section 2.1.
+    """
+
+    def __init__(self, config: ModelConfig, mla: MlaConfig, index: IndexConfig) -> None:
+        super().__init__()
+        assert mla.q_lora_rank is not None, "the config was checked"
+        self._index = index
+        self._rope_dim = mla.qk_rope_head_dim
+        self._scale = (index.head_dim * index.num_heads) ** -0.5
+        q_size = index.num_heads * index.head_dim
+        self.wq_b = _replicated(mla.q_lora_rank, q_size)
+        self.wk = _replicated(config.hidden_size, index.head_dim)
+        self.k_norm = KeyNorm(index.head_dim)
+        self.weights_proj = _replicated(config.hidden_size, index.num_heads)
+
+    def forward(
+        self, hidden: torch.Tensor, compressed_q: torch.Tensor, rotation: Rotation
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+        """Returns what the operator of latent attention wants of an index.
+
+        Args:
+            hidden: [T, hidden].
+            compressed_q: [T, q_lora_rank], normalised.
+            rotation: the step's.
+        """
+        queries = self.wq_b(compressed_q).view(len(hidden), -1, self._index.head_dim)
+        keys = self.k_norm(self.wk(hidden)).unsqueeze(1)
+        weights = self.weights_proj(hidden).float() * self._scale
+        queries, keys = (self._rotate(heads, rotation) for heads in (queries, keys))
+        return queries, keys.squeeze(1), weights, self._index.top_k
+
+    def _rotate(self, heads: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        """Rotates the first numbers of each head."""
+        rotated = apply_rotary(heads[..., : self._rope_dim], *rotation)
+        return torch.cat((rotated, heads[..., self._rope_dim :]), dim=-1)
+
+
+class KeyNorm(nn.Module):
+    """Layer normalisation with a gain and a bias."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = empty_parameter(size)
+        self.bias = empty_parameter(size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the normalised x."""
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, KEY_NORM_EPS)
+
+    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
+        """Copies the whole tensor."""
+        check_shape(loaded, tuple(param.shape))
+        param.copy_(loaded)
+
+
+def _replicated(input_size: int, output_size: int) -> MergedColumnParallelLinear:
+    """Returns a projection that every rank computes whole, as a group of one would."""
+    return MergedColumnParallelLinear(input_size, [output_size], bias=False, group=SINGLE)

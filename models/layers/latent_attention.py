@@ -1,0 +1,169 @@
+"""Multi-head latent attention: what is cached of a token is one small vector for all heads."""
+
+import torch
+from torch import nn
+
+import models.ops.latent_attention  # noqa: F401  # registers the operator
+from models.config import ModelConfig
+from models.config_sections.mla import MlaConfig
+from models.forward_context import LatentCacheSpec
+from models.layers.indexer import Indexer
+from models.layers.linear import RowParallelLinear
+from models.layers.norm import RMSNorm
+from models.layers.rotary import Rotation
+from models.layers.rotary_heads import RotaryColumnLinear, head_order
+from models.layers.weight import check_shape, empty_parameter
+from models.ops.rotary import apply_rotary
+from models.parallel.group import SINGLE, ParallelGroup
+
+LATENT_NORM_EPS = 1e-6
+"""Of the norms of what is compressed, whatever config.json says of the others."""
+
+
+class LatentAttention(nn.Module):
+    """Self-attention whose keys and values are projections of a cached latent vector.
+
+    The projection to keys is applied to queries instead, and the one to values to what was
+    attended, so that nothing is ever expanded per cached token: all heads attend to the latent
+    vectors themselves, with scores from C + P numbers and values of C. With an indexer, each query
+    attends to the tokens that it chooses.
+    H heads of N numbers without and P with rotation, C numbers of the latent vector, V of a value.
+
+    Args:
+        config: the model's; `config.mla` is set.
+        layer_index: which layer's cache it uses.
+        group: the ranks that share the heads; the latent vector is computed and cached on all.
+
+    Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1 and appendix C.
+    """
+
+    def __init__(self, config: ModelConfig, layer_index: int, group: ParallelGroup) -> None:
+        super().__init__()
+        mla = _mla_config(config)
+        self._mla = mla
+        self._layer_index = layer_index
+        head_size = mla.qk_nope_head_dim + mla.qk_rope_head_dim
+        self._scale = head_size**-0.5 * config.rope.score_scale
+        num_heads = config.num_attention_heads
+        self._num_heads = group.split(num_heads, "attention heads")
+        q_order, kv_order = (
+            head_order(mla.qk_rope_head_dim, config.rope, num_unrotated=size)
+            for size in (mla.qk_nope_head_dim, mla.kv_lora_rank)
+        )
+        hidden, q_size, kv_size = config.hidden_size, num_heads * head_size, len(kv_order)
+        if mla.q_lora_rank is None:
+            self.q_proj = RotaryColumnLinear(
+                hidden, [q_size], orders=[q_order], bias=False, group=group
+            )
+            # Every rank computes all of it: as a group of one would.
+            self.kv_a_proj_with_mqa = RotaryColumnLinear(
+                hidden, [kv_size], orders=[kv_order], bias=config.attention_bias, group=SINGLE
+            )
+        else:
+            self.qkv_a_proj = RotaryColumnLinear(
+                hidden,
+                [mla.q_lora_rank, kv_size],
+                orders=[(), kv_order],
+                bias=config.attention_bias,
+                group=SINGLE,
+            )
+            self.q_a_layernorm = RMSNorm(mla.q_lora_rank, LATENT_NORM_EPS)
+            self.q_b_proj = RotaryColumnLinear(
+                mla.q_lora_rank, [q_size], orders=[q_order], bias=False, group=group
+            )
+        self.kv_a_layernorm = RMSNorm(mla.kv_lora_rank, LATENT_NORM_EPS)
+        self.kv_b_proj = LatentProjections(num_heads, mla, group)
+        self.o_proj = RowParallelLinear(
+            num_heads * mla.v_head_dim, hidden, bias=config.attention_output_bias, group=group
+        )
+        self.indexer = None if mla.index is None else Indexer(config, mla, mla.index)
+        self.cache_spec = LatentCacheSpec(
+            num_heads=self._num_heads,
+            latent_dim=mla.kv_lora_rank,
+            rope_dim=mla.qk_rope_head_dim,
+            index_dim=0 if mla.index is None else mla.index.head_dim,
+        )
+
+    def forward(self, hidden: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        """Maps [T, hidden] to [T, hidden]."""
+        mla = self._mla
+        queries, compressed, compressed_q = self._project(hidden)
+        q_plain, q_rotated = torch.split(
+            queries.view(len(hidden), self._num_heads, -1),
+            [mla.qk_nope_head_dim, mla.qk_rope_head_dim],
+            dim=-1,
+        )
+        latent, k_rotated = torch.split(
+            compressed, [mla.kv_lora_rank, mla.qk_rope_head_dim], dim=-1
+        )
+        latent = self.kv_a_layernorm(latent.contiguous())
+        k_rotated = apply_rotary(k_rotated.unsqueeze(1), *rotation).squeeze(1)
+        q_rotated = apply_rotary(q_rotated, *rotation)
+        q = torch.cat((self.kv_b_proj.absorb(q_plain), q_rotated), dim=-1)
+        attended = q.new_empty(*q.shape[:2], mla.kv_lora_rank)
+        entry = torch.cat((latent, k_rotated), dim=-1)
+        index = () if self.indexer is None else self.indexer(hidden, compressed_q, rotation)
+        torch.ops.octavo.latent_attention_with_output(
+            q, entry, attended, self._layer_index, self._scale, *index
+        )
+        output: torch.Tensor = self.o_proj(self.kv_b_proj.expand(attended).flatten(1))
+        return output
+
+    def _project(
+        self, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Returns queries [T, H * (N + P)] and the compressed keys and values [T, C + P].
+
+        The third are compressed queries, normalised, [T, q_lora_rank], if there are any.
+        """
+        mla = self._mla
+        if mla.q_lora_rank is None:
+            return self.q_proj(hidden), self.kv_a_proj_with_mqa(hidden), None
+        sizes = [mla.q_lora_rank, mla.kv_lora_rank + mla.qk_rope_head_dim]
+        compressed_q, compressed = torch.split(self.qkv_a_proj(hidden), sizes, dim=-1)
+        compressed_q = self.q_a_layernorm(compressed_q.contiguous())
+        return self.q_b_proj(compressed_q), compressed, compressed_q
+
+
+class LatentProjections(nn.Module):
+    """The projections of the latent vector to each head's keys and values, turned around."""
+
+    def __init__(self, num_heads: int, mla: MlaConfig, group: ParallelGroup) -> None:
+        super().__init__()
+        self._group = group
+        self._num_rows = num_heads * (mla.qk_nope_head_dim + mla.v_head_dim)
+        self._sizes = [mla.qk_nope_head_dim, mla.v_head_dim]
+        num_rows = group.split(num_heads, "attention heads") * sum(self._sizes)
+        self.weight = empty_parameter(num_rows, mla.kv_lora_rank)
+
+    def absorb(self, queries: torch.Tensor) -> torch.Tensor:
+        """Maps queries [T, H, N] for keys to queries for latent vectors, [T, H, C]."""
+        to_keys, _ = self._by_head()
+        return torch.bmm(queries.transpose(0, 1), to_keys).transpose(0, 1)
+
+    def expand(self, attended: torch.Tensor) -> torch.Tensor:
+        """Maps sums of latent vectors, [T, H, C], to sums of values, [T, H, V]."""
+        _, to_values = self._by_head()
+        return torch.bmm(attended.transpose(0, 1), to_values.transpose(1, 2)).transpose(0, 1)
+
+    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
+        """Copies the rows of this rank's heads."""
+        check_shape(loaded, (self._num_rows, param.shape[1]))
+        param.copy_(loaded.narrow(0, self._group.rank * len(param), len(param)))
+
+    def _by_head(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the projections to keys [H, N, C] and to values [H, V, C]."""
+        by_head = self.weight.view(-1, sum(self._sizes), self.weight.shape[1])
+        to_keys, to_values = torch.split(by_head, self._sizes, dim=1)
+        return to_keys, to_values
+
+
+def _mla_config(config: ModelConfig) -> MlaConfig:
+    """Returns a config's latent attention.
+
+    Raises:
+        ValueError: it has none.
+    """
+    if config.mla is None:
+        raise ValueError(f"{config.architecture} needs kv_lora_rank, and its config has none")
+    return config.mla

@@ -1,0 +1,179 @@
+"""Mixture of experts, as a layer: a router, its experts, and experts that all tokens share."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import models.ops.moe  # noqa: F401  # registers the operator
+from models.config import ModelConfig
+from models.config_sections.moe import MoeConfig
+from models.layers.decoder import GatedMLP
+from models.layers.weight import ExpertTensor, ShardId, check_shape, empty_parameter
+from models.parallel.group import ParallelGroup
+
+
+class Router(nn.Module):
+    """Scores every expert for every token; all ranks hold the whole of it.
+
+    With sigmoid scores it works in float32, whatever the model's dtype: they lie close together.
+    """
+
+    def __init__(self, hidden_size: int, moe: MoeConfig, *, bias: bool) -> None:
+        super().__init__()
+        is_sigmoid = moe.scoring_func == "sigmoid"
+        self.weight = empty_parameter(moe.num_experts, hidden_size)
+        if is_sigmoid:
+            self.weight = nn.Parameter(self.weight.float(), requires_grad=False)
+        self.bias = empty_parameter(moe.num_experts) if bias else None
+        self.e_score_correction_bias: nn.Parameter | None = None
+        if is_sigmoid:
+            correction = torch.empty(moe.num_experts, dtype=torch.float32)
+            self.e_score_correction_bias = nn.Parameter(correction, requires_grad=False)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Maps [T, hidden] to logits, [T, experts]."""
+        return functional.linear(hidden.to(self.weight.dtype), self.weight, self.bias)
+
+    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
+        """Copies the whole tensor."""
+        check_shape(loaded, tuple(param.shape))
+        param.copy_(loaded)
+
+
+class Experts(nn.Module):
+    """The weights of all routed experts, stacked; each rank holds a share of every expert.
+
+    gate_up_proj: [E, 2 * I / ranks, H], gate before up. down_proj: [E, H, I / ranks].
+    gate_up_proj_bias and down_proj_bias are [E, 2 * I / ranks] and [E, H], or None.
+    """
+
+    def __init__(
+        self, hidden_size: int, moe: MoeConfig, *, bias: bool, group: ParallelGroup
+    ) -> None:
+        super().__init__()
+        self._group = group
+        self._size = moe.intermediate_size
+        self._local_size = group.split(self._size, "inner features of an expert")
+        count = moe.num_experts
+        self.gate_up_proj = empty_parameter(count, 2 * self._local_size, hidden_size)
+        self.down_proj = empty_parameter(count, hidden_size, self._local_size)
+        self.gate_up_proj_bias = empty_parameter(count, 2 * self._local_size) if bias else None
+        self.down_proj_bias = empty_parameter(count, hidden_size) if bias else None
+
+    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:
+        """Copies this rank's share of one expert's tensor, or of a tensor of all experts.
+
+        Args:
+            param: one of ours.
+            loaded: laid out like param, over all ranks; of one expert without the first dimension.
+            shard_id: (expert, 0 for gate or down, 1 for up); anything else means all experts.
+        """
+        expert, part = shard_id if isinstance(shard_id, tuple) else (None, 0)
+        if expert is None:
+            self._load(param, param, loaded, (0, 1))
+        else:
+            self._load(param, param[expert], loaded, (part,))
+
+    def _load(
+        self, param: nn.Parameter, target: torch.Tensor, loaded: torch.Tensor, parts: Sequence[int]
+    ) -> None:
+        """Copies what `loaded` has of `param` into `target`, all of it or one expert's slice."""
+        first = self._group.rank * self._local_size
+        if param is self.down_proj_bias:
+            check_shape(loaded, tuple(target.shape))
+            # Ranks add up their outputs: the bias must be in one of them.
+            target.copy_(loaded if self._group.rank == 0 else torch.zeros_like(loaded))
+        elif param is self.down_proj:
+            check_shape(loaded, (*target.shape[:-1], self._size))
+            target.copy_(loaded.narrow(-1, first, self._local_size))
+        else:
+            rows = -1 if param is self.gate_up_proj_bias else -2
+            shape = list(target.shape)
+            shape[rows] = self._size * len(parts)
+            check_shape(loaded, tuple(shape))
+            for part, stored in zip(parts, loaded.chunk(len(parts), dim=rows), strict=True):
+                place = target.narrow(rows, part * self._local_size, self._local_size)
+                place.copy_(stored.narrow(rows, first, self._local_size))
+
+
+class FusedMoE(nn.Module):
+    """A sparse feed-forward layer: each token goes through its best experts and the shared ones."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        group: ParallelGroup,
+        *,
+        router_bias: bool = False,
+        experts: Experts | None = None,
+    ) -> None:
+        """Builds the layer; `experts` takes the place of plain ones without bias.
+
+        Raises:
+            ValueError: the ranks cannot share the experts.
+        """
+        super().__init__()
+        moe = moe_config(config)
+        self._moe = moe
+        self._group = group
+        self.gate = Router(config.hidden_size, moe, bias=router_bias)
+        self.experts = experts or Experts(config.hidden_size, moe, bias=False, group=group)
+        self.shared_experts: GatedMLP | None = None
+        if moe.n_shared_experts:
+            size = moe.intermediate_size * moe.n_shared_experts
+            self.shared_experts = GatedMLP(config, group, intermediate_size=size)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Maps [T, hidden] to [T, hidden]."""
+        moe, experts = self._moe, self.experts
+        output: torch.Tensor = torch.ops.octavo.fused_moe(
+            hidden,
+            self.gate(hidden),
+            experts.gate_up_proj,
+            experts.down_proj,
+            experts.gate_up_proj_bias,
+            experts.down_proj_bias,
+            self.gate.e_score_correction_bias,
+            moe.num_experts_per_tok,
+            moe.scoring_func == "sigmoid",
+            moe.norm_topk_prob,
+            moe.routed_scaling_factor,
+            moe.n_group,
+            moe.topk_group,
+            moe.swiglu_alpha,
+            moe.swiglu_limit,
+        )
+        output = self._group.all_reduce(output)
+        return output if self.shared_experts is None else output + self.shared_experts(hidden)
+
+
+def feed_forward(config: ModelConfig, layer_index: int, group: ParallelGroup) -> nn.Module:
+    """Returns a layer's feed-forward part: dense, or with experts, as the config says."""
+    if layer_index in moe_config(config).dense_layers:
+        return GatedMLP(config, group)
+    return FusedMoE(config, group)
+
+
+def per_expert_tensors(
+    config: ModelConfig, *, gate: str, up: str, down: str
+) -> Sequence[ExpertTensor]:
+    """Returns where each expert's tensors go, given what a checkpoint calls them."""
+    places = ((gate, "gate_up_proj", 0), (up, "gate_up_proj", 1), (down, "down_proj", 0))
+    return [
+        ExpertTensor(f"experts.{parameter}", f"experts.{expert}.{name}.weight", expert, part)
+        for expert in range(moe_config(config).num_experts)
+        for name, parameter, part in places
+    ]
+
+
+def moe_config(config: ModelConfig) -> MoeConfig:
+    """Returns a config's experts.
+
+    Raises:
+        ValueError: it has none.
+    """
+    if config.moe is None:
+        raise ValueError(f"{config.architecture} needs experts, and its config names none")
+    return config.moe

@@ -1,0 +1,38 @@
+"""What a mixture of experts is made of: how tokens choose experts, and the experts' weights."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How a token's experts are chosen and weighted; models.ops.moe.route says what it means.
+
+    top_k: experts of each token. is_sigmoid: of the logits, and not the softmax over all experts.
+    is_normed: weights are made to sum to 1. scaling: factor of all weights. num_groups: equal
+    groups of experts. top_groups: groups that a token's experts come from.
+    """
+
+    top_k: int
+    is_sigmoid: bool
+    is_normed: bool
+    scaling: float
+    num_groups: int
+    top_groups: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertWeights:
+    """Experts and their gate. E experts, H hidden size, I inner size of one expert.
+
+    gate_up: [E, 2 * I, H], gate before up. down: [E, H, I]. gate_up_bias: [E, 2 * I] or None.
+    down_bias: [E, H] or None. alpha, limit: of the gate, see models.ops.moe.gated.
+    """
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+    alpha: float = 1.0
+    limit: float | None = None

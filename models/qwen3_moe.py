@@ -1,0 +1,33 @@
+"""Qwen3 with experts: some or all layers send each token through a few of many small experts.
+
+Source: Yang et al. 2025, "Qwen3 Technical Report", section 2.
+"""
+
+from collections.abc import Sequence
+
+from models.config import ModelConfig
+from models.layers.decoder import CausalLM, DecoderLayer
+from models.layers.moe import feed_forward, per_expert_tensors
+from models.layers.self_attention import SelfAttention
+from models.layers.weight import ExpertTensor
+from models.parallel.group import SINGLE, ParallelGroup
+
+
+class Qwen3MoeForCausalLM(CausalLM):
+    """Qwen3 with experts and its language-model head."""
+
+    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
+        layers = [
+            DecoderLayer(
+                config,
+                SelfAttention(config, index, group, has_head_norms=True),
+                feed_forward(config, index, group),
+            )
+            for index in range(config.num_hidden_layers)
+        ]
+        super().__init__(config, layers, group)
+
+    @classmethod
+    def expert_mapping(cls, config: ModelConfig) -> Sequence[ExpertTensor]:
+        """Returns where each expert's tensors go."""
+        return per_expert_tensors(config, gate="gate_proj", up="up_proj", down="down_proj")

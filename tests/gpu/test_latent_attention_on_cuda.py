@@ -1,0 +1,75 @@
+"""Latent attention against float64 references: every dtype, odd shapes, replay in a graph."""
+
+import pytest
+import torch
+
+from tests.support.latent_case import make_latent_case
+from tests.support.tolerances import ROW_TOLERANCE, assert_rows_close
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = pytest.mark.parametrize("dtype", ROW_TOLERANCE, ids=str)
+SIZES = {
+    "deepseek-v3": {"num_heads": 128, "latent_dim": 512, "rope_dim": 64},
+    "deepseek-v2-lite": {"num_heads": 16, "latent_dim": 512, "rope_dim": 64},
+    "odd": {"num_heads": 5, "latent_dim": 24, "rope_dim": 6},
+}
+BATCHES = {
+    "decode": ([1] * 6, [1, 7, 16, 129, 1000, 2049]),
+    "one": ([1], [3000]),
+    "mixed": ([1, 7, 33, 1, 40], [1, 7, 300, 128, 1000]),
+    "chunk": ([300], [700]),
+}
+
+
+@DTYPES
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_output_is_the_references(batch, sizes, dtype):
+    case = make_latent_case(*batch, **sizes, dtype=dtype, device="cuda")
+    exact = case.exact()
+    expected = exact.run()
+    assert_rows_close(case.run(), expected)
+    assert torch.equal(case.cache.latent[1:].double().cpu(), exact.cache.latent[1:])
+
+
+@pytest.mark.parametrize("top_k", [16, 100])
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_chosen_tokens_are_the_references(batch, top_k):
+    # In float32: where scores are rounded more, another token may be chosen.
+    case = make_latent_case(*batch, **SIZES["odd"], device="cuda", top_k=top_k)
+    exact = case.exact()
+    expected = exact.run()
+    assert_rows_close(case.run(), expected)
+    assert torch.equal(case.cache.index_keys[1:].double().cpu(), exact.cache.index_keys[1:])
+
+
+def test_long_steps_are_scored_in_runs(monkeypatch):
+    monkeypatch.setattr("models.ops.triton.index_choice.MOST_SCORES", 1000)
+    case = make_latent_case(*BATCHES["mixed"], **SIZES["odd"], device="cuda", top_k=16)
+    exact = case.exact().run()
+    assert_rows_close(case.run(), exact)
+
+
+@pytest.mark.parametrize("top_k", [None, 3])
+def test_dummy_requests_get_zeros(top_k):
+    sizes = SIZES["odd"]
+    case = make_latent_case(
+        [1, 1], [9, 0], **sizes, dtype=torch.bfloat16, device="cuda", top_k=top_k
+    )
+    assert case.run()[1].count_nonzero() == 0
+
+
+@pytest.mark.parametrize("top_k", [None, 30])
+@pytest.mark.parametrize("batch", [BATCHES["decode"], BATCHES["mixed"]], ids=["decode", "mixed"])
+def test_a_captured_call_follows_its_inputs(batch, top_k):
+    sizes = SIZES["deepseek-v2-lite"]
+    case = make_latent_case(*batch, **sizes, dtype=torch.bfloat16, device="cuda", top_k=top_k)
+    output = case.run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        case.run_into(output)
+    for _ in range(2):
+        case.q.copy_(torch.randn_like(case.q))
+        graph.replay()
+        assert torch.equal(output, case.run())

@@ -1,0 +1,46 @@
+"""The kernel of latent attention in Triton's interpreter, on the CPU."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs Triton, which CPU installs leave out"
+)
+
+PROGRAM = """
+import torch
+torch.set_num_threads(1)
+from models.ops.index_queries import IndexQueries
+from models.ops.triton.latent_attention import latent_attention
+from tests.support.latent_case import make_latent_case
+from tests.support.tolerances import assert_rows_close
+
+SIZES = {"num_heads": 5, "latent_dim": 24, "rope_dim": 6}
+for batch in (([1] * 4, [5, 1, 0, 170]), ([1, 7, 20, 1], [5, 7, 90, 33]), ([1], [300])):
+    for dtype, top_k in ((torch.float32, None), (torch.float16, None), (torch.float32, 19)):
+        case = make_latent_case(*batch, **SIZES, dtype=dtype, top_k=top_k)
+        exact = case.exact().run()
+        slots = case.metadata.slot_mapping
+        case.cache.latent.flatten(0, 1).index_copy_(0, slots, case.entry)
+        index = None
+        if case.index is not None:
+            index_q, index_k, weights, _ = case.index
+            case.cache.index_keys.flatten(0, 1).index_copy_(0, slots, index_k)
+            index = IndexQueries(q=index_q, weights=weights, top_k=top_k)
+        output = case.q.new_full((*case.q.shape[:2], 24), torch.nan)
+        latent_attention(case.q, case.cache, case.metadata, output, case.scale, index)
+        live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
+        assert_rows_close(output[live], exact[live])
+        assert output[~live].count_nonzero() == 0
+"""
+
+
+@needs_triton
+@pytest.mark.slow
+def test_kernel_agrees_with_the_reference_in_the_interpreter():
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=250)
