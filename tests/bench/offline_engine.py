@@ -182,6 +182,7 @@ class OfflineEngine:
             "faults": sorted({figure.fault for figure in figures if figure.fault}),
             "capture_s": round(sum(figure.capture_s for figure in figures), 3),
             "bytes": sum(figure.num_bytes for figure in figures),
+            "late_builds": self.core.counters.num_late_builds,
         }
 
     def graph_figures(self) -> list[GraphFigures]:

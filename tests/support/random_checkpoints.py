@@ -3,18 +3,16 @@
 from pathlib import Path
 
 import torch
+import transformers
 from transformers import (
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
-    DeepseekV32Config,
-    DeepseekV32ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
-    InternLM3Config,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -26,6 +24,11 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
+
+# Older releases that we support do not know these; their rows are then left out.
+DeepseekV32Config = getattr(transformers, "DeepseekV32Config", None)
+DeepseekV32ForCausalLM = getattr(transformers, "DeepseekV32ForCausalLM", None)
+InternLM3Config = getattr(transformers, "InternLM3Config", None)
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -292,6 +295,7 @@ VARIANTS = {
         {**MIXTRAL, "sliding_window": 7, "head_dim": 6, "num_experts_per_tok": 1},
     ),
 }
+VARIANTS = {name: row for name, row in VARIANTS.items() if None not in row[:2]}
 
 
 def write_checkpoint(folder: Path, variant: str, **overrides):

@@ -82,8 +82,12 @@ def _fits(q_lens: Sequence[int], limits: StepLimits) -> bool:
 
 
 def _step(q_lens: Sequence[int], sampling: SamplingParams) -> BatchDescriptor:
-    """Builds a step of new requests whose prompts have these lengths; all of them sample."""
+    """Builds a step of new requests whose prompts have these lengths; all of them sample.
+
+    It writes the null block where it stands already, for that takes a kernel too.
+    """
     builder = BatchBuilder()
+    builder.update_blocks(0, 0, [0])
     for row, q_len in enumerate(q_lens):
         builder.row_ids.append(row)
         builder.q_lens.append(q_len)
