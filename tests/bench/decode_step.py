@@ -42,12 +42,7 @@ class DecodeStep:
         self.seq_lens = torch.full((batch,), context, dtype=torch.int32, device=device)
         self.starts = torch.arange(batch + 1, dtype=torch.int32, device=device)
         self.rows = torch.arange(batch, dtype=torch.int32, device=device)
-        self.workspace = make_attention_workspace(
-            num_heads=config.num_attention_heads,
-            num_kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            device=device,
-        )
+        self.workspace = make_attention_workspace(model.cache_specs()[0], device=device)
         self.chosen = torch.zeros(batch, dtype=torch.int64, device=device)
 
     def run(self):

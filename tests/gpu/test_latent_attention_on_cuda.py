@@ -12,7 +12,7 @@ DTYPES = pytest.mark.parametrize("dtype", ROW_TOLERANCE, ids=str)
 SIZES = {
     "deepseek-v3": {"num_heads": 128, "latent_dim": 512, "rope_dim": 64},
     "deepseek-v2-lite": {"num_heads": 16, "latent_dim": 512, "rope_dim": 64},
-    "odd": {"num_heads": 5, "latent_dim": 24, "rope_dim": 6},
+    "odd": {"num_heads": 5, "latent_dim": 24, "rope_dim": 8},
 }
 BATCHES = {
     "decode": ([1] * 6, [1, 7, 16, 129, 1000, 2049]),

@@ -15,6 +15,9 @@ _METADATA = [
     "num_splits", "num_chosen",
 ]  # fmt: skip  # specialising on these would compile again while serving
 
+ENTRY_ALIGNMENT = 16
+"""Bytes that the size of a token's cache entry is a multiple of."""
+
 _MANY_TOKENS = 256
 """From so many tokens on, programs are plenty, and each takes more heads."""
 
@@ -160,7 +163,17 @@ def latent_attention(
         output: [T, H, C], contiguous; a request without tokens gets zeros.
         scale: factor of the scores.
         index: chooses what is attended to; None: everything is.
+
+    Raises:
+        ValueError: an entry of the cache is not a multiple of 16 bytes; such rows were read from
+            misaligned addresses (H200, Triton 3.6, 30 float32).
     """
+    entry_bytes = q.shape[-1] * q.dtype.itemsize
+    if entry_bytes % ENTRY_ALIGNMENT:
+        raise ValueError(
+            f"latent attention has no kernel for cache entries of {q.shape[-1]} {q.dtype}; they "
+            f"must be multiples of {ENTRY_ALIGNMENT} bytes"
+        )
     chosen = None
     if index is not None and cache.index_keys is not None:
         chosen = choose_keys(index, cache.index_keys, metadata)

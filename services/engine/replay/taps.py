@@ -9,12 +9,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import models.ops.attention
-import models.ops.latent_attention  # noqa: F401  # registers the operator, as the one above
+import models.ops.latent_attention  # noqa: F401  # both register an operator
 
+INDEX_INPUTS = ("index_q", "index_k", "index_weights")
+"""What an operator gets None for where a model has no indexer."""
 INPUTS = {
     torch.ops.octavo.unified_attention_with_output.default: ("q", "k", "v"),
-    torch.ops.octavo.latent_attention_with_output.default: ("q", "entry"),
+    torch.ops.octavo.latent_attention_with_output.default: ("q", "entry", *INDEX_INPUTS),
 }
+"""What each operator of attention gets."""
 OUTPUT = "output"
 
 
@@ -49,13 +52,15 @@ class AttentionTaps(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func not in INPUTS:
+        inputs = INPUTS.get(func)
+        if inputs is None:
             return func(*args, **kwargs)
         names = (argument.name for argument in func._schema.arguments)
         named = {**dict(zip(names, args, strict=False)), **kwargs}
         layer = named["layer_index"]
-        for name in INPUTS[func]:  # before the call, which may write to them
-            self._keep(layer, name, named[name])
+        for name in inputs:  # before the call, which may write to them
+            if named.get(name) is not None:
+                self._keep(layer, name, named[name])
         result = func(*args, **kwargs)
         self._keep(layer, OUTPUT, named[OUTPUT])
         return result

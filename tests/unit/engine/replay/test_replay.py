@@ -32,6 +32,10 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trace(folder, tmp_path_factory):
     """Greedy and random requests with a shared prefix, and a graph for four decodes."""
+    return record(folder, tmp_path_factory.mktemp("trace"))
+
+
+def record(folder, target):
     config = CompilationConfig(
         cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY, cudagraph_capture_sizes=(4,)
     )
@@ -39,9 +43,8 @@ def trace(folder, tmp_path_factory):
     engine.capture()
     engine.run(PROMPTS, 10)
     engine.run(PROMPTS[1:], 6, temperature=1.0, top_p=0.9)
-    path = tmp_path_factory.mktemp("trace") / "trace.binpb"
     snapshot = Snapshot(engine=engine_settings(folder, LIMITS, num_blocks=40))
-    return write_recording(path, engine.steps, snapshot=snapshot)
+    return write_recording(target / "trace.binpb", engine.steps, snapshot=snapshot)
 
 
 def run(trace, folder, against, load=None, **flags):
@@ -147,6 +150,27 @@ def test_a_stray_write_to_the_cache_shows_in_the_attention_output(folder, trace)
         return model
 
     _, report = run(trace, folder, "full", load)
+    assert "first tensor: layer 1 attention output" in report
+
+
+def test_a_stray_write_to_latent_vectors_shows_in_the_attention_output(tmp_path):
+    write_checkpoint(tmp_path, "deepseek_v32")
+    trace = record(tmp_path, tmp_path)
+
+    def load(settings):
+        model = settings.load()
+
+        def scribble(module, args):
+            context = get_forward_context()
+            if context.cudagraph_runtime_mode is CUDAGraphMode.FULL:
+                for tensor in context.kv_cache_data[1].tensors().values():
+                    tensor[1:].mul_(1.5)
+
+        model.model.layers[1].self_attn.register_forward_pre_hook(scribble)
+        return model
+
+    assert run(trace, tmp_path, "full")[0].is_clean
+    _, report = run(trace, tmp_path, "full", load)
     assert "first tensor: layer 1 attention output" in report
 
 

@@ -88,6 +88,26 @@ def test_kept_weights_serve_a_whole_model(load, kind):
     assert logits(load(kind, fp8_products=True)[0]).isfinite().all()
 
 
+@pytest.mark.parametrize("kind", ["deepseek", "compressed_channel"])
+def test_heads_in_another_order_keep_their_scales(kind, tmp_path):
+    plain, folder = tmp_path / "plain", tmp_path / "fp8"
+    folder.mkdir()
+    sizes = {"q_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 64}
+    write_checkpoint(plain, "deepseek_v3", **WIDE | {"num_key_value_heads": 4} | sizes)
+    quantize_checkpoint(plain, folder, kind)
+    multiplied, kept = (
+        load_model(folder, device=CPU, dtype=torch.float32, fp8_products=is_kept)
+        .model.layers[1]
+        .self_attn.q_b_proj
+        for is_kept in (False, True)
+    )
+    scale = kept.weight_scale
+    if kept.method is FP8_BLOCKS:
+        scale = scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+    assert kept.weight.dtype == FP8
+    assert torch.equal(kept.weight.float() * scale, multiplied.weight)
+
+
 def test_layers_that_blocks_do_not_divide_are_dequantised(tmp_path, checkpoint):
     # Heads of 8 features: keys do not begin at a block.
     plain = quantize_checkpoint(checkpoint("llama")[0], tmp_path, "deepseek")
