@@ -19,7 +19,7 @@ from models.ops.triton.latent_attention import latent_attention
 from tests.support.latent_case import make_latent_case
 from tests.support.tolerances import assert_rows_close
 
-SIZES = {"num_heads": 5, "latent_dim": 24, "rope_dim": 6}
+SIZES = {"num_heads": 5, "latent_dim": 24, "rope_dim": 8}
 for batch in (([1] * 4, [5, 1, 0, 170]), ([1, 7, 20, 1], [5, 7, 90, 33]), ([1], [300])):
     for dtype, top_k in ((torch.float32, None), (torch.float16, None), (torch.float32, 19)):
         case = make_latent_case(*batch, **SIZES, dtype=dtype, top_k=top_k)
