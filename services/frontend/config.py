@@ -8,7 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class FrontendConfig(BaseSettings):
-    """The Octavo frontend: takes text over gRPC and streams text back.
+    """The Octavo frontend: takes text over gRPC, on wish over HTTP, and streams text back.
 
     Each option is a flag (--engine-address host:50051) and an environment variable
     (OCTAVO_FRONTEND_ENGINE_ADDRESS=host:50051); the flag wins.
@@ -30,16 +30,18 @@ class FrontendConfig(BaseSettings):
     """Address to listen on."""
     port: int = Field(default=50050, ge=0, le=65535)
     """Port to listen on; 0 takes a free one and logs it."""
+    http_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port of the OpenAI-compatible HTTP API; 0 takes a free one; no HTTP when absent."""
     engine_address: str = Field(default="127.0.0.1:50051", min_length=1)
     """The engine, as host:port or any other gRPC target."""
     tokenizer: Path | None = None
     """Folder of the tokenizer's files; they must be the engine's. Fetched from it when absent."""
     max_message_bytes: int = Field(default=16 * 2**20, ge=2**16)
-    """Largest gRPC message taken or sent; not more than the engine takes."""
+    """Largest gRPC message or HTTP body taken; messages not more than the engine takes."""
     max_prompt_bytes: int = Field(default=2**20, ge=1)
     """Longest prompt or conversation, in bytes of UTF-8, that is tokenized."""
     max_live_requests: int = Field(default=1024, ge=1)
-    """Requests that one client session may have unfinished."""
+    """Requests that one client session, or HTTP as a whole, may have unfinished."""
     num_tokenizer_threads: int = Field(default=2, ge=1, le=64)
     """Threads that tokenize long texts beside the event loop."""
     engine_silence_timeout_s: float = Field(default=2.5, gt=0)

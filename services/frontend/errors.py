@@ -9,7 +9,8 @@ FrontendError
 ├── EngineUnavailableError    no engine takes the request, or the one that had it is lost
 └── DeadlineExpiredError      its time ran out
 
-`services.frontend.rpc.status` maps each to a gRPC status; a test checks that none is missing.
+`services.frontend.rpc.status` maps each to a gRPC status, `services.frontend.http.status` to one of
+HTTP; tests check that none is missing.
 """
 
 
@@ -22,6 +23,11 @@ class FrontendError(Exception):
 
 class InvalidRequestError(FrontendError):
     """The request can never be served as it is."""
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        """Says what is wrong, and in which field of the request where that is known."""
+        super().__init__(message)
+        self.field = field
 
 
 class UnknownModelError(FrontendError):

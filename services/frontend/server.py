@@ -9,6 +9,7 @@ import structlog
 from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
 from services.frontend.config import FrontendConfig
 from services.frontend.engine_client.client import EngineClient
+from services.frontend.http.server import HttpServer
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.rpc.servicer import FrontendServicer
 from services.frontend.rpc.status import status_of
@@ -21,7 +22,10 @@ SERVICE_NAME = frontend_pb2.DESCRIPTOR.services_by_name["FrontendService"].full_
 
 
 class FrontendServer:
-    """The frontend service: engine client, pipeline, servicer, health, reflection, one port."""
+    """The frontend service: engine client, pipeline, servicer, health, reflection, on one port.
+
+    HTTP, where it is wanted, has another port over the same pipeline.
+    """
 
     def __init__(self, config: FrontendConfig) -> None:
         self._config = config
@@ -54,15 +58,25 @@ class FrontendServer:
         frontend_pb2_grpc.add_FrontendServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
             self._servicer, self._server
         )
+        self._http = HttpServer(
+            self._pipeline,
+            max_body_bytes=config.max_message_bytes,
+            max_live_requests=config.max_live_requests,
+            slow_reader_timeout_s=config.slow_reader_timeout_s,
+        )
+        self.http_port: int | None = None
+        """Where HTTP is served; None where it is not, and before `start`."""
 
     async def start(self) -> int:
-        """Opens the port, looks for the engine in the background, and returns the port.
+        """Opens the ports, looks for the engine in the background, and returns the port of gRPC.
 
         Raises:
             OSError: the address cannot be listened on.
         """
         port = listen(self._server, self._config.host, self._config.port)
         await self._server.start()
+        if self._config.http_port is not None:
+            self.http_port = self._http.start(self._config.host, self._config.http_port)
         self._running = asyncio.create_task(
             self.engine.run(on_model=self._pipeline.load_model, on_readiness=self._take_readiness)
         )
@@ -99,16 +113,18 @@ class FrontendServer:
         self._is_draining = True
         self._health.set_ready(False)
         self._servicer.drain()
+        self._http.begin_drain()
 
     async def drain(self) -> None:
         """Refuses new requests and lets the running ones finish, for as long as is configured."""
         self.begin_drain()
         self._health.close()
-        await self._server.stop(self._config.drain_timeout_s)
+        timeout_s = self._config.drain_timeout_s
+        await asyncio.gather(self._server.stop(timeout_s), self._http.drain(timeout_s))
 
     async def close(self) -> None:
         """Ends everything that still runs."""
-        await self._server.stop(None)
+        await asyncio.gather(self._server.stop(None), self._http.close())
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)

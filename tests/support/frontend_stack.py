@@ -23,6 +23,11 @@ class FrontendStack:
     stub: FrontendServiceStub
     address: str
 
+    @property
+    def http_url(self) -> str:
+        """Where HTTP is served, in a stack that was started with an `http_port`."""
+        return f"http://127.0.0.1:{self.server.http_port}"
+
 
 @asynccontextmanager
 async def frontend_stack(

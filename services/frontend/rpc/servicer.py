@@ -10,6 +10,7 @@ from protos.frontend.v1 import frontend_pb2
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceServicer
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Options, Prompt
+from services.frontend.pipeline.request_log import request_logged
 from services.frontend.rpc.convert import (
     conversation_of,
     input_of,
@@ -18,7 +19,6 @@ from services.frontend.rpc.convert import (
     prompt_of,
     refuse_unknown_fields,
 )
-from services.frontend.rpc.request_log import request_logged
 from services.frontend.rpc.session import ClientSession
 from services.frontend.rpc.writer import Writer
 

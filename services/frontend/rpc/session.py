@@ -18,6 +18,7 @@ from services.frontend.errors import (
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Options, Prompt
+from services.frontend.pipeline.request_log import request_logged
 from services.frontend.rpc.convert import (
     conversation_of,
     options_of,
@@ -25,7 +26,6 @@ from services.frontend.rpc.convert import (
     prompt_of,
     refuse_unknown_fields,
 )
-from services.frontend.rpc.request_log import request_logged
 from services.frontend.rpc.status import failure_of
 from services.frontend.rpc.writer import Writer
 

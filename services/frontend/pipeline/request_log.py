@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import structlog
 
-from protos.common.v1.sampling_pb2 import FinishReason
+from services.frontend.engine_client.messages import FinishReason
 from services.frontend.errors import FrontendError
 from services.frontend.pipeline.request import Output
 

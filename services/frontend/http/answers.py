@@ -1,0 +1,141 @@
+"""The bodies of answers: a completion or a chat completion, whole or in chunks."""
+
+import time
+from typing import Any, Protocol
+
+from services.frontend.engine_client.messages import STOP, Usage
+from services.frontend.http.logprobs import ChatLogprobs, CompletionLogprobs
+from services.frontend.pipeline.pipeline import ServedModel
+from services.frontend.pipeline.request import Output
+
+Body = dict[str, Any]
+
+
+class Answer(Protocol):
+    """Writes one request's answer."""
+
+    def opening(self) -> list[Body]:
+        """Returns the chunks that come before any output."""
+
+    def chunk(self, output: Output) -> Body:
+        """Returns more output as a chunk of a stream."""
+
+    def usage_chunk(self, usage: Usage) -> Body:
+        """Returns the chunk that tells the usage, after the last output."""
+
+    def whole(self, output: Output) -> Body:
+        """Returns the whole output as one body."""
+
+
+class CompletionAnswer:
+    """Answers POST /v1/completions."""
+
+    def __init__(
+        self, answer_id: str, model: ServedModel, *, has_logprobs: bool, streams_usage: bool
+    ) -> None:
+        """Answers as `answer_id`; `streams_usage` says whether the stream's chunks name a usage."""
+        self._envelope = _envelope(answer_id, "text_completion", model)
+        self._logprobs = CompletionLogprobs(model.tokenizer) if has_logprobs else None
+        self._usage_field: Body = {"usage": None} if streams_usage else {}
+
+    def opening(self) -> list[Body]:
+        """Returns nothing: the first chunk is the first output."""
+        return []
+
+    def chunk(self, output: Output) -> Body:
+        """Returns more output as a chunk of a stream."""
+        return {**self._envelope, "choices": [self._choice(output)], **self._usage_field}
+
+    def usage_chunk(self, usage: Usage) -> Body:
+        """Returns the chunk that tells the usage."""
+        return {**self._envelope, "choices": [], "usage": usage_body(usage)}
+
+    def whole(self, output: Output) -> Body:
+        """Returns the whole output as one body."""
+        usage = usage_body(output.usage or Usage())
+        return {**self._envelope, "choices": [self._choice(output)], "usage": usage}
+
+    def _choice(self, output: Output) -> Body:
+        return {
+            "index": 0,
+            "text": output.text,
+            "logprobs": None if self._logprobs is None else self._logprobs.push(output),
+            "finish_reason": _finish_reason(output),
+        }
+
+
+class ChatAnswer:
+    """Answers POST /v1/chat/completions."""
+
+    def __init__(
+        self, answer_id: str, model: ServedModel, *, has_logprobs: bool, streams_usage: bool
+    ) -> None:
+        """Answers as `answer_id`; `streams_usage` says whether the stream's chunks name a usage."""
+        self._envelope = _envelope(answer_id, "chat.completion", model)
+        self._chunk_envelope = {**self._envelope, "object": "chat.completion.chunk"}
+        self._logprobs = ChatLogprobs(model.tokenizer) if has_logprobs else None
+        self._usage_field: Body = {"usage": None} if streams_usage else {}
+
+    def opening(self) -> list[Body]:
+        """Returns the chunk that says who speaks."""
+        choice = {
+            "index": 0,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        return [{**self._chunk_envelope, "choices": [choice], **self._usage_field}]
+
+    def chunk(self, output: Output) -> Body:
+        """Returns more output as a chunk of a stream."""
+        choice = {
+            "index": 0,
+            "delta": {"content": output.text} if output.text else {},
+            **self._ending(output),
+        }
+        return {**self._chunk_envelope, "choices": [choice], **self._usage_field}
+
+    def usage_chunk(self, usage: Usage) -> Body:
+        """Returns the chunk that tells the usage."""
+        return {**self._chunk_envelope, "choices": [], "usage": usage_body(usage)}
+
+    def whole(self, output: Output) -> Body:
+        """Returns the whole output as one body."""
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": output.text, "refusal": None},
+            **self._ending(output),
+        }
+        usage = usage_body(output.usage or Usage())
+        return {**self._envelope, "choices": [choice], "usage": usage}
+
+    def _ending(self, output: Output) -> Body:
+        return {
+            "logprobs": None if self._logprobs is None else self._logprobs.push(output),
+            "finish_reason": _finish_reason(output),
+        }
+
+
+def usage_body(usage: Usage) -> Body:
+    """Returns what a request cost, in tokens."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.prompt_tokens + usage.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def _envelope(answer_id: str, kind: str, model: ServedModel) -> Body:
+    return {
+        "id": answer_id,
+        "object": kind,
+        "created": int(time.time()),
+        "model": model.info.model,
+    }
+
+
+def _finish_reason(output: Output) -> str | None:
+    if output.finish_reason is None:
+        return None
+    return "stop" if output.finish_reason == STOP else "length"

@@ -1,0 +1,117 @@
+"""The routes of the HTTP API."""
+
+import time
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from services.frontend.errors import FrontendError
+from services.frontend.http.generation import CHAT, COMPLETION, GenerationEndpoint
+from services.frontend.http.live_requests import LiveRequests
+from services.frontend.http.status import RefusedCallError, http_error_of
+from services.frontend.pipeline.pipeline import Pipeline, ServedModel
+
+
+class ServiceEndpoints:
+    """What a client may ask about the service."""
+
+    def __init__(self, pipeline: Pipeline, live: LiveRequests) -> None:
+        self._pipeline = pipeline
+        self._live = live
+        self._created_s = int(time.time())
+
+    async def health(self, request: Request) -> Response:
+        """Says 200 when requests are taken, else 503."""
+        del request
+        if self._pipeline.engine.is_ready and not self._live.is_draining:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "unavailable"}, status_code=503)
+
+    async def list_models(self, request: Request) -> Response:
+        """Lists the model that the engine serves; nothing before the first contact with it."""
+        del request
+        model = self._pipeline.served_model
+        return JSONResponse(
+            {"object": "list", "data": [] if model is None else [self._card(model)]}
+        )
+
+    async def show_model(self, request: Request) -> Response:
+        """Describes one model."""
+        return JSONResponse(self._card(self._pipeline.model_named(request.path_params["name"])))
+
+    async def refuse_embeddings(self, request: Request) -> Response:
+        """Says that there are none."""
+        del request
+        raise RefusedCallError(
+            404, "embeddings are not served: Octavo generates text", code="unsupported_endpoint"
+        )
+
+    def _card(self, model: ServedModel) -> dict[str, str | int]:
+        return {
+            "id": model.info.model,
+            "object": "model",
+            "created": self._created_s,
+            "owned_by": "octavo",
+            "max_model_len": model.info.max_model_len,
+        }
+
+
+def make_app(
+    pipeline: Pipeline,
+    live: LiveRequests,
+    *,
+    max_body_bytes: int,
+    slow_reader_timeout_s: float,
+) -> Starlette:
+    """Returns the API as an ASGI application.
+
+    Args:
+        pipeline: runs the requests.
+        live: counts them and ends them early.
+        max_body_bytes: largest body that is read.
+        slow_reader_timeout_s: a client that takes nothing for this long loses its request.
+    """
+    service = ServiceEndpoints(pipeline, live)
+    chat, completion = (
+        GenerationEndpoint(
+            kind,
+            pipeline,
+            live,
+            max_body_bytes=max_body_bytes,
+            slow_reader_timeout_s=slow_reader_timeout_s,
+        )
+        for kind in (CHAT, COMPLETION)
+    )
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/completions", completion, methods=["POST"]),
+            Route("/v1/embeddings", service.refuse_embeddings, methods=["POST"]),
+            Route("/v1/models", service.list_models),
+            Route("/v1/models/{name:path}", service.show_model),
+            Route("/health", service.health),
+        ],
+        exception_handlers={
+            HTTPException: _answer_routing_error,
+            RefusedCallError: _answer_error,
+            FrontendError: _answer_error,
+            Exception: _answer_error,
+        },
+    )
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    del request
+    told = http_error_of(error)
+    return JSONResponse(told.body, status_code=told.status, headers=told.headers)
+
+
+async def _answer_routing_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "registered for nothing else"
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    response = await _answer_error(request, RefusedCallError(error.status_code, message))
+    response.headers.update(error.headers or {})
+    return response

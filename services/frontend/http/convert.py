@@ -1,0 +1,102 @@
+"""From the bodies of requests to what the pipeline takes."""
+
+from typing import Any
+
+from services.frontend.engine_client.messages import SamplingParams
+from services.frontend.errors import InvalidRequestError
+from services.frontend.http.schema import (
+    ChatCompletionRequest,
+    ChatMessage,
+    CompletionRequest,
+    SharedFields,
+)
+from services.frontend.pipeline.request import Conversation, Options, Prompt
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""Output tokens of a completion that names no limit, as OpenAI's API has it."""
+
+_PASSED_ON = (
+    "temperature",
+    "top_p",
+    "seed",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "stop_token_ids",
+)
+"""Fields that SamplingParams has under the same name and with the same meaning."""
+
+
+def completion_prompt(request: CompletionRequest) -> Prompt:
+    """Reads a prompt: text, or token ids that are used as they are."""
+    match request.prompt:
+        case [str(text)]:
+            return text
+        case prompt:
+            return prompt  # type: ignore[return-value]  # a list of text has one entry
+
+
+def conversation_of(request: ChatCompletionRequest) -> Conversation:
+    """Reads a conversation."""
+    return Conversation(
+        [{"role": each.role, "content": _content_of(each)} for each in request.messages]
+    )
+
+
+def completion_options(request: CompletionRequest, request_id: str) -> Options:
+    """Reads what the caller of a completion wants."""
+    max_tokens = request.max_tokens
+    return _options(
+        request,
+        request_id,
+        max_tokens=DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens,
+        logprobs=request.logprobs,
+    )
+
+
+def chat_options(request: ChatCompletionRequest, request_id: str) -> Options:
+    """Reads what the caller of a chat completion wants.
+
+    Raises:
+        InvalidRequestError: two fields contradict each other.
+    """
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise InvalidRequestError(
+            f"max_tokens is {old} and max_completion_tokens is {new}; give one of them",
+            field="max_tokens",
+        )
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequestError("top_logprobs needs logprobs to be true", field="top_logprobs")
+    return _options(
+        request,
+        request_id,
+        max_tokens=old if new is None else new,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+    )
+
+
+def _options(
+    request: SharedFields, request_id: str, *, max_tokens: int | None, logprobs: int | None
+) -> Options:
+    named: dict[str, Any] = {name: getattr(request, name) for name in _PASSED_ON}
+    named |= {"max_tokens": max_tokens, "logprobs": logprobs}
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop or ()
+    return Options(
+        model=request.model,
+        request_id=request_id,
+        sampling=SamplingParams(
+            **{name: value for name, value in named.items() if value is not None}
+        ),
+        stop=tuple(stop),
+    )
+
+
+def _content_of(message: ChatMessage) -> str:
+    content = message.content
+    return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -1,0 +1,191 @@
+"""The two endpoints that run the model."""
+
+import asyncio
+import dataclasses
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from services.frontend.engine_client.messages import ABORTED, Usage
+from services.frontend.errors import EngineUnavailableError
+from services.frontend.http.answers import Answer, ChatAnswer, CompletionAnswer
+from services.frontend.http.convert import (
+    chat_options,
+    completion_options,
+    completion_prompt,
+    conversation_of,
+)
+from services.frontend.http.live_requests import LiveRequests
+from services.frontend.http.schema import ChatCompletionRequest, CompletionRequest, parse
+from services.frontend.http.status import RefusedCallError
+from services.frontend.http.writer import ResponseWriter
+from services.frontend.pipeline.generation import Generation
+from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.pipeline.request import Options, Output, Prompt
+from services.frontend.pipeline.request_log import RequestRecord, request_logged
+
+BODY_TIMEOUT_S = 30.0
+"""A body that takes longer to arrive is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What tells one of the endpoints from the other."""
+
+    method: str
+    """Its name in the log."""
+    id_prefix: str
+    read: Callable[[bytes, str], "Call"]
+    """Reads a body, given the request's id."""
+    answer_class: Callable[..., Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A body that was read."""
+
+    prompt: Prompt
+    options: Options
+    is_stream: bool
+    includes_usage: bool
+
+
+def _read_completion(body: bytes, request_id: str) -> Call:
+    request = parse(CompletionRequest, body)
+    return Call(
+        completion_prompt(request),
+        completion_options(request, request_id),
+        bool(request.stream),
+        request.includes_usage,
+    )
+
+
+def _read_chat(body: bytes, request_id: str) -> Call:
+    request = parse(ChatCompletionRequest, body)
+    return Call(
+        conversation_of(request),
+        chat_options(request, request_id),
+        bool(request.stream),
+        request.includes_usage,
+    )
+
+
+COMPLETION = Kind("HttpCompletion", "cmpl-", _read_completion, CompletionAnswer)
+CHAT = Kind("HttpChat", "chatcmpl-", _read_chat, ChatAnswer)
+
+
+class GenerationEndpoint:
+    """An ASGI application for one endpoint, so that it sees its client go away."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        pipeline: Pipeline,
+        live: LiveRequests,
+        *,
+        max_body_bytes: int,
+        slow_reader_timeout_s: float,
+    ) -> None:
+        self._kind = kind
+        self._pipeline = pipeline
+        self._live = live
+        self._max_body_bytes = max_body_bytes
+        self._slow_reader_timeout_s = slow_reader_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        request_id = self._kind.id_prefix + uuid.uuid4().hex
+        writer = ResponseWriter(
+            send, timeout_s=self._slow_reader_timeout_s, headers={"x-request-id": request_id}
+        )
+        try:
+            with self._live.place():
+                body = await _read_body(Request(scope, receive), max_bytes=self._max_body_bytes)
+                await self._live.run(receive, self._serve(body, request_id, writer))
+        except ClientDisconnect:
+            return
+        except Exception as error:  # noqa: BLE001  the edge: everything becomes a status
+            await writer.fail(error)
+
+    async def _serve(self, body: bytes, request_id: str, writer: ResponseWriter) -> None:
+        call = self._kind.read(body, request_id)
+        with request_logged(request_id, method=self._kind.method) as record:
+            model = self._pipeline.model_named(call.options.model)
+            sampling = call.options.sampling
+            answer = self._kind.answer_class(
+                request_id,
+                model,
+                has_logprobs=sampling is not None and sampling.HasField("logprobs"),
+                streams_usage=call.includes_usage,
+            )
+            generation = await self._pipeline.start(call.prompt, call.options)
+            async with aclosing(_outputs(generation, record)) as outputs:
+                if call.is_stream:
+                    await _write_stream(answer, outputs, writer, with_usage=call.includes_usage)
+                else:
+                    await writer.write(answer.whole(await _joined(outputs)))
+
+
+async def _outputs(generation: Generation, record: RequestRecord) -> AsyncGenerator[Output, None]:
+    """Goes through a request's outputs and ends it whatever happens."""
+    try:
+        async for output in generation:
+            record.observe(output)
+            if output.finish_reason == ABORTED:  # nobody here asked for it
+                raise EngineUnavailableError("the engine ended the request")
+            yield output
+    finally:
+        generation.close()
+
+
+async def _write_stream(
+    answer: Answer, outputs: AsyncIterator[Output], writer: ResponseWriter, *, with_usage: bool
+) -> None:
+    await writer.start_events()
+    for body in answer.opening():
+        await writer.write_event(body)
+    usage = Usage()
+    async for output in outputs:
+        if output.text or output.logprobs or output.finish_reason is not None:
+            await writer.write_event(answer.chunk(output))
+        usage = output.usage or usage
+    if with_usage:
+        await writer.write_event(answer.usage_chunk(usage))
+    await writer.end_events()
+
+
+async def _joined(outputs: AsyncIterator[Output]) -> Output:
+    """Returns a request's whole output as one."""
+    pieces = [output async for output in outputs]
+    return dataclasses.replace(
+        pieces[-1],
+        text="".join(piece.text for piece in pieces),
+        token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
+        logprobs=[position for piece in pieces for position in piece.logprobs],
+    )
+
+
+async def _read_body(request: Request, *, max_bytes: int) -> bytes:
+    """Reads a body of JSON.
+
+    Raises:
+        RefusedCallError: it is no JSON, is too large, or does not arrive.
+        ClientDisconnect: the client went away.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":  # web pages can send other types to any address
+        raise RefusedCallError(415, "the content type must be application/json")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > max_bytes:
+                    raise RefusedCallError(413, f"the body is over the limit of {max_bytes} bytes")
+    except TimeoutError:
+        raise RefusedCallError(408, f"the body did not come in {BODY_TIMEOUT_S} s") from None
+    return bytes(body)

@@ -1,0 +1,89 @@
+"""The HTTP requests that are not over: how many there may be, and how they end early."""
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from services.frontend.errors import EngineUnavailableError, OverloadedError
+
+
+class LiveRequests:
+    """Runs requests until they are over, their clients are gone, or the frontend ends."""
+
+    def __init__(self, *, max_requests: int) -> None:
+        """Takes at most `max_requests` at a time."""
+        self._max_requests = max_requests
+        self._num_places = 0
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self._running: set[asyncio.Task[None]] = set()
+        self.is_draining = False
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Counts a request, from before its body is read to its end.
+
+        Raises:
+            EngineUnavailableError: the frontend is about to end.
+            OverloadedError: too many requests are unfinished.
+        """
+        if self.is_draining:
+            raise _going_down()
+        if self._num_places >= self._max_requests:
+            raise OverloadedError(
+                f"{self._num_places} requests are unfinished; the limit is {self._max_requests}",
+                retry_after_ms=None,
+            )
+        self._num_places += 1
+        self._is_idle.clear()
+        try:
+            yield
+        finally:
+            self._num_places -= 1
+            if not self._num_places:
+                self._is_idle.set()
+
+    async def run(self, receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+        """Runs a request whose body has been read.
+
+        Raises:
+            ClientDisconnect: the client went away; the work was cancelled.
+            EngineUnavailableError: the frontend ended meanwhile; the work was cancelled.
+        """
+        running = asyncio.create_task(work)
+        gone = asyncio.create_task(_disconnected(receive))
+        self._running.add(running)
+        try:
+            await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                raise ClientDisconnect
+            if running.cancelled():
+                raise _going_down()
+            running.result()
+        finally:
+            gone.cancel()
+            running.cancel()
+            await asyncio.wait({running})
+            self._running.discard(running)
+
+    async def wait_idle(self) -> None:
+        """Returns once no request is left."""
+        await self._is_idle.wait()
+
+    def end(self) -> None:
+        """Ends whatever still runs."""
+        for running in self._running:
+            running.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _going_down() -> EngineUnavailableError:
+    return EngineUnavailableError("the frontend is going down")

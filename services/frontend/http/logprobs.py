@@ -1,0 +1,86 @@
+"""Log-probabilities in the two forms that OpenAI's API has."""
+
+from typing import Any
+
+from services.frontend.engine_client.messages import PositionLogprobs
+from services.frontend.pipeline.request import Output
+from services.frontend.text.tokenizer import Tokenizer
+
+LOWEST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON has no word for."""
+
+
+def shown_positions(output: Output) -> list[PositionLogprobs]:
+    """Returns the positions whose tokens are part of the text: a stop token is not."""
+    positions = output.logprobs
+    return positions if output.stop_token_id is None else positions[: len(output.token_ids) - 1]
+
+
+class ChatLogprobs:
+    """Log-probabilities of a chat completion."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Reads tokens with the model's tokenizer."""
+        self._token_bytes = tokenizer.token_bytes(show_special_tokens=True)
+
+    def push(self, output: Output) -> dict[str, Any]:
+        """Returns those of one more output."""
+        return {
+            "content": [
+                {
+                    **self._entry(position.chosen),
+                    "top_logprobs": [self._entry(token) for token in position.top],
+                }
+                for position in shown_positions(output)
+            ],
+            "refusal": None,
+        }
+
+    def _entry(self, token: Any) -> dict[str, Any]:
+        content = self._token_bytes[token.token_id]
+        return {
+            "token": content.decode("utf-8", "replace"),
+            "logprob": max(token.logprob, LOWEST_LOGPROB),
+            "bytes": list(content),
+        }
+
+
+class CompletionLogprobs:
+    """Log-probabilities of a completion, which count the characters of the output so far."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Reads tokens with the model's tokenizer."""
+        self._token_bytes = tokenizer.token_bytes(show_special_tokens=True)
+        self._visible_bytes = tokenizer.token_bytes(show_special_tokens=False)
+        self._num_characters = 0
+
+    def push(self, output: Output) -> dict[str, Any]:
+        """Returns those of one more output."""
+        told: dict[str, Any] = {
+            "tokens": [],
+            "token_logprobs": [],
+            "top_logprobs": [],
+            "text_offset": [],
+        }
+        for position in shown_positions(output):
+            told["tokens"].append(self._text(position.chosen.token_id))
+            told["token_logprobs"].append(max(position.chosen.logprob, LOWEST_LOGPROB))
+            told["top_logprobs"].append(
+                {
+                    self._text(token.token_id): max(token.logprob, LOWEST_LOGPROB)
+                    for token in position.top
+                }
+            )
+            told["text_offset"].append(self._num_characters)
+            content = self._visible_bytes[position.chosen.token_id]
+            # A byte 10xxxxxx goes on with a character of UTF-8, any other begins one.
+            self._num_characters += sum(byte & 0xC0 != 0x80 for byte in content)
+        return told
+
+    def _text(self, token_id: int) -> str:
+        """Returns a token's text; the bytes by number where they are no whole characters."""
+        content = self._token_bytes[token_id]
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)

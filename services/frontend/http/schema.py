@@ -1,0 +1,158 @@
+"""What a client may send: every field is read or refused, none is ignored.
+
+The names are those of OpenAI's API; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
+`ignore_eos` and `stop_token_ids` are ours, with the meaning that SamplingParams of the gRPC API
+gives them. A null is an absent field. Ranges that are not stated here are the engine's to check.
+"""
+
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from services.frontend.errors import InvalidRequestError
+from services.frontend.pipeline.request import MAX_MESSAGES
+
+MAX_STOP_TOKENS = 64
+MAX_LOGIT_BIASES = 1024
+_UINT32 = Field(ge=0, le=2**32 - 1)
+_STRICT = {"strict": True, "allow_inf_nan": False, "frozen": True}
+
+TokenId = Annotated[int, _UINT32]
+Count = Annotated[int, _UINT32]
+One = Annotated[int, Field(ge=1, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+class StreamOptions(BaseModel):
+    """How a stream looks."""
+
+    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
+
+    include_usage: bool | None = None
+
+
+class SharedFields(BaseModel):
+    """What completions and chat completions have in common."""
+
+    # Unknown fields are kept, to be refused unless they are null.
+    model_config = ConfigDict(**_STRICT, extra="allow")  # type: ignore[typeddict-item]
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: (
+        Annotated[
+            dict[TokenId, Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=MAX_LOGIT_BIASES),
+        ]
+        | None
+    ) = None
+    n: One | None = None
+
+    top_k: Count | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: (
+        Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None
+    ) = None
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with a chunk that tells the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class CompletionRequest(SharedFields):
+    """Body of POST /v1/completions."""
+
+    prompt: (
+        str
+        | Annotated[list[TokenId], Field(fail_fast=True)]
+        | Annotated[list[str], Field(min_length=1, max_length=1, fail_fast=True)]
+    )
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: One | None = None
+    echo: Literal[False] | None = None
+
+
+class TextPart(BaseModel):
+    """A part of a message that comes in parts."""
+
+    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """One message of a conversation."""
+
+    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
+
+    role: str
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+class ResponseFormat(BaseModel):
+    """The form of an answer."""
+
+    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
+
+    type: Literal["text"]
+
+
+class ChatCompletionRequest(SharedFields):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+
+
+_Request = TypeVar("_Request", bound=SharedFields)
+
+
+def parse(request_class: type[_Request], body: bytes) -> _Request:
+    """Reads a body.
+
+    Raises:
+        InvalidRequestError: it is not JSON, or a field is missing, wrong or not supported.
+    """
+    try:
+        request = request_class.model_validate_json(body)
+    except ValidationError as error:
+        raise _refusal(error) from None
+    for name, value in (request.model_extra or {}).items():
+        if value is not None:
+            raise InvalidRequestError(f"{_shown(name)} is not supported", field=_shown(name))
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequestError("stream_options is for streams only", field="stream_options")
+    return request
+
+
+def _refusal(error: ValidationError) -> InvalidRequestError:
+    [first, *_] = error.errors(include_url=False, include_context=False, include_input=False)
+    if not first["loc"]:
+        return InvalidRequestError(f"the body cannot be read: {first['msg']}")
+    location = ".".join(_shown(str(part)) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        message = f"{location} is not supported"
+    else:
+        message = f"{location}: {first['msg']}"
+    return InvalidRequestError(message, field=_shown(str(first["loc"][0])))
+
+
+def _shown(name: str) -> str:
+    """Shortens a name that the client made up."""
+    return name if len(name) <= 64 else f"{name[:64]}..."

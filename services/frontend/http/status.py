@@ -1,0 +1,92 @@
+"""Which HTTP status each error becomes, and the body that tells it: one table."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from services.frontend.errors import (
+    DeadlineExpiredError,
+    DuplicateRequestError,
+    EngineUnavailableError,
+    FrontendError,
+    InvalidRequestError,
+    OverloadedError,
+    SlowReaderError,
+    UnknownModelError,
+)
+from services.telemetry.interceptors import internal_status
+
+DEFAULT_RETRY_AFTER_S = 1
+
+
+@dataclass(frozen=True, slots=True)
+class HttpError:
+    """An error as a client sees it."""
+
+    status: int
+    kind: str
+    message: str
+    code: str | None = None
+    param: str | None = None
+    """The field of the request that is wrong, where one is known."""
+    retry_after_s: int | None = None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error as JSON, in OpenAI's form."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers that go with the status."""
+        return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+
+
+STATUSES: dict[type[FrontendError], tuple[int, str, str | None]] = {
+    InvalidRequestError: (400, "invalid_request_error", None),
+    UnknownModelError: (404, "invalid_request_error", "model_not_found"),
+    DuplicateRequestError: (409, "invalid_request_error", "duplicate_request"),
+    OverloadedError: (429, "rate_limit_error", "rate_limit_exceeded"),
+    SlowReaderError: (429, "rate_limit_error", "slow_reader"),
+    EngineUnavailableError: (503, "server_error", "service_unavailable"),
+    DeadlineExpiredError: (504, "server_error", "deadline_exceeded"),
+}
+"""Status, type and code of each error."""
+
+
+class RefusedCallError(Exception):
+    """A call that is refused as HTTP, before anything of it is read as a request."""
+
+    def __init__(self, status: int, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+def http_error_of(error: BaseException) -> HttpError:
+    """Returns an error as a client sees it.
+
+    One that callers may not know is logged and becomes 500 with an id.
+    """
+    if isinstance(error, RefusedCallError):
+        return HttpError(error.status, "invalid_request_error", str(error), error.code)
+    if not isinstance(error, FrontendError):
+        return HttpError(500, "server_error", internal_status(error).message, "internal_error")
+    status, kind, code = STATUSES[type(error)]
+    param = "model" if isinstance(error, UnknownModelError) else None
+    if isinstance(error, InvalidRequestError):
+        param = error.field
+    return HttpError(status, kind, str(error), code, param, _retry_after_s(error, status))
+
+
+def _retry_after_s(error: FrontendError, status: int) -> int | None:
+    if error.retry_after_ms is not None:
+        return math.ceil(error.retry_after_ms / 1000)
+    return DEFAULT_RETRY_AFTER_S if status in (429, 503) else None

@@ -1,0 +1,82 @@
+"""Writes one HTTP response to a client that may not be reading."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.types import Message, Send
+
+from services.frontend.errors import SlowReaderError
+from services.frontend.http.status import http_error_of
+
+Body = Mapping[str, Any]
+
+
+class ResponseWriter:
+    """One response, as a whole or as server-sent events.
+
+    The server buffers some tens of kilobytes; once they are full a write waits for the client, and
+    only for so long.
+    """
+
+    def __init__(self, send: Send, *, timeout_s: float, headers: Mapping[str, str]) -> None:
+        """Writes with `send`, waiting at most `timeout_s`; `headers` go with every response."""
+        self._send = send
+        self._timeout_s = timeout_s
+        self._headers = dict(headers)
+        self._is_started = False
+        self._is_cut = False
+
+    async def write(self, body: Body) -> None:
+        """Writes the whole response."""
+        await self._start(200, {"content-type": "application/json"})
+        await self._write(_encode(body), more=False)
+
+    async def start_events(self) -> None:
+        """Begins a stream of events."""
+        await self._start(
+            200, {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+        )
+
+    async def write_event(self, body: Body) -> None:
+        """Writes one event.
+
+        Raises:
+            SlowReaderError: the client does not read; nothing can be written any more.
+        """
+        await self._write(b"data: " + _encode(body) + b"\n\n", more=True)
+
+    async def end_events(self) -> None:
+        """Ends a stream of events well."""
+        await self._write(b"data: [DONE]\n\n", more=False)
+
+    async def fail(self, error: BaseException) -> None:
+        """Tells the client of an error, by status or, in a stream, by a last event."""
+        told = http_error_of(error)
+        if self._is_cut:
+            return
+        if self._is_started:
+            await self._write(b"data: " + _encode(told.body) + b"\n\n", more=False)
+            return
+        await self._start(told.status, {"content-type": "application/json", **told.headers})
+        await self._write(_encode(told.body), more=False)
+
+    async def _start(self, status: int, headers: Mapping[str, str]) -> None:
+        self._is_started = True
+        pairs = (self._headers | dict(headers)).items()
+        encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
+        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
+
+    async def _write(self, content: bytes, *, more: bool) -> None:
+        message: Message = {"type": "http.response.body", "body": content, "more_body": more}
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._send(message)
+        except TimeoutError:
+            self._is_cut = True
+            raise SlowReaderError(f"output lay unread for {self._timeout_s} s") from None
+
+
+def _encode(body: Body) -> bytes:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,0 +1,124 @@
+"""The HTTP API of real services, through the official openai client."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import grpc
+import openai
+import pytest
+
+from protos.engine.v1.engine_pb2 import GetStatsRequest
+from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
+from tests.support.processes import Stack, free_port, stack
+
+MESSAGES = [{"role": "user", "content": "What is 3 + 4?"}]
+
+
+@dataclass
+class Served:
+    """The services, the model's name, and where HTTP is."""
+
+    services: Stack
+    url: str
+    model: str
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/v1"
+    with stack(frontend={"http_port": port}) as services:
+        with openai.OpenAI(base_url=url, api_key="none") as client:
+            [model] = client.models.list().data
+        yield Served(services, url, model.id)
+
+
+@pytest.fixture
+async def client(served: Served) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=served.url, api_key="none", max_retries=0) as connected:
+        yield connected
+
+
+async def test_a_sum_is_answered_whole_and_in_a_stream_alike(served, client):
+    wish = {"model": served.model, "messages": MESSAGES, "temperature": 0, "max_tokens": 64}
+    whole = await client.chat.completions.create(**wish)
+    stream = await client.chat.completions.create(
+        **wish, stream=True, stream_options={"include_usage": True}
+    )
+    *chunks, usage_chunk = [chunk async for chunk in stream]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert "7" in text
+    assert whole.choices[0].message.content == text
+    assert whole.choices[0].finish_reason == chunks[-1].choices[0].finish_reason == "stop"
+    assert usage_chunk.choices == []
+    assert usage_chunk.usage.completion_tokens == whole.usage.completion_tokens > 1
+
+
+async def test_a_prompt_is_continued_whole_and_in_a_stream_alike(served, client):
+    wish = {"model": served.model, "prompt": "Once upon", "temperature": 0, "max_tokens": 8}
+    whole = await client.completions.create(**wish)
+    chunks = [chunk async for chunk in await client.completions.create(**wish, stream=True)]
+    assert whole.choices[0].text == "".join(chunk.choices[0].text for chunk in chunks) != ""
+    assert whole.choices[0].finish_reason == "length"
+    assert whole.usage.completion_tokens == 8
+
+
+async def test_log_probabilities_are_told_in_both_forms(served, client):
+    sampling = {"model": served.model, "temperature": 0, "max_tokens": 3}
+    chat = await client.chat.completions.create(
+        messages=MESSAGES, logprobs=True, top_logprobs=2, **sampling
+    )
+    completion = await client.completions.create(prompt="Once upon", logprobs=2, **sampling)
+    for entry in chat.choices[0].logprobs.content:
+        assert entry.token == entry.top_logprobs[0].token
+        assert entry.top_logprobs[1].logprob <= entry.logprob <= 0
+    told = completion.choices[0].logprobs
+    assert "".join(told.tokens) == completion.choices[0].text
+    for token, logprob, top in zip(
+        told.tokens, told.token_logprobs, told.top_logprobs, strict=True
+    ):
+        assert top[token] == logprob == max(top.values())
+
+
+async def test_errors_are_those_that_the_client_knows(served, client):
+    chat = client.chat.completions.create
+    with pytest.raises(openai.NotFoundError) as unknown:
+        await chat(model="other", messages=MESSAGES)
+    with pytest.raises(openai.BadRequestError) as bad:
+        await chat(model=served.model, messages=MESSAGES, n=2)
+    with pytest.raises(openai.BadRequestError) as long:
+        await chat(model=served.model, messages=[{"role": "user", "content": "word " * 5000}])
+    with pytest.raises(openai.NotFoundError) as embeddings:
+        await client.embeddings.create(model=served.model, input="x")
+    assert (unknown.value.param, unknown.value.code) == ("model", "model_not_found")
+    assert bad.value.param == "n"
+    assert "tokens" in long.value.message
+    assert embeddings.value.code == "unsupported_endpoint"
+
+
+async def test_a_client_that_goes_away_frees_its_blocks(served, client):
+    async with grpc.aio.insecure_channel(served.services.engine.address) as channel:
+        engine = EngineServiceStub(channel)
+        before = await engine.GetStats(GetStatsRequest())
+        stream = await client.completions.create(
+            model=served.model,
+            prompt="x",
+            max_tokens=1900,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        await anext(aiter(stream))
+        await stream.close()
+        async with asyncio.timeout(10):
+            stats = await engine.GetStats(GetStatsRequest())
+            while stats.num_running or stats.finished == before.finished:
+                await asyncio.sleep(0.05)
+                stats = await engine.GetStats(GetStatsRequest())
+    assert stats.finished["aborted"] == before.finished["aborted"] + 1
+    assert stats.num_free_blocks == before.num_free_blocks
+
+
+def test_no_text_is_logged(served):
+    assert "3 + 4" not in served.services.frontend.log
+    assert '"method": "HttpChat"' in served.services.frontend.log
