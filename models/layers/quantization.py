@@ -1,5 +1,6 @@
 """How a linear layer keeps its weight and multiplies with it."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,16 +26,16 @@ class LinearMethod:
     """Rows and columns of the weight that share a scale; None: a row does, if there are scales."""
 
 
-class QuantizableLinear(nn.Module):
+class QuantizableLinear(nn.Module, ABC):
     """A linear layer that can be told how to keep its weight."""
 
     method: LinearMethod
     weight: nn.Parameter
     weight_scale: nn.Parameter | None
 
+    @abstractmethod
     def is_split_at(self, multiple: int) -> bool:
         """Returns whether shards and packed parts begin at multiples of so many features."""
-        raise NotImplementedError
 
 
 def can_run_fp8(device: torch.device) -> bool:

@@ -1,15 +1,14 @@
 """Looks at what attention gets and gives, however the model runs."""
 
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import models.ops.attention
 import models.ops.latent_attention  # noqa: F401  # both register an operator
+from services.engine.compilation.dispatch_mode import DispatchMode
 
 INDEX_INPUTS = ("index_q", "index_k", "index_weights")
 """What an operator gets None for where a model has no indexer."""
@@ -21,7 +20,7 @@ INPUTS = {
 OUTPUT = "output"
 
 
-class AttentionTaps(TorchDispatchMode):
+class AttentionTaps(DispatchMode):
     """Copies the tensors of every attention layer while it is entered.
 
     tensors: what the last forward pass had, by layer and name. A graph that is captured meanwhile
@@ -29,20 +28,8 @@ class AttentionTaps(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
+        super().__init__()
         self.tensors: dict[tuple[int, str], Tensor] = {}
-
-    def __enter__(self) -> "AttentionTaps":
-        super().__enter__()  # type: ignore[no-untyped-call]  # as above
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]  # as above
 
     def __torch_dispatch__(
         self,

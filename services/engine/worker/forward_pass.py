@@ -103,8 +103,11 @@ class ForwardPass:
 
         Nothing that serves a request reads it.
         """
+        fillings: dict[int, Tensor] = {}
         for layer in self._kv_cache_data:
             for block in (tensor[0] for tensor in layer.tensors().values()):
-                # Not all the same: what is read there by mistake, or not read, shall be seen.
-                filling = torch.linspace(-1, 1, block.numel(), device=block.device)
-                block.copy_(filling.view_as(block))
+                size = block.numel()
+                if size not in fillings:
+                    # Not all the same: what is read there by mistake, or not read, shall be seen.
+                    fillings[size] = torch.linspace(-1, 1, size, device=block.device)
+                block.copy_(fillings[size].view_as(block))

@@ -101,10 +101,6 @@ def prepare_graphs(
         on_fault=on_fault,
     )
     runner.use_graphs(graphs)
-    if runner.device.type == "cuda" and mode.decode_mode() is not CUDAGraphMode.FULL:
-        # Captures build the kernels of decode steps; without them nothing would before a request.
-        powers = [1 << exponent for exponent in range(limits.max_num_seqs.bit_length())]
-        graphs.rehearse_decodes(map(full_decode_key, powers))
     return PreparedGraphs(mode=mode, graphs=graphs)
 
 
@@ -123,6 +119,15 @@ def install_model(
         forward.run_model = compiled.forward
     if compiled is None or config.level != CompilationLevel.PIECEWISE:
         forward.run_model = pieces.wrap_model(forward.run_model, config.splitting_ops)
+
+
+def build_uncaptured_kernels(prepared: PreparedGraphs, limits: StepLimits) -> None:
+    """Runs decode steps on a GPU whose kernels no capture will build."""
+    if prepared.mode.decode_mode() is CUDAGraphMode.FULL:
+        return
+    largest = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    powers = [1 << exponent for exponent in range(largest.bit_length())]
+    prepared.graphs.rehearse_decodes(map(full_decode_key, powers))
 
 
 def estimate_graph_bytes(

@@ -21,6 +21,7 @@ from services.engine.worker.background_compile import BackgroundCompile
 from services.engine.worker.device import choose_device, choose_dtype, dtype_name
 from services.engine.worker.graph_setup import (
     PreparedGraphs,
+    build_uncaptured_kernels,
     estimate_graph_bytes,
     graph_report,
     install_model,
@@ -118,6 +119,8 @@ def start_worker(
     prepared = prepare_graphs(
         runner, settings, limits=loaded.limits, pieces=pieces, on_fault=on_fault
     )
+    if loaded.device.type == "cuda":
+        build_uncaptured_kernels(prepared, loaded.limits)
     outcomes: list[GraphOutcome] = []
     capture = None
     if config.capture_while_serving:

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from services.engine.compilation.dispatch_mode import DispatchMode
 from services.engine.compilation.graphs.recorder import GraphFaultError, Program
 
 
@@ -208,7 +208,7 @@ class _Captures:
                 graph.capture_end()
 
 
-class _Interrupted(TorchDispatchMode):
+class _Interrupted(DispatchMode):
     """Hands the calls of some operators to somebody else."""
 
     def __init__(
@@ -216,14 +216,9 @@ class _Interrupted(TorchDispatchMode):
         operators: Collection[str],
         interrupt: Callable[[Callable[..., Any], tuple[Any, ...]], None],
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
+        super().__init__()
         self._operators = operators
         self._interrupt = interrupt
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Keeps torch from importing Dynamo, which takes 2 s, just to leave it out here."""
-        return False
 
     def __torch_dispatch__(
         self,

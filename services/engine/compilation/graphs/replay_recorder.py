@@ -8,15 +8,14 @@ of the program runs again: what it decided, and every number it computed, stays 
 from collections.abc import Collection, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from models.forward_context import ForwardContext, forward_context, get_forward_context
+from services.engine.compilation.dispatch_mode import DispatchMode
 from services.engine.compilation.graphs.recorder import GraphFaultError, Program
 
 
@@ -96,29 +95,12 @@ class ReplayRecorder:
         return 0
 
 
-class _Tape(TorchDispatchMode):
+class _Tape(DispatchMode):
     """Writes down every operation that runs while it is entered."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
+        super().__init__()
         self.calls: list[_Call] = []
-
-    def __enter__(self) -> "_Tape":
-        super().__enter__()  # type: ignore[no-untyped-call]  # as above
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]  # as above
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Keeps torch from importing Dynamo, which takes 2 s, just to leave it out here."""
-        return False
 
     def __torch_dispatch__(
         self,
