@@ -8,6 +8,7 @@ from typing import Annotated
 from protos.common.v1 import sampling_pb2
 from protos.frontend.v1 import frontend_pb2
 from services.client.errors import InvalidRequestError
+from services.client.structured_output import StructuredOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,8 @@ class Sampling:
     stop_token_ids: Annotated[Sequence[int], "Token id that ends the output; repeatable."] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Added to the logits of these token ids."""
+    structured_output: StructuredOutput | None = None
+    """What the output must be."""
 
     def to_proto(self) -> sampling_pb2.SamplingParams:
         """Returns the wire form, with only the fields that are set.
@@ -62,7 +65,9 @@ class Sampling:
         params = sampling_pb2.SamplingParams()
         for item in fields(self):
             value = getattr(self, item.name)
-            if value is not None:
+            if isinstance(value, StructuredOutput):
+                params.structured_output.CopyFrom(value.to_proto())
+            elif value is not None:
                 with _fits(item.name, value):
                     params.MergeFrom(sampling_pb2.SamplingParams(**{item.name: value}))
         return params

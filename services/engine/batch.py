@@ -88,7 +88,8 @@ class BatchBuilder:
 
     The scheduler appends to the lists itself: a method call per running request would double what
     a steady decode step costs. `row_ids`, `q_lens` and `seq_lens` have one entry per request;
-    `sample_indices` holds the requests that sample, as indices into them.
+    `sample_indices` holds the requests that sample, as indices into them; `grammar_rows` those
+    whose token a grammar decides, as indices into `sample_indices`, `grammar_masks` their bits.
     """
 
     __slots__ = (
@@ -97,6 +98,8 @@ class BatchBuilder:
         "_block_offsets",
         "_block_rows",
         "all_greedy",
+        "grammar_masks",
+        "grammar_rows",
         "needs_logit_edits",
         "needs_logprobs",
         "q_lens",
@@ -115,6 +118,8 @@ class BatchBuilder:
         self.all_greedy = True
         self.needs_logit_edits = False
         self.needs_logprobs = False
+        self.grammar_rows: list[int] = []
+        self.grammar_masks: list[bytes] = []
         self._block_rows: list[int] = []
         self._block_offsets: list[int] = []
         self._block_counts: list[int] = []
@@ -171,6 +176,9 @@ class BatchBuilder:
         sampling.all_greedy = self.all_greedy
         sampling.needs_logit_edits = self.needs_logit_edits
         sampling.needs_logprobs = self.needs_logprobs
+        if self.grammar_rows:
+            sampling.grammar_rows = pack_int32(self.grammar_rows)
+            sampling.grammar_masks = b"".join(self.grammar_masks)
         return descriptor
 
 
@@ -275,6 +283,8 @@ def redacted(descriptor: BatchDescriptor, result: StepResult) -> tuple[BatchDesc
         assignment.sampling.ClearField("end_token_ids")
     if shown.HasField("spec_decode_metadata"):
         shown.spec_decode_metadata.ClearField("draft_token_ids")
+    shown.sampling.ClearField("grammar_rows")  # they tell the caller's grammar
+    shown.sampling.ClearField("grammar_masks")
     shown_result.ClearField("token_ids")
     shown_result.ClearField("top_token_ids")
     return shown, shown_result

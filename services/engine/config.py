@@ -124,6 +124,14 @@ class EngineConfig(BaseSettings):
     """Longest time from starting a worker to its being ready."""
     drain_timeout_s: float = Field(default=30.0, ge=0)
     """Time that running requests have to finish after SIGTERM or Drain."""
+    max_grammar_bytes: int = Field(default=2**16, ge=1)
+    """Longest schema, regular expression or grammar of a request, in bytes."""
+    max_structured_requests: int = Field(default=256, ge=1)
+    """Most live requests whose output follows a grammar; beyond it they are refused."""
+    grammar_timeout_s: float = Field(default=5.0, gt=0, le=30)
+    """Longest time to compile a grammar, and to find out what it allows for one token."""
+    num_grammar_threads: int = Field(default=4, ge=1, le=64)
+    """Threads that find out what grammars allow, beside the steps."""
     credit_window: int = Field(default=64, ge=1)
     """Step messages a session may leave unread before steps are merged."""
     slow_reader_timeout_s: float = Field(default=10.0, gt=0)

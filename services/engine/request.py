@@ -2,6 +2,7 @@
 
 import enum
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -91,6 +92,44 @@ class PositionLogprobs:
     top_logprobs: tuple[float, ...]
 
 
+class GrammarKind(enum.Enum):
+    """The forms in which a request can say what its output must be."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    LARK = "lark"
+    CHOICE = "choice"
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """What a request's output must be; see StructuredOutput of protos/common/v1/sampling.proto."""
+
+    kind: GrammarKind
+    texts: tuple[str, ...] = ()
+    """The schema, expression or grammar; of a choice all texts; nothing for a JSON object."""
+
+
+class Constraint(Protocol):
+    """Decides on the host, between two tokens of a request, which tokens may come next."""
+
+    @property
+    def mask(self) -> bytes | None:
+        """A bit for each token that may come next, as grammar_masks of batch.proto has them.
+
+        None while it is being worked out, and for good once the request is over.
+        """
+
+    def advance(self, token_id: int) -> None:
+        """Takes the token that was chosen; the mask behind it comes later."""
+
+    def listen(
+        self, on_mask: Callable[[], None], on_end: Callable[[EngineError | None], None]
+    ) -> None:
+        """Calls `on_mask` for each new mask and `on_end` once: complete, or why it cannot go on."""
+
+
 class OutputSink(Protocol):
     """Takes the output of requests; a session's or a call's end of the engine."""
 
@@ -125,6 +164,9 @@ class Request:
     cache_salt: str = ""
     arrival_s: float
     deadline_s: float | None = None
+    structured_output: StructuredOutput | None = None
+    constraint: Constraint | None = None
+    """What keeps the output to `structured_output`; set before the request is submitted."""
 
     status: RequestStatus = RequestStatus.WAITING
     token_ids: list[int] = field(init=False)
@@ -159,6 +201,12 @@ class Request:
     def num_output_tokens(self) -> int:
         """Output tokens whose values are known."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def awaits_mask(self) -> bool:
+        """Whether the next token cannot be ordered yet: which ones may come is not known."""
+        constraint = self.constraint
+        return constraint is not None and bool(self.num_pending_tokens or constraint.mask is None)
 
 
 @dataclass(slots=True)

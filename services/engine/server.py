@@ -12,6 +12,7 @@ from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.core.model_folder import ModelFolder
 from services.engine.core.worker_supervisor import Executor
+from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.rpc.servicer import EngineServicer
 from services.engine.rpc.status import status_of
 from services.engine.worker.executor import WorkerDiedError
@@ -39,6 +40,14 @@ class EngineServer:
             make_executor=make_executor,
             on_readiness=self._health.set_ready,
         )
+        self._grammars = GrammarCompiler(
+            model.tokenizer_json,
+            vocab_size=model.vocab_size,
+            eos_token_ids=model.eos_token_ids,
+            max_live=config.max_structured_requests,
+            timeout_s=config.grammar_timeout_s,
+            num_threads=config.num_grammar_threads,
+        )
         self._exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
         self._server = make_server(
@@ -48,7 +57,7 @@ class EngineServer:
             max_message_bytes=config.max_message_bytes,
         )
         engine_pb2_grpc.add_EngineServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
-            EngineServicer(self.core, model, config), self._server
+            EngineServicer(self.core, model, config, self._grammars), self._server
         )
 
     async def start(self) -> int:
@@ -61,6 +70,7 @@ class EngineServer:
         await self._server.start()
         self._tasks.append(asyncio.create_task(self._run_core()))
         self._tasks.append(asyncio.create_task(self._exit_when_drained()))
+        self._grammars.load()
         log.info("engine_listening", address=f"{self._config.host}:{port}", port=port)
         return port
 
@@ -84,6 +94,7 @@ class EngineServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._grammars.close()
 
     async def _run_core(self) -> None:
         try:

@@ -10,7 +10,7 @@ does not depend on what else runs, and `expected_output` tells it without a work
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -43,8 +43,12 @@ def expected_output(
     *,
     max_output: int | None = None,
     vocab_size: int = VOCAB_SIZE,
+    allowed: Callable[[list[int]], Collection[int]] | None = None,
 ) -> list[int]:
-    """Returns the tokens that a prompt leads to when it runs alone, the end token included."""
+    """Returns the tokens that a prompt leads to when it runs alone, the end token included.
+
+    `allowed` tells which tokens may follow an output, where a constraint decides that.
+    """
     key = 0
     for token_id in prompt:
         key = _extend(key, token_id)
@@ -52,6 +56,8 @@ def expected_output(
     limit = sampling.max_tokens if max_output is None else min(max_output, sampling.max_tokens)
     while len(output) < limit:
         forbidden = sampling.end_token_ids if len(output) < sampling.min_tokens else frozenset()
+        if allowed is not None:
+            forbidden = forbidden | (frozenset(range(vocab_size)) - frozenset(allowed(output)))
         token_id = _choose(key, sampling.seed, forbidden, vocab_size)
         output.append(token_id)
         if token_id in sampling.end_token_ids:
@@ -205,11 +211,12 @@ class FakeWorker:
         _require(indices == sorted(set(indices)), "sample_indices are not ascending")
         due = [i for i, row in enumerate(rows) if ends[i] == self._num_known[row]]
         _require(indices == due, f"{indices} sample, but {due} end at their last known token")
+        masks = _read_masks(descriptor, len(indices), self._vocab_size)
         tokens: list[int] = []
-        for i in indices:
+        for sample, i in enumerate(indices):
             row, end = rows[i], ends[i]
             _require(end < self._tokens.shape[1], f"row {row} is full")
-            token_id = self._next_token(row, end)
+            token_id = self._next_token(row, end, masks.get(sample, frozenset()))
             self._tokens[row, end] = token_id
             self._num_known[row] = end + 1
             tokens.append(token_id)
@@ -234,11 +241,11 @@ class FakeWorker:
             elapsed_us=1,
         )
 
-    def _next_token(self, row: int, end: int) -> int:
+    def _next_token(self, row: int, end: int, masked: frozenset[int]) -> int:
         sampling = self._sampling[row]
-        forbidden: frozenset[int] = frozenset()
+        forbidden = masked
         if end - self._num_prompt[row] < sampling.min_tokens:
-            forbidden = frozenset(read_int32(sampling.end_token_ids).tolist())
+            forbidden |= frozenset(read_int32(sampling.end_token_ids).tolist())
         key = int(self._row_keys(row, end)[end - 1])
         return _choose(key, sampling.seed, forbidden, self._vocab_size)
 
@@ -390,6 +397,25 @@ def _choose(key: int, seed: int, forbidden: frozenset[int], vocab_size: int) -> 
     while token_id in forbidden:
         token_id = (token_id + 1) % vocab_size
     return token_id
+
+
+def _read_masks(
+    descriptor: BatchDescriptor, num_sampling: int, vocab_size: int
+) -> dict[int, frozenset[int]]:
+    """Returns the tokens that grammars forbid, by index into the requests that sample."""
+    rows = read_int32(descriptor.sampling.grammar_rows).tolist()
+    _require(rows == sorted(set(rows)), "grammar_rows do not ascend")
+    if not rows:
+        return {}
+    _require(rows[-1] < num_sampling, "a grammar for a request that does not sample")
+    bits = np.frombuffer(descriptor.sampling.grammar_masks, np.uint8).reshape(len(rows), -1)
+    _require(bits.shape[1] == 4 * -(-vocab_size // 32), "masks of another vocabulary")
+    is_allowed = np.unpackbits(bits, axis=1, bitorder="little")[:, :vocab_size]
+    _require(bool(is_allowed.any(axis=1).all()), "a grammar that allows nothing")
+    return {
+        row: frozenset(np.flatnonzero(~allowed.astype(bool)).tolist())
+        for row, allowed in zip(rows, is_allowed, strict=True)
+    }
 
 
 def _require(condition: bool, message: str) -> None:

@@ -114,16 +114,20 @@ class BlockTableUpdates(_message.Message):
     def __init__(self, rows: _Optional[bytes] = ..., offsets: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ...) -> None: ...
 
 class SamplingMetadata(_message.Message):
-    __slots__ = ("sample_indices", "all_greedy", "needs_logit_edits", "needs_logprobs")
+    __slots__ = ("sample_indices", "all_greedy", "needs_logit_edits", "needs_logprobs", "grammar_rows", "grammar_masks")
     SAMPLE_INDICES_FIELD_NUMBER: _ClassVar[int]
     ALL_GREEDY_FIELD_NUMBER: _ClassVar[int]
     NEEDS_LOGIT_EDITS_FIELD_NUMBER: _ClassVar[int]
     NEEDS_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_ROWS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_MASKS_FIELD_NUMBER: _ClassVar[int]
     sample_indices: bytes
     all_greedy: bool
     needs_logit_edits: bool
     needs_logprobs: bool
-    def __init__(self, sample_indices: _Optional[bytes] = ..., all_greedy: _Optional[bool] = ..., needs_logit_edits: _Optional[bool] = ..., needs_logprobs: _Optional[bool] = ...) -> None: ...
+    grammar_rows: bytes
+    grammar_masks: bytes
+    def __init__(self, sample_indices: _Optional[bytes] = ..., all_greedy: _Optional[bool] = ..., needs_logit_edits: _Optional[bool] = ..., needs_logprobs: _Optional[bool] = ..., grammar_rows: _Optional[bytes] = ..., grammar_masks: _Optional[bytes] = ...) -> None: ...
 
 class RowAssignment(_message.Message):
     __slots__ = ("row", "token_ids", "num_prompt_tokens", "sampling")

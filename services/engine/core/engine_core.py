@@ -5,6 +5,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 import structlog
@@ -134,6 +135,8 @@ class EngineCore:
         self._live.check_is_new(request.request_id)
         self._steps.scheduler.add(request)
         self._live.add(request)
+        if request.constraint is not None:
+            request.constraint.listen(self._steps.wake, partial(self._complete, request))
         self._steps.wake()
 
     def abort(self, request: Request, error: EngineError | None = None) -> None:
@@ -141,13 +144,7 @@ class EngineCore:
 
         Its sink gets a last output: with `error`, or with the finish reason ABORTED.
         """
-        if request not in self._live:
-            return
-        if self._steps is not None:
-            self._steps.scheduler.abort(request)
-            self._steps.wake()
-        reason = FinishReason.ABORTED if error is None else None
-        self._live.publish([RequestOutput(request, [], finish_reason=reason, error=error)])
+        self._end(request, FinishReason.ABORTED if error is None else None, error)
 
     async def drain(self, timeout_s: float) -> DrainReport:
         """Takes no more requests and waits for the live ones, at most `timeout_s`, then cuts them.
@@ -255,6 +252,20 @@ class EngineCore:
             self._abort_all(
                 EngineUnavailableError("the engine lost the worker that ran this request")
             )
+
+    def _complete(self, request: Request, error: EngineError | None) -> None:
+        """Ends a request whose grammar allows nothing more, or cannot go on."""
+        self._end(request, FinishReason.STOP if error is None else None, error)
+
+    def _end(
+        self, request: Request, reason: FinishReason | None, error: EngineError | None
+    ) -> None:
+        if request not in self._live:
+            return
+        if self._steps is not None:
+            self._steps.scheduler.abort(request)
+            self._steps.wake()
+        self._live.publish([RequestOutput(request, [], finish_reason=reason, error=error)])
 
     async def _save_history_regularly(self) -> NoReturn:
         while True:

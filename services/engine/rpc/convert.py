@@ -31,7 +31,9 @@ from services.engine.request import (
     PositionLogprobs,
     Request,
     SamplingParams,
+    StructuredOutput,
 )
+from services.engine.rpc.structured_output import structured_output_of
 
 MAX_NAME_LENGTH = 128
 """Characters in a request id or a frontend id."""
@@ -79,6 +81,7 @@ class RequestReader:
     """Turns what callers send into requests for one model."""
 
     model: ModelFolder
+    max_grammar_bytes: int = 2**16
 
     def from_submit(self, submit: Submit, sink: OutputSink) -> Request:
         """Reads a request of a session.
@@ -110,6 +113,7 @@ class RequestReader:
             deadline_s=(
                 arrival_s + submit.timeout_ms / 1000 if submit.HasField("timeout_ms") else None
             ),
+            structured_output=self._structured_output(submit.sampling),
         )
 
     def from_generate(
@@ -146,6 +150,7 @@ class RequestReader:
             cache_salt=message.cache_salt,
             arrival_s=arrival_s,
             deadline_s=None if timeout_s is None else arrival_s + timeout_s,
+            structured_output=self._structured_output(message.sampling),
         )
 
     def default_sampling(self) -> sampling_pb2.SamplingParams:
@@ -214,6 +219,13 @@ class RequestReader:
             max_tokens=min(given.max_tokens, room) if has("max_tokens") else room,
             logprobs=given.logprobs if has("logprobs") else None,
         )
+
+    def _structured_output(self, given: sampling_pb2.SamplingParams) -> StructuredOutput | None:
+        if not given.HasField("structured_output"):
+            return None
+        if given.ignore_eos:
+            raise InvalidRequestError("structured_output cannot go with ignore_eos: it must end")
+        return structured_output_of(given.structured_output, self.max_grammar_bytes)
 
     def _end_token_ids(self, given: sampling_pb2.SamplingParams) -> frozenset[int]:
         own = frozenset(given.stop_token_ids)

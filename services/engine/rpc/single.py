@@ -8,6 +8,7 @@ from protos.engine.v1.engine_pb2 import GenerateRequest, GenerateResponse
 from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.errors import EngineError, SlowReaderError
+from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.request import RequestOutput
 from services.engine.rpc.convert import (
     FINISH_REASONS,
@@ -30,7 +31,9 @@ class SingleCall:
         reader: RequestReader,
         config: EngineConfig,
         context: grpc.aio.ServicerContext,
+        grammars: GrammarCompiler,
     ) -> None:
+        self._grammars = grammars
         self._core = core
         self._reader = reader
         self._timeout_s = config.slow_reader_timeout_s
@@ -69,6 +72,8 @@ class SingleCall:
             request = self._reader.from_generate(
                 message, self, timeout_s=self._context.time_remaining()
             )
+            if request.structured_output is not None:
+                request.constraint = await self._grammars.constrain(request.structured_output)
             self._core.submit(request)
         except EngineError as error:
             count_rejection(self._core.counters, error)

@@ -81,6 +81,10 @@ class PlannedStep:
                 if num_output >= request.sampling.min_tokens:
                     needs -= _MIN_TOKENS
             self._needs |= needs
+            if request.constraint is not None:
+                assert request.constraint.mask is not None, "the scheduler waits for the mask"
+                batch.grammar_rows.append(len(batch.sample_indices) - 1)
+                batch.grammar_masks.append(request.constraint.mask)
         batch.row_ids.append(row)
         batch.q_lens.append(q_len)
         batch.seq_lens.append(end)

@@ -172,6 +172,8 @@ class Scheduler:
             output = RequestOutput(request, [token_id])
             outputs.append(output)
             self._finish_if_done(output, token_id)
+            if request.constraint is not None and output.finish_reason is None:
+                request.constraint.advance(token_id)
         self._running = [r for r in self._running if r.status is RequestStatus.RUNNING]
         self._output_tokens += len(outputs)
         if step.descriptor.sampling.needs_logprobs:
@@ -188,6 +190,8 @@ class Scheduler:
             num_tokens = len(request.token_ids) + request.num_pending_tokens
             if num_tokens >= request.max_num_tokens:
                 continue  # its last token is on its way
+            if request.constraint is not None and request.awaits_mask:
+                continue
             row = request.row
             assert row is not None, "a running request has a row"
             q_len = num_tokens - request.num_computed_tokens
@@ -234,7 +238,7 @@ class Scheduler:
         """
         while step.budget and len(self._running) < self._limits.max_running:
             request = self._waiting.peek()
-            if request is None or request.num_pending_tokens:
+            if request is None or request.num_pending_tokens or request.awaits_mask:
                 break  # tokens of a preempted request that are on their way must be known first
             prefix = self._cache.match_prefix(request)
             num_tokens = len(request.token_ids)

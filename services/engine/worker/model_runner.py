@@ -16,6 +16,7 @@ from services.engine.batch import (
     SamplingMetadata,
     runtime_mode,
 )
+from services.engine.sampling.grammar_masks import GrammarMasks
 from services.engine.sampling.logit_edits import edit_logits
 from services.engine.sampling.logprobs import Logprobs, compute_logprobs
 from services.engine.sampling.sampler import greedy, sample
@@ -247,18 +248,29 @@ class ModelRunner:
 
     def _choose(self, descriptor: BatchDescriptor, sampled: SampledRows, logits: Tensor) -> Tensor:
         """Returns one token per row of logits [S, V], which stay if log-probabilities follow."""
-        if descriptor.sampling.needs_logit_edits:
+        sampling = descriptor.sampling
+        may_overwrite = not sampling.needs_logprobs
+        if sampling.needs_logit_edits:
             edits = self._row_sampling.edits(sampled, self._buffers.tokens)
             if edits is not None:
-                logits = edit_logits(logits, edits, in_place=not descriptor.sampling.needs_logprobs)
-        if descriptor.sampling.all_greedy:
+                logits = edit_logits(logits, edits, in_place=may_overwrite)
+                may_overwrite = True
+        if sampling.grammar_rows:
+            masks = GrammarMasks.read(sampling, self._limits.vocab_size)
+            logits = masks.apply(logits, in_place=may_overwrite)
+        if sampling.all_greedy:
             return greedy(logits)
         return sample(logits, self._row_sampling.choice(sampled))
 
 
 def _needs_choice(sampling: SamplingMetadata) -> bool:
     """Whether a step wants more of its logits than each row's most likely token."""
-    return not sampling.all_greedy or sampling.needs_logit_edits or sampling.needs_logprobs
+    return (
+        not sampling.all_greedy
+        or sampling.needs_logit_edits
+        or sampling.needs_logprobs
+        or bool(sampling.grammar_rows)
+    )
 
 
 def _of_sampling_rows(decoded: DecodedStep, arrays: StepArrays) -> _Computed:

@@ -43,7 +43,7 @@ def largest_step(limits: StepLimits) -> BatchDescriptor:
     for row in range(num_requests):
         q_lens.append(min(limits.max_model_len, remaining - (num_requests - 1 - row)))
         remaining -= q_lens[-1]
-    return _step(q_lens, _EVERYTHING)
+    return _step(q_lens, _EVERYTHING, vocab_size=limits.vocab_size)
 
 
 def build_kernels(
@@ -81,10 +81,13 @@ def _fits(q_lens: Sequence[int], limits: StepLimits) -> bool:
     )
 
 
-def _step(q_lens: Sequence[int], sampling: SamplingParams) -> BatchDescriptor:
+def _step(
+    q_lens: Sequence[int], sampling: SamplingParams, *, vocab_size: int | None = None
+) -> BatchDescriptor:
     """Builds a step of new requests whose prompts have these lengths; all of them sample.
 
-    It writes the null block where it stands already, for that takes a kernel too.
+    It writes the null block where it stands already, for that takes a kernel too. With a vocabulary
+    a grammar that allows everything decides every token.
     """
     builder = BatchBuilder()
     builder.update_blocks(0, 0, [0])
@@ -96,6 +99,9 @@ def _step(q_lens: Sequence[int], sampling: SamplingParams) -> BatchDescriptor:
         builder.row_assignments.append(
             row_assignment(row=row, token_ids=[0], num_prompt_tokens=1, sampling=sampling)
         )
+        if vocab_size is not None:
+            builder.grammar_rows.append(row)
+            builder.grammar_masks.append(b"\xff" * (4 * -(-vocab_size // 32)))
     builder.all_greedy = sampling.is_greedy
     builder.needs_logit_edits = builder.needs_logprobs = sampling.logprobs is not None
     return builder.build(

@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from protos.common.v1.failure_pb2 import Failure
-from protos.common.v1.sampling_pb2 import FinishReason, PositionLogprobs, SamplingParams, Usage
+from protos.common.v1.sampling_pb2 import (
+    FinishReason,
+    PositionLogprobs,
+    SamplingParams,
+    StructuredOutput,
+    TextChoice,
+    Usage,
+)
 from protos.engine.v1.engine_pb2 import GetModelInfoResponse
 from services.frontend.errors import (
     DeadlineExpiredError,
@@ -29,6 +36,8 @@ __all__ = [
     "ModelInfo",
     "PositionLogprobs",
     "SamplingParams",
+    "StructuredOutput",
+    "TextChoice",
     "TokenBatch",
     "Usage",
     "error_of",

@@ -8,8 +8,10 @@ from services.frontend.http.schema import (
     ChatCompletionRequest,
     ChatMessage,
     CompletionRequest,
+    ResponseFormat,
     SharedFields,
 )
+from services.frontend.http.structured_output import structured_output_of
 from services.frontend.pipeline.request import Conversation, Options, Prompt
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -78,14 +80,21 @@ def chat_options(request: ChatCompletionRequest, request_id: str) -> Options:
         request_id,
         max_tokens=old if new is None else new,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        response_format=request.response_format,
     )
 
 
 def _options(
-    request: SharedFields, request_id: str, *, max_tokens: int | None, logprobs: int | None
+    request: SharedFields,
+    request_id: str,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    response_format: ResponseFormat | None = None,
 ) -> Options:
     named: dict[str, Any] = {name: getattr(request, name) for name in _PASSED_ON}
     named |= {"max_tokens": max_tokens, "logprobs": logprobs}
+    named["structured_output"] = structured_output_of(request.structured_outputs, response_format)
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or ()
     return Options(
         model=request.model,

@@ -1,13 +1,14 @@
 """What a client may send: every field is read or refused, none is ignored.
 
 The names are those of OpenAI's API; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
-`ignore_eos` and `stop_token_ids` are ours, with the meaning that SamplingParams of the gRPC API
-gives them. A null is an absent field. Ranges that are not stated here are the engine's to check.
+`ignore_eos`, `stop_token_ids` and `structured_outputs` are not, and have the meaning that
+SamplingParams of the gRPC API gives them. A null is an absent field. Ranges that are not stated
+here are the engine's to check.
 """
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from services.frontend.errors import InvalidRequestError
 from services.frontend.pipeline.request import MAX_MESSAGES
@@ -29,6 +30,18 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
 
     include_usage: bool | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """What the output must be; exactly one of these, with vLLM's names."""
+
+    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
+
+    json_schema: str | dict[str, Any] | None = Field(default=None, alias="json")
+    json_object: Literal[True] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
 
 
 class SharedFields(BaseModel):
@@ -64,6 +77,8 @@ class SharedFields(BaseModel):
     stop_token_ids: (
         Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None
     ) = None
+
+    structured_outputs: StructuredOutputs | None = None
 
     @property
     def includes_usage(self) -> bool:
@@ -102,12 +117,32 @@ class ChatMessage(BaseModel):
     content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES, fail_fast=True)]
 
 
+class JsonSchema(BaseModel):
+    """A schema that an answer follows, and what the caller calls it.
+
+    The answer always follows it exactly, whether `strict` asks for that or not.
+    """
+
+    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
 class ResponseFormat(BaseModel):
     """The form of an answer."""
 
     model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
 
-    type: Literal["text"]
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema must be given with the type json_schema, and only then")
+        return self
 
 
 class ChatCompletionRequest(SharedFields):

@@ -166,7 +166,7 @@ async def test_log_probabilities_of_a_completion_say_where_tokens_begin():
         ("/v1/chat/completions", {"n": True}, "n"),
         ("/v1/chat/completions", {"tools": []}, "tools"),
         ("/v1/chat/completions", {"user": "me"}, "user"),
-        ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
+        ("/v1/chat/completions", {"response_format": {"type": "xml"}}, "response_format"),
         ("/v1/chat/completions", {"temperature": 3}, "temperature"),
         ("/v1/chat/completions", {"temperature": "1"}, "temperature"),
         ("/v1/chat/completions", {"max_tokens": 0}, "max_tokens"),

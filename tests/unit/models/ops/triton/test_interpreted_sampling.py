@@ -28,6 +28,8 @@ for logits in odd_logits(300).values():
 check_sampling(odd_logits(20000)["all tied"][:3], first=2)
 drawn = drawn_by_kernel(torch.full((len(PARAMS), 300), torch.nan), mixed_choice(len(PARAMS)))
 assert ((drawn >= 0) & (drawn < 300)).all()
+for vocab_size in (1, 33, 5000):
+    check_masks(4, vocab_size)
 for num_top in (0, 1, 20):
     check_logprobs(2, 5000, torch.bfloat16, num_top=num_top)
 """
