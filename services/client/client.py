@@ -126,7 +126,7 @@ async def _chunks(call: Any) -> AsyncIterator[Chunk]:
     try:
         async for response in call:
             chunk = chunk_of(response.output)
-            is_complete = chunk.finish_reason is not None
+            is_complete = chunk.usage is not None
             yield chunk
     except grpc.aio.AioRpcError as error:
         raise error_of_call(error) from None

@@ -84,6 +84,7 @@ class Options:
     priority: Annotated[int, "Higher runs first."] = 0
     cache_salt: Annotated[str, "Requests with different salts share no cached blocks."] = ""
     show_special_tokens: Annotated[bool | None, "Show special tokens in the text."] = None
+    n: Annotated[int | None, "Outputs of the prompt; their seeds follow each other."] = None
 
     def to_proto(self) -> frontend_pb2.GenerationOptions:
         """Returns the wire form.
@@ -101,6 +102,9 @@ class Options:
         )
         with _fits("priority", self.priority):
             options.priority = self.priority
+        if self.n is not None:
+            with _fits("n", self.n):
+                options.n = self.n
         return options
 
 

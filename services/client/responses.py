@@ -43,9 +43,11 @@ class PositionLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """What is new since the last chunk. Only the last one has `finish_reason` and `usage`."""
+    """What is new since the last chunk of the same output. The last one of all has `usage`."""
 
     request_id: str
+    index: int = 0
+    """Which output of the prompt this is more of; each ends with a `finish_reason` of its own."""
     text: str
     token_ids: Sequence[int]
     logprobs: Sequence[PositionLogprobs] = ()
@@ -106,6 +108,7 @@ def chunk_of(output: frontend_pb2.Output) -> Chunk:
     """Reads one message of output."""
     return Chunk(
         request_id=output.request_id,
+        index=output.index,
         text=output.text,
         token_ids=tuple(output.token_ids),
         logprobs=tuple(_position(item) for item in output.logprobs),

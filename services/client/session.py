@@ -112,7 +112,7 @@ class Session:
             return
         chunk = chunk_of(response.output)
         arrivals.put_nowait(chunk)
-        if chunk.finish_reason is not None:
+        if chunk.usage is not None:
             del self._live[response.handle]
 
     def _end(self, error: OctavoError) -> None:
@@ -128,7 +128,7 @@ async def _chunks(arrivals: asyncio.Queue[Chunk | OctavoError]) -> AsyncIterator
         item = await arrivals.get()
         if isinstance(item, OctavoError):
             raise item
-        is_last = item.finish_reason is not None
+        is_last = item.usage is not None
         yield item
 
 

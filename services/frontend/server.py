@@ -39,6 +39,7 @@ class FrontendServer:
         self._pipeline = Pipeline(
             self.engine,
             max_prompt_bytes=config.max_prompt_bytes,
+            max_samples=config.max_samples,
             num_tokenizer_threads=config.num_tokenizer_threads,
         )
         self._is_draining = False

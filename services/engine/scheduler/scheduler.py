@@ -241,6 +241,8 @@ class Scheduler:
             if request is None or request.num_pending_tokens or request.awaits_mask:
                 break  # tokens of a preempted request that are on their way must be known first
             prefix = self._cache.match_prefix(request)
+            if self._is_being_computed(request, len(prefix)):
+                break
             num_tokens = len(request.token_ids)
             if not self._cache.fits(prefix, num_tokens):
                 break
@@ -254,6 +256,22 @@ class Scheduler:
             step.add_blocks(row, 0, request.block_ids)
             step.compute(request, row, q_len, num_tokens)
             self._cache.cache_full_blocks(request)
+
+    def _is_being_computed(self, request: Request, num_blocks: int) -> bool:
+        """Whether a running request is about to compute the block behind a prefix of this one.
+
+        Waiting for it costs less than computing it twice. Outputs of one prompt find its blocks so.
+        """
+        start = num_blocks * self._limits.block_size
+        end = start + self._limits.block_size
+        if not self._limits.enable_prefix_caching or end >= len(request.token_ids):
+            return False
+        return any(
+            other.num_computed_tokens < end <= len(other.token_ids)
+            and other.cache_salt == request.cache_salt
+            and other.token_ids[:end] == request.token_ids[:end]
+            for other in self._running
+        )
 
     def _start(self, request: Request, prefix: list[int]) -> None:
         """Makes a request that waited a running one, with the prefix that is already computed."""

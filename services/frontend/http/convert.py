@@ -103,6 +103,7 @@ def _options(
             **{name: value for name, value in named.items() if value is not None}
         ),
         stop=tuple(stop),
+        num_samples=1 if request.n is None else request.n,
     )
 
 

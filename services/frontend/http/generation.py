@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Options, Output, Prompt
 from services.frontend.pipeline.request_log import RequestRecord, request_logged
+from services.frontend.pipeline.samples import Samples
 
 BODY_TIMEOUT_S = 30.0
 """A body that takes longer to arrive is refused."""
@@ -121,6 +123,7 @@ class GenerationEndpoint:
                 model,
                 has_logprobs=sampling is not None and sampling.HasField("logprobs"),
                 streams_usage=call.includes_usage,
+                num_samples=call.options.num_samples,
             )
             generation = await self._pipeline.start(call.prompt, call.options)
             async with aclosing(_outputs(generation, record)) as outputs:
@@ -130,7 +133,9 @@ class GenerationEndpoint:
                     await writer.write(answer.whole(await _joined(outputs)))
 
 
-async def _outputs(generation: Generation, record: RequestRecord) -> AsyncGenerator[Output, None]:
+async def _outputs(
+    generation: Generation | Samples, record: RequestRecord
+) -> AsyncGenerator[Output, None]:
     """Goes through a request's outputs and ends it whatever happens."""
     try:
         async for output in generation:
@@ -158,15 +163,23 @@ async def _write_stream(
     await writer.end_events()
 
 
-async def _joined(outputs: AsyncIterator[Output]) -> Output:
-    """Returns a request's whole output as one."""
-    pieces = [output async for output in outputs]
-    return dataclasses.replace(
-        pieces[-1],
-        text="".join(piece.text for piece in pieces),
-        token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
-        logprobs=[position for piece in pieces for position in piece.logprobs],
-    )
+async def _joined(outputs: AsyncIterator[Output]) -> list[Output]:
+    """Returns each of a request's outputs as one, in the order of their indices."""
+    pieces: defaultdict[int, list[Output]] = defaultdict(list)
+    usage = None
+    async for output in outputs:
+        pieces[output.index].append(output)
+        usage = output.usage
+    return [
+        dataclasses.replace(
+            own[-1],
+            text="".join(piece.text for piece in own),
+            token_ids=[token_id for piece in own for token_id in piece.token_ids],
+            logprobs=[position for piece in own for position in piece.logprobs],
+            usage=usage,
+        )
+        for _, own in sorted(pieces.items())
+    ]
 
 
 async def _read_body(request: Request, *, max_bytes: int) -> bytes:

@@ -67,7 +67,7 @@ class SharedFields(BaseModel):
         ]
         | None
     ) = None
-    n: One | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
 
     top_k: Count | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from services.frontend.engine_client.client import EngineClient
 from services.frontend.engine_client.messages import EngineRequest, ModelInfo
+from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.engine_client.tokenizer_files import TokenizerFiles
 from services.frontend.errors import (
     DeadlineExpiredError,
@@ -23,6 +24,7 @@ from services.frontend.pipeline.request import (
     check_options,
     check_vocabulary,
 )
+from services.frontend.pipeline.samples import Samples, sampling_of
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.detokenizer import Detokenizer
 from services.frontend.text.output_text import OutputText
@@ -43,11 +45,17 @@ class Pipeline:
     """Runs requests against the engine and knows the model that it serves."""
 
     def __init__(
-        self, engine: EngineClient, *, max_prompt_bytes: int, num_tokenizer_threads: int = 2
+        self,
+        engine: EngineClient,
+        *,
+        max_prompt_bytes: int,
+        max_samples: int = 16,
+        num_tokenizer_threads: int = 2,
     ) -> None:
         """Serves nothing until `load_model` was called."""
         self.engine = engine
         self._max_prompt_bytes = max_prompt_bytes
+        self._max_samples = max_samples
         self._executor = ThreadPoolExecutor(num_tokenizer_threads, thread_name_prefix="tokenizer")
         self._model: ServedModel | None = None
 
@@ -72,7 +80,7 @@ class Pipeline:
 
     async def start(
         self, prompt: Prompt, options: Options, *, timeout_s: float | None = None
-    ) -> Generation:
+    ) -> Generation | Samples:
         """Submits a request and returns its output to be iterated, once the engine has taken it.
 
         Raises:
@@ -81,27 +89,30 @@ class Pipeline:
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         model = self.model_named(options.model)
-        check_options(options)
+        check_options(options, max_samples=self._max_samples)
         token_ids = await self._prompt_tokens(model, prompt)
-        stream = self.engine.submit(
-            EngineRequest(
-                request_id=options.request_id,
-                prompt_token_ids=token_ids,
-                sampling=options.sampling,
-                priority=options.priority,
-                cache_salt=options.cache_salt,
-                timeout_ms=_remaining_ms(deadline_s),
-            ),
-            engine_id=model.info.engine_id,
-        )
+        streams: list[TokenStream] = []
         try:
-            await stream.admitted()
+            for index in range(options.num_samples):
+                request = _engine_request(options, token_ids, index, _remaining_ms(deadline_s))
+                streams.append(self.engine.submit(request, engine_id=model.info.engine_id))
+            for stream in streams:
+                await stream.admitted()
         except BaseException:  # the caller may be gone
-            stream.abort()
+            for stream in streams:
+                stream.abort()
             raise
         token_bytes = model.tokenizer.token_bytes(show_special_tokens=options.show_special_tokens)
-        text = OutputText(Detokenizer(token_bytes, token_ids), StopStrings(options.stop))
-        return Generation(options.request_id, stream, text, num_prompt_tokens=len(token_ids))
+        generations = [
+            Generation(
+                options.request_id,
+                stream,
+                OutputText(Detokenizer(token_bytes, token_ids), StopStrings(options.stop)),
+                num_prompt_tokens=len(token_ids),
+            )
+            for stream in streams
+        ]
+        return generations[0] if len(generations) == 1 else Samples(generations)
 
     async def tokenize(self, model_name: str, prompt: str | Conversation) -> list[int]:
         """Returns the token ids that a prompt is to the engine.
@@ -201,6 +212,20 @@ def _read_model(info: ModelInfo, files: TokenizerFiles) -> ServedModel:
 def _has_same_text(known: ModelInfo, new: ModelInfo) -> bool:
     """Whether tokenizer and template of one model serve the other."""
     return (known.tokenizer_sha256, known.vocab_size) == (new.tokenizer_sha256, new.vocab_size)
+
+
+def _engine_request(
+    options: Options, token_ids: list[int], index: int, timeout_ms: int | None
+) -> EngineRequest:
+    """Returns one of a request's samples as the engine is asked for it."""
+    return EngineRequest(
+        request_id=options.request_id if index == 0 else f"{options.request_id}#{index}",
+        prompt_token_ids=token_ids,
+        sampling=sampling_of(options.sampling, index),
+        priority=options.priority,
+        cache_salt=options.cache_salt,
+        timeout_ms=timeout_ms,
+    )
 
 
 def _remaining_ms(deadline_s: float | None) -> int | None:

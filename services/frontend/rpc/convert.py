@@ -47,6 +47,7 @@ def options_of(options: frontend_pb2.GenerationOptions) -> Options:
         priority=options.priority,
         cache_salt=options.cache_salt,
         show_special_tokens=options.show_special_tokens,
+        num_samples=options.n if options.HasField("n") else 1,
     )
 
 
@@ -80,6 +81,7 @@ def output_to_proto(output: Output) -> frontend_pb2.Output:
     """Writes a piece of output."""
     return frontend_pb2.Output(
         request_id=output.request_id,
+        index=output.index,
         text=output.text,
         token_ids=output.token_ids,
         logprobs=output.logprobs,

@@ -19,6 +19,7 @@ from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Options, Prompt
 from services.frontend.pipeline.request_log import request_logged
+from services.frontend.pipeline.samples import Samples
 from services.frontend.rpc.convert import (
     conversation_of,
     options_of,
@@ -47,7 +48,7 @@ class _LiveRequest:
     error: Exception | None = None
     """Why it was failed; None for a cancelled one."""
     work: asyncio.Task[None] | None = None
-    generation: Generation | None = None
+    generation: Generation | Samples | None = None
 
     @property
     def is_collecting(self) -> bool:
@@ -254,7 +255,7 @@ class ClientSession:
                     record.observe(output)
                     if live.error is not None:
                         continue  # its handle is not its own any more
-                    if output.finish_reason is not None:
+                    if output.usage is not None:
                         self._forget(live)  # the client may use the handle again
                     await self._write(live.handle, output=output_to_proto(output))
                 if live.error is not None:

@@ -162,7 +162,7 @@ async def test_log_probabilities_of_a_completion_say_where_tokens_begin():
 @pytest.mark.parametrize(
     ("path", "change", "field"),
     [
-        ("/v1/chat/completions", {"n": 2}, "n"),
+        ("/v1/chat/completions", {"n": 17}, "n"),
         ("/v1/chat/completions", {"n": True}, "n"),
         ("/v1/chat/completions", {"tools": []}, "tools"),
         ("/v1/chat/completions", {"user": "me"}, "user"),
