@@ -48,6 +48,9 @@ class Sampling:
     logprobs: Annotated[
         int | None, "Report log-probabilities of each token and of this many likeliest ones."
     ] = None
+    prompt_logprobs: Annotated[
+        int | None, "Report the same of each prompt token but the first; computes all of them."
+    ] = None
     min_tokens: Annotated[int | None, "Output tokens before which nothing may end."] = None
     ignore_eos: Annotated[bool | None, "Go on past the model's end-of-sequence tokens."] = None
     stop_token_ids: Annotated[Sequence[int], "Token id that ends the output; repeatable."] = ()

@@ -46,6 +46,7 @@ class SamplingParams:
     min_tokens: int = 0
     max_tokens: int
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         """Checks every range."""
@@ -59,6 +60,8 @@ class SamplingParams:
         _check_range("min_tokens", self.min_tokens, 0, self.max_tokens)
         if self.logprobs is not None:
             _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequestError(
                 f"logit_bias has {len(self.logit_bias)} entries; the limit is {MAX_LOGIT_BIAS}"
@@ -85,7 +88,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:
-    """Log-probabilities of one output position, before penalties, temperature and truncation."""
+    """Log-probabilities of one position, before penalties, temperature and truncation."""
 
     logprob: float
     top_token_ids: tuple[int, ...]
@@ -184,6 +187,8 @@ class Request:
     """Prefix-index keys of the full blocks hashed so far; kept when the blocks are given back."""
     num_indexed_blocks: int = 0
     """Blocks held, from the first on, whose content other requests may already find."""
+    num_prompt_logprobs: int = 0
+    """Prompt tokens whose log-probabilities are known; those of the first one never are."""
     max_num_tokens: int = 0
     """Most tokens of prompt and output together; set when the scheduler takes the request."""
     arrival_index: int = 0
@@ -203,6 +208,14 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether the whole prompt must be computed, for log-probabilities not known yet."""
+        return (
+            self.sampling.prompt_logprobs is not None
+            and self.num_prompt_logprobs < self.num_prompt_tokens - 1
+        )
+
+    @property
     def awaits_mask(self) -> bool:
         """Whether the next token cannot be ordered yet: which ones may come is not known."""
         constraint = self.constraint
@@ -217,6 +230,8 @@ class RequestOutput:
     token_ids: list[int]
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     """One entry per token id where the request asked for log-probabilities, else empty."""
+    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+    """Of the prompt tokens behind those told before, from the second token on."""
     finish_reason: FinishReason | None = None
     error: EngineError | None = None
     """Why the request failed; then finish_reason is None and nothing more comes."""

@@ -21,6 +21,7 @@ from services.engine.batch import (
     RowSampling,
     StepResult,
     read_int32,
+    set_prompt_logprobs,
     step_result,
 )
 from services.engine.config import EngineConfig
@@ -112,7 +113,10 @@ class FakeWorker:
         self._write(rows, starts, ends)
         for row, end in zip(rows, ends, strict=True):
             self._check_reads(row, end)
-        return self._sample(descriptor, rows, ends)
+        result = self._sample(descriptor, rows, ends)
+        if descriptor.sampling.prompt_logprob_requests:
+            self._tell_prompts(descriptor, result, rows, starts, ends)
+        return result
 
     def restore(
         self, opening: BatchDescriptor, num_computed: Mapping[int, int], *, next_step_id: int
@@ -239,6 +243,26 @@ class FakeWorker:
             top_token_ids=(np.array(tokens)[:, None] + ranks) % self._vocab_size,
             top_logprobs=np.tile(-0.5 - ranks, (len(tokens), 1)),
             elapsed_us=1,
+        )
+
+    def _tell_prompts(
+        self, descriptor: BatchDescriptor, result: StepResult,
+        rows: list[int], starts: list[int], ends: list[int],
+    ) -> None:  # fmt: skip
+        """Adds log-probabilities of prompt tokens; `prompt_logprob` tells which."""
+        requests = read_int32(descriptor.sampling.prompt_logprob_requests).tolist()
+        _require(requests == sorted(set(requests)), "prompt_logprob_requests do not ascend")
+        tokens: list[int] = []
+        for i in requests:
+            count = min(ends[i], self._num_prompt[rows[i]] - 1) - starts[i]
+            _require(count > 0, "a prompt without a token to tell of")
+            tokens += self._tokens[rows[i], starts[i] + 1 : starts[i] + 1 + count].tolist()
+        ranks = np.arange(descriptor.sampling.num_prompt_logprobs)
+        set_prompt_logprobs(
+            result,
+            [prompt_logprob(token_id) for token_id in tokens],
+            np.array(tokens)[:, None] + ranks,
+            np.tile(-0.5 - ranks, (len(tokens), 1)),
         )
 
     def _next_token(self, row: int, end: int, masked: frozenset[int]) -> int:
@@ -382,6 +406,11 @@ class FakeExecutor:
         """Ends hang()."""
         self._is_hung = False
         self._wake.set()
+
+
+def prompt_logprob(token_id: int) -> float:
+    """What the fake worker says of a prompt token."""
+    return -(token_id % 97) / 128
 
 
 def _extend(key: int, token_id: int) -> int:

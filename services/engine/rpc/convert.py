@@ -30,6 +30,7 @@ from services.engine.request import (
     OutputSink,
     PositionLogprobs,
     Request,
+    RequestOutput,
     SamplingParams,
     StructuredOutput,
 )
@@ -39,6 +40,9 @@ MAX_NAME_LENGTH = 128
 """Characters in a request id or a frontend id."""
 
 MAX_SEED_BITS = 64
+
+MAX_PROMPT_LOGPROBS = 100_000
+"""Log-probabilities that a prompt may have: they go to a client in one message of 1.4 MB."""
 
 _TOKEN_ID = np.dtype("<u4")
 
@@ -218,7 +222,21 @@ class RequestReader:
             min_tokens=given.min_tokens,
             max_tokens=min(given.max_tokens, room) if has("max_tokens") else room,
             logprobs=given.logprobs if has("logprobs") else None,
+            prompt_logprobs=self._num_prompt_logprobs(given, num_prompt),
         )
+
+    def _num_prompt_logprobs(
+        self, given: sampling_pb2.SamplingParams, num_prompt: int
+    ) -> int | None:
+        if not given.HasField("prompt_logprobs"):
+            return None
+        num_entries = num_prompt * (1 + given.prompt_logprobs)
+        if num_entries > MAX_PROMPT_LOGPROBS:
+            raise InvalidRequestError(
+                f"prompt_logprobs of {given.prompt_logprobs} for {num_prompt} prompt tokens are "
+                f"{num_entries} log-probabilities; the limit is {MAX_PROMPT_LOGPROBS}"
+            )
+        return int(given.prompt_logprobs)
 
     def _structured_output(self, given: sampling_pb2.SamplingParams) -> StructuredOutput | None:
         if not given.HasField("structured_output"):
@@ -250,6 +268,14 @@ def logprobs_to_proto(token_id: int, entry: PositionLogprobs) -> sampling_pb2.Po
             for top_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
         ],
     )
+
+
+def prompt_logprobs_to_proto(output: RequestOutput) -> list[sampling_pb2.PositionLogprobs]:
+    """Returns what an output tells of prompt tokens as it travels; those before it are told."""
+    entries, request = output.prompt_logprobs, output.request
+    first = 1 + request.num_prompt_logprobs - len(entries)
+    token_ids = request.prompt_token_ids[first : first + len(entries)]
+    return list(map(logprobs_to_proto, token_ids, entries))
 
 
 def stats_to_proto(

@@ -14,6 +14,7 @@ from services.engine.rpc.convert import (
     FINISH_REASONS,
     RequestReader,
     logprobs_to_proto,
+    prompt_logprobs_to_proto,
     usage_of,
 )
 from services.engine.rpc.status import count_rejection
@@ -49,6 +50,8 @@ class SingleCall:
         response.token_ids.extend(output.token_ids)
         if output.logprobs:
             response.logprobs.extend(map(logprobs_to_proto, output.token_ids, output.logprobs))
+        if output.prompt_logprobs:
+            response.prompt_logprobs.extend(prompt_logprobs_to_proto(output))
         if output.stop_token_id is not None:
             response.stop_token_id = output.stop_token_id
         if output.finish_reason is not None:
@@ -93,7 +96,7 @@ class SingleCall:
             self._wake.clear()
             has_ended = self._has_ended
             response, self._response = self._response, GenerateResponse()
-            if response.token_ids or response.finish_reason:
+            if response.token_ids or response.finish_reason or response.prompt_logprobs:
                 await self._write_in_time(response)
         if self._error is not None:
             raise self._error

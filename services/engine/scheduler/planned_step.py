@@ -10,6 +10,15 @@ from services.engine.scheduler.dispatcher import BatchShape, GraphDispatcher
 _RANDOM, _LOGIT_EDITS, _MIN_TOKENS, _LOGPROBS = 1, 2, 4, 8
 
 
+@dataclass(frozen=True, slots=True)
+class PromptSpan:
+    """Prompt tokens whose log-probabilities a step finds out: `count` from position `start` on."""
+
+    request: Request
+    start: int
+    count: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledStep:
     """A step that was ordered and whose result is to come."""
@@ -18,12 +27,16 @@ class ScheduledStep:
     descriptor: BatchDescriptor
     requests: list[Request]
     """Those that sample a token, in the order of the result."""
+    prompt_spans: Sequence[PromptSpan] = ()
+    """Prompt tokens whose log-probabilities come with the result, in its order."""
 
 
 class PlannedStep:
     """A step in the making: which request computes which tokens, and what budget is left."""
 
-    __slots__ = ("_batch", "_is_prefill", "_needs", "_row_needs", "_sampling", "budget")
+    __slots__ = (
+        "_batch", "_is_prefill", "_needs", "_prompt_spans", "_row_needs", "_sampling", "budget",
+    )  # fmt: skip
 
     def __init__(self, budget: int, row_needs: Sequence[int]) -> None:
         """Starts a step without requests.
@@ -36,6 +49,7 @@ class PlannedStep:
         self._row_needs = row_needs
         self._batch = BatchBuilder()
         self._sampling: list[Request] = []
+        self._prompt_spans: list[PromptSpan] = []
         self._is_prefill = False
         self._needs = 0
 
@@ -92,6 +106,18 @@ class PlannedStep:
         self.budget -= q_len
         if q_len > 1 or start < request.num_prompt_tokens:
             self._is_prefill = True
+            if request.needs_prompt_logits:
+                self._ask_for_prompt(request, start, end)
+
+    def _ask_for_prompt(self, request: Request, start: int, end: int) -> None:
+        """Asks for the log-probabilities of the prompt tokens from `start` + 1 to `end`."""
+        count = min(end, request.num_prompt_tokens - 1) - start
+        if count > 0:
+            batch = self._batch
+            batch.prompt_logprob_requests.append(len(batch.row_ids) - 1)
+            num_top = request.sampling.prompt_logprobs or 0
+            batch.num_prompt_logprobs = max(batch.num_prompt_logprobs, num_top)
+            self._prompt_spans.append(PromptSpan(request, start + 1, count))
 
     def order(self, step_id: int, dispatcher: GraphDispatcher) -> ScheduledStep:
         """Returns the finished step, with the graph that it replays."""
@@ -113,7 +139,12 @@ class PlannedStep:
             mode=dispatch.mode,
             fallback_reason=dispatch.fallback_reason,
         )
-        return ScheduledStep(step_id=step_id, descriptor=descriptor, requests=self._sampling)
+        return ScheduledStep(
+            step_id=step_id,
+            descriptor=descriptor,
+            requests=self._sampling,
+            prompt_spans=self._prompt_spans,
+        )
 
 
 def sampling_needs(sampling: SamplingParams) -> int:

@@ -18,6 +18,7 @@ from services.engine.scheduler.dispatcher import GraphDispatcher
 from services.engine.scheduler.finish_rate import FinishRate
 from services.engine.scheduler.limits import SchedulerLimits
 from services.engine.scheduler.planned_step import PlannedStep, ScheduledStep, sampling_needs
+from services.engine.scheduler.prompt_logprobs import attach_prompt_logprobs
 from services.engine.scheduler.stats import SchedulerStats
 from services.engine.scheduler.waiting_queue import WaitingQueue, service_order
 
@@ -178,6 +179,8 @@ class Scheduler:
         self._output_tokens += len(outputs)
         if step.descriptor.sampling.needs_logprobs:
             _attach_logprobs(outputs, step, result)
+        if step.prompt_spans:
+            attach_prompt_logprobs(outputs, step.prompt_spans, result)
         return outputs
 
     def _continue_running(self, step: PlannedStep) -> None:
@@ -240,7 +243,8 @@ class Scheduler:
             request = self._waiting.peek()
             if request is None or request.num_pending_tokens or request.awaits_mask:
                 break  # tokens of a preempted request that are on their way must be known first
-            prefix = self._cache.match_prefix(request)
+            # Cached tokens have no log-probabilities.
+            prefix = [] if request.needs_prompt_logits else self._cache.match_prefix(request)
             if self._is_being_computed(request, len(prefix)):
                 break
             num_tokens = len(request.token_ids)
@@ -264,7 +268,8 @@ class Scheduler:
         """
         start = num_blocks * self._limits.block_size
         end = start + self._limits.block_size
-        if not self._limits.enable_prefix_caching or end >= len(request.token_ids):
+        is_alone = not self._limits.enable_prefix_caching or request.needs_prompt_logits
+        if is_alone or end >= len(request.token_ids):
             return False
         return any(
             other.num_computed_tokens < end <= len(other.token_ids)

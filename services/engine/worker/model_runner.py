@@ -14,6 +14,7 @@ from services.engine.batch import (
     BatchDescriptor,
     FallbackReason,
     SamplingMetadata,
+    read_int32,
     runtime_mode,
 )
 from services.engine.sampling.grammar_masks import GrammarMasks
@@ -24,6 +25,11 @@ from services.engine.worker.decode_graphs import DecodedStep
 from services.engine.worker.forward_pass import ForwardPass, PassShape
 from services.engine.worker.input_buffers import InputBuffers, StepHeader
 from services.engine.worker.pending_result import PendingResult
+from services.engine.worker.prompt_logprobs import (
+    SLICE_ROWS,
+    PromptPositions,
+    prompt_logprobs,
+)
 from services.engine.worker.row_sampling import RowSamplingTable, SampledRows
 from services.engine.worker.step_arrays import (
     BlockWrites,
@@ -154,6 +160,7 @@ class ModelRunner:
             descriptor.step_id,
             sampled.token_ids,
             sampled.logprobs,
+            prompt_logprobs=self._prompt_logprobs(descriptor, arrays, computed.hidden),
             started_ns=started_ns,
             fallback_reason=computed.fallback_reason,
         )
@@ -245,6 +252,24 @@ class ModelRunner:
             num_top = self._row_sampling.num_logprobs(sampled)
             logprobs = compute_logprobs(logits, chosen, num_top)
         return _Sampled(token_ids=token_ids, logprobs=logprobs)
+
+    def _prompt_logprobs(
+        self, descriptor: BatchDescriptor, arrays: StepArrays, hidden: Tensor
+    ) -> Logprobs | None:
+        """Returns the log-probabilities of the prompt tokens that the step is asked about."""
+        sampling = descriptor.sampling
+        if not sampling.prompt_logprob_requests:
+            return None
+        requests = read_int32(sampling.prompt_logprob_requests)
+        num_prompt = self._row_sampling.num_prompt_tokens(arrays.row_ids)
+        return prompt_logprobs(
+            PromptPositions.read(arrays, requests, num_prompt),
+            hidden=hidden,
+            tokens=self._buffers.tokens,
+            compute_logits=self._model.compute_logits,
+            num_top=sampling.num_prompt_logprobs,
+            slice_rows=min(SLICE_ROWS, self._limits.max_num_seqs),  # whose memory was measured
+        )
 
     def _choose(self, descriptor: BatchDescriptor, sampled: SampledRows, logits: Tensor) -> Tensor:
         """Returns one token per row of logits [S, V], which stay if log-probabilities follow."""

@@ -70,6 +70,8 @@ class TokenBatch:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     """One entry per token id where the request asked for log-probabilities, else empty."""
+    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+    """One entry per prompt token but the first, in the first batch, where they were asked for."""
     finish_reason: FinishReason | None = None
     """None while the request goes on."""
     usage: Usage | None = None

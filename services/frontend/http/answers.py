@@ -46,7 +46,16 @@ class CompletionAnswer:
             CompletionLogprobs(model.tokenizer) if has_logprobs else None
             for _ in range(num_samples)
         ]
+        self._echo = ""
+        self._begun: set[int] = set()
         self._usage_field: Body = {"usage": None} if streams_usage else {}
+
+    def echo(self, text: str, token_ids: Sequence[int]) -> None:
+        """Lets each answer begin with its prompt."""
+        self._echo = text
+        for logprobs in self._logprobs:
+            if logprobs is not None:
+                logprobs.echo(token_ids)
 
     def opening(self) -> list[Body]:
         """Returns nothing: the first chunk is the first output."""
@@ -67,9 +76,11 @@ class CompletionAnswer:
 
     def _choice(self, output: Output) -> Body:
         logprobs = self._logprobs[output.index]
+        is_first = output.index not in self._begun
+        self._begun.add(output.index)
         return {
             "index": output.index,
-            "text": output.text,
+            "text": self._echo + output.text if is_first else output.text,
             "logprobs": None if logprobs is None else logprobs.push(output),
             "finish_reason": _finish_reason(output),
         }

@@ -51,13 +51,21 @@ def conversation_of(request: ChatCompletionRequest) -> Conversation:
 
 
 def completion_options(request: CompletionRequest, request_id: str) -> Options:
-    """Reads what the caller of a completion wants."""
+    """Reads what the caller of a completion wants.
+
+    Raises:
+        InvalidRequestError: two fields contradict each other.
+    """
     max_tokens = request.max_tokens
+    tells_prompt = bool(request.echo) and request.logprobs is not None
+    if tells_prompt and request.n not in (None, 1):
+        raise InvalidRequestError("echo with logprobs takes n of 1", field="echo")
     return _options(
         request,
         request_id,
         max_tokens=DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens,
         logprobs=request.logprobs,
+        prompt_logprobs=request.logprobs if tells_prompt else None,
     )
 
 
@@ -90,10 +98,15 @@ def _options(
     *,
     max_tokens: int | None,
     logprobs: int | None,
+    prompt_logprobs: int | None = None,
     response_format: ResponseFormat | None = None,
 ) -> Options:
     named: dict[str, Any] = {name: getattr(request, name) for name in _PASSED_ON}
-    named |= {"max_tokens": max_tokens, "logprobs": logprobs}
+    named |= {
+        "max_tokens": max_tokens,
+        "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
+    }
     named["structured_output"] = structured_output_of(request.structured_outputs, response_format)
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or ()
     return Options(

@@ -4,8 +4,7 @@ import asyncio
 import dataclasses
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
@@ -54,6 +53,7 @@ class Call:
     options: Options
     is_stream: bool
     includes_usage: bool
+    has_echo: bool = False
 
 
 def _read_completion(body: bytes, request_id: str) -> Call:
@@ -63,6 +63,7 @@ def _read_completion(body: bytes, request_id: str) -> Call:
         completion_options(request, request_id),
         bool(request.stream),
         request.includes_usage,
+        bool(request.echo),
     )
 
 
@@ -126,25 +127,34 @@ class GenerationEndpoint:
                 num_samples=call.options.num_samples,
             )
             generation = await self._pipeline.start(call.prompt, call.options)
-            async with aclosing(_outputs(generation, record)) as outputs:
+            try:
+                if call.has_echo and isinstance(answer, CompletionAnswer):
+                    token_ids = generation.prompt_token_ids
+                    answer.echo(await self._prompt_text(call.prompt, token_ids), token_ids)
+                outputs = _outputs(generation, record)
                 if call.is_stream:
                     await _write_stream(answer, outputs, writer, with_usage=call.includes_usage)
                 else:
                     await writer.write(answer.whole(await _joined(outputs)))
+            finally:
+                generation.close()
+
+    async def _prompt_text(self, prompt: Prompt, token_ids: Sequence[int]) -> str:
+        """Returns a prompt as it was given; token ids as the text that they are."""
+        if isinstance(prompt, str):
+            return prompt
+        return await self._pipeline.detokenize("", token_ids, show_special_tokens=False)
 
 
 async def _outputs(
     generation: Generation | Samples, record: RequestRecord
-) -> AsyncGenerator[Output, None]:
-    """Goes through a request's outputs and ends it whatever happens."""
-    try:
-        async for output in generation:
-            record.observe(output)
-            if output.finish_reason == ABORTED:  # nobody here asked for it
-                raise EngineUnavailableError("the engine ended the request")
-            yield output
-    finally:
-        generation.close()
+) -> AsyncIterator[Output]:
+    """Goes through a request's outputs."""
+    async for output in generation:
+        record.observe(output)
+        if output.finish_reason == ABORTED:  # nobody here asked for it
+            raise EngineUnavailableError("the engine ended the request")
+        yield output
 
 
 async def _write_stream(
@@ -155,7 +165,8 @@ async def _write_stream(
         await writer.write_event(body)
     usage = Usage()
     async for output in outputs:
-        if output.text or output.logprobs or output.finish_reason is not None:
+        is_worth_telling = output.text or output.logprobs or output.prompt_logprobs
+        if is_worth_telling or output.finish_reason is not None:
             await writer.write_event(answer.chunk(output))
         usage = output.usage or usage
     if with_usage:
@@ -176,6 +187,7 @@ async def _joined(outputs: AsyncIterator[Output]) -> list[Output]:
             text="".join(piece.text for piece in own),
             token_ids=[token_id for piece in own for token_id in piece.token_ids],
             logprobs=[position for piece in own for position in piece.logprobs],
+            prompt_logprobs=[position for piece in own for position in piece.prompt_logprobs],
             usage=usage,
         )
         for _, own in sorted(pieces.items())

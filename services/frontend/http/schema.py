@@ -96,7 +96,7 @@ class CompletionRequest(SharedFields):
     )
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: One | None = None
-    echo: Literal[False] | None = None
+    echo: bool | None = None
 
 
 class TextPart(BaseModel):

@@ -108,7 +108,7 @@ class Pipeline:
                 options.request_id,
                 stream,
                 OutputText(Detokenizer(token_bytes, token_ids), StopStrings(options.stop)),
-                num_prompt_tokens=len(token_ids),
+                prompt_token_ids=token_ids,
             )
             for stream in streams
         ]

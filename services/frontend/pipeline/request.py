@@ -53,6 +53,7 @@ class Output:
     text: str
     token_ids: list[int]
     logprobs: list[PositionLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     stop_string: str | None = None

@@ -21,6 +21,7 @@ class Samples:
 
     def __init__(self, generations: Sequence[Generation]) -> None:
         """Takes generations of one prompt, in the order of their indices."""
+        self.prompt_token_ids = generations[0].prompt_token_ids
         self._generations = generations
         self._reads: dict[asyncio.Task[Output], int] = {}
         self._usages: list[Usage] = []
@@ -68,11 +69,13 @@ class Samples:
 
 def sampling_of(sampling: SamplingParams | None, index: int) -> SamplingParams | None:
     """Returns the sampling of one of several outputs; each has the seed after the last one's."""
-    if sampling is None or index == 0 or not sampling.HasField("seed"):
+    if sampling is None or index == 0:
         return sampling
     own = SamplingParams()
     own.CopyFrom(sampling)
-    own.seed = (sampling.seed + index) % _SEEDS
+    own.ClearField("prompt_logprobs")  # the first output has them for all
+    if sampling.HasField("seed"):
+        own.seed = (sampling.seed + index) % _SEEDS
     return own
 
 

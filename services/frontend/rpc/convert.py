@@ -85,6 +85,7 @@ def output_to_proto(output: Output) -> frontend_pb2.Output:
         text=output.text,
         token_ids=output.token_ids,
         logprobs=output.logprobs,
+        prompt_logprobs=output.prompt_logprobs,
         finish_reason=_GOES_ON if output.finish_reason is None else output.finish_reason,
         stop_string=output.stop_string,
         stop_token_id=output.stop_token_id,

@@ -11,7 +11,7 @@ from services.engine.errors import InvalidRequestError, QueueFullError
 from services.engine.request import FinishReason, Request, RequestStatus
 from services.engine.scheduler.scheduler import ScheduledStep, Scheduler, SchedulerLimits
 from services.engine.scheduler.waiting_queue import service_order
-from tests.support.fake_worker import VOCAB_SIZE, FakeWorker, expected_output
+from tests.support.fake_worker import VOCAB_SIZE, FakeWorker, expected_output, prompt_logprob
 from tests.support.requests import make_request
 from tests.support.token_masks import ManualConstraint
 
@@ -66,6 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         end_every=st.sampled_from([5, 1000, 1000]),
         temperature=st.sampled_from([0.0, 1.0]),
         logprobs=st.sampled_from([None, None, 2]),
+        prompt_logprobs=st.sampled_from([None, None, 0, 2]),
         seed=st.integers(0, 3),
         is_constrained=st.sampled_from([False, False, True]),
     )
@@ -125,7 +126,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for output in self.scheduler.update(step, result):
             request = output.request
             assert request in self.live
-            assert len(output.logprobs) == (request.sampling.logprobs is not None)
+            if output.token_ids:
+                assert len(output.logprobs) == (request.sampling.logprobs is not None)
             request.sink.put(output)
             if output.is_last:
                 self.live.remove(request)
@@ -209,6 +211,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             allowed=None if request.constraint is None else allowed_by_rule,
         )
         assert request.sink.token_ids == expected
+        told = [entry for output in request.sink.outputs for entry in output.prompt_logprobs]
+        if request.sampling.prompt_logprobs is None:
+            assert not told
+        else:
+            prompt = request.prompt_token_ids
+            assert [entry.logprob for entry in told] == [prompt_logprob(t) for t in prompt[1:]]
         ended_by_token = expected[-1] in request.sampling.end_token_ids and (
             len(expected) > request.sampling.min_tokens
         )
