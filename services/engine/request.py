@@ -12,6 +12,7 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 64
 MAX_EOS_TOKEN_IDS = 64
+MAX_PRIORITY = 100
 
 
 class FinishReason(enum.Enum):
@@ -191,6 +192,8 @@ class Request:
     """Prompt tokens whose log-probabilities are known; those of the first one never are."""
     max_num_tokens: int = 0
     """Most tokens of prompt and output together; set when the scheduler takes the request."""
+    rank_s: float = 0.0
+    """The moment as which its arrival counts; set when the scheduler takes the request."""
     arrival_index: int = 0
     """Place in the order of submission; set when the scheduler takes the request."""
     row: int | None = None

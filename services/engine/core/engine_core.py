@@ -234,7 +234,11 @@ class EngineCore:
         if ready.planned_graphs:
             self._coverage.report(history)
         self._steps = StepLoop(
-            scheduler=Scheduler(self._limits(ready.num_blocks), dispatcher=self._graphs.dispatcher),
+            scheduler=Scheduler(
+                self._limits(ready.num_blocks),
+                dispatcher=self._graphs.dispatcher,
+                priority_ageing_s=self._config.priority_ageing_s,
+            ),
             channel=executor,
             step_timeout_s=self._config.step_timeout_s,
             publish=self._live.publish,

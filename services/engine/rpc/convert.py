@@ -25,6 +25,7 @@ from services.engine.core.stats import EngineStats
 from services.engine.core.step_histogram import StepHistogram
 from services.engine.errors import InvalidRequestError, UnknownModelError, UnsupportedError
 from services.engine.request import (
+    MAX_PRIORITY,
     MAX_STOP_TOKEN_IDS,
     FinishReason,
     OutputSink,
@@ -111,7 +112,7 @@ class RequestReader:
             prompt_token_ids=prompt,
             sampling=self._sampling(submit.sampling, len(prompt)),
             sink=sink,
-            priority=submit.priority,
+            priority=_priority(submit.priority),
             cache_salt=submit.cache_salt,
             arrival_s=arrival_s,
             deadline_s=(
@@ -150,7 +151,7 @@ class RequestReader:
             prompt_token_ids=prompt,
             sampling=self._sampling(message.sampling, len(prompt)),
             sink=sink,
-            priority=message.priority,
+            priority=_priority(message.priority),
             cache_salt=message.cache_salt,
             arrival_s=arrival_s,
             deadline_s=None if timeout_s is None else arrival_s + timeout_s,
@@ -248,6 +249,14 @@ class RequestReader:
     def _end_token_ids(self, given: sampling_pb2.SamplingParams) -> frozenset[int]:
         own = frozenset(given.stop_token_ids)
         return own if given.ignore_eos else own | self.model.eos_token_ids
+
+
+def _priority(priority: int) -> int:
+    if abs(priority) > MAX_PRIORITY:
+        raise InvalidRequestError(
+            f"priority is {priority}; it must be in [{-MAX_PRIORITY}, {MAX_PRIORITY}]"
+        )
+    return priority
 
 
 def usage_of(request: Request) -> sampling_pb2.Usage:

@@ -20,7 +20,7 @@ from services.engine.scheduler.limits import SchedulerLimits
 from services.engine.scheduler.planned_step import PlannedStep, ScheduledStep, sampling_needs
 from services.engine.scheduler.prompt_logprobs import attach_prompt_logprobs
 from services.engine.scheduler.stats import SchedulerStats
-from services.engine.scheduler.waiting_queue import WaitingQueue, service_order
+from services.engine.scheduler.waiting_queue import WaitingQueue, rank_s, service_order
 
 __all__ = ["ScheduledStep", "Scheduler", "SchedulerLimits"]
 
@@ -28,7 +28,7 @@ __all__ = ["ScheduledStep", "Scheduler", "SchedulerLimits"]
 class Scheduler:
     """Admits, chunks, preempts and finishes requests.
 
-    Running requests are kept in service order: by priority, then by arrival. A step gives every
+    Running requests are kept in service order: by arrival, which priority moves. A step gives every
     running request at least one token, prompts as many as the budget leaves, and the rest of the
     budget to requests that wait, in the same order and none past another. When no block is free,
     the last running request gives all of its blocks back and starts over later. The first one
@@ -40,6 +40,7 @@ class Scheduler:
         limits: SchedulerLimits,
         *,
         dispatcher: GraphDispatcher | None = None,
+        priority_ageing_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Starts without requests and with an empty cache.
@@ -47,10 +48,12 @@ class Scheduler:
         Args:
             limits: what the worker can hold.
             dispatcher: knows what the worker can replay; by default it can replay nothing.
+            priority_ageing_s: seconds of waiting that are worth one step of priority.
             clock: tells the time of `Request.arrival_s`, in seconds.
         """
         self._limits = limits
         self._clock = clock
+        self._priority_ageing_s = priority_ageing_s
         self._dispatcher = dispatcher or GraphDispatcher()
         self._cache = KVCache(
             num_blocks=limits.num_blocks,
@@ -124,6 +127,7 @@ class Scheduler:
                 retry_after_ms=self._finish_rate.retry_after_ms(self._clock()),
             )
         request.max_num_tokens = max_num_tokens
+        request.rank_s = rank_s(request, self._priority_ageing_s)
         request.arrival_index = self._num_added
         self._num_added += 1
         self._waiting.push(request)

@@ -116,6 +116,7 @@ def _options(
             **{name: value for name, value in named.items() if value is not None}
         ),
         stop=tuple(stop),
+        cache_salt=request.cache_salt or "",
         num_samples=1 if request.n is None else request.n,
     )
 

@@ -1,8 +1,8 @@
 """What a client may send: every field is read or refused, none is ignored.
 
 The names are those of OpenAI's API; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
-`ignore_eos`, `stop_token_ids` and `structured_outputs` are not, and have the meaning that
-SamplingParams of the gRPC API gives them. A null is an absent field. Ranges that are not stated
+`ignore_eos`, `stop_token_ids`, `structured_outputs` and `cache_salt` are not, and have the meaning
+that the gRPC API gives them. A null is an absent field. Ranges that are not stated
 here are the engine's to check.
 """
 
@@ -79,6 +79,7 @@ class SharedFields(BaseModel):
     ) = None
 
     structured_outputs: StructuredOutputs | None = None
+    cache_salt: str | None = None
 
     @property
     def includes_usage(self) -> bool:
