@@ -12,7 +12,7 @@ from services.client.errors import CancelledError, InternalError, error_of_call
 from services.client.requests import (
     Message,
     Options,
-    chat_messages,
+    Tool,
     chat_request,
     generate_request,
 )
@@ -65,10 +65,11 @@ class OctavoClient:
         messages: Sequence[Message],
         options: Options | None = None,
         *,
+        tools: Sequence[Tool] = (),
         timeout_s: float | None = None,
     ) -> Stream:
         """Answers a conversation through the model's chat template."""
-        request = chat_request(messages, options or Options())
+        request = chat_request(messages, options or Options(), tools)
         call = self._stub.Chat(request, timeout=timeout_s)
         return Stream(_chunks(call), call.cancel)
 
@@ -84,7 +85,7 @@ class OctavoClient:
         if isinstance(text, str):
             request.text = text
         else:
-            request.conversation.messages.extend(chat_messages(text))
+            request.conversation.messages.extend(message.to_proto() for message in text)
         response = await _answer(self._stub.Tokenize(request, timeout=timeout_s))
         return [
             Token(id=token_id, text=token)

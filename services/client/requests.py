@@ -12,13 +12,55 @@ from services.client.structured_output import StructuredOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function that the model may call, in the form that its chat template asks for."""
+
+    name: str
+    description: str = ""
+    parameters: str | None = None
+    """JSON Schema of the parameters, as JSON text."""
+
+    def to_proto(self) -> frontend_pb2.Tool:
+        """Returns the wire form."""
+        return frontend_pb2.Tool(
+            name=self.name, description=self.description, parameters=self.parameters
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call that the model made."""
+
+    id: str = ""
+    name: str
+    arguments: str
+    """The text of a JSON object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One message of a conversation."""
 
     role: str
     """Who speaks, such as system, user or assistant."""
-    content: str
+    content: str = ""
     """What is said."""
+    tool_calls: Sequence[ToolCall] = ()
+    """Tools that the model called; only in the assistant's messages."""
+    tool_call_id: str | None = None
+    """The call that a message of the role "tool" answers."""
+
+    def to_proto(self) -> frontend_pb2.ChatMessage:
+        """Returns the wire form."""
+        return frontend_pb2.ChatMessage(
+            role=self.role,
+            content=self.content,
+            tool_calls=[
+                frontend_pb2.ToolCall(id=call.id, name=call.name, arguments=call.arguments)
+                for call in self.tool_calls
+            ],
+            tool_call_id=self.tool_call_id,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,14 +164,15 @@ def generate_request(prompt: str | Sequence[int], options: Options) -> frontend_
     return request
 
 
-def chat_request(messages: Sequence[Message], options: Options) -> frontend_pb2.ChatRequest:
+def chat_request(
+    messages: Sequence[Message], options: Options, tools: Sequence[Tool] = ()
+) -> frontend_pb2.ChatRequest:
     """Returns the wire form of a conversation."""
-    return frontend_pb2.ChatRequest(options=options.to_proto(), messages=chat_messages(messages))
-
-
-def chat_messages(messages: Sequence[Message]) -> list[frontend_pb2.ChatMessage]:
-    """Returns the wire form of a conversation's messages."""
-    return [frontend_pb2.ChatMessage(role=item.role, content=item.content) for item in messages]
+    return frontend_pb2.ChatRequest(
+        options=options.to_proto(),
+        messages=[item.to_proto() for item in messages],
+        tools=[item.to_proto() for item in tools],
+    )
 
 
 @contextmanager

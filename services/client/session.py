@@ -10,7 +10,7 @@ import grpc
 
 from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
 from services.client.errors import InternalError, OctavoError, error_of, error_of_call
-from services.client.requests import Message, Options, chat_request, generate_request
+from services.client.requests import Message, Options, Tool, chat_request, generate_request
 from services.client.responses import Chunk, chunk_of
 from services.client.stream import Stream
 
@@ -48,10 +48,16 @@ class Session:
         request = generate_request(prompt, options or Options())
         return self._submit(frontend_pb2.SessionRequest(handle=handle, generate=request))
 
-    def chat(self, messages: Sequence[Message], options: Options | None = None) -> Stream:
+    def chat(
+        self,
+        messages: Sequence[Message],
+        options: Options | None = None,
+        *,
+        tools: Sequence[Tool] = (),
+    ) -> Stream:
         """Answers a conversation."""
         handle = self._new_handle()
-        request = chat_request(messages, options or Options())
+        request = chat_request(messages, options or Options(), tools)
         return self._submit(frontend_pb2.SessionRequest(handle=handle, chat=request))
 
     async def generate_parts(self, parts: Parts, options: Options | None = None) -> Stream:

@@ -26,7 +26,7 @@ from protos.common.v1 import failure_pb2 as protos_dot_common_dot_v1_dot_failure
 from protos.common.v1 import sampling_pb2 as protos_dot_common_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/frontend/v1/frontend.proto\x12\x12octavo.frontend.v1\x1a\x1eprotos/common/v1/failure.proto\x1a\x1fprotos/common/v1/sampling.proto\"\xee\x01\n\x11GenerationOptions\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x32\n\x08sampling\x18\x03 \x01(\x0b\x32 .octavo.common.v1.SamplingParams\x12\x0c\n\x04stop\x18\x04 \x03(\t\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12 \n\x13show_special_tokens\x18\x07 \x01(\x08H\x00\x88\x01\x01\x12\x0e\n\x01n\x18( \x01(\rH\x01\x88\x01\x01\x42\x16\n\x14_show_special_tokensB\x04\n\x02_n\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x93\x01\n\x0fGenerateRequest\x12\x36\n\x07options\x18\x01 \x01(\x0b\x32%.octavo.frontend.v1.GenerationOptions\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12.\n\x06tokens\x18\x03 \x01(\x0b\x32\x1c.octavo.frontend.v1.TokenIdsH\x00\x42\x08\n\x06prompt\">\n\x10GenerateResponse\x12*\n\x06output\x18\x01 \x01(\x0b\x32\x1a.octavo.frontend.v1.Output\"\xf6\x02\n\x06Output\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x34\n\x08logprobs\x18\x04 \x03(\x0b\x32\".octavo.common.v1.PositionLogprobs\x12\x35\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1e.octavo.common.v1.FinishReason\x12\x18\n\x0bstop_string\x18\x06 \x01(\tH\x00\x88\x01\x01\x12\x1a\n\rstop_token_id\x18\x07 \x01(\rH\x01\x88\x01\x01\x12&\n\x05usage\x18\x08 \x01(\x0b\x32\x17.octavo.common.v1.Usage\x12\r\n\x05index\x18( \x01(\r\x12;\n\x0fprompt_logprobs\x18) \x03(\x0b\x32\".octavo.common.v1.PositionLogprobsB\x0e\n\x0c_stop_stringB\x10\n\x0e_stop_token_id\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"x\n\x0b\x43hatRequest\x12\x36\n\x07options\x18\x01 \x01(\x0b\x32%.octavo.frontend.v1.GenerationOptions\x12\x31\n\x08messages\x18\x02 \x03(\x0b\x32\x1f.octavo.frontend.v1.ChatMessage\":\n\x0c\x43hatResponse\x12*\n\x06output\x18\x01 \x01(\x0b\x32\x1a.octavo.frontend.v1.Output\"\xfa\x01\n\x0eSessionRequest\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x37\n\x08generate\x18\x02 \x01(\x0b\x32#.octavo.frontend.v1.GenerateRequestH\x00\x12/\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1f.octavo.frontend.v1.ChatRequestH\x00\x12\x35\n\x0bprompt_part\x18\x04 \x01(\x0b\x32\x1e.octavo.frontend.v1.PromptPartH\x00\x12,\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x1a.octavo.frontend.v1.CancelH\x00\x42\t\n\x07message\"`\n\nPromptPart\x12\x36\n\x07options\x18\x01 \x01(\x0b\x32%.octavo.frontend.v1.GenerationOptions\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0c\n\x04last\x18\x03 \x01(\x08\"\x08\n\x06\x43\x61ncel\"\x88\x01\n\x0fSessionResponse\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12,\n\x06output\x18\x02 \x01(\x0b\x32\x1a.octavo.frontend.v1.OutputH\x00\x12,\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x19.octavo.common.v1.FailureH\x00\x42\t\n\x07message\"s\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x38\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32 .octavo.frontend.v1.ConversationH\x00\x42\x07\n\x05input\"A\n\x0c\x43onversation\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x1f.octavo.frontend.v1.ChatMessage\"5\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\t\"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13show_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_show_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"C\n\x12ListModelsResponse\x12-\n\x06models\x18\x01 \x03(\x0b\x32\x1d.octavo.frontend.v1.ModelCard\"\x91\x01\n\tModelCard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12:\n\x10\x64\x65\x66\x61ult_sampling\x18\x03 \x01(\x0b\x32 .octavo.common.v1.SamplingParams\x12\r\n\x05ready\x18\x04 \x01(\x08\x12\x14\n\x0c\x61rchitecture\x18\x05 \x01(\t2\xa0\x04\n\x0f\x46rontendService\x12W\n\x08Generate\x12#.octavo.frontend.v1.GenerateRequest\x1a$.octavo.frontend.v1.GenerateResponse0\x01\x12K\n\x04\x43hat\x12\x1f.octavo.frontend.v1.ChatRequest\x1a .octavo.frontend.v1.ChatResponse0\x01\x12V\n\x07Session\x12\".octavo.frontend.v1.SessionRequest\x1a#.octavo.frontend.v1.SessionResponse(\x01\x30\x01\x12U\n\x08Tokenize\x12#.octavo.frontend.v1.TokenizeRequest\x1a$.octavo.frontend.v1.TokenizeResponse\x12[\n\nDetokenize\x12%.octavo.frontend.v1.DetokenizeRequest\x1a&.octavo.frontend.v1.DetokenizeResponse\x12[\n\nListModels\x12%.octavo.frontend.v1.ListModelsRequest\x1a&.octavo.frontend.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/frontend/v1/frontend.proto\x12\x12octavo.frontend.v1\x1a\x1eprotos/common/v1/failure.proto\x1a\x1fprotos/common/v1/sampling.proto\"\xee\x01\n\x11GenerationOptions\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x32\n\x08sampling\x18\x03 \x01(\x0b\x32 .octavo.common.v1.SamplingParams\x12\x0c\n\x04stop\x18\x04 \x03(\t\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12 \n\x13show_special_tokens\x18\x07 \x01(\x08H\x00\x88\x01\x01\x12\x0e\n\x01n\x18( \x01(\rH\x01\x88\x01\x01\x42\x16\n\x14_show_special_tokensB\x04\n\x02_n\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x93\x01\n\x0fGenerateRequest\x12\x36\n\x07options\x18\x01 \x01(\x0b\x32%.octavo.frontend.v1.GenerationOptions\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12.\n\x06tokens\x18\x03 \x01(\x0b\x32\x1c.octavo.frontend.v1.TokenIdsH\x00\x42\x08\n\x06prompt\">\n\x10GenerateResponse\x12*\n\x06output\x18\x01 \x01(\x0b\x32\x1a.octavo.frontend.v1.Output\"\xf6\x02\n\x06Output\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x34\n\x08logprobs\x18\x04 \x03(\x0b\x32\".octavo.common.v1.PositionLogprobs\x12\x35\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1e.octavo.common.v1.FinishReason\x12\x18\n\x0bstop_string\x18\x06 \x01(\tH\x00\x88\x01\x01\x12\x1a\n\rstop_token_id\x18\x07 \x01(\rH\x01\x88\x01\x01\x12&\n\x05usage\x18\x08 \x01(\x0b\x32\x17.octavo.common.v1.Usage\x12\r\n\x05index\x18( \x01(\r\x12;\n\x0fprompt_logprobs\x18) \x03(\x0b\x32\".octavo.common.v1.PositionLogprobsB\x0e\n\x0c_stop_stringB\x10\n\x0e_stop_token_id\"\x8a\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x30\n\ntool_calls\x18( \x03(\x0b\x32\x1c.octavo.frontend.v1.ToolCall\x12\x19\n\x0ctool_call_id\x18) \x01(\tH\x00\x88\x01\x01\x42\x0f\n\r_tool_call_id\"Q\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\nparameters\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\r\n\x0b_parameters\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\xa1\x01\n\x0b\x43hatRequest\x12\x36\n\x07options\x18\x01 \x01(\x0b\x32%.octavo.frontend.v1.GenerationOptions\x12\x31\n\x08messages\x18\x02 \x03(\x0b\x32\x1f.octavo.frontend.v1.ChatMessage\x12\'\n\x05tools\x18( \x03(\x0b\x32\x18.octavo.frontend.v1.Tool\":\n\x0c\x43hatResponse\x12*\n\x06output\x18\x01 \x01(\x0b\x32\x1a.octavo.frontend.v1.Output\"\xfa\x01\n\x0eSessionRequest\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x37\n\x08generate\x18\x02 \x01(\x0b\x32#.octavo.frontend.v1.GenerateRequestH\x00\x12/\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1f.octavo.frontend.v1.ChatRequestH\x00\x12\x35\n\x0bprompt_part\x18\x04 \x01(\x0b\x32\x1e.octavo.frontend.v1.PromptPartH\x00\x12,\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x1a.octavo.frontend.v1.CancelH\x00\x42\t\n\x07message\"`\n\nPromptPart\x12\x36\n\x07options\x18\x01 \x01(\x0b\x32%.octavo.frontend.v1.GenerationOptions\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0c\n\x04last\x18\x03 \x01(\x08\"\x08\n\x06\x43\x61ncel\"\x88\x01\n\x0fSessionResponse\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12,\n\x06output\x18\x02 \x01(\x0b\x32\x1a.octavo.frontend.v1.OutputH\x00\x12,\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x19.octavo.common.v1.FailureH\x00\x42\t\n\x07message\"s\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x38\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32 .octavo.frontend.v1.ConversationH\x00\x42\x07\n\x05input\"j\n\x0c\x43onversation\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x1f.octavo.frontend.v1.ChatMessage\x12\'\n\x05tools\x18( \x03(\x0b\x32\x18.octavo.frontend.v1.Tool\"5\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\t\"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13show_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_show_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"C\n\x12ListModelsResponse\x12-\n\x06models\x18\x01 \x03(\x0b\x32\x1d.octavo.frontend.v1.ModelCard\"\x91\x01\n\tModelCard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12:\n\x10\x64\x65\x66\x61ult_sampling\x18\x03 \x01(\x0b\x32 .octavo.common.v1.SamplingParams\x12\r\n\x05ready\x18\x04 \x01(\x08\x12\x14\n\x0c\x61rchitecture\x18\x05 \x01(\t2\xa0\x04\n\x0f\x46rontendService\x12W\n\x08Generate\x12#.octavo.frontend.v1.GenerateRequest\x1a$.octavo.frontend.v1.GenerateResponse0\x01\x12K\n\x04\x43hat\x12\x1f.octavo.frontend.v1.ChatRequest\x1a .octavo.frontend.v1.ChatResponse0\x01\x12V\n\x07Session\x12\".octavo.frontend.v1.SessionRequest\x1a#.octavo.frontend.v1.SessionResponse(\x01\x30\x01\x12U\n\x08Tokenize\x12#.octavo.frontend.v1.TokenizeRequest\x1a$.octavo.frontend.v1.TokenizeResponse\x12[\n\nDetokenize\x12%.octavo.frontend.v1.DetokenizeRequest\x1a&.octavo.frontend.v1.DetokenizeResponse\x12[\n\nListModels\x12%.octavo.frontend.v1.ListModelsRequest\x1a&.octavo.frontend.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,36 +43,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATERESPONSE']._serialized_end=600
   _globals['_OUTPUT']._serialized_start=603
   _globals['_OUTPUT']._serialized_end=977
-  _globals['_CHATMESSAGE']._serialized_start=979
-  _globals['_CHATMESSAGE']._serialized_end=1023
-  _globals['_CHATREQUEST']._serialized_start=1025
-  _globals['_CHATREQUEST']._serialized_end=1145
-  _globals['_CHATRESPONSE']._serialized_start=1147
-  _globals['_CHATRESPONSE']._serialized_end=1205
-  _globals['_SESSIONREQUEST']._serialized_start=1208
-  _globals['_SESSIONREQUEST']._serialized_end=1458
-  _globals['_PROMPTPART']._serialized_start=1460
-  _globals['_PROMPTPART']._serialized_end=1556
-  _globals['_CANCEL']._serialized_start=1558
-  _globals['_CANCEL']._serialized_end=1566
-  _globals['_SESSIONRESPONSE']._serialized_start=1569
-  _globals['_SESSIONRESPONSE']._serialized_end=1705
-  _globals['_TOKENIZEREQUEST']._serialized_start=1707
-  _globals['_TOKENIZEREQUEST']._serialized_end=1822
-  _globals['_CONVERSATION']._serialized_start=1824
-  _globals['_CONVERSATION']._serialized_end=1889
-  _globals['_TOKENIZERESPONSE']._serialized_start=1891
-  _globals['_TOKENIZERESPONSE']._serialized_end=1944
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1946
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2057
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2059
-  _globals['_DETOKENIZERESPONSE']._serialized_end=2093
-  _globals['_LISTMODELSREQUEST']._serialized_start=2095
-  _globals['_LISTMODELSREQUEST']._serialized_end=2114
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2116
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2183
-  _globals['_MODELCARD']._serialized_start=2186
-  _globals['_MODELCARD']._serialized_end=2331
-  _globals['_FRONTENDSERVICE']._serialized_start=2334
-  _globals['_FRONTENDSERVICE']._serialized_end=2878
+  _globals['_CHATMESSAGE']._serialized_start=980
+  _globals['_CHATMESSAGE']._serialized_end=1118
+  _globals['_TOOL']._serialized_start=1120
+  _globals['_TOOL']._serialized_end=1201
+  _globals['_TOOLCALL']._serialized_start=1203
+  _globals['_TOOLCALL']._serialized_end=1258
+  _globals['_CHATREQUEST']._serialized_start=1261
+  _globals['_CHATREQUEST']._serialized_end=1422
+  _globals['_CHATRESPONSE']._serialized_start=1424
+  _globals['_CHATRESPONSE']._serialized_end=1482
+  _globals['_SESSIONREQUEST']._serialized_start=1485
+  _globals['_SESSIONREQUEST']._serialized_end=1735
+  _globals['_PROMPTPART']._serialized_start=1737
+  _globals['_PROMPTPART']._serialized_end=1833
+  _globals['_CANCEL']._serialized_start=1835
+  _globals['_CANCEL']._serialized_end=1843
+  _globals['_SESSIONRESPONSE']._serialized_start=1846
+  _globals['_SESSIONRESPONSE']._serialized_end=1982
+  _globals['_TOKENIZEREQUEST']._serialized_start=1984
+  _globals['_TOKENIZEREQUEST']._serialized_end=2099
+  _globals['_CONVERSATION']._serialized_start=2101
+  _globals['_CONVERSATION']._serialized_end=2207
+  _globals['_TOKENIZERESPONSE']._serialized_start=2209
+  _globals['_TOKENIZERESPONSE']._serialized_end=2262
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2264
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2375
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2377
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2411
+  _globals['_LISTMODELSREQUEST']._serialized_start=2413
+  _globals['_LISTMODELSREQUEST']._serialized_end=2432
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2434
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2501
+  _globals['_MODELCARD']._serialized_start=2504
+  _globals['_MODELCARD']._serialized_end=2649
+  _globals['_FRONTENDSERVICE']._serialized_start=2652
+  _globals['_FRONTENDSERVICE']._serialized_end=3196
 # @@protoc_insertion_point(module_scope)

@@ -13,6 +13,8 @@ from services.frontend.http.schema import (
 )
 from services.frontend.http.structured_output import structured_output_of
 from services.frontend.pipeline.request import Conversation, Options, Prompt
+from services.frontend.pipeline.tools import tool_call_of, tool_of
+from services.frontend.text.chat_template import Message
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Output tokens of a completion that names no limit, as OpenAI's API has it."""
@@ -44,10 +46,19 @@ def completion_prompt(request: CompletionRequest) -> Prompt:
 
 
 def conversation_of(request: ChatCompletionRequest) -> Conversation:
-    """Reads a conversation."""
-    return Conversation(
-        [{"role": each.role, "content": _content_of(each)} for each in request.messages]
-    )
+    """Reads a conversation; with the tool choice "none" the model hears of no tools.
+
+    Raises:
+        InvalidRequestError: arguments of a tool call are not JSON, or a choice has no tools.
+    """
+    if request.tool_choice is not None and request.tools is None:
+        raise InvalidRequestError("tool_choice needs tools", field="tool_choice")
+    wanted = () if request.tool_choice == "none" else request.tools or ()
+    tools = [
+        tool_of(each.function.name, each.function.description, each.function.parameters)
+        for each in wanted
+    ]
+    return Conversation([_message_of(each) for each in request.messages], tools)
 
 
 def completion_options(request: CompletionRequest, request_id: str) -> Options:
@@ -121,6 +132,16 @@ def _options(
     )
 
 
-def _content_of(message: ChatMessage) -> str:
+def _message_of(message: ChatMessage) -> Message:
     content = message.content
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+    if isinstance(content, list):
+        content = "".join(part.text for part in content)
+    read: dict[str, Any] = {"role": message.role, "content": content}
+    if message.tool_calls:
+        read["tool_calls"] = [
+            tool_call_of(call.id, call.function.name, call.function.arguments)
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        read["tool_call_id"] = message.tool_call_id
+    return read

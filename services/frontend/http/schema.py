@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from services.frontend.errors import InvalidRequestError
 from services.frontend.pipeline.request import MAX_MESSAGES
+from services.frontend.pipeline.tools import MAX_TOOLS
 
 MAX_STOP_TOKENS = 64
 MAX_LOGIT_BIASES = 1024
@@ -109,13 +110,64 @@ class TextPart(BaseModel):
     text: str
 
 
+class FunctionCall(BaseModel):
+    """A function that the model called, and its arguments as JSON text."""
+
+    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call that the model made earlier."""
+
+    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class FunctionDefinition(BaseModel):
+    """A function that the model may call."""
+
+    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Literal[False] | None = None
+
+
+class Tool(BaseModel):
+    """A tool that the model may call."""
+
+    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
 class ChatMessage(BaseModel):
-    """One message of a conversation."""
+    """One message of a conversation; the assistant's may have calls instead of content."""
 
     model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
 
     role: str
-    content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+    content: (
+        str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None
+    ) = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = (
+        None
+    )
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("a message must have content, or tool_calls")
+        return self
 
 
 class JsonSchema(BaseModel):
@@ -154,6 +206,10 @@ class ChatCompletionRequest(SharedFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
+    tools: (
+        Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)] | None
+    ) = None
+    tool_choice: Literal["none", "auto"] | None = None
 
 
 _Request = TypeVar("_Request", bound=SharedFields)

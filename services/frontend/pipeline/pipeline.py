@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from services.frontend.engine_client.client import EngineClient
 from services.frontend.engine_client.messages import EngineRequest, ModelInfo
@@ -25,11 +26,16 @@ from services.frontend.pipeline.request import (
     check_vocabulary,
 )
 from services.frontend.pipeline.samples import Samples, sampling_of
+from services.frontend.pipeline.tools import check_tools, num_bytes
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.detokenizer import Detokenizer
 from services.frontend.text.output_text import OutputText
 from services.frontend.text.stop_strings import StopStrings
 from services.frontend.text.tokenizer import Tokenizer, TokenizerFilesError
+
+INLINE_RENDER_BYTES = 32_768
+INLINE_RENDER_MESSAGES = 128
+"""Larger conversations are rendered in a thread: this many messages take about 2 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +180,7 @@ class Pipeline:
 
     async def _encode(self, model: ServedModel, prompt: str | Conversation) -> list[int]:
         if isinstance(prompt, Conversation):
-            text = self._render(model, prompt)
+            text = await self._render(model, prompt)
         else:
             text = prompt
             self._check_size(len(text.encode()))
@@ -184,18 +190,24 @@ class Pipeline:
             executor=self._executor,
         )
 
-    def _render(self, model: ServedModel, conversation: Conversation) -> str:
-        messages = conversation.messages
+    async def _render(self, model: ServedModel, conversation: Conversation) -> str:
+        """Returns a conversation as the model's template writes it; a long one beside the loop."""
+        messages, tools = conversation.messages, conversation.tools
         if not messages:
             raise InvalidRequestError("the conversation has 0 messages; it must have at least 1")
-        self._check_size(
-            sum(len(text.encode()) for message in messages for text in message.values())
-        )
+        size = num_bytes([messages, tools])
+        self._check_size(size)
+        check_tools(messages, tools)
         if model.template is None:
             raise InvalidRequestError(
                 f"the model {model.info.model!r} has no chat template; use Generate"
             )
-        return model.template.render(messages, max_bytes=2 * self._max_prompt_bytes)
+        render = partial(
+            model.template.render, messages, tools=tools, max_bytes=2 * self._max_prompt_bytes
+        )
+        if size <= INLINE_RENDER_BYTES and len(messages) <= INLINE_RENDER_MESSAGES:
+            return render()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, render)
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self._max_prompt_bytes:

@@ -20,9 +20,10 @@ MAX_MESSAGES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages to be answered, oldest first."""
+    """Messages to be answered, oldest first, and the tools that the model may call."""
 
     messages: Sequence[Message]
+    tools: Sequence[Message] = ()
 
 
 Prompt = str | list[int] | Conversation

@@ -1,20 +1,22 @@
 """From protobuf to what the pipeline takes, and back."""
 
 import uuid
-from collections.abc import Iterable
+from typing import Any
 
-from google.protobuf.message import Message
+from google.protobuf.message import Message as ProtobufMessage
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from protos.common.v1.sampling_pb2 import FinishReason
 from protos.frontend.v1 import frontend_pb2
 from services.frontend.errors import InvalidRequestError
 from services.frontend.pipeline.request import MAX_MESSAGES, Conversation, Options, Output, Prompt
+from services.frontend.pipeline.tools import json_object, tool_call_of, tool_of
+from services.frontend.text.chat_template import Message
 
 _GOES_ON = FinishReason.FINISH_REASON_UNSPECIFIED
 
 
-def refuse_unknown_fields(message: Message) -> None:
+def refuse_unknown_fields(message: ProtobufMessage) -> None:
     """Raises InvalidRequestError if a message, at any depth, says something that is not understood.
 
     A field that is ignored would be a wish that is silently not granted.
@@ -58,9 +60,35 @@ def prompt_of(request: frontend_pb2.GenerateRequest) -> Prompt:
     return request.text
 
 
-def conversation_of(messages: Iterable[frontend_pb2.ChatMessage]) -> Conversation:
-    """Reads a conversation."""
-    return Conversation([{"role": each.role, "content": each.content} for each in messages])
+def conversation_of(source: frontend_pb2.ChatRequest | frontend_pb2.Conversation) -> Conversation:
+    """Reads a conversation.
+
+    Raises:
+        InvalidRequestError: what is to be JSON in it is none.
+    """
+    tools = [
+        tool_of(
+            tool.name,
+            tool.description,
+            json_object(tool.parameters, f"parameters of the tool {tool.name!r}")
+            if tool.HasField("parameters")
+            else None,
+        )
+        for tool in source.tools
+    ]
+    return Conversation([_message_of(message) for message in source.messages], tools)
+
+
+def _message_of(message: frontend_pb2.ChatMessage) -> Message:
+    read: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        read["content"] = message.content or None
+        read["tool_calls"] = [
+            tool_call_of(call.id, call.name, call.arguments) for call in message.tool_calls
+        ]
+    if message.HasField("tool_call_id"):
+        read["tool_call_id"] = message.tool_call_id
+    return read
 
 
 def input_of(request: frontend_pb2.TokenizeRequest) -> str | Conversation:
@@ -73,7 +101,7 @@ def input_of(request: frontend_pb2.TokenizeRequest) -> str | Conversation:
         case "text":
             return request.text
         case "conversation":
-            return conversation_of(request.conversation.messages)
+            return conversation_of(request.conversation)
     raise InvalidRequestError("neither text nor a conversation is given")
 
 

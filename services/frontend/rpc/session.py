@@ -144,8 +144,9 @@ class ClientSession:
                 live = self._open(handle, options_of(message.generate.options))
                 self._start(live, prompt_of(message.generate), group)
             case "chat":
+                conversation = conversation_of(message.chat)  # may refuse; nothing is open yet
                 live = self._open(handle, options_of(message.chat.options))
-                self._start(live, conversation_of(message.chat.messages), group)
+                self._start(live, conversation, group)
             case "prompt_part":
                 self._take_part(handle, message.prompt_part, group)
             case "cancel":

@@ -14,6 +14,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 
 from protos.frontend.v1 import frontend_pb2
 from services.frontend.http.schema import ChatCompletionRequest, CompletionRequest
+from tests.support.byte_tokenizer import TOOL_TEMPLATE, tokenizer_files
 from tests.support.fake_engine import FakeEngine, says
 from tests.support.field_walk import leaf_paths, set_field
 from tests.support.frontend_stack import frontend_stack
@@ -31,6 +32,13 @@ VALUES = {
     "tokens.ids": [7, 8],
     "messages.role": "narrator",
     "messages.content": "another",
+    "messages.tool_calls.id": "call",
+    "messages.tool_calls.name": "add",
+    "messages.tool_calls.arguments": "{}",
+    "messages.tool_call_id": "call",
+    "tools.name": "add",
+    "tools.description": "adds",
+    "tools.parameters": "{}",
 } | {f"options.{p}": value for p, value in SAMPLING_VALUES.items() if p.startswith("sampling.")}
 
 GENERATE = frontend_pb2.GenerateRequest(
@@ -52,7 +60,11 @@ class Refused(Exception):  # noqa: N818  an outcome, not an error
 @asynccontextmanager
 async def running():
     async with (
-        FakeEngine(script=says("hello<|im_start|> world"), tokens_per_step=99) as engine,
+        FakeEngine(
+            script=says("hello<|im_start|> world"),
+            tokens_per_step=99,
+            files=tokenizer_files(chat_template=TOOL_TEMPLATE),
+        ) as engine,
         frontend_stack(engine, http_port=0) as stack,
     ):
         yield engine, stack
@@ -124,6 +136,8 @@ HTTP_VALUES = {
     "stop_token_ids": [[6]],
     "structured_outputs": [{"regex": "a"}],
     "cache_salt": ["tenant"],
+    "tools": [[{"type": "function", "function": {"name": "add"}}]],
+    "tool_choice": ["auto", "none", "required"],
 }
 """Values for every field of the schema that are not what its absence means."""
 
@@ -188,3 +202,32 @@ async def test_a_field_that_nobody_knows_is_refused_by_name():
             response = await client.post(path, content=json.dumps(body | {"wish": 1}), headers={
                 "content-type": "application/json"})  # fmt: skip
             assert response.json()["error"]["param"] == "wish"
+
+
+async def test_every_field_of_tokenize_and_detokenize():
+    async with running() as (_, stack):
+        chat = frontend_pb2.Conversation(messages=[{"role": "user", "content": "hello"}])
+        for method, baseline, values in (
+            (
+                stack.stub.Tokenize,
+                frontend_pb2.TokenizeRequest(conversation=chat),
+                {"model": "x", "text": "a"} | {f"conversation.{p}": v for p, v in VALUES.items()},
+            ),
+            (
+                stack.stub.Detokenize,
+                frontend_pb2.DetokenizeRequest(token_ids=[40, 0, 41]),
+                {"model": "x", "token_ids": [42], "show_special_tokens": True},
+            ),
+        ):
+            ordinary = await method(baseline)
+            for path in paths(type(baseline)):
+                changed = type(baseline)()
+                changed.CopyFrom(baseline)
+                set_field(changed, tuple(path.split(".")), values[path])
+                try:
+                    told = await method(changed)
+                except grpc.aio.AioRpcError as error:
+                    if error.code() not in REFUSALS:
+                        raise
+                else:
+                    assert told != ordinary, f"{path} is ignored"

@@ -110,3 +110,39 @@ def test_a_model_may_have_no_template():
 def test_an_unreadable_configuration_is_named():
     with pytest.raises(TokenizerFilesError, match="cannot be read"):
         ChatTemplate.from_files({"tokenizer_config.json": b"{"})
+
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+def test_tools_come_as_json_and_are_none_where_there_are_none():
+    source = "{% if tools is none %}none{% else %}{{ tools | tojson }}{% endif %}"
+    template = ChatTemplate(source, {})
+    assert template.render(HELLO, max_bytes=1000) == "none"
+    assert json.loads(template.render(HELLO, tools=[ADD], max_bytes=1000)) == [ADD]
+
+
+def test_tojson_takes_what_templates_on_hubs_give_it():
+    source = "{{ {'b': 'é', 'a': 1} | tojson(ensure_ascii=True, sort_keys=True, indent=1) }}"
+    assert render(source) == '{\n "a": 1,\n "b": "\\u00e9"\n}'
+
+
+def test_tools_that_a_template_would_leave_out_are_refused():
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    with pytest.raises(InvalidRequestError, match="takes no tools"):
+        template.render(HELLO, tools=[ADD], max_bytes=1000)
+    calls = [{"role": "assistant", "content": None, "tool_calls": [ADD]}]
+    with pytest.raises(InvalidRequestError, match="takes no tool calls"):
+        template.render(calls, max_bytes=1000)
+
+
+def test_a_template_that_takes_too_long_is_stopped(monkeypatch):
+    monkeypatch.setattr("services.frontend.text.chat_template.RENDER_TIMEOUT_S", 0.0)
+    source = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}"
+    with pytest.raises(InvalidRequestError, match="takes more than"):
+        render(source, max_bytes=10**12)
+
+
+def test_a_template_may_not_count_for_ever():
+    with pytest.raises(InvalidRequestError, match="chat template"):
+        render("{% for a in range(10 ** 9) %}{% endfor %}")
