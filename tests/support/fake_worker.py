@@ -309,6 +309,7 @@ class FakeExecutor:
         self._is_hung = False
         self._wake = asyncio.Event()
         self.num_starts = 0
+        self.num_stacks_shown = 0
 
     @property
     def pid(self) -> int | None:
@@ -356,6 +357,10 @@ class FakeExecutor:
             raise WorkerDiedError(self._death)
         assert self._worker is not None
         return self._worker.execute(self._sent.popleft())
+
+    async def show_stacks(self) -> None:
+        """Counts how often it was asked."""
+        self.num_stacks_shown += 1
 
     async def stop(self) -> None:
         """Ends the worker."""

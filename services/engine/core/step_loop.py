@@ -12,7 +12,7 @@ from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.snapshot import PendingSnapshot
 from services.engine.core.stats import Counters
 from services.engine.core.watchers import StepWatchers
-from services.engine.request import RequestOutput
+from services.engine.request import Request, RequestOutput
 from services.engine.scheduler.scheduler import ScheduledStep, Scheduler
 
 MAX_STEPS_IN_FLIGHT = 2
@@ -69,6 +69,13 @@ class StepLoop:
         if self._progress_s is None:
             return 0.0
         return time.monotonic() - self._progress_s
+
+    @property
+    def requests_in_flight(self) -> set[Request]:
+        """The requests of the steps whose results are to come."""
+        return {
+            request for step in self._in_flight for request in (*step.requests, *step.unsampled)
+        }
 
     def wake(self) -> None:
         """Tells the loop that the scheduler's requests have changed."""

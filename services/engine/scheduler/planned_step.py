@@ -18,12 +18,14 @@ class ScheduledStep:
     descriptor: BatchDescriptor
     requests: list[Request]
     """Those that sample a token, in the order of the result."""
+    unsampled: list[Request]
+    """Those that compute a part of their tokens and sample none, in the order of the batch."""
 
 
 class PlannedStep:
     """A step in the making: which request computes which tokens, and what budget is left."""
 
-    __slots__ = ("_batch", "_is_prefill", "_needs", "_row_needs", "_sampling", "budget")
+    __slots__ = ("_batch", "_is_prefill", "_needs", "_row_needs", "_sampling", "_unsampled", "budget")
 
     def __init__(self, budget: int, row_needs: Sequence[int]) -> None:
         """Starts a step without requests.
@@ -36,6 +38,7 @@ class PlannedStep:
         self._row_needs = row_needs
         self._batch = BatchBuilder()
         self._sampling: list[Request] = []
+        self._unsampled: list[Request] = []
         self._is_prefill = False
         self._needs = 0
 
@@ -81,6 +84,8 @@ class PlannedStep:
                 if num_output >= request.sampling.min_tokens:
                     needs -= _MIN_TOKENS
             self._needs |= needs
+        else:
+            self._unsampled.append(request)
         batch.row_ids.append(row)
         batch.q_lens.append(q_len)
         batch.seq_lens.append(end)
@@ -109,7 +114,12 @@ class PlannedStep:
             mode=dispatch.mode,
             fallback_reason=dispatch.fallback_reason,
         )
-        return ScheduledStep(step_id=step_id, descriptor=descriptor, requests=self._sampling)
+        return ScheduledStep(
+            step_id=step_id,
+            descriptor=descriptor,
+            requests=self._sampling,
+            unsampled=self._unsampled,
+        )
 
 
 def sampling_needs(sampling: SamplingParams) -> int:

@@ -11,7 +11,7 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 
 from services.engine.batch import StepResult, read_int32, read_logprobs
-from services.engine.errors import QueueFullError
+from services.engine.errors import InvalidRequestError, QueueFullError
 from services.engine.kv_cache.cache import KVCache
 from services.engine.request import FinishReason, Request, RequestOutput, RequestStatus
 from services.engine.scheduler.dispatcher import GraphDispatcher
@@ -63,6 +63,7 @@ class Scheduler:
         self._finish_rate = FinishRate()
         self._num_added = 0
         self._last_step_id = 0
+        self._last_result_id = 0
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self._output_tokens = 0
@@ -123,9 +124,22 @@ class Scheduler:
                 retry_after_ms=self._finish_rate.retry_after_ms(self._clock()),
             )
         request.max_num_tokens = max_num_tokens
-        request.arrival_index = self._num_added
-        self._num_added += 1
-        self._waiting.push(request)
+        self._enqueue(request)
+
+    def resume(self, request: Request) -> None:
+        """Takes a request over whose worker is gone; it goes on behind the tokens known.
+
+        Raises:
+            InvalidRequestError: it fitted that worker's KV cache and does not fit this one's.
+        """
+        bound = self._limits.bound_tokens(request.num_prompt_tokens, request.sampling.max_tokens)
+        if bound < request.max_num_tokens:
+            raise InvalidRequestError(
+                f"the request may reach {request.max_num_tokens} tokens; "
+                f"the KV cache of the next worker holds {self._limits.num_cache_tokens}"
+            )
+        request.restart()
+        self._enqueue(request)
 
     def abort(self, request: Request) -> bool:
         """Ends a request without output and frees what it holds; returns whether it was live."""
@@ -142,6 +156,7 @@ class Scheduler:
         Returns:
             The step, or None when nothing can run before a result or a request comes in.
         """
+        self._make_way_for_suspect()
         step = PlannedStep(self._limits.max_num_batched_tokens, self._row_needs)
         num_preemptions = self._num_preemptions
         self._continue_running(step)
@@ -159,6 +174,7 @@ class Scheduler:
             One output for each request that sampled and is still live. One that ended since the
             step was scheduled has sampled in vain.
         """
+        self._last_result_id = step.step_id
         token_ids = read_int32(result.token_ids).tolist()
         now_s = self._clock()
         outputs: list[RequestOutput] = []
@@ -177,6 +193,24 @@ class Scheduler:
         if step.descriptor.sampling.needs_logprobs:
             _attach_logprobs(outputs, step, result)
         return outputs
+
+    def _enqueue(self, request: Request) -> None:
+        request.arrival_index = self._num_added
+        self._num_added += 1
+        self._waiting.push(request)
+
+    def _make_way_for_suspect(self) -> None:
+        """Takes back what everybody holds if a suspect is next: it has to run alone."""
+        request = self._waiting.peek()
+        if request is not None and request.is_suspect:
+            while self._running and not self._running[-1].is_suspect:
+                self._preempt(self._running.pop())
+
+    def _may_join(self, request: Request) -> bool:
+        """Whether a request may run in the next step: no suspect has company, sent or planned."""
+        if request.is_suspect:
+            return not self._running and self._last_result_id == self._last_step_id
+        return not (self._running and self._running[0].is_suspect)
 
     def _continue_running(self, step: PlannedStep) -> None:
         """Gives every running request its next tokens, preempting the last ones if need be."""
@@ -236,6 +270,8 @@ class Scheduler:
             request = self._waiting.peek()
             if request is None or request.num_pending_tokens:
                 break  # tokens of a preempted request that are on their way must be known first
+            if not self._may_join(request):
+                break
             prefix = self._cache.match_prefix(request)
             num_tokens = len(request.token_ids)
             if not self._cache.fits(prefix, num_tokens):
