@@ -286,6 +286,7 @@ class FakeExecutor:
         vocab_size: int = VOCAB_SIZE,
         step_time_s: float = 0.0,
         start_error: str | None = None,
+        poison_token: int | None = None,
     ) -> None:
         """Stands ready to start.
 
@@ -296,6 +297,7 @@ class FakeExecutor:
             vocab_size: sampled tokens are below this.
             step_time_s: how long a step takes.
             start_error: makes start() fail with this reason, until it is set to None.
+            poison_token: the worker dies of any step of a request that came with this token.
         """
         self._config = config
         self._num_blocks = config.num_kv_blocks or num_blocks
@@ -303,6 +305,10 @@ class FakeExecutor:
         self._vocab_size = vocab_size
         self._step_time_s = step_time_s
         self.start_error = start_error
+        self._poison_token = poison_token
+        self._poisoned_rows: set[int] = set()
+        self.batch_sizes: list[int] = []
+        """Requests of each step that was received, in all."""
         self._worker: FakeWorker | None = None
         self._sent: deque[BatchDescriptor] = deque()
         self._death: str | None = None
@@ -346,6 +352,17 @@ class FakeExecutor:
         self._sent.append(BatchDescriptor.FromString(descriptor.SerializeToString()))
         self._wake.set()
 
+    def _swallow(self, descriptor: BatchDescriptor) -> None:
+        """Dies if the step has a request that came with the poison."""
+        self.batch_sizes.append(descriptor.context.batch_size)
+        for assignment in descriptor.row_assignments:
+            is_poisoned = self._poison_token in read_int32(assignment.token_ids)
+            (self._poisoned_rows.add if is_poisoned else self._poisoned_rows.discard)(
+                assignment.row
+            )
+        if not self._poisoned_rows.isdisjoint(read_int32(descriptor.attn_metadata.row_ids)):
+            self.die("a step was poisonous")
+
     async def receive(self) -> StepResult:
         """Runs the oldest step and returns its result; waits for one if there is none."""
         while self._death is None and (self._is_hung or not self._sent):
@@ -353,6 +370,8 @@ class FakeExecutor:
             await self._wake.wait()
         if self._death is None:
             await asyncio.sleep(self._step_time_s)
+        if self._sent:
+            self._swallow(self._sent[0])
         if self._death is not None:
             raise WorkerDiedError(self._death)
         assert self._worker is not None

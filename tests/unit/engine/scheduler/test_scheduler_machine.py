@@ -40,6 +40,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=MAX_MODEL_LEN, max_num_waiting=6, block_size=BLOCK_SIZE, **fields
         )
         self.now_s = 0.0
+        self.capacity = (self.limits.num_blocks - 1) * BLOCK_SIZE
+        self.live: list[Request] = []
+        self.start_worker()
+
+    def start_worker(self):
         self.scheduler = Scheduler(self.limits, clock=lambda: self.now_s)
         self.worker = FakeWorker(
             max_num_seqs=self.limits.max_num_seqs,
@@ -47,8 +52,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_blocks=self.limits.num_blocks,
             block_size=BLOCK_SIZE,
         )
-        self.capacity = (self.limits.num_blocks - 1) * BLOCK_SIZE
-        self.live: list[Request] = []
         self.in_flight: deque[ScheduledStep] = deque()
 
     @rule(
@@ -86,12 +89,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def schedule(self):
         before = sorted(self.running(), key=service_order)
+        is_trial = any(request.is_suspect for request in self.live)
         step = self.scheduler.schedule()
+        if step is not None:
+            self.assert_suspects_are_alone(step)
         preempted = [r for r in before if r.status is RequestStatus.WAITING]
         # Those who lost their blocks are the last ones in service order, and never everybody.
         assert before[len(before) - len(preempted) :] == preempted
-        assert len(preempted) < max(len(before), 1)
-        if preempted:
+        assert is_trial or len(preempted) < max(len(before), 1)
+        if preempted and not is_trial:
             assert set(self.running()) < set(before), "admitted beside a preemption"
         if step is None:
             assert self.in_flight or not self.live, "nothing runs and nothing will"
@@ -125,6 +131,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.live.remove(request)
         assert not request.block_ids
         assert request.row is None
+
+    @rule()
+    def lose_worker(self):
+        """Another one goes on with what is live; who was in a step that was lost is suspect."""
+        lost = {r for step in self.in_flight for r in (*step.requests, *step.unsampled)}
+        for request in lost:
+            request.trial_end = len(request.token_ids) + max(1, request.num_pending_tokens)
+        self.start_worker()
+        for request in self.live:
+            self.scheduler.resume(request)
+
+    def assert_suspects_are_alone(self, step):
+        sent = [{*each.requests, *each.unsampled} for each in (*self.in_flight, step)]
+        if any(request.is_suspect for request in sent[-1]):
+            assert len(set.union(*sent)) == 1
 
     @invariant()
     def counts_agree(self):
