@@ -17,7 +17,6 @@ from protos.engine.v1.engine_pb2 import (
     DrainRequest,
     GenerateRequest,
     GetModelInfoRequest,
-    GetStatsRequest,
 )
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from services.engine.config import TINY_CHECKPOINT
@@ -113,25 +112,6 @@ async def test_drain_answers_and_the_engine_exits_0():
         drained = await stub.Drain(DrainRequest())
         assert (drained.num_finished, drained.num_aborted) == (1, 0)
         assert await asyncio.to_thread(process.wait) == 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_lost_worker_ends_its_requests_and_is_replaced(number):
-    async with engine(step_timeout_s=1.0) as (process, stub, health):
-        watch = health.Watch(health_pb2.HealthCheckRequest())
-        assert await next_status(watch) == SERVING
-        expected, _ = await read_all(stub.Generate(ask(20)))
-        call = stub.Generate(ask(2000))
-        await call.read()
-        os.kill(worker_pid(process), number)
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await read_all(call)
-        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert [await next_status(watch), await next_status(watch)] == [NOT_SERVING, SERVING]
-        assert (await read_all(stub.Generate(ask(20))))[0] == expected
-        stats = await stub.GetStats(GetStatsRequest())
-        assert (stats.num_worker_restarts, stats.num_running) == (1, 0)
-        assert stats.num_free_blocks == stats.num_blocks - 1
 
 
 class TestCommandLine:

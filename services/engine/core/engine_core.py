@@ -76,9 +76,7 @@ class EngineCore:
         self._history = HistoryKeeper(config, self.counters.step_sizes)
         self._coverage = GraphCoverage.of((), self.history)
         self._live = LiveRequests(self.counters, self._expire)
-        self._survivors = Survivors(
-            self._live, patience_s=config.worker_patience_s, end=self.abort
-        )
+        self._survivors = Survivors(self._live, patience_s=config.worker_patience_s, end=self.abort)
         self._drain_listeners: set[Callable[[], None]] = set()
         self._is_draining = False
         self._has_drained = asyncio.Event()

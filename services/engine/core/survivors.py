@@ -108,7 +108,9 @@ class Survivors:
         request.num_losses += 1
         if is_alone and request.is_suspect:
             self._refuse(request)
-            self._end(request, _fault(request, "it cost two workers their lives, one of them alone"))
+            self._end(
+                request, _fault(request, "it cost two workers their lives, one of them alone")
+            )
         elif request.num_losses >= MAX_LOSSES:
             self._end(
                 request,

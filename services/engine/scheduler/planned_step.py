@@ -25,7 +25,15 @@ class ScheduledStep:
 class PlannedStep:
     """A step in the making: which request computes which tokens, and what budget is left."""
 
-    __slots__ = ("_batch", "_is_prefill", "_needs", "_row_needs", "_sampling", "_unsampled", "budget")
+    __slots__ = (
+        "_batch",
+        "_is_prefill",
+        "_needs",
+        "_row_needs",
+        "_sampling",
+        "_unsampled",
+        "budget",
+    )
 
     def __init__(self, budget: int, row_needs: Sequence[int]) -> None:
         """Starts a step without requests.
