@@ -19,6 +19,7 @@ from services.engine.batch import (
     BatchDescriptor,
     RowAssignment,
     RowSampling,
+    StepFailure,
     StepResult,
     read_int32,
     step_result,
@@ -31,6 +32,7 @@ NULL_BLOCK = 0
 VOCAB_SIZE = 1000
 _MASK = 2**64 - 1
 _UNKNOWN = -1
+_GARBAGE = 1
 
 
 class WorkerViolationError(Exception):
@@ -74,6 +76,9 @@ class FakeWorker:
     ) -> None:
         self._block_size = block_size
         self._vocab_size = vocab_size
+        self.memory_tokens = 2**31
+        """Query tokens for which memory suffices; a step of more fails."""
+        self._num_failed_steps = 0
         self._last_step_id = 0
         blocks_per_row = -(-max_model_len // block_size)
         self._tokens = np.full((max_num_seqs, max_model_len), _UNKNOWN, np.int32)
@@ -99,6 +104,13 @@ class FakeWorker:
             f"step {descriptor.step_id} follows step {self._last_step_id}",
         )
         self._last_step_id = descriptor.step_id
+        if descriptor.num_failed_steps < self._num_failed_steps:
+            return StepResult(
+                step_id=descriptor.step_id, failure=StepFailure.STEP_FAILURE_SKIPPED
+            )
+        _require(descriptor.num_failed_steps == self._num_failed_steps, "num_failed_steps")
+        if descriptor.context.num_tokens > self.memory_tokens:
+            return self._fail(descriptor)
         self.update_tables(descriptor)
         rows, starts, ends = self._read_layout(descriptor)
         # All of a step's keys and values are written before any of its queries attends, layer by
@@ -107,6 +119,15 @@ class FakeWorker:
         for row, end in zip(rows, ends, strict=True):
             self._check_reads(row, end)
         return self._sample(descriptor, rows, ends)
+
+    def _fail(self, descriptor: BatchDescriptor) -> StepResult:
+        """Runs out of memory in the middle of a step: nothing that it was to write is right."""
+        self._num_failed_steps += 1
+        updates = descriptor.attn_metadata.block_table_updates
+        self._kv[read_int32(updates.block_ids)] = _GARBAGE
+        return StepResult(
+            step_id=descriptor.step_id, failure=StepFailure.STEP_FAILURE_OUT_OF_MEMORY
+        )
 
     def restore(
         self, opening: BatchDescriptor, num_computed: Mapping[int, int], *, next_step_id: int

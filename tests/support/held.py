@@ -70,6 +70,6 @@ async def held_by(engine: ServiceProcess) -> Held:
 async def assert_all_is_given_back(engine: ServiceProcess, baseline: Held) -> None:
     """Waits until the engine holds what it did when nothing was asked of it."""
     end_s = time.monotonic() + SETTLE_S
-    while (held := await held_by(engine)).exceeds(baseline) and time.monotonic() < end_s:
+    while (held := await held_by(engine)).exceeds(baseline) and time.monotonic() < end_s:  # noqa: ASYNC110  as in waiting.py
         await asyncio.sleep(0.05)
     assert not held.exceeds(baseline), (held, baseline)

@@ -228,6 +228,7 @@ class EngineCore:
             cached_tokens=counters.cached_tokens + (0 if now is None else now.cached_tokens),
             output_tokens=counters.output_tokens + (0 if now is None else now.output_tokens),
             num_preemptions=counters.num_preemptions + (0 if now is None else now.num_preemptions),
+            num_batched_tokens_limit=0 if now is None else now.num_batched_tokens_limit,
             is_ready=self.is_ready,
             graphs=self._graphs,
             coverage=self._coverage,

@@ -1,9 +1,11 @@
 """One step: while it is planned, and once it is on its way."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from services.engine.batch import BatchBuilder, BatchDescriptor, row_assignment
+import numpy as np
+
+from services.engine.batch import BatchBuilder, BatchDescriptor, read_int32, row_assignment
 from services.engine.request import Request, SamplingParams
 from services.engine.scheduler.dispatcher import BatchShape, GraphDispatcher
 
@@ -20,6 +22,15 @@ class ScheduledStep:
     """Those that sample a token, in the order of the result."""
     unsampled: list[Request]
     """Those that compute a part of their tokens and sample none, in the order of the batch."""
+
+    def starts(self) -> Iterator[tuple[Request, int]]:
+        """Yields every request of the step with the number of tokens computed before it."""
+        attention = self.descriptor.attn_metadata
+        starts = read_int32(attention.seq_lens) - np.diff(read_int32(attention.query_start_loc))
+        sampling = np.zeros(len(starts), bool)
+        sampling[read_int32(self.descriptor.sampling.sample_indices)] = True
+        yield from zip(self.requests, starts[sampling].tolist(), strict=True)
+        yield from zip(self.unsampled, starts[~sampling].tolist(), strict=True)
 
 
 class PlannedStep:

@@ -11,7 +11,11 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 
 from services.engine.batch import StepResult, read_int32, read_logprobs
-from services.engine.errors import InvalidRequestError, QueueFullError
+from services.engine.errors import (
+    InvalidRequestError,
+    MemoryExhaustedError,
+    QueueFullError,
+)
 from services.engine.kv_cache.cache import KVCache
 from services.engine.request import FinishReason, Request, RequestOutput, RequestStatus
 from services.engine.scheduler.dispatcher import GraphDispatcher
@@ -19,6 +23,7 @@ from services.engine.scheduler.finish_rate import FinishRate
 from services.engine.scheduler.limits import SchedulerLimits
 from services.engine.scheduler.planned_step import PlannedStep, ScheduledStep, sampling_needs
 from services.engine.scheduler.stats import SchedulerStats
+from services.engine.scheduler.step_budget import StepBudget
 from services.engine.scheduler.waiting_queue import WaitingQueue, service_order
 
 __all__ = ["ScheduledStep", "Scheduler", "SchedulerLimits"]
@@ -49,6 +54,8 @@ class Scheduler:
             clock: tells the time of `Request.arrival_s`, in seconds.
         """
         self._limits = limits
+        self._budget = StepBudget(limits.max_num_batched_tokens)
+        self._num_failed_steps = 0
         self._clock = clock
         self._dispatcher = dispatcher or GraphDispatcher()
         self._cache = KVCache(
@@ -104,6 +111,7 @@ class Scheduler:
             cached_tokens=self._cached_tokens,
             output_tokens=self._output_tokens,
             num_preemptions=self._num_preemptions,
+            num_batched_tokens_limit=self._budget.tokens,
         )
 
     def add(self, request: Request) -> None:
@@ -157,7 +165,7 @@ class Scheduler:
             The step, or None when nothing can run before a result or a request comes in.
         """
         self._make_way_for_suspect()
-        step = PlannedStep(self._limits.max_num_batched_tokens, self._row_needs)
+        step = PlannedStep(self._budget.tokens, self._row_needs)
         num_preemptions = self._num_preemptions
         self._continue_running(step)
         if num_preemptions == self._num_preemptions:
@@ -165,7 +173,10 @@ class Scheduler:
         if step.is_empty:
             return None
         self._last_step_id += 1
-        return step.order(self._last_step_id, self._dispatcher)
+        ordered = step.order(self._last_step_id, self._dispatcher)
+        if self._num_failed_steps:
+            ordered.descriptor.num_failed_steps = self._num_failed_steps
+        return ordered
 
     def update(self, step: ScheduledStep, result: StepResult) -> list[RequestOutput]:
         """Takes the tokens of a step, in the order of the steps, and ends who is done.
@@ -175,6 +186,7 @@ class Scheduler:
             step was scheduled has sampled in vain.
         """
         self._last_result_id = step.step_id
+        self._budget.count_good_step()
         token_ids = read_int32(result.token_ids).tolist()
         now_s = self._clock()
         outputs: list[RequestOutput] = []
@@ -193,6 +205,35 @@ class Scheduler:
         if step.descriptor.sampling.needs_logprobs:
             _attach_logprobs(outputs, step, result)
         return outputs
+
+    def retreat(self, steps: Sequence[ScheduledStep]) -> list[RequestOutput]:
+        """Takes back the orders of a step that ran out of memory and of all that build on it.
+
+        Whoever runs starts over behind what was computed before them, and steps get smaller. One
+        that failed with a single token ends that token's request.
+
+        Args:
+            steps: the one that failed and those in flight behind it, which the worker skips.
+        """
+        failed = steps[0]
+        for step in steps:
+            for request, num_computed in step.starts():
+                self._cache.forget_from(request, num_computed)
+                request.num_computed_tokens = min(request.num_computed_tokens, num_computed)
+            for request in step.requests:
+                request.num_pending_tokens -= 1
+        while self._running:
+            self._preempt(self._running.pop())
+        self._num_failed_steps += 1
+        self._last_result_id = self._last_step_id
+        num_tokens = failed.descriptor.context.num_tokens
+        self._budget.halve(num_tokens)
+        request = (failed.requests + failed.unsampled)[0]
+        if num_tokens > 1 or request.status is RequestStatus.FINISHED:
+            return []
+        self._end(request)
+        error = MemoryExhaustedError("there is no memory left for a step of one token")
+        return [RequestOutput(request, [], error=error)]
 
     def _enqueue(self, request: Request) -> None:
         request.arrival_index = self._num_added
@@ -266,7 +307,8 @@ class Scheduler:
         The next one comes in only if blocks for all of its tokens are free, though it may take
         them chunk by chunk: otherwise it would be the first to be preempted, over and over.
         """
-        while step.budget and len(self._running) < self._limits.max_running:
+        max_running = min(self._limits.max_running, self._budget.tokens)
+        while step.budget and len(self._running) < max_running:
             request = self._waiting.peek()
             if request is None or request.num_pending_tokens:
                 break  # tokens of a preempted request that are on their way must be known first

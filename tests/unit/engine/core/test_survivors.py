@@ -69,7 +69,7 @@ async def test_a_request_that_cost_two_workers_is_refused_and_another_prompt_is_
         await poison(engine)
         await engine.wait_until_ready()
         num_restarts = engine.core.counters.num_worker_restarts
-        with pytest.raises(RequestFaultError, match="internal error [0-9a-f]{12}"):
+        with pytest.raises(RequestFaultError, match=r"internal error [0-9a-f]{12}"):
             await poison(engine, request_id="again")
         sink = RecordingSink()
         engine.core.submit(make_request(sink))

@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.engine.errors import InvalidRequestError, QueueFullError
+from services.engine.batch import StepFailure
+from services.engine.errors import InvalidRequestError, MemoryExhaustedError, QueueFullError
 from services.engine.request import FinishReason, Request, RequestStatus
 from services.engine.scheduler.scheduler import ScheduledStep, Scheduler, SchedulerLimits
 from services.engine.scheduler.waiting_queue import service_order
@@ -113,6 +114,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now_s += 0.01
         step = self.in_flight.popleft()
         result = self.worker.execute(step.descriptor)
+        if result.failure == StepFailure.STEP_FAILURE_SKIPPED:
+            return
+        if result.failure:
+            self.retreat(step)
+            return
         for output in self.scheduler.update(step, result):
             request = output.request
             assert request in self.live
@@ -121,6 +127,24 @@ class SchedulerMachine(RuleBasedStateMachine):
             if output.is_last:
                 self.live.remove(request)
                 self.check_output(request, output.finish_reason)
+
+    @precondition(lambda self: self.in_flight)
+    @rule(memory_tokens=st.integers(0, 8))
+    def run_out_of_memory(self, memory_tokens):
+        """The oldest step fails if it is too large; later ones have memory enough again."""
+        self.worker.memory_tokens = memory_tokens
+        self.complete()
+        self.worker.memory_tokens = 2**31
+
+    def retreat(self, step):
+        num_tokens = step.descriptor.context.num_tokens
+        outputs = self.scheduler.retreat([step, *self.in_flight])
+        assert len(outputs) <= (num_tokens == 1)
+        for output in outputs:
+            assert isinstance(output.error, MemoryExhaustedError)
+            self.live.remove(output.request)
+        assert not self.running()
+        assert self.scheduler.stats.num_batched_tokens_limit <= max(1, num_tokens // 2)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
