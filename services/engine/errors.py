@@ -16,6 +16,8 @@ EngineError
 `services.engine.rpc.status` maps each to a gRPC status; a test checks that none is missing.
 """
 
+import uuid
+
 
 class EngineError(Exception):
     """Base of all errors whose message is meant for the caller."""
@@ -64,8 +66,13 @@ class MemoryExhaustedError(EngineError):
 class RequestFaultError(EngineError):
     """The request made the model or its worker fail, so that it is not tried again.
 
-    The message is an id and no more: what happened is the operator's business, in the log.
+    The message is an id: what happened is the operator's business, in the log under that id.
     """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self.error_id = uuid.uuid4().hex[:12]
+        super().__init__(f"internal error {self.error_id}")
 
 
 class DeadlineExpiredError(EngineError):

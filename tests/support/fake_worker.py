@@ -105,9 +105,7 @@ class FakeWorker:
         )
         self._last_step_id = descriptor.step_id
         if descriptor.num_failed_steps < self._num_failed_steps:
-            return StepResult(
-                step_id=descriptor.step_id, failure=StepFailure.STEP_FAILURE_SKIPPED
-            )
+            return StepResult(step_id=descriptor.step_id, failure=StepFailure.STEP_FAILURE_SKIPPED)
         _require(descriptor.num_failed_steps == self._num_failed_steps, "num_failed_steps")
         if descriptor.context.num_tokens > self.memory_tokens:
             return self._fail(descriptor)

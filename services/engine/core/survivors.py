@@ -9,7 +9,6 @@ while. See docs/decisions/0007-suspects-run-alone.md.
 import asyncio
 import hashlib
 import time
-import uuid
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
@@ -66,7 +65,14 @@ class Survivors:
             return
         until_s = self._refused_until_s.get(_fingerprint(request), 0.0)
         if time.monotonic() < until_s:
-            raise _fault(request, "the same request cost a worker its life not long ago")
+            error = RequestFaultError("the same request cost two workers their lives not long ago")
+            log.error(
+                "request_was_refused",
+                request_id=request.request_id,
+                error_id=error.error_id,
+                reason=error.reason,
+            )
+            raise error
 
     def take(self, in_flight: set[Request], *, has_progressed: bool) -> None:
         """Takes what is live after a worker was lost.
@@ -108,9 +114,8 @@ class Survivors:
         request.num_losses += 1
         if is_alone and request.is_suspect:
             self._refuse(request)
-            self._end(
-                request, _fault(request, "it cost two workers their lives, one of them alone")
-            )
+            reason = "it cost two workers their lives, the second one when it ran alone"
+            self._end(request, RequestFaultError(reason))
         elif request.num_losses >= MAX_LOSSES:
             self._end(
                 request,
@@ -139,12 +144,3 @@ def _fingerprint(request: Request) -> bytes:
     digest = hashlib.blake2b(array("i", request.prompt_token_ids).tobytes(), digest_size=16)
     digest.update(repr(replace(request.sampling, seed=0)).encode())
     return digest.digest()
-
-
-def _fault(request: Request, reason: str) -> RequestFaultError:
-    """Logs why a request is not tried again; the caller gets the id of that line."""
-    error_id = uuid.uuid4().hex[:12]
-    log.error(
-        "request_was_to_blame", error_id=error_id, request_id=request.request_id, reason=reason
-    )
-    return RequestFaultError(f"internal error {error_id}")

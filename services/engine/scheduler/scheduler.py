@@ -15,6 +15,7 @@ from services.engine.errors import (
     InvalidRequestError,
     MemoryExhaustedError,
     QueueFullError,
+    RequestFaultError,
 )
 from services.engine.kv_cache.cache import KVCache
 from services.engine.request import FinishReason, Request, RequestOutput, RequestStatus
@@ -194,14 +195,19 @@ class Scheduler:
             if request.status is RequestStatus.FINISHED:
                 continue
             request.num_pending_tokens -= 1
+            if token_id < 0:
+                self._end(request)
+                error = RequestFaultError("the largest of its logits was NaN or infinite")
+                outputs.append(RequestOutput(request, [], error=error))
+                continue
             request.token_ids.append(token_id)
+            self._output_tokens += 1
             if request.first_token_s is None:
                 request.first_token_s = now_s
             output = RequestOutput(request, [token_id])
             outputs.append(output)
             self._finish_if_done(output, token_id)
         self._running = [r for r in self._running if r.status is RequestStatus.RUNNING]
-        self._output_tokens += len(outputs)
         if step.descriptor.sampling.needs_logprobs:
             _attach_logprobs(outputs, step, result)
         return outputs
@@ -384,5 +390,5 @@ def _attach_logprobs(outputs: list[RequestOutput], step: ScheduledStep, result: 
     by_request = dict(zip(step.requests, read_logprobs(result, wanted), strict=True))
     for output in outputs:
         position = by_request[output.request]
-        if position is not None:
+        if position is not None and output.token_ids:
             output.logprobs.append(position)

@@ -39,5 +39,5 @@ def release_memory() -> None:
 
     Called once the error is forgotten: its traceback holds the tensors of the step.
     """
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no types here
         torch.cuda.empty_cache()

@@ -43,9 +43,7 @@ async def run_all(stub, cache_salt: str) -> list[list[int]]:
     sampling = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
     async def run(prompt):
-        request = GenerateRequest(
-            prompt_token_ids=prompt, sampling=sampling, cache_salt=cache_salt
-        )
+        request = GenerateRequest(prompt_token_ids=prompt, sampling=sampling, cache_salt=cache_salt)
         return [token async for response in stub.Generate(request) for token in response.token_ids]
 
     async with asyncio.timeout(60):
