@@ -6,7 +6,7 @@ The worker is frozen meanwhile, so that no step can finish: what is free then wa
 import asyncio
 import os
 import signal
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 
 import grpc
 import numpy as np
@@ -17,6 +17,7 @@ from protos.common.v1.sampling_pb2 import SamplingParams
 from protos.engine.v1.engine_pb2 import Abort, FrontendHello, FrontendMessage, Submit
 from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
 from tests.support.engine_client import begin, engine_stub, generate, get_stats
+from tests.support.held import frozen, worker_of
 from tests.support.processes import ServiceProcess, start_engine, start_frontend
 from tests.support.waiting import until
 
@@ -24,20 +25,6 @@ LONG_PROMPT = [3 + i % 500 for i in range(600)]
 SHORT_PROMPT = [5, 6, 7, 8]
 ENDLESS = {"max_tokens": 1200, "ignore_eos": True}
 MAX_STEPS_IN_FLIGHT = 2
-
-
-def worker_of(engine: ServiceProcess) -> psutil.Process:
-    (worker,) = psutil.Process(engine.pid).children()
-    return worker
-
-
-@contextmanager
-def frozen(worker: psutil.Process):
-    os.kill(worker.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(worker.pid, signal.SIGCONT)
 
 
 @pytest.fixture(scope="module")
