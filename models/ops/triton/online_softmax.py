@@ -6,17 +6,19 @@ import triton.language as tl
 
 @triton.jit
 def attend_keys(
-    q, acc, highest, total, start, end, positions, table_ptr, k_ptr, v_ptr, kv_head, dims,
-    scale_log2,
+    q, acc, highest, total, start, end, positions, table_ptr, k_ptr, v_ptr, k_scale_ptr,
+    v_scale_ptr, kv_head, dims, scale_log2,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr, IS_DIAGONAL: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Folds the keys in [start, end) of one kv head into a running softmax.
 
     acc, highest and total are the weighted values, the highest scaled score and the sum of base-2
     exponentials of each row of q so far. On the diagonal a row sees the keys up to its position;
     off it all rows see all keys, and end - start is a multiple of KEYS. With a WINDOW, on the
-    diagonal, it sees no more than so many.
+    diagonal, it sees no more than so many. HAS_SCALES: each head of k and v has one; scores and
+    weights take them, which are fewer numbers than keys and values.
 
     Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
     """
@@ -31,9 +33,11 @@ def attend_keys(
             block = tl.load(table_ptr + keys // BLOCK_SIZE).to(tl.int64)
         slot = (block * BLOCK_SIZE + keys % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
         at_keys = slot[:, None] * HEAD_DIM + dims[None, :]
-        k = tl.load(k_ptr + at_keys, mask=in_keys, other=0.0)
-        v = tl.load(v_ptr + at_keys, mask=in_keys, other=0.0)
+        k = tl.load(k_ptr + at_keys, mask=in_keys, other=0.0).to(q.dtype)
+        v = tl.load(v_ptr + at_keys, mask=in_keys, other=0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if HAS_SCALES:
+            scores *= tl.load(k_scale_ptr + slot, mask=keys < end, other=0.0)[None, :]
         if IS_DIAGONAL:
             is_seen = (keys[None, :] <= positions[:, None]) & is_key[None, :]
             if WINDOW > 0:
@@ -48,6 +52,8 @@ def attend_keys(
         kept = tl.exp2(highest - new_highest)
         total = total * kept + tl.sum(weights, 1)
         acc = acc * kept[:, None]
+        if HAS_SCALES:
+            weights *= tl.load(v_scale_ptr + slot, mask=keys < end, other=0.0)[None, :]
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
         highest = new_highest
     return acc, highest, total

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from models.forward_context import AttentionMetadata, KVCacheData
+from models.ops.triton.cache_scales import cache_scales
 from models.ops.triton.configurations import prefill_tiles
 from models.ops.triton.online_softmax import attend_keys
 
@@ -34,12 +35,13 @@ def _request_of(tile, query_start_ptr, num_requests, QUERIES: tl.constexpr):
 
 @triton.jit(do_not_specialize=_METADATA)
 def _prefill_kernel(
-    q_ptr, k_ptr, v_ptr, output_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, output_ptr, block_tables_ptr,
+    seq_lens_ptr, query_start_ptr, sinks_ptr,
     table_stride, num_requests, min_queries, scale_log2,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, PADDED_GROUP: tl.constexpr,
     KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Attends QUERIES neighbouring tokens, the heads of one kv head each, to their prefixes."""
     kv_head = tl.program_id(0)
@@ -80,12 +82,14 @@ def _prefill_kernel(
         diagonal = tl.maximum(num_cached + first_query + 1 - WINDOW, 0) // KEYS * KEYS
     else:
         acc, highest, total = attend_keys(
-            q, acc, highest, total, 0, diagonal, positions, table_ptr, k_ptr, v_ptr, kv_head, dims,
-            scale_log2, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, False, STAGES, 0,
+            q, acc, highest, total, 0, diagonal, positions, table_ptr, k_ptr, v_ptr, k_scale_ptr,
+            v_scale_ptr, kv_head, dims, scale_log2,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, False, STAGES, 0, HAS_SCALES,
         )  # fmt: skip
     acc, highest, total = attend_keys(
-        q, acc, highest, total, diagonal, end, positions, table_ptr, k_ptr, v_ptr, kv_head, dims,
-        scale_log2, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, True, STAGES, WINDOW,
+        q, acc, highest, total, diagonal, end, positions, table_ptr, k_ptr, v_ptr, k_scale_ptr,
+        v_scale_ptr, kv_head, dims, scale_log2,
+        NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, True, STAGES, WINDOW, HAS_SCALES,
     )  # fmt: skip
     # A dummy request has no keys; its output is zero.
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
@@ -126,12 +130,13 @@ def prefill_attention(
     block_d = max(16, triton.next_power_of_2(head_dim))
     tiles = prefill_tiles(q.dtype, block_d)
     queries = max(1, tiles.rows // padded_group)
+    scales = cache_scales(cache)
     _prefill_kernel[(num_kv_heads, num_tokens // queries + num_requests)](
-        q, cache.k, cache.v, output, metadata.block_tables, metadata.seq_lens,
+        q, cache.k, cache.v, *scales, output, metadata.block_tables, metadata.seq_lens,
         metadata.query_start_loc, q if sinks is None else sinks, metadata.block_tables.stride(0),
         num_requests, min_queries, head_dim**-0.5 * 1.4426950408889634,
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=cache.k.shape[1],
         QUERIES=queries, PADDED_GROUP=padded_group, KEYS=tiles.keys, BLOCK_D=block_d,
         STAGES=tiles.num_stages, WINDOW=sliding_window or 0, HAS_SINKS=sinks is not None,
-        num_warps=tiles.num_warps,
+        HAS_SCALES=cache.k_scale is not None, num_warps=tiles.num_warps,
     )  # fmt: skip
