@@ -1,5 +1,6 @@
 """Decides what becomes of each stored tensor, before any of them is read."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ FP8 = torch.float8_e4m3fn
 PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SCALE, INPUT_SCALE = "_scale", "input_scale"
 BLOCKS, SCALES = "_blocks", "_scales"
+_CACHE_SCALE = re.compile(r"\.self_attn\.(.+\.)?([kv]_scale|[kv]_proj\.output_scale)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,10 @@ class _Plan:
             return
         if self._is_mxfp4(name.removesuffix(SCALES)) and name.endswith(SCALES):
             return
-        # Activations are scaled by what they hold; a scale measured beforehand is not needed.
+        # Activations and cached heads are scaled by what they hold; what was measured beforehand
+        # is not needed.
+        if _CACHE_SCALE.search(name):
+            return
         base = name.removesuffix(INPUT_SCALE) + "weight" if name.endswith(INPUT_SCALE) else name
         weight = self._stored.get(base.removesuffix(SCALE))
         if base.removesuffix(SCALE) != name and weight is not None and weight.values.dtype == FP8:
