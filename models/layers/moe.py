@@ -61,6 +61,8 @@ class Experts(nn.Module):
         self.down_proj = empty_parameter(count, hidden_size, self._local_size)
         self.gate_up_proj_bias = empty_parameter(count, 2 * self._local_size) if bias else None
         self.down_proj_bias = empty_parameter(count, hidden_size) if bias else None
+        self.gate_up_proj_scale: nn.Parameter | None = None
+        self.down_proj_scale: nn.Parameter | None = None
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:
         """Copies this rank's share of one expert's tensor, or of a tensor of all experts.
@@ -135,6 +137,8 @@ class FusedMoE(nn.Module):
             experts.down_proj,
             experts.gate_up_proj_bias,
             experts.down_proj_bias,
+            experts.gate_up_proj_scale,
+            experts.down_proj_scale,
             self.gate.e_score_correction_bias,
             moe.num_experts_per_tok,
             moe.scoring_func == "sigmoid",
