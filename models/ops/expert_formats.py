@@ -33,9 +33,11 @@ def pack_mxfp4(blocks: torch.Tensor) -> torch.Tensor:
     Returns:
         [..., N, K / 2] uint8.
     """
-    numbers = torch.stack((blocks & 0xF, blocks >> 4), dim=-1).flatten(-2)
-    lower, upper = numbers.chunk(2, dim=-1)
-    return (lower | upper << 4).flatten(-2)
+    # A byte of the first half and one of the second hold two numbers each that belong together.
+    first, second = blocks.chunk(2, dim=-1)
+    even = (first & 0xF) | (second << 4)
+    odd = (first >> 4) | (second & 0xF0)
+    return torch.stack((even, odd), dim=-1).flatten(-3)
 
 
 def expert_values(
@@ -68,7 +70,7 @@ def _mxfp4_values(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype)
     """Returns the numbers of a packed matrix."""
     signed = (*E2M1_VALUES, *(-value for value in E2M1_VALUES))
     table = torch.tensor(signed, dtype=dtype, device=weight.device)
-    runs = weight.unflatten(-1, (-1, MXFP4_RUN // 2))
+    runs = weight.view(*weight.shape[:-1], -1, MXFP4_RUN // 2)
     values = table[torch.cat((runs & 0xF, runs >> 4), dim=-1).int()]
     return (values * powers_of_two(scale).to(dtype).unsqueeze(-1)).flatten(-2)
 

@@ -168,4 +168,5 @@ def apply_pairs_quantized(
 
 def _depth(size: int) -> int:
     """Returns how much of each row is read at once."""
-    return max(128, min(_MOST_DEPTH, triton.next_power_of_2(size)))
+    power: int = triton.next_power_of_2(size)
+    return max(128, min(_MOST_DEPTH, power))
