@@ -31,7 +31,7 @@ class _Tiles:
 _DEPTH = 128
 _HALF_TILES = {
     16: _Tiles(rows=16, weight_rows=64, num_warps=4, num_stages=4),
-    64: _Tiles(rows=64, weight_rows=128, num_warps=4, num_stages=3),
+    64: _Tiles(rows=64, weight_rows=128, num_warps=8, num_stages=3),
     128: _Tiles(rows=128, weight_rows=128, num_warps=8, num_stages=3),
 }
 """By rows of a tile, for activations of two bytes."""
