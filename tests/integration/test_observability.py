@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from services.client.client import OctavoClient
-from services.client.requests import Message, Options
+from services.client.requests import Message, Options, Sampling
 from tests.support.otlp_collector import OtlpCollector
 from tests.support.processes import free_port, stack
 
@@ -57,7 +57,7 @@ def client_tracer(collector):
 
 async def ask(address: str, *, over_session: bool) -> str:
     """Asks one question and returns the answer."""
-    options = Options(max_tokens=8)
+    options = Options(sampling=Sampling(max_tokens=8, ignore_eos=True))
     async with OctavoClient(address) as client:
         if not over_session:
             return (await client.chat(QUESTION, options).completion()).text
@@ -110,7 +110,7 @@ def test_every_metric_of_the_dashboard_is_exported(services, ports):
     for port in ports.values():
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
             text = answer.read().decode()
-        exported |= set(re.findall(r"^([a-z_]+)(?:\{.*\})? ", text, flags=re.MULTILINE))
+        exported |= set(re.findall(r"^([a-z0-9_]+)(?:\{.*\})? ", text, flags=re.MULTILINE))
     queries = re.findall(r'"expr": "((?:[^"\\]|\\.)*)"', DASHBOARD.read_text())
     named = {name for query in queries for name in re.findall(r"\b(?:octavo|process)_\w+", query)}
     assert len(named) > 25

@@ -1,5 +1,6 @@
 """How long requests took, as histograms."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -41,7 +42,7 @@ class Latencies:
             outputs: what the step brought.
             mark: the step; every request in it keeps it.
         """
-        waited: dict[StepMark, int] = {}
+        waited_since: list[StepMark] = []
         for output in outputs:
             request = output.request
             last = request.last_token
@@ -51,11 +52,11 @@ class Latencies:
                 request.first_token = mark
                 self.time_to_first_token.observe(mark.at_s - request.arrival_s)
             elif num_tokens == 1:
-                waited[last] = waited.get(last, 0) + 1
+                waited_since.append(last)
             elif num_tokens:
                 gap_s = (mark.at_s - last.at_s) / num_tokens
                 self.inter_token_latency.observe(gap_s, num_tokens)
-        for last, count in waited.items():
+        for last, count in Counter(waited_since).items():
             self.inter_token_latency.observe(mark.at_s - last.at_s, count)
 
     def count_end(self, request: Request, end_s: float) -> None:

@@ -1,5 +1,6 @@
 """Spans as a collector gets them, over a socket."""
 
+import sys
 import time
 
 import pytest
@@ -81,3 +82,9 @@ def test_the_parent_is_found_among_metadata():
 def test_an_endpoint_is_a_url_with_a_port(endpoint):
     with pytest.raises(ValidationError, match="pattern"):
         TypeAdapter(OtlpEndpoint).validate_python(endpoint)
+
+
+def test_without_the_extra_the_endpoint_is_refused_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc", None)
+    with pytest.raises(ValidationError, match=r"octavo\[tracing\]"):
+        TypeAdapter(OtlpEndpoint).validate_python("http://a:4317")
