@@ -12,6 +12,7 @@ from starlette.routing import Route
 from services.frontend.errors import FrontendError
 from services.frontend.http.generation import CHAT, COMPLETION, GenerationEndpoint
 from services.frontend.http.live_requests import LiveRequests
+from services.frontend.http.openapi import openapi_document
 from services.frontend.http.status import RefusedCallError, http_error_of
 from services.frontend.pipeline.pipeline import Pipeline, ServedModel
 from services.telemetry.metrics import Metrics
@@ -25,6 +26,7 @@ class ServiceEndpoints:
         self._live = live
         self._metrics = metrics
         self._created_s = int(time.time())
+        self._openapi = openapi_document()
 
     async def health(self, request: Request) -> Response:
         """Says 200 when requests are taken, else 503."""
@@ -51,6 +53,11 @@ class ServiceEndpoints:
         raise RefusedCallError(
             404, "embeddings are not served: Octavo generates text", code="unsupported_endpoint"
         )
+
+    async def describe(self, request: Request) -> Response:
+        """Describes the API."""
+        del request
+        return JSONResponse(self._openapi)
 
     async def show_metrics(self, request: Request) -> Response:
         """Tells the frontend's figures in the form that Prometheus reads."""
@@ -105,6 +112,7 @@ def make_app(
             Route("/v1/models/{name:path}", service.show_model),
             Route("/health", service.health),
             Route("/metrics", service.show_metrics),
+            Route("/openapi.json", service.describe),
         ],
         exception_handlers={
             HTTPException: _answer_routing_error,
