@@ -17,7 +17,7 @@ COPY protos protos
 COPY services services
 COPY models models
 RUN /opt/octavo/bin/pip install --no-cache-dir \
-        -c constraints.txt -c "${TORCH_CONSTRAINTS}" ".[engine]"
+        -c constraints.txt -c "${TORCH_CONSTRAINTS}" ".[engine,tracing]"
 
 FROM python:3.12-slim
 RUN useradd --create-home --uid 10001 octavo

@@ -8,7 +8,7 @@ COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY protos protos
 COPY services services
 COPY models models
-RUN /opt/octavo/bin/pip install --no-cache-dir -c constraints.txt ".[frontend]"
+RUN /opt/octavo/bin/pip install --no-cache-dir -c constraints.txt ".[frontend,tracing]"
 
 FROM python:3.12-slim
 RUN useradd --create-home --uid 10001 octavo

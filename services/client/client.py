@@ -19,6 +19,7 @@ from services.client.requests import (
 from services.client.responses import Chunk, ModelCard, Token, chunk_of, model_card_of
 from services.client.session import Session
 from services.client.stream import Stream
+from services.client.tracing import call_metadata
 
 DEFAULT_ADDRESS = "127.0.0.1:50050"
 
@@ -57,7 +58,7 @@ class OctavoClient:
     ) -> Stream:
         """Continues a prompt, given as text or as token ids."""
         request = generate_request(prompt, options or Options())
-        call = self._stub.Generate(request, timeout=timeout_s)
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=call_metadata())
         return Stream(_chunks(call), call.cancel)
 
     def chat(
@@ -69,7 +70,7 @@ class OctavoClient:
     ) -> Stream:
         """Answers a conversation through the model's chat template."""
         request = chat_request(messages, options or Options())
-        call = self._stub.Chat(request, timeout=timeout_s)
+        call = self._stub.Chat(request, timeout=timeout_s, metadata=call_metadata())
         return Stream(_chunks(call), call.cancel)
 
     def session(self) -> Session:

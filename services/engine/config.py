@@ -15,6 +15,7 @@ from services.engine.compilation_config import (
     OperatorName,
     Size,
 )
+from services.telemetry.tracing import OtlpEndpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TINY_CHECKPOINT = REPOSITORY / "models" / "checkpoints" / "tiny"
@@ -136,6 +137,10 @@ class EngineConfig(BaseSettings):
     """Largest gRPC message taken."""
     allow_watch_tokens: bool = False
     """Let WatchSteps show token ids."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port that answers with metrics for Prometheus; 0 takes a free one; none when absent."""
+    otlp_endpoint: OtlpEndpoint | None = None
+    """Collector that gets traces over OTLP/gRPC, as http://host:4317; no traces when absent."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe line that is logged."""
     log_format: Literal["auto", "console", "json"] = "auto"

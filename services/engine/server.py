@@ -12,12 +12,15 @@ from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.core.model_folder import ModelFolder
 from services.engine.core.worker_supervisor import Executor
+from services.engine.rpc.metrics import EngineFamilies
 from services.engine.rpc.servicer import EngineServicer
 from services.engine.rpc.status import status_of
 from services.engine.worker.executor import WorkerDiedError
 from services.telemetry.health import Health
+from services.telemetry.metrics import Metrics
 from services.telemetry.server import listen, make_server
 from services.telemetry.stacks import show_stacks_on_signal, watch_event_loop
+from services.telemetry.tracing import open_tracing
 
 log = structlog.get_logger()
 
@@ -34,11 +37,13 @@ class EngineServer:
     ) -> None:
         self._config = config
         self._health = Health(SERVICE_NAME)
+        self._tracing = open_tracing(config.otlp_endpoint, service="octavo-engine")
         self.core = EngineCore(
             config,
             max_model_len=model.max_model_len,
             make_executor=make_executor,
             on_readiness=self._health.set_ready,
+            tracing=self._tracing,
         )
         self._exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
@@ -48,8 +53,10 @@ class EngineServer:
             status_of=status_of,
             max_message_bytes=config.max_message_bytes,
         )
-        engine_pb2_grpc.add_EngineServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
-            EngineServicer(self.core, model, config), self._server
+        servicer = EngineServicer(self.core, model, config)
+        engine_pb2_grpc.add_EngineServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
+        self._metrics = Metrics(
+            EngineFamilies(self.core, model=model.name, num_sessions=lambda: servicer.num_sessions)
         )
 
     async def start(self) -> int:
@@ -58,11 +65,14 @@ class EngineServer:
         Raises:
             OSError: the address cannot be listened on.
         """
-        port = listen(self._server, self._config.host, self._config.port)
+        config = self._config
+        port = listen(self._server, config.host, config.port)
+        if config.metrics_port is not None:
+            self._metrics.serve(config.host, config.metrics_port)
         await self._server.start()
         self._tasks.append(asyncio.create_task(self._run_core()))
         self._tasks.append(asyncio.create_task(self._exit_when_drained()))
-        log.info("engine_listening", address=f"{self._config.host}:{port}", port=port)
+        log.info("engine_listening", address=f"{config.host}:{port}", port=port)
         return port
 
     def stop_on_signals(self) -> None:
@@ -85,6 +95,9 @@ class EngineServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self._metrics.close)
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     async def _run_core(self) -> None:
         try:

@@ -6,6 +6,8 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from services.telemetry.tracing import OtlpEndpoint
+
 
 class FrontendConfig(BaseSettings):
     """The Octavo frontend: takes text over gRPC, on wish over HTTP, and streams text back.
@@ -50,6 +52,10 @@ class FrontendConfig(BaseSettings):
     """A client that takes nothing for this long while output waits loses its stream."""
     drain_timeout_s: float = Field(default=30.0, ge=0)
     """Time that running requests have to finish after SIGTERM."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port that answers with metrics for Prometheus; 0 takes a free one; none when absent."""
+    otlp_endpoint: OtlpEndpoint | None = None
+    """Collector that gets traces over OTLP/gRPC, as http://host:4317; no traces when absent."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe line that is logged."""
     log_format: Literal["auto", "console", "json"] = "auto"

@@ -10,12 +10,16 @@ from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
 from services.frontend.config import FrontendConfig
 from services.frontend.engine_client.client import EngineClient
 from services.frontend.http.server import HttpServer
+from services.frontend.pipeline.metrics import FrontendFamilies
 from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.pipeline.request_log import RequestLog
 from services.frontend.rpc.servicer import FrontendServicer
 from services.frontend.rpc.status import status_of
 from services.telemetry.health import Health
+from services.telemetry.metrics import Metrics
 from services.telemetry.server import listen, make_server
 from services.telemetry.stacks import show_stacks_on_signal, watch_event_loop
+from services.telemetry.tracing import open_tracing
 
 log = structlog.get_logger()
 
@@ -37,11 +41,14 @@ class FrontendServer:
             max_message_bytes=config.max_message_bytes,
             silence_timeout_s=config.engine_silence_timeout_s,
         )
+        self._tracing = open_tracing(config.otlp_endpoint, service="octavo-frontend")
         self._pipeline = Pipeline(
             self.engine,
+            tracing=self._tracing,
             max_prompt_bytes=config.max_prompt_bytes,
             num_tokenizer_threads=config.num_tokenizer_threads,
         )
+        self._metrics = Metrics(FrontendFamilies(self._pipeline.requests.counts, self.engine))
         self._is_draining = False
         self._running: asyncio.Task[None] | None = None
         self._server = make_server(
@@ -61,6 +68,7 @@ class FrontendServer:
         )
         self._http = HttpServer(
             self._pipeline,
+            self._metrics,
             max_body_bytes=config.max_message_bytes,
             max_live_requests=config.max_live_requests,
             slow_reader_timeout_s=config.slow_reader_timeout_s,
@@ -68,20 +76,28 @@ class FrontendServer:
         self.http_port: int | None = None
         """Where HTTP is served; None where it is not, and before `start`."""
 
+    @property
+    def requests(self) -> RequestLog:
+        """Watches every request."""
+        return self._pipeline.requests
+
     async def start(self) -> int:
         """Opens the ports, looks for the engine in the background, and returns the port of gRPC.
 
         Raises:
             OSError: the address cannot be listened on.
         """
-        port = listen(self._server, self._config.host, self._config.port)
+        config = self._config
+        port = listen(self._server, config.host, config.port)
+        if config.metrics_port is not None:
+            self._metrics.serve(config.host, config.metrics_port)
         await self._server.start()
-        if self._config.http_port is not None:
-            self.http_port = self._http.start(self._config.host, self._config.http_port)
+        if config.http_port is not None:
+            self.http_port = self._http.start(config.host, config.http_port)
         self._running = asyncio.create_task(
             self.engine.run(on_model=self._pipeline.load_model, on_readiness=self._take_readiness)
         )
-        log.info("frontend_listening", address=f"{self._config.host}:{port}", port=port)
+        log.info("frontend_listening", address=f"{config.host}:{port}", port=port)
         return port
 
     async def wait(self) -> int:
@@ -130,6 +146,9 @@ class FrontendServer:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
         self._pipeline.close()
+        await asyncio.to_thread(self._metrics.close)
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     def _take_readiness(self, ready: bool) -> None:
         self._health.set_ready(ready and not self._is_draining)

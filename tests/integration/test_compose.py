@@ -19,11 +19,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from services.engine.config import EngineConfig
+from services.frontend.config import FrontendConfig
 from tests.support.processes import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 GPU = yaml.safe_load((ROOT / "deploy" / "docker-compose.gpu.yml").read_text())
+OBSERVABILITY = yaml.safe_load((ROOT / "deploy/docker-compose.observability.yml").read_text())
 SERVICES = COMPOSE["services"]
 READY_TIMEOUT_S = 120
 OCTAVO = [sys.executable, "-m", "services.client.cli"]
@@ -151,6 +154,22 @@ def test_the_gpu_override_changes_the_engine_alone():
     assert f"ARG {argument}" in _dockerfile("engine")
 
 
+def test_the_observability_override_scrapes_what_it_switches_on():
+    services = OBSERVABILITY["services"]
+    prometheus = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())
+    scraped = {
+        t for job in prometheus["scrape_configs"] for t in job["static_configs"][0]["targets"]
+    }
+    for name, config in (("engine", EngineConfig), ("frontend", FrontendConfig)):
+        prefix = config.model_config["env_prefix"]
+        given = services[name]["environment"]
+        values = {key.removeprefix(prefix).lower(): value for key, value in given.items()}
+        assert f"{name}:{config(**values).metrics_port}" in scraped
+    for service in services.values():
+        for volume in service.get("volumes", []):
+            assert (ROOT / volume.partition(":")[0]).exists(), volume
+
+
 @pytest.mark.parametrize("name", ["engine", "frontend"])
 def test_a_dockerfile_copies_only_what_is_there_and_what_the_builder_gets(name):
     sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().split() if line[0] == "!"}
@@ -173,8 +192,9 @@ def test_a_dockerfile_runs_what_compose_runs_as_nobody_special(name):
 def test_the_frontend_image_installs_no_torch():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (extras,) = re.findall(r'"\.\[(.+)\]"', _dockerfile("frontend"))
-    assert extras == "frontend"
-    wanted = project["dependencies"] + project["optional-dependencies"]["frontend"]
+    wanted = list(project["dependencies"])
+    for extra in extras.split(","):
+        wanted += project["optional-dependencies"][extra]
     assert [name for name in wanted if re.match("torch|triton|safetensors", name)] == []
     assert "torch" not in _dockerfile("frontend").replace("No torch", "")
 

@@ -26,7 +26,7 @@ from protos.common.v1 import failure_pb2 as protos_dot_common_dot_v1_dot_failure
 from protos.common.v1 import sampling_pb2 as protos_dot_common_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/frontend/v1/frontend.proto\x12\x12octavo.frontend.v1\x1a\x1eprotos/common/v1/failure.proto\x1a\x1fprotos/common/v1/sampling.proto\"\xd8\x01\n\x11GenerationOptions\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x32\n\x08sampling\x18\x03 \x01(\x0b\x32 .octavo.common.v1.SamplingParams\x12\x0c\n\x04stop\x18\x04 \x03(\t\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12 \n\x13show_special_tokens\x18\x07 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_show_special_tokens\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x93\x01\n\x0fGenerateRequest\x12\x36\n\x07options\x18\x01 \x01(\x0b\x32%.octavo.frontend.v1.GenerationOptions\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12.\n\x06tokens\x18\x03 \x01(\x0b\x32\x1c.octavo.frontend.v1.TokenIdsH\x00\x42\x08\n\x06prompt\">\n\x10GenerateResponse\x12*\n\x06output\x18\x01 \x01(\x0b\x32\x1a.octavo.frontend.v1.Output\"\xaa\x02\n\x06Output\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x34\n\x08logprobs\x18\x04 \x03(\x0b\x32\".octavo.common.v1.PositionLogprobs\x12\x35\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1e.octavo.common.v1.FinishReason\x12\x18\n\x0bstop_string\x18\x06 \x01(\tH\x00\x88\x01\x01\x12\x1a\n\rstop_token_id\x18\x07 \x01(\rH\x01\x88\x01\x01\x12&\n\x05usage\x18\x08 \x01(\x0b\x32\x17.octavo.common.v1.UsageB\x0e\n\x0c_stop_stringB\x10\n\x0e_stop_token_id\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"x\n\x0b\x43hatRequest\x12\x36\n\x07options\x18\x01 \x01(\x0b\x32%.octavo.frontend.v1.GenerationOptions\x12\x31\n\x08messages\x18\x02 \x03(\x0b\x32\x1f.octavo.frontend.v1.ChatMessage\":\n\x0c\x43hatResponse\x12*\n\x06output\x18\x01 \x01(\x0b\x32\x1a.octavo.frontend.v1.Output\"\xfa\x01\n\x0eSessionRequest\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x37\n\x08generate\x18\x02 \x01(\x0b\x32#.octavo.frontend.v1.GenerateRequestH\x00\x12/\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1f.octavo.frontend.v1.ChatRequestH\x00\x12\x35\n\x0bprompt_part\x18\x04 \x01(\x0b\x32\x1e.octavo.frontend.v1.PromptPartH\x00\x12,\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x1a.octavo.frontend.v1.CancelH\x00\x42\t\n\x07message\"`\n\nPromptPart\x12\x36\n\x07options\x18\x01 \x01(\x0b\x32%.octavo.frontend.v1.GenerationOptions\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0c\n\x04last\x18\x03 \x01(\x08\"\x08\n\x06\x43\x61ncel\"\x88\x01\n\x0fSessionResponse\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12,\n\x06output\x18\x02 \x01(\x0b\x32\x1a.octavo.frontend.v1.OutputH\x00\x12,\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x19.octavo.common.v1.FailureH\x00\x42\t\n\x07message\"s\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x38\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32 .octavo.frontend.v1.ConversationH\x00\x42\x07\n\x05input\"A\n\x0c\x43onversation\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x1f.octavo.frontend.v1.ChatMessage\"5\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\t\"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13show_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_show_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"C\n\x12ListModelsResponse\x12-\n\x06models\x18\x01 \x03(\x0b\x32\x1d.octavo.frontend.v1.ModelCard\"\x91\x01\n\tModelCard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12:\n\x10\x64\x65\x66\x61ult_sampling\x18\x03 \x01(\x0b\x32 .octavo.common.v1.SamplingParams\x12\r\n\x05ready\x18\x04 \x01(\x08\x12\x14\n\x0c\x61rchitecture\x18\x05 \x01(\t2\xa0\x04\n\x0f\x46rontendService\x12W\n\x08Generate\x12#.octavo.frontend.v1.GenerateRequest\x1a$.octavo.frontend.v1.GenerateResponse0\x01\x12K\n\x04\x43hat\x12\x1f.octavo.frontend.v1.ChatRequest\x1a .octavo.frontend.v1.ChatResponse0\x01\x12V\n\x07Session\x12\".octavo.frontend.v1.SessionRequest\x1a#.octavo.frontend.v1.SessionResponse(\x01\x30\x01\x12U\n\x08Tokenize\x12#.octavo.frontend.v1.TokenizeRequest\x1a$.octavo.frontend.v1.TokenizeResponse\x12[\n\nDetokenize\x12%.octavo.frontend.v1.DetokenizeRequest\x1a&.octavo.frontend.v1.DetokenizeResponse\x12[\n\nListModels\x12%.octavo.frontend.v1.ListModelsRequest\x1a&.octavo.frontend.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/frontend/v1/frontend.proto\x12\x12octavo.frontend.v1\x1a\x1eprotos/common/v1/failure.proto\x1a\x1fprotos/common/v1/sampling.proto\"\xed\x01\n\x11GenerationOptions\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x32\n\x08sampling\x18\x03 \x01(\x0b\x32 .octavo.common.v1.SamplingParams\x12\x0c\n\x04stop\x18\x04 \x03(\t\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12 \n\x13show_special_tokens\x18\x07 \x01(\x08H\x00\x88\x01\x01\x12\x13\n\x0btraceparent\x18( \x01(\tB\x16\n\x14_show_special_tokens\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x93\x01\n\x0fGenerateRequest\x12\x36\n\x07options\x18\x01 \x01(\x0b\x32%.octavo.frontend.v1.GenerationOptions\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12.\n\x06tokens\x18\x03 \x01(\x0b\x32\x1c.octavo.frontend.v1.TokenIdsH\x00\x42\x08\n\x06prompt\">\n\x10GenerateResponse\x12*\n\x06output\x18\x01 \x01(\x0b\x32\x1a.octavo.frontend.v1.Output\"\xaa\x02\n\x06Output\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x34\n\x08logprobs\x18\x04 \x03(\x0b\x32\".octavo.common.v1.PositionLogprobs\x12\x35\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1e.octavo.common.v1.FinishReason\x12\x18\n\x0bstop_string\x18\x06 \x01(\tH\x00\x88\x01\x01\x12\x1a\n\rstop_token_id\x18\x07 \x01(\rH\x01\x88\x01\x01\x12&\n\x05usage\x18\x08 \x01(\x0b\x32\x17.octavo.common.v1.UsageB\x0e\n\x0c_stop_stringB\x10\n\x0e_stop_token_id\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"x\n\x0b\x43hatRequest\x12\x36\n\x07options\x18\x01 \x01(\x0b\x32%.octavo.frontend.v1.GenerationOptions\x12\x31\n\x08messages\x18\x02 \x03(\x0b\x32\x1f.octavo.frontend.v1.ChatMessage\":\n\x0c\x43hatResponse\x12*\n\x06output\x18\x01 \x01(\x0b\x32\x1a.octavo.frontend.v1.Output\"\xfa\x01\n\x0eSessionRequest\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x37\n\x08generate\x18\x02 \x01(\x0b\x32#.octavo.frontend.v1.GenerateRequestH\x00\x12/\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1f.octavo.frontend.v1.ChatRequestH\x00\x12\x35\n\x0bprompt_part\x18\x04 \x01(\x0b\x32\x1e.octavo.frontend.v1.PromptPartH\x00\x12,\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x1a.octavo.frontend.v1.CancelH\x00\x42\t\n\x07message\"`\n\nPromptPart\x12\x36\n\x07options\x18\x01 \x01(\x0b\x32%.octavo.frontend.v1.GenerationOptions\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0c\n\x04last\x18\x03 \x01(\x08\"\x08\n\x06\x43\x61ncel\"\x88\x01\n\x0fSessionResponse\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12,\n\x06output\x18\x02 \x01(\x0b\x32\x1a.octavo.frontend.v1.OutputH\x00\x12,\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x19.octavo.common.v1.FailureH\x00\x42\t\n\x07message\"s\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x38\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32 .octavo.frontend.v1.ConversationH\x00\x42\x07\n\x05input\"A\n\x0c\x43onversation\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x1f.octavo.frontend.v1.ChatMessage\"5\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\t\"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13show_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_show_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"C\n\x12ListModelsResponse\x12-\n\x06models\x18\x01 \x03(\x0b\x32\x1d.octavo.frontend.v1.ModelCard\"\x91\x01\n\tModelCard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12:\n\x10\x64\x65\x66\x61ult_sampling\x18\x03 \x01(\x0b\x32 .octavo.common.v1.SamplingParams\x12\r\n\x05ready\x18\x04 \x01(\x08\x12\x14\n\x0c\x61rchitecture\x18\x05 \x01(\t2\xa0\x04\n\x0f\x46rontendService\x12W\n\x08Generate\x12#.octavo.frontend.v1.GenerateRequest\x1a$.octavo.frontend.v1.GenerateResponse0\x01\x12K\n\x04\x43hat\x12\x1f.octavo.frontend.v1.ChatRequest\x1a .octavo.frontend.v1.ChatResponse0\x01\x12V\n\x07Session\x12\".octavo.frontend.v1.SessionRequest\x1a#.octavo.frontend.v1.SessionResponse(\x01\x30\x01\x12U\n\x08Tokenize\x12#.octavo.frontend.v1.TokenizeRequest\x1a$.octavo.frontend.v1.TokenizeResponse\x12[\n\nDetokenize\x12%.octavo.frontend.v1.DetokenizeRequest\x1a&.octavo.frontend.v1.DetokenizeResponse\x12[\n\nListModels\x12%.octavo.frontend.v1.ListModelsRequest\x1a&.octavo.frontend.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,45 +34,45 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.frontend.v1.frontend
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATIONOPTIONS']._serialized_start=123
-  _globals['_GENERATIONOPTIONS']._serialized_end=339
-  _globals['_TOKENIDS']._serialized_start=341
-  _globals['_TOKENIDS']._serialized_end=364
-  _globals['_GENERATEREQUEST']._serialized_start=367
-  _globals['_GENERATEREQUEST']._serialized_end=514
-  _globals['_GENERATERESPONSE']._serialized_start=516
-  _globals['_GENERATERESPONSE']._serialized_end=578
-  _globals['_OUTPUT']._serialized_start=581
-  _globals['_OUTPUT']._serialized_end=879
-  _globals['_CHATMESSAGE']._serialized_start=881
-  _globals['_CHATMESSAGE']._serialized_end=925
-  _globals['_CHATREQUEST']._serialized_start=927
-  _globals['_CHATREQUEST']._serialized_end=1047
-  _globals['_CHATRESPONSE']._serialized_start=1049
-  _globals['_CHATRESPONSE']._serialized_end=1107
-  _globals['_SESSIONREQUEST']._serialized_start=1110
-  _globals['_SESSIONREQUEST']._serialized_end=1360
-  _globals['_PROMPTPART']._serialized_start=1362
-  _globals['_PROMPTPART']._serialized_end=1458
-  _globals['_CANCEL']._serialized_start=1460
-  _globals['_CANCEL']._serialized_end=1468
-  _globals['_SESSIONRESPONSE']._serialized_start=1471
-  _globals['_SESSIONRESPONSE']._serialized_end=1607
-  _globals['_TOKENIZEREQUEST']._serialized_start=1609
-  _globals['_TOKENIZEREQUEST']._serialized_end=1724
-  _globals['_CONVERSATION']._serialized_start=1726
-  _globals['_CONVERSATION']._serialized_end=1791
-  _globals['_TOKENIZERESPONSE']._serialized_start=1793
-  _globals['_TOKENIZERESPONSE']._serialized_end=1846
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1848
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1959
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1961
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1995
-  _globals['_LISTMODELSREQUEST']._serialized_start=1997
-  _globals['_LISTMODELSREQUEST']._serialized_end=2016
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2018
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2085
-  _globals['_MODELCARD']._serialized_start=2088
-  _globals['_MODELCARD']._serialized_end=2233
-  _globals['_FRONTENDSERVICE']._serialized_start=2236
-  _globals['_FRONTENDSERVICE']._serialized_end=2780
+  _globals['_GENERATIONOPTIONS']._serialized_end=360
+  _globals['_TOKENIDS']._serialized_start=362
+  _globals['_TOKENIDS']._serialized_end=385
+  _globals['_GENERATEREQUEST']._serialized_start=388
+  _globals['_GENERATEREQUEST']._serialized_end=535
+  _globals['_GENERATERESPONSE']._serialized_start=537
+  _globals['_GENERATERESPONSE']._serialized_end=599
+  _globals['_OUTPUT']._serialized_start=602
+  _globals['_OUTPUT']._serialized_end=900
+  _globals['_CHATMESSAGE']._serialized_start=902
+  _globals['_CHATMESSAGE']._serialized_end=946
+  _globals['_CHATREQUEST']._serialized_start=948
+  _globals['_CHATREQUEST']._serialized_end=1068
+  _globals['_CHATRESPONSE']._serialized_start=1070
+  _globals['_CHATRESPONSE']._serialized_end=1128
+  _globals['_SESSIONREQUEST']._serialized_start=1131
+  _globals['_SESSIONREQUEST']._serialized_end=1381
+  _globals['_PROMPTPART']._serialized_start=1383
+  _globals['_PROMPTPART']._serialized_end=1479
+  _globals['_CANCEL']._serialized_start=1481
+  _globals['_CANCEL']._serialized_end=1489
+  _globals['_SESSIONRESPONSE']._serialized_start=1492
+  _globals['_SESSIONRESPONSE']._serialized_end=1628
+  _globals['_TOKENIZEREQUEST']._serialized_start=1630
+  _globals['_TOKENIZEREQUEST']._serialized_end=1745
+  _globals['_CONVERSATION']._serialized_start=1747
+  _globals['_CONVERSATION']._serialized_end=1812
+  _globals['_TOKENIZERESPONSE']._serialized_start=1814
+  _globals['_TOKENIZERESPONSE']._serialized_end=1867
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1869
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1980
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1982
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2016
+  _globals['_LISTMODELSREQUEST']._serialized_start=2018
+  _globals['_LISTMODELSREQUEST']._serialized_end=2037
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2039
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2106
+  _globals['_MODELCARD']._serialized_start=2109
+  _globals['_MODELCARD']._serialized_end=2254
+  _globals['_FRONTENDSERVICE']._serialized_start=2257
+  _globals['_FRONTENDSERVICE']._serialized_end=2801
 # @@protoc_insertion_point(module_scope)

@@ -71,8 +71,7 @@ async def _print_json(address: str) -> None:
         stats = await Engine(channel).stats()
     fields = [field.name for field in stats.DESCRIPTOR.fields if field.name not in _GRAPH_FIELDS]
     figures = {name: getattr(stats, name) for name in fields}
-    plain = {k: dict(v) if isinstance(v, Mapping) else v for k, v in figures.items()}
-    typer.echo(json.dumps(plain))
+    typer.echo(json.dumps({name: _plain(figure) for name, figure in figures.items()}))
 
 
 async def _print_table(address: str) -> None:
@@ -108,10 +107,15 @@ def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
         f"({cached_share:.0%} cached), {stats.num_steps} steps",
         "per step": f"{stats.worker_busy_us / steps / 1000:.2f} ms worker, "
         f"{stats.schedule_us / steps / 1000:.3f} ms scheduling",
+        "p50 / p99, ms": f"first token {_latency(stats.time_to_first_token_s)}, "
+        f"between tokens {_latency(stats.inter_token_latency_s)}, "
+        f"queue {_latency(stats.request_queue_time_s)}, "
+        f"request {_latency(stats.e2e_request_latency_s)}",
         "finished": _counts(stats.finished),
         "rejected": _counts(stats.rejected),
         "graphs": f"{sum(graph.captured for graph in stats.graphs)}/{stats.num_graphs_planned} "
-        f"captured; steps: {_counts(stats.graph_dispatch)}",
+        f"captured; steps: {_counts(stats.graph_dispatch)}; "
+        f"{sum(graph.padded_tokens for graph in stats.graphs)} padding tokens",
         "trouble": f"{stats.num_preemptions} preemptions, "
         f"{stats.num_worker_restarts} worker restarts, {stats.num_late_builds} late builds",
     }
@@ -135,6 +139,40 @@ def _rates(stats: Stats, before: Stats | None) -> str:
 def _bar(share: float, width: int = 20) -> str:
     filled = round(share * width)
     return "█" * filled + "░" * (width - filled)
+
+
+def _plain(figure: object) -> object:
+    """Returns what JSON can say of a figure."""
+    if isinstance(figure, engine_pb2.Histogram):
+        return {
+            "count": sum(figure.counts),
+            "sum": figure.sum,
+            **{f"p{percent}": _quantile(figure, percent / 100) for percent in (50, 90, 99)},
+        }
+    return dict(figure) if isinstance(figure, Mapping) else figure
+
+
+def _quantile(histogram: engine_pb2.Histogram, share: float) -> float | None:
+    """Returns the upper bound of the bucket that holds a quantile; None above the last bound."""
+    rank = share * sum(histogram.counts)
+    below = 0
+    for bound, count in zip(histogram.bounds, histogram.counts, strict=False):
+        below += count
+        if below and below >= rank:
+            return bound
+    return None
+
+
+def _latency(histogram: engine_pb2.Histogram) -> str:
+    """Returns median and tail, each as the bound that it does not exceed."""
+    if not sum(histogram.counts):
+        return "-"
+    median, tail = (_quantile(histogram, share) for share in (0.5, 0.99))
+    return f"{_at_most(median)} / {_at_most(tail)}"
+
+
+def _at_most(seconds: float | None) -> str:
+    return "beyond" if seconds is None else f"{seconds * 1000:g}"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -26,7 +26,8 @@ from services.frontend.http.writer import ResponseWriter
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Options, Output, Prompt
-from services.frontend.pipeline.request_log import RequestRecord, request_logged
+from services.frontend.pipeline.request_log import RequestRecord
+from services.telemetry.tracing import TRACEPARENT, checked_traceparent
 
 BODY_TIMEOUT_S = 30.0
 """A body that takes longer to arrive is refused."""
@@ -104,16 +105,23 @@ class GenerationEndpoint:
         )
         try:
             with self._live.place():
-                body = await _read_body(Request(scope, receive), max_bytes=self._max_body_bytes)
-                await self._live.run(receive, self._serve(body, request_id, writer))
+                request = Request(scope, receive)
+                body = await _read_body(request, max_bytes=self._max_body_bytes)
+                traceparent = checked_traceparent(request.headers.get(TRACEPARENT, ""))
+                work = self._serve(body, request_id, writer, traceparent=traceparent)
+                await self._live.run(receive, work)
         except ClientDisconnect:
             return
         except Exception as error:  # noqa: BLE001  the edge: everything becomes a status
             await writer.fail(error)
 
-    async def _serve(self, body: bytes, request_id: str, writer: ResponseWriter) -> None:
-        call = self._kind.read(body, request_id)
-        with request_logged(request_id, method=self._kind.method) as record:
+    async def _serve(
+        self, body: bytes, request_id: str, writer: ResponseWriter, *, traceparent: str
+    ) -> None:
+        with self._pipeline.requests.watch(
+            request_id, method=self._kind.method, traceparent=traceparent
+        ) as record:
+            call = self._kind.read(body, request_id)
             model = self._pipeline.model_named(call.options.model)
             sampling = call.options.sampling
             answer = self._kind.answer_class(
@@ -122,7 +130,7 @@ class GenerationEndpoint:
                 has_logprobs=sampling is not None and sampling.HasField("logprobs"),
                 streams_usage=call.includes_usage,
             )
-            generation = await self._pipeline.start(call.prompt, call.options)
+            generation = await self._pipeline.start(call.prompt, call.options, record=record)
             async with aclosing(_outputs(generation, record)) as outputs:
                 if call.is_stream:
                     await _write_stream(answer, outputs, writer, with_usage=call.includes_usage)

@@ -11,6 +11,7 @@ import uvicorn
 from services.frontend.http.app import make_app
 from services.frontend.http.live_requests import LiveRequests
 from services.frontend.pipeline.pipeline import Pipeline
+from services.telemetry.metrics import Metrics
 
 GOODBYE_S = 1.0
 """Time that clients have to read the end of their responses."""
@@ -24,6 +25,7 @@ class HttpServer:
     def __init__(
         self,
         pipeline: Pipeline,
+        metrics: Metrics,
         *,
         max_body_bytes: int,
         max_live_requests: int,
@@ -33,6 +35,7 @@ class HttpServer:
         app = make_app(
             pipeline,
             self._live,
+            metrics,
             max_body_bytes=max_body_bytes,
             slow_reader_timeout_s=slow_reader_timeout_s,
         )

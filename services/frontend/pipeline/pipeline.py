@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from services.frontend.engine_client.client import EngineClient
 from services.frontend.engine_client.messages import EngineRequest, ModelInfo
@@ -23,11 +24,15 @@ from services.frontend.pipeline.request import (
     check_options,
     check_vocabulary,
 )
+from services.frontend.pipeline.request_log import RequestLog, RequestRecord
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.detokenizer import Detokenizer
 from services.frontend.text.output_text import OutputText
 from services.frontend.text.stop_strings import StopStrings
 from services.frontend.text.tokenizer import Tokenizer, TokenizerFilesError
+
+if TYPE_CHECKING:
+    from services.telemetry.spans import Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +48,17 @@ class Pipeline:
     """Runs requests against the engine and knows the model that it serves."""
 
     def __init__(
-        self, engine: EngineClient, *, max_prompt_bytes: int, num_tokenizer_threads: int = 2
+        self,
+        engine: EngineClient,
+        *,
+        max_prompt_bytes: int,
+        num_tokenizer_threads: int = 2,
+        tracing: "Tracing | None" = None,
     ) -> None:
         """Serves nothing until `load_model` was called."""
         self.engine = engine
+        self.requests = RequestLog(tracing)
+        """Watches every request from before it is read to its end."""
         self._max_prompt_bytes = max_prompt_bytes
         self._executor = ThreadPoolExecutor(num_tokenizer_threads, thread_name_prefix="tokenizer")
         self._model: ServedModel | None = None
@@ -71,9 +83,20 @@ class Pipeline:
         self._model = ServedModel(info, known.tokenizer, known.template)
 
     async def start(
-        self, prompt: Prompt, options: Options, *, timeout_s: float | None = None
+        self,
+        prompt: Prompt,
+        options: Options,
+        *,
+        record: RequestRecord,
+        timeout_s: float | None = None,
     ) -> Generation:
         """Submits a request and returns its output to be iterated, once the engine has taken it.
+
+        Args:
+            prompt: what to continue.
+            options: how.
+            record: notes how far the request has come.
+            timeout_s: time that it has; without limit when None.
 
         Raises:
             FrontendError: the request is refused.
@@ -83,6 +106,7 @@ class Pipeline:
         model = self.model_named(options.model)
         check_options(options)
         token_ids = await self._prompt_tokens(model, prompt)
+        record.note_tokenized()
         stream = self.engine.submit(
             EngineRequest(
                 request_id=options.request_id,
@@ -91,6 +115,7 @@ class Pipeline:
                 priority=options.priority,
                 cache_salt=options.cache_salt,
                 timeout_ms=_remaining_ms(deadline_s),
+                traceparent=record.traceparent,
             ),
             engine_id=model.info.engine_id,
         )
@@ -99,6 +124,7 @@ class Pipeline:
         except BaseException:  # the caller may be gone
             stream.abort()
             raise
+        record.note_admitted()
         token_bytes = model.tokenizer.token_bytes(show_special_tokens=options.show_special_tokens)
         text = OutputText(Detokenizer(token_bytes, token_ids), StopStrings(options.stop))
         return Generation(options.request_id, stream, text, num_prompt_tokens=len(token_ids))

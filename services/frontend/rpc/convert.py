@@ -10,6 +10,7 @@ from protos.common.v1.sampling_pb2 import FinishReason
 from protos.frontend.v1 import frontend_pb2
 from services.frontend.errors import InvalidRequestError
 from services.frontend.pipeline.request import MAX_MESSAGES, Conversation, Options, Output, Prompt
+from services.telemetry.tracing import checked_traceparent
 
 _GOES_ON = FinishReason.FINISH_REASON_UNSPECIFIED
 
@@ -47,6 +48,7 @@ def options_of(options: frontend_pb2.GenerationOptions) -> Options:
         priority=options.priority,
         cache_salt=options.cache_salt,
         show_special_tokens=options.show_special_tokens,
+        traceparent=checked_traceparent(options.traceparent),
     )
 
 
