@@ -7,14 +7,18 @@ import signal
 import structlog
 
 from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
+from services.frontend.access.gate import Gate
+from services.frontend.access.key_file import KeyFileError
 from services.frontend.config import FrontendConfig
 from services.frontend.engine_client.client import EngineClient
 from services.frontend.http.server import HttpServer
 from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.rpc.access import AccessInterceptor
 from services.frontend.rpc.servicer import FrontendServicer
 from services.frontend.rpc.status import status_of
 from services.telemetry.health import Health
 from services.telemetry.server import listen, make_server
+from services.telemetry.tls import ClientTls, ServerTls, TlsFilesError
 
 log = structlog.get_logger()
 
@@ -30,24 +34,36 @@ class FrontendServer:
     def __init__(self, config: FrontendConfig) -> None:
         self._config = config
         self._health = Health(SERVICE_NAME)
+        self._gate = Gate(config.api_keys_file)
         self.engine = EngineClient(
             config.engine_address,
             tokenizer_folder=config.tokenizer,
             max_message_bytes=config.max_message_bytes,
             silence_timeout_s=config.engine_silence_timeout_s,
+            tls=ClientTls.from_settings(
+                ca=config.engine_tls_ca,
+                cert=config.engine_tls_cert,
+                key=config.engine_tls_key,
+                prefix="--engine-tls",
+            ),
         )
         self._pipeline = Pipeline(
             self.engine,
             max_prompt_bytes=config.max_prompt_bytes,
             num_tokenizer_threads=config.num_tokenizer_threads,
+            gate=self._gate,
         )
         self._is_draining = False
         self._running: asyncio.Task[None] | None = None
+        self._watching_keys: asyncio.Task[None] | None = None
         self._server = make_server(
             SERVICE_NAME,
             health=self._health,
             status_of=status_of,
             max_message_bytes=config.max_message_bytes,
+            max_connections=config.max_connections,
+            max_streams_per_connection=config.max_streams_per_connection,
+            interceptors=[AccessInterceptor(self._gate)] if self._gate.requires_keys else [],
         )
         self._servicer = FrontendServicer(
             self._pipeline,
@@ -63,6 +79,9 @@ class FrontendServer:
             max_body_bytes=config.max_message_bytes,
             max_live_requests=config.max_live_requests,
             slow_reader_timeout_s=config.slow_reader_timeout_s,
+            max_connections=config.max_connections,
+            header_timeout_s=config.http_header_timeout_s,
+            gate=self._gate,
         )
         self.http_port: int | None = None
         """Where HTTP is served; None where it is not, and before `start`."""
@@ -72,15 +91,27 @@ class FrontendServer:
 
         Raises:
             OSError: the address cannot be listened on.
+            TlsFilesError: the certificates cannot be used.
         """
-        port = listen(self._server, self._config.host, self._config.port)
+        config = self._config
+        tls = ServerTls.from_settings(
+            cert=config.tls_cert, key=config.tls_key, client_ca=config.tls_client_ca
+        )
+        port = listen(self._server, config.host, config.port, tls)
         await self._server.start()
-        if self._config.http_port is not None:
-            self.http_port = self._http.start(self._config.host, self._config.http_port)
+        if config.http_port is not None:
+            self.http_port = self._http.start(config.host, config.http_port, tls)
         self._running = asyncio.create_task(
             self.engine.run(on_model=self._pipeline.load_model, on_readiness=self._take_readiness)
         )
-        log.info("frontend_listening", address=f"{self._config.host}:{port}", port=port)
+        self._watching_keys = asyncio.create_task(self._gate.watch())
+        log.info(
+            "frontend_listening",
+            address=f"{config.host}:{port}",
+            port=port,
+            tls=tls is not None,
+            api_keys=self._gate.requires_keys,
+        )
         return port
 
     async def wait(self) -> int:
@@ -125,9 +156,10 @@ class FrontendServer:
     async def close(self) -> None:
         """Ends everything that still runs."""
         await asyncio.gather(self._server.stop(None), self._http.close())
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+        tasks = [task for task in (self._running, self._watching_keys) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._pipeline.close()
 
     def _take_readiness(self, ready: bool) -> None:
@@ -136,10 +168,10 @@ class FrontendServer:
 
 async def serve(config: FrontendConfig) -> int:
     """Serves until SIGTERM or SIGINT and returns the process's exit status."""
-    server = FrontendServer(config)
     try:
+        server = FrontendServer(config)
         await server.start()
-    except OSError as error:
+    except (OSError, TlsFilesError, KeyFileError) as error:
         log.error("frontend_start_failed", error=str(error))  # noqa: TRY400  the reason is enough
         return 1
     gc.freeze()  # what is loaded by now lives as long as the process

@@ -12,6 +12,7 @@ from services.frontend.errors import (
     InvalidRequestError,
     OverloadedError,
     SlowReaderError,
+    UnauthenticatedError,
     UnknownModelError,
 )
 from services.telemetry.interceptors import internal_status
@@ -50,6 +51,7 @@ class HttpError:
 
 
 STATUSES: dict[type[FrontendError], tuple[int, str, str | None]] = {
+    UnauthenticatedError: (401, "invalid_request_error", "invalid_api_key"),
     InvalidRequestError: (400, "invalid_request_error", None),
     UnknownModelError: (404, "invalid_request_error", "model_not_found"),
     DuplicateRequestError: (409, "invalid_request_error", "duplicate_request"),

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from services.frontend.access.caller import Lease
+from services.frontend.access.gate import Gate
+from services.frontend.access.metered_stream import MeteredStream
 from services.frontend.engine_client.client import EngineClient
 from services.frontend.engine_client.messages import EngineRequest, ModelInfo
 from services.frontend.engine_client.tokenizer_files import TokenizerFiles
@@ -43,10 +46,23 @@ class Pipeline:
     """Runs requests against the engine and knows the model that it serves."""
 
     def __init__(
-        self, engine: EngineClient, *, max_prompt_bytes: int, num_tokenizer_threads: int = 2
+        self,
+        engine: EngineClient,
+        *,
+        max_prompt_bytes: int,
+        num_tokenizer_threads: int = 2,
+        gate: Gate | None = None,
     ) -> None:
-        """Serves nothing until `load_model` was called."""
+        """Serves nothing until `load_model` was called.
+
+        Args:
+            engine: runs the requests.
+            max_prompt_bytes: longest prompt or conversation that is tokenized.
+            num_tokenizer_threads: threads that tokenize long texts.
+            gate: counts what callers use; None lets everybody use everything.
+        """
         self.engine = engine
+        self._gate = gate or Gate()
         self._max_prompt_bytes = max_prompt_bytes
         self._executor = ThreadPoolExecutor(num_tokenizer_threads, thread_name_prefix="tokenizer")
         self._model: ServedModel | None = None
@@ -82,8 +98,24 @@ class Pipeline:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         model = self.model_named(options.model)
         check_options(options)
+        lease = self._gate.begin()
+        try:
+            return await self._submit(model, prompt, options, deadline_s, lease)
+        except BaseException:
+            lease.cancel()
+            raise
+
+    async def _submit(
+        self,
+        model: ServedModel,
+        prompt: Prompt,
+        options: Options,
+        deadline_s: float | None,
+        lease: Lease,
+    ) -> Generation:
         token_ids = await self._prompt_tokens(model, prompt)
-        stream = self.engine.submit(
+        lease.charge_prompt(len(token_ids))
+        submitted = self.engine.submit(
             EngineRequest(
                 request_id=options.request_id,
                 prompt_token_ids=token_ids,
@@ -94,6 +126,7 @@ class Pipeline:
             ),
             engine_id=model.info.engine_id,
         )
+        stream = MeteredStream(submitted, lease)
         try:
             await stream.admitted()
         except BaseException:  # the caller may be gone
