@@ -51,6 +51,7 @@ class FrontendServer:
             self.engine,
             max_prompt_bytes=config.max_prompt_bytes,
             num_tokenizer_threads=config.num_tokenizer_threads,
+            template_timeout_s=config.template_timeout_s,
             gate=self._gate,
         )
         self._is_draining = False
@@ -160,7 +161,7 @@ class FrontendServer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._pipeline.close()
+        await self._pipeline.close()
 
     def _take_readiness(self, ready: bool) -> None:
         self._health.set_ready(ready and not self._is_draining)
