@@ -63,10 +63,10 @@ class Gate:
             raise UnauthenticatedError("an API key is needed: authorization: Bearer KEY")
         scheme, _, key = authorization.partition(" ")
         key = key.strip()
-        if scheme.lower() != _SCHEME or not 0 < len(key) <= MAX_KEY_CHARACTERS:
+        is_key = 0 < len(key) <= MAX_KEY_CHARACTERS and key.isascii()
+        if scheme.lower() != _SCHEME or not is_key:
             raise UnauthenticatedError("authorization is not of the form: Bearer KEY")
-        tag = self._tag(digest_of(key))
-        caller = self._callers.get(tag)
+        caller = self._callers.get(self._tag(digest_of(key)))
         if caller is None:
             raise UnauthenticatedError("the API key is not known")
         return caller
