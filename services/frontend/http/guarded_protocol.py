@@ -43,8 +43,11 @@ class GuardedProtocol(HttpToolsProtocol):
             self._expect_headers()
 
     def on_headers_complete(self) -> None:
-        """Begins to answer."""
+        """Begins to answer; uvicorn answers 400 to headers that are too large."""
         self._forget_timer()
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > MAX_HEADER_BYTES:
+            raise ValueError(f"{size} bytes of headers; the limit is {MAX_HEADER_BYTES}")
         super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -16,6 +16,7 @@ from services.frontend.errors import (
     UnknownModelError,
 )
 from services.telemetry.interceptors import internal_status
+from services.telemetry.status import shortened
 
 DEFAULT_RETRY_AFTER_S = 1
 
@@ -78,14 +79,16 @@ def http_error_of(error: BaseException) -> HttpError:
     One that callers may not know is logged and becomes 500 with an id.
     """
     if isinstance(error, RefusedCallError):
-        return HttpError(error.status, "invalid_request_error", str(error), error.code)
+        return HttpError(error.status, "invalid_request_error", shortened(str(error)), error.code)
     if not isinstance(error, FrontendError):
         return HttpError(500, "server_error", internal_status(error).message, "internal_error")
     status, kind, code = STATUSES[type(error)]
     param = "model" if isinstance(error, UnknownModelError) else None
     if isinstance(error, InvalidRequestError):
         param = error.field
-    return HttpError(status, kind, str(error), code, param, _retry_after_s(error, status))
+    return HttpError(
+        status, kind, shortened(str(error)), code, param, _retry_after_s(error, status)
+    )
 
 
 def _retry_after_s(error: FrontendError, status: int) -> int | None:

@@ -9,7 +9,7 @@ import structlog
 
 from services.frontend.engine_client.messages import FinishReason
 from services.frontend.errors import FrontendError
-from services.frontend.pipeline.request import Output
+from services.frontend.pipeline.request import MAX_REQUEST_ID_CHARACTERS, Output
 
 log = structlog.get_logger()
 
@@ -47,7 +47,9 @@ class RequestRecord:
 @contextmanager
 def request_logged(request_id: str, *, method: str) -> Iterator[RequestRecord]:
     """Logs how the request inside ended, with its id on every line that is logged meanwhile."""
-    with structlog.contextvars.bound_contextvars(request_id=request_id):
+    # One that is too long is refused further on, and must not fill the log.
+    shown = request_id[:MAX_REQUEST_ID_CHARACTERS]
+    with structlog.contextvars.bound_contextvars(request_id=shown):
         record = RequestRecord()
         try:
             yield record
