@@ -24,6 +24,8 @@ log = structlog.get_logger()
 
 SERVICE_NAME = frontend_pb2.DESCRIPTOR.services_by_name["FrontendService"].full_name
 
+LOOPBACK = {"127.0.0.1", "[::1]", "localhost"}
+
 
 class FrontendServer:
     """The frontend service: engine client, pipeline, servicer, health, reflection, on one port.
@@ -106,6 +108,8 @@ class FrontendServer:
             self.engine.run(on_model=self._pipeline.load_model, on_readiness=self._take_readiness)
         )
         self._watching_keys = asyncio.create_task(self._gate.watch())
+        if self._gate.requires_keys and tls is None and config.host not in LOOPBACK:
+            log.warning("api_keys_in_plain_text", host=config.host)
         log.info(
             "frontend_listening",
             address=f"{config.host}:{port}",
