@@ -5,8 +5,8 @@ one token per request every --step-ms; the client is here, too. The CPU of the i
 subtracted. A frontend that cannot keep up merges tokens into fewer messages, which makes a token
 cheaper, so the figure counts only while `tokens_per_message` is near 1.
 
-With --tls each mode is measured in plain text and with mutual TLS on both hops, in the order plain,
-TLS, TLS, plain, and the ratio of their CPU per token is printed last.
+With --tls each mode is measured in plain text and with mutual TLS on both hops, in --rounds of the
+order plain, TLS, TLS, plain, and the ratio of their CPU per token is printed last, round by round.
 """
 
 import argparse
@@ -220,6 +220,7 @@ def main() -> None:
     parser.add_argument("--mode", choices=[*MODES, "both"], default="both")
     parser.add_argument("--stop", action="store_true", help="give each request a stop string")
     parser.add_argument("--tls", action="store_true", help="compare plain text with mutual TLS")
+    parser.add_argument("--rounds", type=int, default=1, help="comparisons with TLS")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     modes = list(MODES) if arguments.mode == "both" else [arguments.mode]
@@ -228,7 +229,7 @@ def main() -> None:
         if arguments.tls:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             secured = Certificates(folder)
-            turns = [None, secured, secured, None]
+            turns = [None, secured, secured, None] * arguments.rounds
         runs = [
             asdict(uvloop.run(measure(arguments, mode, turn))) for mode in modes for turn in turns
         ]
@@ -239,18 +240,18 @@ def main() -> None:
         print(f"{name:24}" + "".join(f"{run[name]!s:>14}" for run in runs))
     if arguments.tls:
         for mode in modes:
-            print(f"TLS / plain text, CPU per token, {mode}: {_tls_ratio(runs, mode):.2f}")
+            ratios = _tls_ratios([run for run in runs if run["mode"] == mode])
+            listed = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+            print(
+                f"TLS / plain text, CPU per token, {mode}: {statistics.median(ratios):.2f} ({listed})"
+            )
 
 
-def _tls_ratio(runs: list[dict[str, Any]], mode: str) -> float:
-    """Returns how many times the CPU of plain text a token costs with TLS."""
-    plain, tls = (
-        statistics.mean(
-            run["cpu_us_per_token"] for run in runs if run["mode"] == mode and run["tls"] is is_tls
-        )
-        for is_tls in (False, True)
-    )
-    return plain and tls / plain
+def _tls_ratios(runs: list[dict[str, Any]]) -> list[float]:
+    """Returns, for each round of four runs, how much more CPU a token costs with TLS."""
+    costs = [run["cpu_us_per_token"] for run in runs]
+    rounds = [costs[start : start + 4] for start in range(0, len(costs), 4)]
+    return [(first + second) / (before + after) for before, first, second, after in rounds]
 
 
 if __name__ == "__main__":

@@ -130,6 +130,33 @@ def test_every_container_is_read_only_and_without_privileges(name):
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["pids_limit"] > 0
+    assert service["tmpfs"] == ["/tmp:size=1g,mode=1777"]
+    assert "user" not in service, "the image's own user is nobody special"
+    assert "privileged" not in service
+
+
+def test_only_the_engines_caches_can_be_written_and_only_by_the_images_user():
+    mounts = [
+        volume.rsplit(":", 2) for each in SERVICES.values() for volume in each.get("volumes", ())
+    ]
+    assert [target for _, target, mode in mounts if mode != "ro"] == ["/home/octavo/.cache"]
+    assert "install -d -o octavo -g octavo /home/octavo/.cache" in _dockerfile("engine")
+    for path in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+        cache = GPU["services"]["engine"]["environment"][path]
+        assert cache.startswith("/home/octavo/.cache/")
+
+
+def test_the_engine_has_no_way_out_and_meets_the_others_on_a_network_of_its_own():
+    assert COMPOSE["networks"]["engines"] == {"internal": True}
+    assert SERVICES["engine"]["networks"] == ["engines"]
+    assert SERVICES["frontend"]["networks"] == ["engines", "clients"]
+
+
+@pytest.mark.parametrize("name", ["engine", "frontend"])
+def test_an_image_by_itself_has_the_health_check_that_compose_has(name):
+    [check] = re.findall(r"^HEALTHCHECK .*\\\n +CMD (.+)$", _dockerfile(name), re.MULTILINE)
+    assert ["CMD", *json.loads(check)] == SERVICES[name]["healthcheck"]["test"]
 
 
 def test_services_start_when_the_one_before_is_healthy():
