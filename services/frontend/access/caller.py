@@ -116,12 +116,15 @@ class Caller:
 
 
 class Lease:
-    """One request's place, from before its prompt is read to its end. It must be ended."""
+    """One request's place, from before its prompt is read to the end of its last stream.
+
+    It is given back once every stream that was attached is detached, or by `cancel`.
+    """
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
         self._num_prompt_tokens = 0
-        self._stop: Callable[[], None] | None = None
+        self._stops: list[Callable[[], None]] = []
 
     def charge_prompt(self, num_tokens: int) -> None:
         """Pays for the prompt.
@@ -141,21 +144,24 @@ class Lease:
         self._caller.take(num_tokens)
         self._caller.check_known()
 
-    def when_stopped(self, stop: Callable[[], None]) -> None:
-        """Has `stop` called when the request must end early."""
-        self._stop = stop
+    def attach(self, stop: Callable[[], None]) -> None:
+        """Adds a stream of the request; `stop` is called when it must end early."""
+        self._stops.append(stop)
+
+    def detach(self, stop: Callable[[], None]) -> None:
+        """Takes a stream that has ended away; a second time it does nothing."""
+        if stop in self._stops:
+            self._stops.remove(stop)
+        if not self._stops:
+            self._caller.leave(self)
 
     def stop(self) -> None:
         """Ends the request early."""
-        if self._stop is not None:
-            self._stop()
-
-    def end(self) -> None:
-        """Gives the place back; a second time it does nothing."""
-        self._caller.leave(self)
+        for stop in self._stops:
+            stop()
 
     def cancel(self) -> None:
         """Ends a request that was never run: its prompt costs nothing."""
         self._caller.take(-self._num_prompt_tokens)
         self._num_prompt_tokens = 0
-        self.end()
+        self._caller.leave(self)

@@ -23,10 +23,10 @@ class MeteredStream:
     """Charges a stream's tokens to its caller, and ends it when the caller's key is removed."""
 
     def __init__(self, stream: Tokens, lease: Lease) -> None:
-        """Takes the lease over; it ends with the stream."""
+        """Attaches the stream to its request's lease; several may share one."""
         self._stream = stream
         self._lease = lease
-        lease.when_stopped(stream.abort)
+        lease.attach(stream.abort)
 
     async def admitted(self) -> None:
         """Waits until the engine has taken the request."""
@@ -46,10 +46,10 @@ class MeteredStream:
             self.abort()
             raise
         if batch.finish_reason is not None:
-            self._lease.end()
+            self._lease.detach(self._stream.abort)
         return batch
 
     def abort(self) -> None:
         """Ends the request early, unless it is over."""
         self._stream.abort()
-        self._lease.end()
+        self._lease.detach(self._stream.abort)

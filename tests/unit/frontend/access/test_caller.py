@@ -76,8 +76,14 @@ def test_places_are_counted_until_they_are_given_back(clock):
     with pytest.raises(OverloadedError, match="2 unfinished requests; its limit is 2") as refused:
         alice.begin()
     assert refused.value.retry_after_ms is not None
-    first.end()
-    first.end()
+    stops = [lambda: None, lambda: None]
+    for stop in stops:
+        first.attach(stop)
+    first.detach(stops[0])
+    with pytest.raises(OverloadedError):
+        alice.begin()  # one of its streams still runs
+    first.detach(stops[1])
+    first.detach(stops[1])
     alice.begin()
     with pytest.raises(OverloadedError):
         alice.begin()
@@ -98,7 +104,7 @@ def test_limits_may_change_while_requests_run(clock):
 def test_a_removed_key_stops_what_runs_and_refuses_what_comes(clock):
     alice = caller(clock)
     lease, stopped = alice.begin(), []
-    lease.when_stopped(lambda: stopped.append(True))
+    lease.attach(lambda: stopped.append(True))
     alice.revoke()
     assert stopped == [True]
     with pytest.raises(UnauthenticatedError, match="removed"):
@@ -123,6 +129,5 @@ def test_no_pattern_of_requests_gets_more_prompt_tokens_than_bucket_and_rate_giv
             lease.cancel()
         else:
             used += num_tokens
-            lease.end()
     # One request may overdraw by what it is larger than the bucket.
     assert used <= 60 + clock.now_s + 200
