@@ -19,11 +19,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.certificates import LOOPBACK, Authority
 from tests.support.processes import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 GPU = yaml.safe_load((ROOT / "deploy" / "docker-compose.gpu.yml").read_text())
+TLS = yaml.safe_load((ROOT / "deploy" / "docker-compose.tls.yml").read_text())
 SERVICES = COMPOSE["services"]
 READY_TIMEOUT_S = 120
 OCTAVO = [sys.executable, "-m", "services.client.cli"]
@@ -33,8 +35,9 @@ OCTAVO = [sys.executable, "-m", "services.client.cli"]
 class Loopback:
     """Translates what the compose file says to processes on this machine."""
 
-    def __init__(self) -> None:
+    def __init__(self, certificates: Path | None = None) -> None:
         self.ports = {"50050": free_port(), "50051": free_port()}
+        self._certificates = certificates
 
     def word(self, text: str) -> str:
         """Fills in variables' defaults and maps addresses."""
@@ -52,6 +55,9 @@ class Loopback:
             source, target, _ = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", volume).split(":")
             folder = str((ROOT / source).resolve())
             environment = {k: folder if v == target else v for k, v in environment.items()}
+        if self._certificates is not None:
+            mounted = f"{self._certificates}/"
+            environment = {k: v.replace("/certificates/", mounted) for k, v in environment.items()}
         return os.environ | environment
 
     def is_healthy(self, service: dict) -> bool:
@@ -72,13 +78,12 @@ class Loopback:
         )
 
 
-@pytest.fixture(scope="module")
-def loopback() -> Iterator[Loopback]:
-    """The compose file's long-running services, started in the order that it asks for."""
-    mapped = Loopback()
+@contextlib.contextmanager
+def running(mapped: Loopback, services: dict) -> Iterator[Loopback]:
+    """Long-running services, started in the order that the compose file asks for."""
     with contextlib.ExitStack() as processes:
         for name in ("engine", "frontend"):
-            service = SERVICES[name]
+            service = services[name]
             process = subprocess.Popen(
                 mapped.command(service["command"]),
                 env=mapped.environment(service),
@@ -92,6 +97,41 @@ def loopback() -> Iterator[Loopback]:
                 assert process.poll() is None, f"{name} exited {process.returncode}"
                 assert time.monotonic() < deadline, f"{name} did not become healthy"
         yield mapped
+
+
+@pytest.fixture(scope="module")
+def loopback() -> Iterator[Loopback]:
+    """The services as docker-compose.yml has them."""
+    with running(Loopback(), SERVICES) as mapped:
+        yield mapped
+
+
+def secured(name: str) -> dict:
+    """A service as Compose merges it with the file that adds TLS."""
+    plain, added = SERVICES[name], TLS["services"][name]
+    return plain | {"environment": plain["environment"] | added["environment"]}
+
+
+def test_with_tls_and_keys_the_client_gets_an_answer_and_nobody_else_does(tmp_path):
+    authority = Authority(tmp_path)
+    for name in ("engine", "frontend"):
+        authority.issue(name, LOOPBACK, name)
+    (tmp_path / "keys.toml").write_text('[keys.client]\nkey = "compose-0123456789"\n')
+    (tmp_path / "api-key").write_text("compose-0123456789\n")
+    with running(Loopback(tmp_path), {name: secured(name) for name in SERVICES}) as mapped:
+        answer = mapped.run(secured("client"), SERVICES["client"]["command"])
+        assert answer.returncode == 0, answer.stderr
+        keyless = dict(secured("client")["environment"])
+        del keyless["OCTAVO_API_KEY_FILE"]
+        refused = mapped.run({"environment": keyless}, SERVICES["client"]["command"])
+        assert "API key" in refused.stderr
+        assert not mapped.is_healthy(SERVICES["engine"])  # without a certificate
+
+
+def test_the_file_that_adds_tls_mounts_its_folder_read_only_everywhere():
+    assert list(TLS["services"]) == list(SERVICES)
+    for service in TLS["services"].values():
+        assert service["volumes"] == ["${OCTAVO_CERTIFICATES:-./certificates}:/certificates:ro"]
 
 
 def test_the_client_profiles_own_command_gets_an_answer(loopback):
@@ -111,7 +151,14 @@ def test_health_tells_a_service_that_is_away():
     assert not Loopback().is_healthy(SERVICES["engine"])
 
 
-@pytest.mark.parametrize("file", ["docker-compose.yml", "deploy/docker-compose.gpu.yml"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "docker-compose.yml",
+        "deploy/docker-compose.gpu.yml",
+        "deploy/docker-compose.tls.yml",
+    ],
+)
 def test_the_file_is_valid_compose(file):
     tool = Path(sys.executable).parent / "check-jsonschema"
     command = [tool, "--builtin-schema", "vendor.compose-spec", ROOT / file]
