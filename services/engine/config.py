@@ -72,6 +72,8 @@ class EngineConfig(BaseSettings):
     """Where the model runs; auto takes CUDA when there is a device."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Dtype of weights and activations; auto: the checkpoint's on CUDA, float32 on a CPU."""
+    kv_cache_dtype: Literal["auto", "fp8_e4m3"] = "auto"
+    """Dtype of cached keys and values; auto: the model's; fp8_e4m3: 8 bits, with scales by head."""
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     """Where weights come from; dummy fills them with seeded random numbers, for benchmarks."""
     max_model_len: int | None = Field(default=None, ge=1)
@@ -134,6 +136,8 @@ class EngineConfig(BaseSettings):
     """A step that takes longer means a hung worker, which is killed and started again."""
     worker_start_timeout_s: float = Field(default=600.0, gt=0)
     """Longest time from starting a worker to its being ready."""
+    worker_patience_s: float = Field(default=60.0, ge=0)
+    """Time that requests wait for a lost worker's successor; then they end with UNAVAILABLE."""
     drain_timeout_s: float = Field(default=30.0, ge=0)
     """Time that running requests have to finish after SIGTERM or Drain."""
     credit_window: int = Field(default=64, ge=1)
