@@ -144,6 +144,14 @@ class OutputSink(Protocol):
         """Called once after the last put of a step."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StepMark:
+    """A step whose tokens are known since `at_s`, in seconds of `time.monotonic()`."""
+
+    step_id: int
+    at_s: float
+
+
 class RequestStatus(enum.Enum):
     """Where a request is."""
 
@@ -156,7 +164,7 @@ class RequestStatus(enum.Enum):
 class Request:
     """One request, from submission to its end.
 
-    The scheduler owns every field below `status`. Times are seconds of `time.monotonic()`.
+    The scheduler owns the fields from `status` on. Times are seconds of `time.monotonic()`.
     """
 
     request_id: str
@@ -168,6 +176,8 @@ class Request:
     cache_salt: str = ""
     arrival_s: float
     deadline_s: float | None = None
+    traceparent: str = ""
+    """Where the request belongs in a trace; empty: nowhere."""
     structured_output: StructuredOutput | None = None
     constraint: Constraint | None = None
     """What keeps the output to `structured_output`; set before the request is submitted."""
@@ -198,7 +208,17 @@ class Request:
     """Place in the order of submission; set when the scheduler takes the request."""
     row: int | None = None
     first_scheduled_s: float | None = None
+    first_step_id: int = 0
+    """The step that first computed tokens of it; 0 before."""
     first_token_s: float | None = None
+    num_losses: int = 0
+    """Times that a worker was lost while it ran a step of the request."""
+    trial_end: int = 0
+    """Number of tokens up to which the request runs alone, having been in a worker's last steps."""
+    num_preemptions: int = 0
+    first_token: StepMark | None = None
+    """Set, like the next one, by core.latencies, not by the scheduler."""
+    last_token: StepMark | None = None
 
     def __post_init__(self) -> None:
         """Starts with the prompt as the tokens known."""
@@ -223,6 +243,19 @@ class Request:
         """Whether the next token cannot be ordered yet: which ones may come is not known."""
         constraint = self.constraint
         return constraint is not None and bool(self.num_pending_tokens or constraint.mask is None)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the request may have cost a worker its life and has not been cleared since."""
+        return len(self.token_ids) < self.trial_end
+
+    def restart(self) -> None:
+        """Forgets what a worker that is gone held for it; only the tokens known are left."""
+        self.status = RequestStatus.WAITING
+        self.num_computed_tokens = self.num_pending_tokens = 0
+        self.block_ids.clear()
+        self.num_indexed_blocks = 0
+        self.row = None
 
 
 @dataclass(slots=True)

@@ -50,6 +50,11 @@ class EngineServicer(EngineServiceServicer):
         self._grammars = grammars
         self._num_sessions = 0
 
+    @property
+    def num_sessions(self) -> int:
+        """Frontends connected now."""
+        return self._num_sessions
+
     async def Session(  # noqa: N802  the protocol's name
         self,
         messages: AsyncIterator[FrontendMessage],

@@ -18,6 +18,7 @@ from services.engine.rpc.convert import (
     usage_of,
 )
 from services.engine.rpc.status import count_rejection
+from services.telemetry.tracing import read_traceparent
 
 
 class SingleCall:
@@ -73,7 +74,10 @@ class SingleCall:
         try:
             self._core.check_ready()
             request = self._reader.from_generate(
-                message, self, timeout_s=self._context.time_remaining()
+                message,
+                self,
+                timeout_s=self._context.time_remaining(),
+                traceparent=read_traceparent(self._context.invocation_metadata()),
             )
             if request.structured_output is not None:
                 request.constraint = await self._grammars.constrain(request.structured_output)

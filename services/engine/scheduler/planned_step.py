@@ -1,9 +1,11 @@
 """One step: while it is planned, and once it is on its way."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from services.engine.batch import BatchBuilder, BatchDescriptor, row_assignment
+import numpy as np
+
+from services.engine.batch import BatchBuilder, BatchDescriptor, read_int32, row_assignment
 from services.engine.request import Request, SamplingParams
 from services.engine.scheduler.dispatcher import BatchShape, GraphDispatcher
 
@@ -27,16 +29,34 @@ class ScheduledStep:
     descriptor: BatchDescriptor
     requests: list[Request]
     """Those that sample a token, in the order of the result."""
+    unsampled: list[Request]
+    """Those that compute a part of their tokens and sample none, in the order of the batch."""
     prompt_spans: Sequence[PromptSpan] = ()
     """Prompt tokens whose log-probabilities come with the result, in its order."""
+
+    def starts(self) -> Iterator[tuple[Request, int]]:
+        """Yields every request of the step with the number of tokens computed before it."""
+        attention = self.descriptor.attn_metadata
+        starts = read_int32(attention.seq_lens) - np.diff(read_int32(attention.query_start_loc))
+        sampling = np.zeros(len(starts), bool)
+        sampling[read_int32(self.descriptor.sampling.sample_indices)] = True
+        yield from zip(self.requests, starts[sampling].tolist(), strict=True)
+        yield from zip(self.unsampled, starts[~sampling].tolist(), strict=True)
 
 
 class PlannedStep:
     """A step in the making: which request computes which tokens, and what budget is left."""
 
     __slots__ = (
-        "_batch", "_is_prefill", "_needs", "_prompt_spans", "_row_needs", "_sampling", "budget",
-    )  # fmt: skip
+        "_batch",
+        "_is_prefill",
+        "_needs",
+        "_prompt_spans",
+        "_row_needs",
+        "_sampling",
+        "_unsampled",
+        "budget",
+    )
 
     def __init__(self, budget: int, row_needs: Sequence[int]) -> None:
         """Starts a step without requests.
@@ -50,6 +70,7 @@ class PlannedStep:
         self._batch = BatchBuilder()
         self._sampling: list[Request] = []
         self._prompt_spans: list[PromptSpan] = []
+        self._unsampled: list[Request] = []
         self._is_prefill = False
         self._needs = 0
 
@@ -99,6 +120,8 @@ class PlannedStep:
                 assert request.constraint.mask is not None, "the scheduler waits for the mask"
                 batch.grammar_rows.append(len(batch.sample_indices) - 1)
                 batch.grammar_masks.append(request.constraint.mask)
+        else:
+            self._unsampled.append(request)
         batch.row_ids.append(row)
         batch.q_lens.append(q_len)
         batch.seq_lens.append(end)
@@ -144,6 +167,7 @@ class PlannedStep:
             descriptor=descriptor,
             requests=self._sampling,
             prompt_spans=self._prompt_spans,
+            unsampled=self._unsampled,
         )
 
 

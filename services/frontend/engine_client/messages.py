@@ -61,6 +61,7 @@ class EngineRequest:
     priority: int = 0
     cache_salt: str = ""
     timeout_ms: int | None = None
+    traceparent: str = ""
 
 
 @dataclass(slots=True)

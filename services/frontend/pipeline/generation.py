@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Self
 
+from services.frontend.access.metered_stream import MeteredStream
 from services.frontend.engine_client.messages import STOP, TokenBatch, Usage
-from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.errors import EngineFaultError, FrontendError
 from services.frontend.pipeline.request import Output
 from services.frontend.text.output_text import OutputText, TextPiece
@@ -16,7 +16,7 @@ class Generation:
     def __init__(
         self,
         request_id: str,
-        stream: TokenStream,
+        stream: MeteredStream,
         text: OutputText,
         *,
         prompt_token_ids: Sequence[int],

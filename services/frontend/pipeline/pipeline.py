@@ -5,11 +5,13 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from typing import TYPE_CHECKING
 
+from services.frontend.access.caller import Lease
+from services.frontend.access.gate import Gate
+from services.frontend.access.metered_stream import MeteredStream
 from services.frontend.engine_client.client import EngineClient
 from services.frontend.engine_client.messages import EngineRequest, ModelInfo
-from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.engine_client.tokenizer_files import TokenizerFiles
 from services.frontend.errors import (
     DeadlineExpiredError,
@@ -25,17 +27,18 @@ from services.frontend.pipeline.request import (
     check_options,
     check_vocabulary,
 )
-from services.frontend.pipeline.samples import Samples, sampling_of
+from services.frontend.pipeline.request_log import RequestLog, RequestRecord
+from services.frontend.pipeline.samples import Samples, sample_id, sampling_of
 from services.frontend.pipeline.tools import check_tools, num_bytes
-from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.detokenizer import Detokenizer
 from services.frontend.text.output_text import OutputText
 from services.frontend.text.stop_strings import StopStrings
+from services.frontend.text.template_process import TemplateProcess
+from services.frontend.text.template_source import find_template
 from services.frontend.text.tokenizer import Tokenizer, TokenizerFilesError
 
-INLINE_RENDER_BYTES = 32_768
-INLINE_RENDER_MESSAGES = 128
-"""Larger conversations are rendered in a thread: this many messages take about 2 ms."""
+if TYPE_CHECKING:
+    from services.telemetry.spans import Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class ServedModel:
 
     info: ModelInfo
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    template: TemplateProcess | None
 
 
 class Pipeline:
@@ -57,11 +60,28 @@ class Pipeline:
         max_prompt_bytes: int,
         max_samples: int = 16,
         num_tokenizer_threads: int = 2,
+        template_timeout_s: float = 2.0,
+        gate: Gate | None = None,
+        tracing: "Tracing | None" = None,
     ) -> None:
-        """Serves nothing until `load_model` was called."""
+        """Serves nothing until `load_model` was called.
+
+        Args:
+            engine: runs the requests.
+            max_prompt_bytes: longest prompt or conversation that is tokenized.
+            max_samples: most outputs that one request may have of its prompt.
+            num_tokenizer_threads: threads that tokenize long texts.
+            template_timeout_s: longest time that a chat template may take.
+            gate: counts what callers use; None lets everybody use everything.
+            tracing: takes the spans of requests; None makes none.
+        """
         self.engine = engine
+        self.requests = RequestLog(tracing)
+        """Watches every request from before it is read to its end."""
+        self._gate = gate or Gate()
         self._max_prompt_bytes = max_prompt_bytes
         self._max_samples = max_samples
+        self._template_timeout_s = template_timeout_s
         self._executor = ThreadPoolExecutor(num_tokenizer_threads, thread_name_prefix="tokenizer")
         self._model: ServedModel | None = None
 
@@ -79,15 +99,30 @@ class Pipeline:
         known = self._model
         if known is None or not _has_same_text(known.info, info):
             try:
-                known = await asyncio.to_thread(_read_model, info, files)
+                tokenizer = await asyncio.to_thread(Tokenizer, files, vocab_size=info.vocab_size)
+                template = await self._start_template(files)
             except TokenizerFilesError as error:
                 raise EngineUnavailableError(str(error)) from None
+            if known is not None and known.template is not None:
+                await known.template.close()
+            known = ServedModel(info, tokenizer, template)
         self._model = ServedModel(info, known.tokenizer, known.template)
 
     async def start(
-        self, prompt: Prompt, options: Options, *, timeout_s: float | None = None
+        self,
+        prompt: Prompt,
+        options: Options,
+        *,
+        record: RequestRecord,
+        timeout_s: float | None = None,
     ) -> Generation | Samples:
         """Submits a request and returns its output to be iterated, once the engine has taken it.
+
+        Args:
+            prompt: what to continue.
+            options: how.
+            record: notes how far the request has come.
+            timeout_s: time that it has; without limit when None.
 
         Raises:
             FrontendError: the request is refused.
@@ -96,18 +131,49 @@ class Pipeline:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         model = self.model_named(options.model)
         check_options(options, max_samples=self._max_samples)
+        lease = self._gate.begin()
+        try:
+            return await self._submit(
+                model, prompt, options, deadline_s=deadline_s, lease=lease, record=record
+            )
+        except BaseException:
+            lease.cancel()
+            raise
+
+    async def _submit(
+        self,
+        model: ServedModel,
+        prompt: Prompt,
+        options: Options,
+        *,
+        deadline_s: float | None,
+        lease: Lease,
+        record: RequestRecord,
+    ) -> Generation | Samples:
         token_ids = await self._prompt_tokens(model, prompt)
-        streams: list[TokenStream] = []
+        record.note_tokenized()
+        lease.charge_prompt(len(token_ids))
+        streams: list[MeteredStream] = []
         try:
             for index in range(options.num_samples):
-                request = _engine_request(options, token_ids, index, _remaining_ms(deadline_s))
-                streams.append(self.engine.submit(request, engine_id=model.info.engine_id))
+                request = EngineRequest(
+                    request_id=sample_id(options.request_id, index),
+                    prompt_token_ids=token_ids,
+                    sampling=sampling_of(options.sampling, index),
+                    priority=options.priority,
+                    cache_salt=options.cache_salt,
+                    timeout_ms=_remaining_ms(deadline_s),
+                    traceparent=record.traceparent,
+                )
+                submitted = self.engine.submit(request, engine_id=model.info.engine_id)
+                streams.append(MeteredStream(submitted, lease))
             for stream in streams:
                 await stream.admitted()
         except BaseException:  # the caller may be gone
             for stream in streams:
                 stream.abort()
             raise
+        record.note_admitted()
         token_bytes = model.tokenizer.token_bytes(show_special_tokens=options.show_special_tokens)
         generations = [
             Generation(
@@ -161,9 +227,19 @@ class Pipeline:
             raise UnknownModelError(f"the model {name!r} is not served; {model.info.model!r} is")
         return model
 
-    def close(self) -> None:
-        """Lets go of the tokenizer's threads."""
+    async def close(self) -> None:
+        """Lets go of the tokenizer's threads and the template's process."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+        if self._model is not None and self._model.template is not None:
+            await self._model.template.close()
+
+    async def _start_template(self, files: TokenizerFiles) -> TemplateProcess | None:
+        source = find_template(files)
+        if source is None:
+            return None
+        template = TemplateProcess(source, timeout_s=self._template_timeout_s)
+        await template.start()
+        return template
 
     async def _prompt_tokens(self, model: ServedModel, prompt: Prompt) -> list[int]:
         """Returns a prompt's tokens, checked against what the model takes."""
@@ -191,23 +267,18 @@ class Pipeline:
         )
 
     async def _render(self, model: ServedModel, conversation: Conversation) -> str:
-        """Returns a conversation as the model's template writes it; a long one beside the loop."""
         messages, tools = conversation.messages, conversation.tools
         if not messages:
             raise InvalidRequestError("the conversation has 0 messages; it must have at least 1")
-        size = num_bytes([messages, tools])
-        self._check_size(size)
+        self._check_size(num_bytes([messages, tools]))
         check_tools(messages, tools)
         if model.template is None:
             raise InvalidRequestError(
                 f"the model {model.info.model!r} has no chat template; use Generate"
             )
-        render = partial(
-            model.template.render, messages, tools=tools, max_bytes=2 * self._max_prompt_bytes
+        return await model.template.render(
+            messages, tools=tools, max_bytes=2 * self._max_prompt_bytes
         )
-        if size <= INLINE_RENDER_BYTES and len(messages) <= INLINE_RENDER_MESSAGES:
-            return render()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, render)
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self._max_prompt_bytes:
@@ -216,28 +287,9 @@ class Pipeline:
             )
 
 
-def _read_model(info: ModelInfo, files: TokenizerFiles) -> ServedModel:
-    tokenizer = Tokenizer(files, vocab_size=info.vocab_size)
-    return ServedModel(info, tokenizer, ChatTemplate.from_files(files))
-
-
 def _has_same_text(known: ModelInfo, new: ModelInfo) -> bool:
     """Whether tokenizer and template of one model serve the other."""
     return (known.tokenizer_sha256, known.vocab_size) == (new.tokenizer_sha256, new.vocab_size)
-
-
-def _engine_request(
-    options: Options, token_ids: list[int], index: int, timeout_ms: int | None
-) -> EngineRequest:
-    """Returns one of a request's samples as the engine is asked for it."""
-    return EngineRequest(
-        request_id=options.request_id if index == 0 else f"{options.request_id}#{index}",
-        prompt_token_ids=token_ids,
-        sampling=sampling_of(options.sampling, index),
-        priority=options.priority,
-        cache_salt=options.cache_salt,
-        timeout_ms=timeout_ms,
-    )
 
 
 def _remaining_ms(deadline_s: float | None) -> int | None:

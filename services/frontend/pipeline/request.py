@@ -42,6 +42,8 @@ class Options:
     cache_salt: str = ""
     show_special_tokens: bool = False
     num_samples: int = 1
+    traceparent: str = ""
+    """Where the request belongs in a trace; empty: nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,11 @@ class Samples:
         self._reads[asyncio.ensure_future(anext(self._generations[index]))] = index
 
 
+def sample_id(request_id: str, index: int) -> str:
+    """Returns how one of several outputs is called at the engine."""
+    return request_id if index == 0 else f"{request_id}#{index}"
+
+
 def sampling_of(sampling: SamplingParams | None, index: int) -> SamplingParams | None:
     """Returns the sampling of one of several outputs; each has the seed after the last one's."""
     if sampling is None or index == 0:

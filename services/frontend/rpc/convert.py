@@ -12,6 +12,7 @@ from services.frontend.errors import InvalidRequestError
 from services.frontend.pipeline.request import MAX_MESSAGES, Conversation, Options, Output, Prompt
 from services.frontend.pipeline.tools import json_object, tool_call_of, tool_of
 from services.frontend.text.chat_template import Message
+from services.telemetry.tracing import checked_traceparent
 
 _GOES_ON = FinishReason.FINISH_REASON_UNSPECIFIED
 
@@ -50,6 +51,7 @@ def options_of(options: frontend_pb2.GenerationOptions) -> Options:
         cache_salt=options.cache_salt,
         show_special_tokens=options.show_special_tokens,
         num_samples=options.n if options.HasField("n") else 1,
+        traceparent=checked_traceparent(options.traceparent),
     )
 
 

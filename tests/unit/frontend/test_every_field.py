@@ -28,6 +28,7 @@ VALUES = {
     "options.cache_salt": "tenant",
     "options.show_special_tokens": True,
     "options.n": 2,
+    "options.traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     "text": "another",
     "tokens.ids": [7, 8],
     "messages.role": "narrator",

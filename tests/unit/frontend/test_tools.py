@@ -128,7 +128,7 @@ async def test_what_cannot_be_done_is_refused_by_name(changes, field):
 async def test_a_template_without_tools_takes_none():
     async with running(None) as (engine, _, client):
         response = await client.post("/v1/chat/completions", json=body())
-        assert response.json()["error"]["param"] == "tools"
+        assert response.status_code == 400
         assert "takes no tools" in response.json()["error"]["message"]
         assert not engine.submits
 

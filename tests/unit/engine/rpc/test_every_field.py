@@ -21,6 +21,7 @@ VALUES = {
     "timeout_ms": 5000,
     "cache_salt": "tenant",
     "model": "another",
+    "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     "sampling.temperature": 0.25,
     "sampling.top_k": 3,
     "sampling.top_p": 0.5,

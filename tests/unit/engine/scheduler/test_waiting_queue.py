@@ -13,7 +13,7 @@ AGEING_S = 10.0
 def waiting(arrival_index: int, priority: int = 0) -> Request:
     request = make_request(1, priority=priority, arrival_s=float(arrival_index))
     request.arrival_index = arrival_index
-    request.rank_s = rank_s(request, AGEING_S)
+    request.rank_s = rank_s(request.arrival_s, priority, AGEING_S)
     return request
 
 
