@@ -10,9 +10,11 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from models.config import ModelConfig
+from models.deepseek_mtp import append_draft_layers
 from models.layers.decoder import CausalLM
 from models.layers.quantization import QuantizableLinear, can_run_fp8, fits_fp8, use_fp8
 from models.loading.checkpoint import CheckpointTensor, open_checkpoint
+from models.loading.draft_layers import share_with_draft_layers
 from models.loading.dummy import fill_with_random_weights
 from models.loading.names import stored_modules
 from models.loading.plan import FP8, by_model_name, plan_loads
@@ -29,6 +31,7 @@ def load_model(
     load_format: str = "safetensors",
     group: ParallelGroup = SINGLE,
     fp8_products: bool | None = None,
+    with_draft_layers: bool = False,
     on_progress: Callable[[str], None] | None = None,
 ) -> CausalLM:
     """Builds the model that `folder`/config.json describes and gives it its weights.
@@ -41,6 +44,8 @@ def load_model(
         group: the ranks that share the model; this rank loads its own shards.
         fp8_products: whether linear layers that are stored as FP8 stay so and multiply so, or are
             dequantised; None: as the device can.
+        with_draft_layers: whether the layers that guess tokens ahead are loaded too, for
+            models.deepseek_mtp.
         on_progress: called now and then with one line for the operator.
 
     Returns:
@@ -59,7 +64,10 @@ def load_model(
     with _tensor_defaults(device, dtype), torch.no_grad():
         with _WithoutStorage():
             model = build(config, group)
+            if with_draft_layers:
+                append_draft_layers(model, group)
         stored = None if tensors is None else by_model_name(tensors, model)
+        share_with_draft_layers(model, stored)
         if can_run_fp8(device) if fp8_products is None else fp8_products:
             _keep_fp8(model, stored)
         _give_storage(model, device)
