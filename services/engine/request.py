@@ -134,6 +134,8 @@ class Request:
     """Tokens whose keys and values are in the cache or were ordered in a step already sent."""
     num_pending_tokens: int = 0
     """Sampled tokens of steps already sent whose values are not known yet."""
+    draft_token_ids: list[int] = field(default_factory=list)
+    """Guesses at the tokens that follow those known; the next step verifies them."""
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache held when the request first ran."""
     block_ids: list[int] = field(default_factory=list)
