@@ -222,6 +222,7 @@ class EngineCore:
             cached_tokens=counters.cached_tokens + (0 if now is None else now.cached_tokens),
             output_tokens=counters.output_tokens + (0 if now is None else now.output_tokens),
             num_preemptions=counters.num_preemptions + (0 if now is None else now.num_preemptions),
+            num_speculative_tokens=self._config.num_speculative_tokens,
             is_ready=self.is_ready,
             graphs=self._graphs,
             coverage=self._coverage,
@@ -274,6 +275,7 @@ class EngineCore:
             block_size=config.block_size,
             num_blocks=num_blocks,
             enable_prefix_caching=config.enable_prefix_caching,
+            num_speculative_tokens=config.num_speculative_tokens,
         )
 
     def _retire_scheduler(self) -> None:
