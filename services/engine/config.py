@@ -146,6 +146,9 @@ class EngineConfig(BaseSettings):
         budget = others.data.get("max_num_batched_tokens", value + 1)
         if value and budget <= value:
             raise ValueError(f"it must be less than max_num_batched_tokens, which is {budget}")
+        block_size = others.data.get("block_size", value + 1)
+        if value and block_size <= value:
+            raise ValueError(f"it must be less than block_size, which is {block_size}")
         if value and others.data.get("cudagraph_capture_sizes") == AUTO:
             raise ValueError("it must be 0 with cudagraph_capture_sizes auto")
         return value

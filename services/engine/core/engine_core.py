@@ -234,7 +234,11 @@ class EngineCore:
         self.worker = ready
         self._graphs = GraphLedger(ready)
         history = self.history
-        self._coverage = GraphCoverage.of(ready.planned_graphs, history)
+        self._coverage = GraphCoverage.of(
+            ready.planned_graphs,
+            history,
+            decode_q_len=1 + self._config.num_speculative_tokens,
+        )
         if ready.planned_graphs:
             self._coverage.report(history)
         self._steps = StepLoop(

@@ -162,7 +162,8 @@ class ModelRunner:
         mode = runtime_mode(descriptor.cudagraph_runtime_mode)
         if mode is CUDAGraphMode.NONE:
             if self._graphs is not None and self._graphs.num_pending:
-                is_decode = descriptor.attn_metadata.max_seqlen_q == 1
+                num_decoded = len(arrays.seq_lens) * self._limits.decode_q_len
+                is_decode = arrays.num_tokens == num_decoded
                 self._graphs.note_missed(num_tokens=arrays.num_tokens, is_decode=is_decode)
             return self._run_eagerly(descriptor, arrays)
         key = self._ordered_graph(descriptor, mode)

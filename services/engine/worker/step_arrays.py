@@ -25,6 +25,16 @@ class StepLimits:
     """Draft tokens of a request in a step at most; 0 without speculative decoding."""
 
     @property
+    def decode_q_len(self) -> int:
+        """Query tokens of each request in a decode step: the newest and its drafts."""
+        return 1 + self.num_speculative_tokens
+
+    @property
+    def max_decodes(self) -> int:
+        """Most requests in a decode step."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens // self.decode_q_len)
+
+    @property
     def max_blocks_per_seq(self) -> int:
         """Blocks that the longest sequence needs."""
         return -(-self.max_model_len // self.block_size)

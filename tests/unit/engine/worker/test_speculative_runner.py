@@ -16,7 +16,7 @@ NUM_OUTPUT = 20
 def folder(tmp_path_factory):
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("checkpoint")
-    write_draft_checkpoint(folder, agreement=0.9)
+    write_draft_checkpoint(folder, agreement=0.98)
     return folder
 
 
