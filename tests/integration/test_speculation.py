@@ -1,0 +1,116 @@
+"""A speculating engine gives the output of one that does not, and tells how well it guesses."""
+
+import asyncio
+import json
+import random
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from services.engine.config import TINY_CHECKPOINT
+from tests.support.draft_checkpoints import write_draft_checkpoint
+from tests.support.engine_client import begin, engine_stub, generate, get_stats
+from tests.support.processes import ROOT, start_engine
+from tests.support.random_checkpoints import SHAPE, write_checkpoint
+
+TOLERANCE = 1e-4
+LIMITS = {
+    "device": "cpu",
+    "max_model_len": 96,
+    "max_num_seqs": 6,
+    "max_num_batched_tokens": 24,
+    "num_kv_blocks": 40,
+    "block_size": 8,
+}
+SAMPLINGS = [
+    {},
+    {"max_tokens": 1},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
+    {"repetition_penalty": 1.4, "frequency_penalty": 0.5, "presence_penalty": 0.5},
+    {"logit_bias": {7: 3.0, 11: -100.0}},
+    {"min_tokens": 9, "stop_token_ids": list(range(0, 97, 4))},
+    {"stop_token_ids": list(range(0, 97, 9)), "temperature": 1.0},
+    {"logprobs": 3},
+    {"logprobs": 2, "temperature": 1.0, "repetition_penalty": 1.2},
+    {"max_tokens": 90},
+]
+"""What requests ask for; max_tokens 90 leads to the end of the context."""
+
+
+def add_tokenizer(folder):
+    """Engines do not start without one; these tests never use it."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY_CHECKPOINT / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("drafting")
+    write_draft_checkpoint(folder, agreement=0.98)
+    return add_tokenizer(folder)
+
+
+def requests():
+    """Prompts, some of them with a common beginning, and what each asks for."""
+    chance = random.Random(5)
+    common = [chance.randrange(SHAPE["vocab_size"]) for _ in range(20)]
+    made = []
+    for index in range(33):
+        own = [chance.randrange(SHAPE["vocab_size"]) for _ in range(chance.randint(1, 45))]
+        sampling = {"max_tokens": 30, "seed": index, **SAMPLINGS[index % len(SAMPLINGS)]}
+        made.append((common + own if index % 3 == 0 else own, sampling))
+    return made
+
+
+async def outputs(stub):
+    replies = await asyncio.gather(*(generate(stub, p, **sampling) for p, sampling in requests()))
+    return [(r.token_ids, r.finish_reason, r.stop_token_id) for r in replies], [
+        [
+            (top.token_id, pytest.approx(top.logprob, abs=TOLERANCE))
+            for position in reply.logprobs
+            for top in (position.chosen, *position.top)
+        ]
+        for reply in replies
+    ]
+
+
+async def serve(folder, **flags):
+    """Returns what an engine makes of all requests, and its figures afterwards."""
+    async with start_engine(model=folder, **flags) as engine, engine_stub(engine.address) as stub:
+        return await outputs(stub), await get_stats(stub)
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    found, stats = asyncio.run(serve(folder, **LIMITS))
+    assert (stats.num_speculative_tokens, stats.draft_tokens, stats.num_verifications) == (0, 0, 0)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("num_speculative_tokens", "flags"),
+    [
+        (1, {"enable_prefix_caching": False}),
+        (2, {"cudagraph_mode": "full_decode_only", "capture_while_serving": False}),
+        (3, {"num_kv_blocks": 20}),
+    ],
+)
+async def test_output_is_that_of_an_engine_that_does_not_speculate(
+    folder, expected, num_speculative_tokens, flags
+):
+    flags = {**LIMITS, **flags, "num_speculative_tokens": num_speculative_tokens}
+    (tokens, logprobs), stats = await serve(folder, **flags)
+    assert tokens == expected[0]
+    assert logprobs == expected[1]
+    assert stats.num_speculative_tokens == num_speculative_tokens
+    assert 0 < stats.accepted_draft_tokens < stats.draft_tokens
+    assert stats.draft_tokens <= stats.num_verifications * num_speculative_tokens
+    if "num_kv_blocks" in flags and flags["num_kv_blocks"] < LIMITS["num_kv_blocks"]:
+        assert stats.num_preemptions > 0
+    if "cudagraph_mode" in flags:
+        assert {graph.max_q_len for graph in stats.graphs} == {1 + num_speculative_tokens}
+        assert stats.graph_dispatch["graph"] > 10
