@@ -58,7 +58,7 @@ class DraftLayer(DecoderLayer):
         self.shared_head = SharedHead(config, group)
 
     def join(self, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Makes the block's input of T tokens' embeddings and what stood before, all [T, hidden]."""
+        """Makes the block's input of T embeddings and of what stood before, all [T, hidden]."""
         joined: torch.Tensor = self.eh_proj(
             torch.cat((self.enorm(embedded), self.hnorm(hidden)), dim=-1)
         )

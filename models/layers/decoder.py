@@ -1,6 +1,6 @@
 """The decoder-only transformer around its attention: what all model files put together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, cast
 
 import torch
@@ -125,7 +125,8 @@ class CausalLM(nn.Module):
 
     def cache_specs(self) -> list[CacheSpec]:
         """Returns what each layer caches of every token, layers that draft behind the others."""
-        return [cast("CacheSpec", layer.self_attn.cache_spec) for layer in self.model.layers]
+        layers = cast("Iterable[DecoderLayer]", self.model.layers)
+        return [cast("CacheSpec", layer.self_attn.cache_spec) for layer in layers]
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [S, hidden] to [S, vocab], of the hidden states' dtype."""

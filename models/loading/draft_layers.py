@@ -9,9 +9,7 @@ from models.layers.decoder import CausalLM
 from models.loading.checkpoint import CheckpointTensor
 
 
-def share_with_draft_layers(
-    model: CausalLM, stored: Mapping[str, CheckpointTensor] | None
-) -> None:
+def share_with_draft_layers(model: CausalLM, stored: Mapping[str, CheckpointTensor] | None) -> None:
     """Gives draft layers the model's embedding and head, unless the checkpoint has others.
 
     Released checkpoints repeat both under each draft layer. They are compared, because a second

@@ -263,7 +263,7 @@ def read_logprobs(
 
     Args:
         result: a result with logprobs.
-        num_logprobs: most likely tokens that each token's request asked for; None asked for nothing.
+        num_logprobs: most likely tokens that the request of each token asked for; None: nothing.
     """
     chosen = read_float32(result.logprobs).tolist()
     shape = (len(chosen), result.num_top_logprobs)

@@ -164,9 +164,7 @@ def test_the_command_tells_how_well_it_guesses(folder):
         (None, {"capture_sizes": "auto"}, "must be 0 with cudagraph_capture_sizes auto"),
     ],
 )
-def test_what_it_cannot_work_with_is_refused_at_the_start(
-    tmp_path, folder, variant, flags, reason
-):
+def test_what_it_cannot_work_with_is_refused_at_the_start(tmp_path, folder, variant, flags, reason):
     if variant is not None:
         write_checkpoint(tmp_path, variant)
         folder = add_tokenizer(tmp_path)

@@ -37,15 +37,8 @@ def write_draft_checkpoint(
         transformers' model of all layers as if none of them drafted, and the draft layers' own
         tensors by name.
     """
-    extra = {}
-    if variant.startswith("deepseek_v32"):
-        extra = {"layer_types": None}
     whole = write_checkpoint(
-        folder,
-        variant,
-        num_hidden_layers=NUM_LAYERS + num_draft_layers,
-        **extra,
-        **overrides,
+        folder, variant, num_hidden_layers=NUM_LAYERS + num_draft_layers, **overrides
     )
     file = folder / "model.safetensors"
     stored = load_file(file)
@@ -78,6 +71,9 @@ def write_draft_checkpoint(
     save_file(tensors, file, metadata={"format": "pt"})
     config_file = folder / "config.json"
     config = json.loads(config_file.read_text())
+    for name in ("layer_types", "mlp_layer_types"):
+        if config.get(name):
+            config[name] = config[name][:NUM_LAYERS]
     config |= {
         "num_hidden_layers": NUM_LAYERS,
         "num_nextn_predict_layers": num_draft_layers,

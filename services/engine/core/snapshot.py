@@ -52,8 +52,9 @@ class PendingSnapshot:
             row = self._rows.get(request)
             if row is not None:
                 row.token_ids += token_ids
-                # What was computed of drafts that did not hold is void.
-                row.num_computed_tokens = min(row.num_computed_tokens, len(row.token_ids) - 1)
+                if result.num_accepted_tokens:
+                    # What was computed of drafts that did not hold is void.
+                    row.num_computed_tokens = len(row.token_ids) - 1
         self._num_in_flight -= 1
 
     def message(self) -> Snapshot:

@@ -14,7 +14,7 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from services.engine.batch import StepResult, read_int32, read_logprobs, read_tokens
+from services.engine.batch import StepResult, read_logprobs, read_tokens
 from services.engine.errors import QueueFullError
 from services.engine.kv_cache.cache import KVCache
 from services.engine.request import FinishReason, Request, RequestOutput, RequestStatus

@@ -28,8 +28,8 @@ class DraftPlan:
     def settle(self, requests: Sequence[Request], result: StepResult) -> None:
         """Takes over what a step left of the requests that sampled in it and still run.
 
-        Their new tokens are known: the newest was sampled, and all before it were computed. What was
-        computed of drafts behind them is void. Each will verify as many drafts as it has room for.
+        Their new tokens are known: the newest was sampled, all before it were computed. What was
+        computed of drafts behind them is void. Each will verify what drafts it has room for.
         """
         draft_token_ids = read_int32(result.draft_token_ids).reshape(-1, self.num_tokens).tolist()
         for request, drafts in zip(requests, draft_token_ids, strict=True):

@@ -189,9 +189,7 @@ def piece_graphs(device: torch.device, dtype: torch.dtype) -> PieceGraphs:
     return PieceGraphs(ReplayRecorder())
 
 
-def _support(
-    device: torch.device, level: CompilationLevel, limits: StepLimits
-) -> GraphSupport:
+def _support(device: torch.device, level: CompilationLevel, limits: StepLimits) -> GraphSupport:
     """Returns what can be captured; a CPU rehearses it, with attention over full block tables."""
     needed = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
     if limits.decode_q_len > 1:

@@ -197,7 +197,7 @@ class ModelRunner:
         return self._model.compute_logits(_last_hidden(arrays, header, hidden))
 
     def _of_graph(self, decoded: DecodedStep, arrays: StepArrays) -> ComputedStep:
-        """Returns what a graph computed for the rows that sample; all of them in the common case."""
+        """Returns what a graph computed for the rows that sample; all of them as a rule."""
         header, hidden = decoded.header, decoded.hidden
         if not len(arrays.sample_indices):
             return ComputedStep(header=header, hidden=hidden, logits=None)

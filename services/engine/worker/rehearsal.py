@@ -83,9 +83,7 @@ def _fits(q_lens: Sequence[int], limits: StepLimits) -> bool:
     )
 
 
-def _step(
-    q_lens: Sequence[int], sampling: SamplingParams, limits: StepLimits
-) -> BatchDescriptor:
+def _step(q_lens: Sequence[int], sampling: SamplingParams, limits: StepLimits) -> BatchDescriptor:
     """Builds a step of new requests whose prompts have these lengths; all of them sample.
 
     It writes the null block where it stands already, for that takes a kernel too.

@@ -43,7 +43,10 @@ class StepDrafts:
 
         Args:
             metadata: the drafts.
-            query_start_loc: [R + 1], seq_lens, row_ids: [R], sample_indices: [S], of the step.
+            query_start_loc: [R + 1], of the step, as all that follow.
+            seq_lens: [R].
+            row_ids: [R].
+            sample_indices: [S].
             vocab_size: drafts are below it.
 
         Raises:

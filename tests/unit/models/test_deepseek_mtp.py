@@ -23,9 +23,7 @@ EPS = 1e-6
 
 
 def load(folder, **options):
-    return load_model(
-        folder, device=CPU, dtype=torch.float32, with_draft_layers=True, **options
-    )
+    return load_model(folder, device=CPU, dtype=torch.float32, with_draft_layers=True, **options)
 
 
 class DraftRunner(PagedRunner):

@@ -1,6 +1,7 @@
 """Speculation through the real scheduler and the real runner."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -11,9 +12,9 @@ from models.forward_context import forward_context
 from services.engine.batch import read_int32
 from services.engine.compilation_config import CompilationConfig
 from services.engine.request import RequestStatus
+from services.engine.worker.kv_memory import allocate_kv_cache, probe_runner
 from services.engine.worker.rehearsal import build_kernels, largest_step
 from services.engine.worker.speculative_runner import SpeculativeRunner, make_runner
-from services.engine.worker.kv_memory import allocate_kv_cache, probe_runner
 from services.engine.worker.step_arrays import StepLimits
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.graph_engine import GraphEngine
@@ -123,11 +124,11 @@ class Reference:
     def drafts(self, token_ids, num_drafts):
         """Returns what one draft layer guesses behind a sequence."""
         *known, newest = token_ids
-        hidden = self._run(known, lambda ids, at: self._model(ids, at))
+        hidden = self._run(known, self._model)
         following, made = [*known[1:], newest], []
         for _ in range(num_drafts):
-            given, joined = hidden, torch.tensor(following)
-            out = self._run(following, lambda _, at: self._layers(joined, at, given, 0))
+            draft = partial(self._layers, torch.tensor(following), hidden=hidden, depth=0)
+            out = self._run(following, lambda _, at, draft=draft: draft(at))
             made.append(int(self._layers.compute_logits(out[-1:], 0).argmax()))
             hidden = torch.cat((hidden, out[-1:]))
             following.append(made[-1])

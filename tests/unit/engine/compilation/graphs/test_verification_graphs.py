@@ -29,9 +29,7 @@ def expected(folder):
 
 def engine(folder, num_speculative_tokens, *sizes, mode=CUDAGraphMode.FULL_DECODE_ONLY, **options):
     config = CompilationConfig(cudagraph_mode=mode, cudagraph_capture_sizes=sizes)
-    return GraphEngine(
-        folder, config, num_speculative_tokens=num_speculative_tokens, **options
-    )
+    return GraphEngine(folder, config, num_speculative_tokens=num_speculative_tokens, **options)
 
 
 def verifications(engine):
@@ -49,9 +47,9 @@ def test_verifications_run_whole_graphs(folder, expected, num_speculative_tokens
     outcomes = speculating.capture()
     assert [outcome.fault for outcome in outcomes] == [""] * 4
     q_len = 1 + num_speculative_tokens
-    assert [
-        (each.key.graph_bs, each.key.max_q_len, each.key.num_tokens) for each in outcomes
-    ] == [(size, q_len, size * q_len) for size in (8, 4, 2, 1)]
+    assert [(each.key.graph_bs, each.key.max_q_len, each.key.num_tokens) for each in outcomes] == [
+        (size, q_len, size * q_len) for size in (8, 4, 2, 1)
+    ]
     assert speculating.run(PROMPTS, NUM_OUTPUT) == expected
     reasons = verifications(speculating)
     assert len(reasons) > 2
