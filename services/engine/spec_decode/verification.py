@@ -36,7 +36,7 @@ def count_accepted(sampled: Tensor, drafts: Tensor) -> Tensor:
         sampled: [S, k + 1], what was sampled before each draft and behind the last.
         drafts: [S, k], padded with NO_DRAFT.
     """
-    return (sampled[:, :-1] == drafts).cumprod(dim=1).sum(dim=1)
+    return (sampled[:, :-1] == drafts).long().cumprod(dim=1).sum(dim=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,9 +54,10 @@ class Drafter:
         num_drafts = self._limits.num_speculative_tokens
         num_whole = min(self._layers.num_layers, num_drafts)
         inputs = self._buffers.gather(header, arrays.num_tokens)
+        longest = int((arrays.query_start_loc[1:] - arrays.query_start_loc[:-1]).max())
         shape = PassShape(
-            is_prefill=True,
-            max_seqlen_q=int((arrays.query_start_loc[1:] - arrays.query_start_loc[:-1]).max()),
+            is_prefill=longest > self._limits.decode_q_len,
+            max_seqlen_q=longest,
             max_seqlen_k=int(arrays.seq_lens.max()),
             is_draft=True,
         )
