@@ -1,6 +1,4 @@
-"""Speculation on a GPU: the tokens of a run without, by whole graphs, and nothing built late."""
-
-import time
+"""Speculation on a GPU: the tokens of a run without, by whole graphs."""
 
 import pytest
 import torch
@@ -91,7 +89,6 @@ def test_in_bfloat16_most_tokens_are_the_same(folder):
         next((i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), NUM_OUTPUT)
         for x, y in zip(outputs, expected, strict=True)
     ]
-    print(f"equal up to token {common} of {NUM_OUTPUT}; {num_accepted(speculating)} accepted")
     assert sum(common) > 0.5 * NUM_OUTPUT * len(PROMPTS)
     assert num_accepted(speculating) > 0
 
@@ -113,14 +110,3 @@ def test_drafts_are_those_of_the_cpu(folder):
 
     expected, actual = drafted("cpu"), drafted("cuda")
     assert ((actual - expected).abs().max() / expected.abs().max()) < 1e-3
-
-
-def test_time_of_a_step_with_and_without_drafts(folder):
-    """Prints what drafts cost; the model is tiny, so this is launches and the host's work."""
-    for num_speculative_tokens in (0, 1, 3):
-        made = engine(folder, num_speculative_tokens, *SIZES)
-        made.run(PROMPTS, 8)
-        num_steps, started_s = len(made.steps), time.perf_counter()
-        made.run(PROMPTS, 40)
-        step_ms = (time.perf_counter() - started_s) / (len(made.steps) - num_steps) * 1e3
-        print(f"{num_speculative_tokens} drafts: {step_ms:.2f} ms a step")
