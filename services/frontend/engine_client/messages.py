@@ -4,6 +4,7 @@ Sampling goes to the engine and log-probabilities and usage come back without be
 they stay the protobuf messages that they are on both wires.
 """
 
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,10 +49,27 @@ class EngineRequest:
 
     request_id: str
     prompt_token_ids: list[int]
+    """The prompt, and behind it the tokens that an engine made before it was lost."""
+    num_resumed_tokens: int = 0
     sampling: SamplingParams | None = None
     priority: int = 0
     cache_salt: str = ""
-    timeout_ms: int | None = None
+    deadline_s: float | None = None
+    """When its time is over, in seconds of `time.monotonic()`; None sets no limit."""
+
+    @property
+    def timeout_ms(self) -> int | None:
+        """What is left of its time, at least 1 ms; None where there is no limit.
+
+        Raises:
+            DeadlineExpiredError: nothing is left.
+        """
+        if self.deadline_s is None:
+            return None
+        remaining_s = self.deadline_s - time.monotonic()
+        if remaining_s <= 0:
+            raise DeadlineExpiredError("the request's time was over before an engine had it")
+        return max(1, int(remaining_s * 1000))
 
 
 @dataclass(slots=True)

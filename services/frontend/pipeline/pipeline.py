@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from services.frontend.engine_client.client import EngineClient
 from services.frontend.engine_client.messages import EngineRequest, ModelInfo
+from services.frontend.engine_client.pool import EnginePool
 from services.frontend.engine_client.tokenizer_files import TokenizerFiles
 from services.frontend.errors import (
-    DeadlineExpiredError,
     EngineUnavailableError,
     InvalidRequestError,
     UnknownModelError,
@@ -40,10 +39,10 @@ class ServedModel:
 
 
 class Pipeline:
-    """Runs requests against the engine and knows the model that it serves."""
+    """Runs requests against the engines and knows the model that they serve."""
 
     def __init__(
-        self, engine: EngineClient, *, max_prompt_bytes: int, num_tokenizer_threads: int = 2
+        self, engine: EnginePool, *, max_prompt_bytes: int, num_tokenizer_threads: int = 2
     ) -> None:
         """Serves nothing until `load_model` was called."""
         self.engine = engine
@@ -57,7 +56,7 @@ class Pipeline:
         return self._model
 
     async def load_model(self, info: ModelInfo, files: TokenizerFiles) -> None:
-        """Takes the model that an engine serves; the handler that `EngineClient.run` wants.
+        """Takes the model that an engine serves; the handler that `EnginePool.run` wants.
 
         Raises:
             EngineUnavailableError: its tokenizer cannot be used.
@@ -90,9 +89,9 @@ class Pipeline:
                 sampling=options.sampling,
                 priority=options.priority,
                 cache_salt=options.cache_salt,
-                timeout_ms=_remaining_ms(deadline_s),
+                deadline_s=deadline_s,
             ),
-            engine_id=model.info.engine_id,
+            model=model.info,
         )
         try:
             await stream.admitted()
@@ -201,17 +200,3 @@ def _read_model(info: ModelInfo, files: TokenizerFiles) -> ServedModel:
 def _has_same_text(known: ModelInfo, new: ModelInfo) -> bool:
     """Whether tokenizer and template of one model serve the other."""
     return (known.tokenizer_sha256, known.vocab_size) == (new.tokenizer_sha256, new.vocab_size)
-
-
-def _remaining_ms(deadline_s: float | None) -> int | None:
-    """Returns what is left of a time budget, at least 1 ms.
-
-    Raises:
-        DeadlineExpiredError: nothing is left.
-    """
-    if deadline_s is None:
-        return None
-    remaining_s = deadline_s - time.monotonic()
-    if remaining_s <= 0:
-        raise DeadlineExpiredError("the request's time was over before it was sent to the engine")
-    return max(1, int(remaining_s * 1000))
