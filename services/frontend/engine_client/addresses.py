@@ -3,12 +3,15 @@
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 log = structlog.get_logger()
+
+Lookup = Callable[[str], Awaitable[Collection[str]]]
+"""Finds the IP addresses of a host name, or raises OSError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +28,19 @@ class EngineAddress:
 class AddressBook:
     """The configured addresses, and what their names resolved to last."""
 
-    def __init__(self, configured: Sequence[str]) -> None:
+    def __init__(self, configured: Sequence[str], *, lookup: Lookup | None = None) -> None:
         """Resolves nothing yet.
 
         Args:
             configured: host:port, where a host may be a name of several engines, or any other gRPC
                 target, which is one engine.
+            lookup: finds the IP addresses of a host name; the system's resolver by default.
         """
+        self._lookup = lookup or _ask_system
         self._resolved: dict[str, list[EngineAddress]] = {
             text: [] if _is_name(text) else [EngineAddress(text)] for text in configured
         }
         self._problems: dict[str, str] = {}
-        self.has_names = any(map(_is_name, configured))
-        """Whether there is anything that `refresh` may find changed."""
 
     @property
     def addresses(self) -> list[EngineAddress]:
@@ -55,14 +58,12 @@ class AddressBook:
         for name in filter(_is_name, self._resolved):
             host, _, port = name.rpartition(":")
             try:
-                found = await asyncio.get_running_loop().getaddrinfo(
-                    host, int(port), type=socket.SOCK_STREAM
-                )
-            except OSError as error:
+                found = await self._lookup(host)
+            except (OSError, UnicodeError) as error:  # a name may be no name at all
                 self._note_problem(name, f"{host} cannot be resolved: {error}")
                 continue
             self._problems.pop(name, None)
-            targets = sorted({_target(entry[4][0], int(port)) for entry in found})
+            targets = [f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}" for ip in sorted(found)]
             self._resolved[name] = [EngineAddress(target, authority=name) for target in targets]
 
     def _note_problem(self, name: str, problem: str) -> None:
@@ -86,5 +87,7 @@ def _is_name(configured: str) -> bool:
     return False
 
 
-def _target(host: str | int, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+async def _ask_system(host: str) -> set[str]:
+    """Returns the addresses that the system's resolver knows."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return {str(entry[4][0]) for entry in found}
