@@ -1,0 +1,148 @@
+"""A frontend with several real engines: one dies, freezes, drains or comes back in mid-stream."""
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from protos.common.v1.sampling_pb2 import SamplingParams, Usage
+from protos.frontend.v1 import frontend_pb2 as pb
+from tests.support.engine_fleet import EngineFleet, engine_fleet, num_ready
+from tests.support.processes import ServiceProcess
+
+MAX_TOKENS = 160
+FROZEN_LIMIT_S = 5.0
+SAMPLINGS = [
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0.8, seed=11),
+    SamplingParams(temperature=0, frequency_penalty=0.4, repetition_penalty=1.1, min_tokens=150),
+    SamplingParams(temperature=0.7, top_p=0.9, seed=2**63 + 5, presence_penalty=0.3),
+]
+"""Whatever counts positions or output tokens must go on counting where it stood."""
+
+
+@dataclass
+class Answer:
+    """All that a client saw of one request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    usage: Usage = field(default_factory=Usage)
+    finish_reason: int = 0
+
+
+def request(index: int, sampling: SamplingParams) -> pb.GenerateRequest:
+    params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
+    params.MergeFrom(sampling)
+    return pb.GenerateRequest(
+        text=f"Once upon a time, {'ABCDEFGH'[index % 8]} had {index} foxes and",
+        options=pb.GenerationOptions(sampling=params),
+    )
+
+
+async def ask(
+    fleet: EngineFleet, ask_for: pb.GenerateRequest, on_tokens: Callable[[int], None] | None = None
+) -> Answer:
+    answer = Answer()
+    async for response in fleet.stub.Generate(ask_for):
+        output = response.output
+        answer.token_ids += output.token_ids
+        answer.text += output.text
+        if output.finish_reason:
+            answer.finish_reason, answer.usage = output.finish_reason, output.usage
+        if on_tokens is not None:
+            on_tokens(len(answer.token_ids))
+    return answer
+
+
+async def interrupted(
+    fleet: EngineFleet, asks: Sequence[pb.GenerateRequest], at_token: int
+) -> tuple[ServiceProcess, list[Answer]]:
+    """Runs requests and kills an engine that has some when the first one has `at_token` tokens."""
+    is_time = asyncio.Event()
+
+    def count(num_tokens: int) -> None:
+        if num_tokens >= at_token:
+            is_time.set()
+
+    running = [
+        asyncio.create_task(ask(fleet, each, None if index else count))
+        for index, each in enumerate(asks)
+    ]
+    await is_time.wait()
+    victim = (await fleet.serving())[0]
+    victim.kill()
+    return victim, list(await asyncio.gather(*running))
+
+
+def assert_same(answer: Answer, expected: Answer) -> None:
+    assert answer.token_ids == expected.token_ids
+    assert answer.text == expected.text
+    assert answer.finish_reason == expected.finish_reason
+    assert answer.usage.prompt_tokens == expected.usage.prompt_tokens
+    assert answer.usage.output_tokens == expected.usage.output_tokens
+
+
+async def kill_again_and_again(num_kills: int, num_engines: int) -> None:
+    rng = random.Random(num_kills)
+    async with engine_fleet(num_engines) as fleet:
+        asks = [request(index, sampling) for index, sampling in enumerate(SAMPLINGS)]
+        expected = [await ask(fleet, each) for each in asks]
+        for _ in range(num_kills):
+            await fleet.wait_until_ready(2)
+            before = (await fleet.listing()).num_migrations
+            victim, answers = await interrupted(fleet, asks, rng.randint(1, MAX_TOKENS // 2))
+            for answer, whole in zip(answers, expected, strict=True):
+                assert_same(answer, whole)
+            assert (await fleet.listing()).num_migrations > before
+            victim.start()
+
+
+async def test_streams_go_on_unchanged_when_their_engine_is_killed():
+    await kill_again_and_again(num_kills=4, num_engines=2)
+
+
+@pytest.mark.faults
+async def test_streams_go_on_unchanged_over_fifty_kills():
+    await kill_again_and_again(num_kills=50, num_engines=3)
+
+
+async def test_a_frozen_a_drained_and_a_restarted_engine_cost_no_stream():
+    async with engine_fleet(2) as fleet:
+        ask_for = request(0, SAMPLINGS[1])
+        expected = await ask(fleet, ask_for)
+        await _freeze(fleet, ask_for, expected)
+        await _drain(fleet, ask_for, expected)
+
+
+async def _freeze(fleet: EngineFleet, ask_for: pb.GenerateRequest, expected: Answer) -> None:
+    has_begun = asyncio.Event()
+    running = asyncio.create_task(ask(fleet, ask_for, lambda _: has_begun.set()))
+    await has_begun.wait()
+    [frozen] = await fleet.serving()
+    frozen.signal(signal.SIGSTOP)
+    frozen_s = time.monotonic()
+    await fleet.wait_for(lambda listing: listing.num_migrations == 1)
+    assert time.monotonic() - frozen_s < FROZEN_LIMIT_S
+    assert_same(await running, expected)
+    frozen.signal(signal.SIGCONT)
+    await fleet.wait_until_ready(2)
+
+
+async def _drain(fleet: EngineFleet, ask_for: pb.GenerateRequest, expected: Answer) -> None:
+    has_begun = asyncio.Event()
+    running = asyncio.create_task(ask(fleet, ask_for, lambda _: has_begun.set()))
+    await has_begun.wait()
+    [draining] = await fleet.serving()
+    draining.signal(signal.SIGTERM)
+    await fleet.wait_for(lambda listing: num_ready(listing) == 1)
+    assert_same(await ask(fleet, ask_for), expected)
+    assert_same(await running, expected)
+    assert await asyncio.to_thread(draining.wait) == 0
+    assert (await fleet.listing()).num_migrations == 1
+    draining.start()
+    await fleet.wait_until_ready(2)
