@@ -27,7 +27,7 @@ class EngineFleet:
     async def wait_for(self, condition: Callable[[pb.ListEnginesResponse], bool]) -> None:
         """Returns once the frontend's view of its engines is as wanted."""
         async with asyncio.timeout(60):
-            while not condition(await self.listing()):
+            while not condition(await self.listing()):  # noqa: ASYNC110  another process has no event
                 await asyncio.sleep(0.02)
 
     async def wait_until_ready(self, num_engines: int) -> None:

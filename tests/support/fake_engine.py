@@ -65,6 +65,8 @@ class FakeEngine:
     """How requests end instead of finishing, when set."""
     is_ready: bool = True
     tokens_per_step: int = 1
+    hold_at: int | None = None
+    """Output tokens after which a request gets no more, while this is set."""
     step_s: float = 0.001
     """Time from one step to the next."""
     block_size: int = 4
@@ -80,6 +82,8 @@ class FakeEngine:
     steps_read: int = 0
     steps_sent: int = 0
     num_sessions: int = 0
+    num_asked: int = 0
+    """Times that it was asked what it serves."""
     address: str = ""
 
     def __post_init__(self) -> None:
@@ -232,7 +236,10 @@ class FakeEngine:
         step = engine_pb2.StepOutput()
         handles, counts, tokens = [], [], []
         for handle, live in list(self.live.items()):
-            new = live.tokens[live.num_sent : live.num_sent + self.tokens_per_step]
+            end = min(live.num_sent + self.tokens_per_step, self.hold_at or len(live.tokens))
+            new = live.tokens[live.num_sent : end]
+            if not new:
+                continue
             live.num_sent += len(new)
             handles.append(handle)
             counts.append(len(new))
@@ -278,6 +285,7 @@ class _Servicer(engine_pb2_grpc.EngineServiceServicer):
     async def GetModelInfo(  # noqa: N802
         self, request: engine_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext
     ) -> engine_pb2.GetModelInfoResponse:
+        self._engine.num_asked += 1
         return engine_pb2.GetModelInfoResponse(
             model=self._engine.model,
             architecture="FakeForCausalLM",

@@ -52,7 +52,12 @@ class EngineView:
             self._known.update(read_keys(changes.added))
 
     def expect(self, keys: Iterable[int], *, num_blocks: int) -> None:
-        """Notes a request that was sent: its blocks will be there before a heartbeat says so."""
+        """Notes a request that was sent: its blocks will be there before a heartbeat says so.
+
+        Args:
+            keys: the keys of its prompt's blocks.
+            num_blocks: blocks that it takes beside those that are shared.
+        """
         self._num_sent_blocks += num_blocks
         self._expected.update(keys)
 

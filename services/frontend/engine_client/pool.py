@@ -194,7 +194,7 @@ class EnginePool:
             raise EngineUnavailableError("the engines serve another model since")
         choice = choose(engines, request)
         stream = choice.engine.submit(request)
-        choice.engine.view.expect(choice.keys, num_blocks=choice.num_blocks)
+        choice.engine.view.expect(choice.keys, num_blocks=choice.num_missing_blocks)
         return choice.engine, stream
 
 

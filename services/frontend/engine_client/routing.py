@@ -13,41 +13,44 @@ MAX_ROUTED_BLOCKS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An engine, and the keys that a prompt's blocks will have there."""
+    """An engine, the keys that a prompt's blocks will have there, and the blocks that it lacks."""
 
     engine: EngineClient
     keys: list[int]
-    num_blocks: int
+    num_missing_blocks: int
 
 
 def choose(engines: Sequence[EngineClient], request: EngineRequest) -> Choice:
-    """Returns the engine with the least work: tokens held and waiting, plus tokens to compute.
+    """Returns the engine with the least work: tokens to compute, and tokens held from then on.
 
-    A cached prefix is worth the tokens that need not be computed, so it attracts requests until
-    its engine is that much busier than another. Among equals, the one used least so far is taken.
-    The sum of both in one unit follows NVIDIA Dynamo's KV router (docs, "KV cache routing").
+    A token of the prompt that is not cached counts in both, so a cached prefix attracts requests
+    until its engine is busier than another by twice its length. Among equals, the engine that was
+    sent fewest is taken. Source of the sum of both in one unit: the cost function of NVIDIA
+    Dynamo's KV-aware router.
 
     Args:
         engines: those that take requests, connected, at least one.
         request: what is to be sent.
     """
     num_tokens = len(request.prompt_token_ids)
-    sizes = {_block_size(engine) for engine in engines}
     keys_by_size = {
         size: compact_keys(
             request.cache_salt, request.prompt_token_ids, size, max_blocks=MAX_ROUTED_BLOCKS
         )
-        for size in sizes
+        for size in {_block_size(engine) for engine in engines}
     }
 
+    def num_missing(engine: EngineClient) -> int:
+        size = _block_size(engine)
+        return num_tokens - size * engine.view.count_cached(keys_by_size[size])
+
     def work(engine: EngineClient) -> tuple[bool, float, int]:
-        size, view = _block_size(engine), engine.view
-        num_missing = num_tokens - size * view.count_cached(keys_by_size[size])
-        return view.is_stalled, size * view.num_load_blocks + num_missing, engine.num_sent
+        num_held = _block_size(engine) * engine.view.num_load_blocks
+        return engine.view.is_stalled, num_held + 2 * num_missing(engine), engine.num_sent
 
     engine = min(engines, key=work)
     size = _block_size(engine)
-    return Choice(engine, keys_by_size[size], num_blocks=-(-num_tokens // size))
+    return Choice(engine, keys_by_size[size], num_missing_blocks=-(-num_missing(engine) // size))
 
 
 def _block_size(engine: EngineClient) -> int:
