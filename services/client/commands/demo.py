@@ -46,7 +46,8 @@ def demo(
 async def _demo(supervisor: Supervisor, stack: Stack, prompt: str, keep: bool) -> None:
     is_kept = False
     try:
-        await supervisor.start(stack.engine)
+        [engine] = stack.engines
+        await supervisor.start(engine)
         await supervisor.start(stack.frontend)
         await _ask(stack.frontend.address, prompt)
         is_kept = keep
@@ -68,10 +69,11 @@ async def _ask(address: str, prompt: str) -> None:
 
 def _explain(supervisor: Supervisor, stack: Stack) -> None:
     pids = " ".join(str(pid) for pid in supervisor.pids)
+    [engine] = stack.engines
     typer.echo(
         "\nBoth services are still running.\n"
         f"  talk:   octavo chat --frontend {stack.frontend.address}\n"
-        f"  watch:  octavo stats --engine {stack.engine.address}\n"
-        f"  logs:   {stack.engine.log} {stack.frontend.log}\n"
+        f"  watch:  octavo stats --engine {engine.address}\n"
+        f"  logs:   {engine.log} {stack.frontend.log}\n"
         f"  stop:   kill {pids}"
     )

@@ -14,7 +14,8 @@ Port = Annotated[
     int, typer.Option(min=0, max=65535, help="The frontend's port; 0 takes a free one.")
 ]
 EnginePort = Annotated[
-    int, typer.Option(min=0, max=65535, help="The engine's port on loopback; 0 takes a free one.")
+    int,
+    typer.Option(min=0, max=65535, help="The first engine's port on loopback; 0 takes free ones."),
 ]
 
 
@@ -27,6 +28,9 @@ def serve(
     host: Annotated[str, typer.Option(help="Address the frontend listens on.")] = LOOPBACK,
     port: Port = 50050,
     engine_port: EnginePort = 50051,
+    engines: Annotated[
+        int, typer.Option(min=1, max=64, help="Engines to run, on ports one after the other.")
+    ] = 1,
     engine_arg: Annotated[
         list[str],
         typer.Option(
@@ -38,7 +42,7 @@ def serve(
         typer.Option(help="Flag for the frontend, in the same form; repeatable."),
     ] = [],  # noqa: B006  typer copies it
 ) -> None:
-    """Starts both services and keeps them running until Ctrl-C or SIGTERM.
+    """Starts the services, one engine or several, and keeps them running until Ctrl-C or SIGTERM.
 
     A service that dies is started again, five times in a row at most. Stopping lets running
     requests finish; a second Ctrl-C does not wait.
@@ -48,6 +52,8 @@ def serve(
 
     - `octavo serve --model ~/models/qwen3-0.6b --host 0.0.0.0`
 
+    - `octavo serve --engines 2`
+
     - `octavo serve --engine-arg=--max-num-seqs=64 --engine-arg=--dtype=bfloat16`
     """
     stack = plan_stack(
@@ -55,6 +61,7 @@ def serve(
         host=host,
         port=port,
         engine_port=engine_port,
+        num_engines=engines,
         engine_arguments=_words(engine_arg),
         frontend_arguments=_words(frontend_arg),
     )
@@ -64,10 +71,12 @@ def serve(
 
 async def _serve(supervisor: Supervisor, stack: Stack) -> None:
     try:
-        await supervisor.start(stack.engine)
+        # At the same time: each of them loads the model by itself.
+        await asyncio.gather(*map(supervisor.start, stack.engines))
         await supervisor.start(stack.frontend)
         _report(f"talk to it:  octavo chat --frontend {stack.frontend.address}")
-        _report(f"watch it:    octavo stats --engine {stack.engine.address}")
+        for engine in stack.engines:
+            _report(f"watch it:    octavo stats --engine {engine.address}")
         await supervisor.watch()
     finally:
         _report("stopping")
