@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from services.engine.kv_cache.prefix_index import chain_keys, root_key
 from services.engine.rpc.session import PREFIX_KEY_BYTES
+from services.frontend.engine_client.messages import pack_uint32
 from services.frontend.engine_client.prefix_keys import COMPACT_KEY_BYTES, compact_keys, read_keys
 
 PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
@@ -25,7 +26,7 @@ def test_both_sides_cut_keys_alike():
 
 @given(st.text(max_size=20), st.lists(st.integers(0, 2**31 - 1), max_size=70), st.integers(1, 33))
 def test_a_frontend_expects_what_the_engine_reports(salt, token_ids, block_size):
-    expected = compact_keys(salt, token_ids, block_size, max_blocks=1000)
+    expected = compact_keys(salt, pack_uint32(token_ids), block_size, max_blocks=1000)
     assert read_keys(reported(salt, token_ids, block_size)) == expected
 
 

@@ -3,10 +3,14 @@
 import time
 from collections.abc import Callable
 
+import structlog
+
 MAX_FAILURES = 5
 """Failures in a row that open the circuit."""
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 30.0
+
+log = structlog.get_logger()
 
 
 class CircuitBreaker:
@@ -16,12 +20,14 @@ class CircuitBreaker:
     closes it. Source: Nygard, "Release It!", 2nd edition, section 5.2.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Starts closed.
 
         Args:
+            name: the engine's address, for the log.
             clock: tells the time in seconds.
         """
+        self._name = name
         self._clock = clock
         self._num_failures = 0
         self._pause_s = FIRST_PAUSE_S
@@ -46,6 +52,8 @@ class CircuitBreaker:
 
     def note_success(self) -> None:
         """Notes that the engine works."""
+        if self._probe_s is not None:
+            log.info("engine_circuit_closed", address=self._name)
         self._num_failures = 0
         self._pause_s = FIRST_PAUSE_S
         self._probe_s = None
@@ -61,4 +69,5 @@ class CircuitBreaker:
                 return  # a request that was sent before it opened
             self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
             self._is_probing = False
+        log.warning("engine_circuit_opened", address=self._name, pause_s=self._pause_s)
         self._probe_s = self._clock() + self._pause_s

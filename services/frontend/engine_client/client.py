@@ -57,7 +57,7 @@ class EngineClient:
             silence_timeout_s: an engine that says nothing for this long is lost.
         """
         self.address = address
-        self.breaker = CircuitBreaker()
+        self.breaker = CircuitBreaker(address.target)
         self.info: ModelInfo | None = None
         """What the engine serves; None while there is no connection."""
         self.identity: ModelIdentity | None = None
@@ -139,7 +139,7 @@ class EngineClient:
                 try:
                     session = await self._connect(stub, check, on_model)
                 except (EngineUnavailableError, grpc.aio.AioRpcError) as error:
-                    self._note(_reason_of(error))
+                    self._note("engine_not_used", _reason_of(error))
                     backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
                 else:
                     await self._serve(session, on_readiness)
@@ -179,16 +179,16 @@ class EngineClient:
         log.info("engine_connected", address=self.address.target, engine_id=session.hello.engine_id)
         self._session = session
         try:
-            self._note(await session.run(set_ready))
+            self._note("engine_lost", await session.run(set_ready))
         finally:
             self._session = None
             set_ready(False)
 
-    def _note(self, reason: str) -> None:
+    def _note(self, event: str, reason: str) -> None:
         """Remembers why there is no engine, and logs it when that is news."""
         if reason != self._reason:
             self._reason = reason
-            log.warning("engine_lost", address=self.address.target, reason=reason)
+            log.warning(event, address=self.address.target, reason=reason)
 
 
 def _reason_of(error: EngineUnavailableError | grpc.aio.AioRpcError) -> str:

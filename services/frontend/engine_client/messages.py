@@ -5,6 +5,7 @@ they stay the protobuf messages that they are on both wires.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,8 +49,9 @@ class EngineRequest:
     """One request in tokens; fields mean what Submit of protos/engine/v1/engine.proto says."""
 
     request_id: str
-    prompt_token_ids: list[int]
-    """The prompt, and behind it the tokens that an engine made before it was lost."""
+    prompt_token_ids: bytes
+    """The prompt, and behind it the tokens that an engine made before it was lost; see
+    `pack_uint32`. Packed, because it is kept until the request has ended."""
     num_resumed_tokens: int = 0
     sampling: SamplingParams | None = None
     priority: int = 0
@@ -93,7 +95,7 @@ def read_uint32(data: bytes) -> list[int]:
     return values
 
 
-def pack_uint32(values: list[int]) -> bytes:
+def pack_uint32(values: Sequence[int]) -> bytes:
     """Packs a column of little-endian uint32; every value must fit."""
     return np.array(values, dtype="<u4").tobytes()
 

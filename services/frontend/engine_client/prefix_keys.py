@@ -1,7 +1,6 @@
 """The keys of a prompt's blocks, as the engine computes them; docs/protocol.md defines them."""
 
 import hashlib
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,24 +9,21 @@ COMPACT_KEY_BYTES = 8
 """Bytes of a key that engines report."""
 
 
-def compact_keys(
-    salt: str, token_ids: Sequence[int], block_size: int, *, max_blocks: int
-) -> list[int]:
+def compact_keys(salt: str, token_ids: bytes, block_size: int, *, max_blocks: int) -> list[int]:
     """Returns the keys of a prompt's full blocks in the form that engines report, as integers.
 
     Args:
         salt: the request's cache salt.
-        token_ids: the prompt; a rest that fills no block has no key.
+        token_ids: the prompt, packed; a rest that fills no block has no key.
         block_size: tokens in a block.
         max_blocks: blocks, from the first one on, after which no more keys are computed.
     """
-    num_blocks = min(len(token_ids) // block_size, max_blocks)
-    data = np.array(token_ids[: num_blocks * block_size], dtype="<u4").tobytes()
     stride = 4 * block_size
+    num_blocks = min(len(token_ids) // stride, max_blocks)
     key = hashlib.blake2b(salt.encode(), digest_size=_KEY_BYTES).digest()
     keys = []
-    for start in range(0, len(data), stride):
-        block = data[start : start + stride]
+    for start in range(0, num_blocks * stride, stride):
+        block = token_ids[start : start + stride]
         key = hashlib.blake2b(key + block, digest_size=_KEY_BYTES).digest()
         keys.append(int.from_bytes(key[:COMPACT_KEY_BYTES], "little"))
     return keys

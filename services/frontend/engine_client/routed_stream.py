@@ -1,12 +1,13 @@
 """One request's tokens, whichever engines make them."""
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import structlog
 
 from services.frontend.engine_client.client import EngineClient
-from services.frontend.engine_client.messages import EngineRequest, TokenBatch
+from services.frontend.engine_client.messages import EngineRequest, TokenBatch, pack_uint32
 from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.errors import (
     DuplicateRequestError,
@@ -65,7 +66,7 @@ class RoutedStream:
         self._send = send
         self._max_attempts = max_attempts
         self._counts = counts
-        self._tokens: list[int] = []
+        self._tokens = array("I")
         self._tried: Tried = set()
         self._is_aborted = False
         self._engine, self._stream = send(request, self._tried)
@@ -95,7 +96,7 @@ class RoutedStream:
                 self._go_on_elsewhere(error)
                 continue
             if batch.token_ids:
-                self._tokens += batch.token_ids
+                self._tokens.extend(batch.token_ids)
                 self._tried.clear()
             return batch
 
@@ -117,7 +118,7 @@ class RoutedStream:
             raise error
         request = replace(
             self._request,
-            prompt_token_ids=self._request.prompt_token_ids + self._tokens,
+            prompt_token_ids=self._request.prompt_token_ids + pack_uint32(self._tokens),
             num_resumed_tokens=len(self._tokens),
         )
         lost = self._engine

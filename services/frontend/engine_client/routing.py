@@ -32,7 +32,7 @@ def choose(engines: Sequence[EngineClient], request: EngineRequest) -> Choice:
         engines: those that take requests, connected, at least one.
         request: what is to be sent.
     """
-    num_tokens = len(request.prompt_token_ids)
+    num_tokens = len(request.prompt_token_ids) // 4
     keys_by_size = {
         size: compact_keys(
             request.cache_salt, request.prompt_token_ids, size, max_blocks=MAX_ROUTED_BLOCKS

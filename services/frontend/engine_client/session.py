@@ -22,7 +22,6 @@ from services.frontend.engine_client.engine_view import EngineView
 from services.frontend.engine_client.messages import (
     EngineRequest,
     error_of,
-    pack_uint32,
     read_uint32,
 )
 from services.frontend.engine_client.token_stream import TokenStream
@@ -90,7 +89,7 @@ class EngineSession:
         submit = Submit(
             handle=self._last_handle,
             request_id=request.request_id,
-            prompt_token_ids=pack_uint32(request.prompt_token_ids),
+            prompt_token_ids=request.prompt_token_ids,
             num_resumed_tokens=request.num_resumed_tokens,
             sampling=request.sampling,
             priority=request.priority,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from services.frontend.engine_client.messages import EngineRequest, ModelInfo
+from services.frontend.engine_client.messages import EngineRequest, ModelInfo, pack_uint32
 from services.frontend.engine_client.pool import EnginePool
 from services.frontend.engine_client.tokenizer_files import TokenizerFiles
 from services.frontend.errors import (
@@ -85,7 +85,7 @@ class Pipeline:
         stream = self.engine.submit(
             EngineRequest(
                 request_id=options.request_id,
-                prompt_token_ids=token_ids,
+                prompt_token_ids=pack_uint32(token_ids),
                 sampling=options.sampling,
                 priority=options.priority,
                 cache_salt=options.cache_salt,

@@ -24,7 +24,7 @@ def clock():
 
 @pytest.fixture
 def breaker(clock):
-    return CircuitBreaker(clock=clock)
+    return CircuitBreaker("engine:1", clock=clock)
 
 
 def fail(breaker: CircuitBreaker, times: int = MAX_FAILURES) -> None:

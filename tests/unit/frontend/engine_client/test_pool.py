@@ -7,7 +7,7 @@ import pytest
 
 from protos.frontend.v1 import frontend_pb2 as pb
 from services.frontend.engine_client.addresses import AddressBook
-from services.frontend.engine_client.messages import EngineRequest, SamplingParams
+from services.frontend.engine_client.messages import EngineRequest, SamplingParams, pack_uint32
 from services.frontend.engine_client.pool import EnginePool, PoolLimits
 from services.frontend.engine_client.tokenizer_files import TokenizerStore
 from services.frontend.errors import DeadlineExpiredError, EngineUnavailableError
@@ -74,7 +74,8 @@ async def cluster():
 
 async def collect(pool: EnginePool, models: list, **fields: object) -> list[int]:
     stream = pool.submit(
-        EngineRequest(request_id="r", prompt_token_ids=[5, 6, 7], **fields), model=models[-1]
+        EngineRequest(request_id="r", prompt_token_ids=pack_uint32([5, 6, 7]), **fields),
+        model=models[-1],
     )
     tokens: list[int] = []
     while True:
@@ -123,7 +124,10 @@ class TestNames:
             names.hosts = []
             await until(lambda: not pool.is_ready)
             with pytest.raises(EngineUnavailableError, match="its address is gone"):
-                pool.submit(EngineRequest(request_id="s", prompt_token_ids=[1]), model=models[-1])
+                pool.submit(
+                    EngineRequest(request_id="s", prompt_token_ids=pack_uint32([1])),
+                    model=models[-1],
+                )
             names.hosts = HOSTS[:1]
             await until(lambda: pool.is_ready)
             cluster[0].resume()

@@ -8,6 +8,7 @@ from protos.common.v1.failure_pb2 import Failure
 from protos.engine.v1.engine_pb2 import PrefixChanges
 from protos.frontend.v1 import frontend_pb2 as pb
 from services.frontend.engine_client.circuit_breaker import MAX_FAILURES
+from services.frontend.engine_client.messages import pack_uint32
 from services.frontend.engine_client.prefix_keys import compact_keys
 from tests.support.fake_engine import FakeEngine
 from tests.support.frontend_stack import FrontendStack, frontend_stack
@@ -38,7 +39,7 @@ async def heard(stack: FrontendStack, **fields: int) -> None:
 
 
 def prefixes(tokens: list[int], salt: str = "") -> PrefixChanges:
-    keys = compact_keys(salt, tokens, FakeEngine.block_size, max_blocks=100)
+    keys = compact_keys(salt, pack_uint32(tokens), FakeEngine.block_size, max_blocks=100)
     return PrefixChanges(reset=True, added=np.array(keys, "<u8").tobytes())
 
 
