@@ -61,9 +61,10 @@ async def ask(
 
 
 async def interrupted(
-    fleet: EngineFleet, asks: Sequence[pb.GenerateRequest], at_token: int
+    fleet: EngineFleet, asks: Sequence[pb.GenerateRequest], rng: random.Random
 ) -> tuple[ServiceProcess, list[Answer]]:
-    """Runs requests and kills an engine that has some when the first one has `at_token` tokens."""
+    """Runs requests and kills an engine that has some, at a random token of the first one."""
+    at_token = rng.randint(1, MAX_TOKENS // 2)
     is_time = asyncio.Event()
 
     def count(num_tokens: int) -> None:
@@ -75,7 +76,7 @@ async def interrupted(
         for index, each in enumerate(asks)
     ]
     await is_time.wait()
-    victim = (await fleet.serving())[0]
+    victim = rng.choice(await fleet.serving())
     victim.kill()
     return victim, list(await asyncio.gather(*running))
 
@@ -96,7 +97,7 @@ async def kill_again_and_again(num_kills: int, num_engines: int) -> None:
         for _ in range(num_kills):
             await fleet.wait_until_ready(2)
             before = (await fleet.listing()).num_migrations
-            victim, answers = await interrupted(fleet, asks, rng.randint(1, MAX_TOKENS // 2))
+            victim, answers = await interrupted(fleet, asks, rng)
             for answer, whole in zip(answers, expected, strict=True):
                 assert_same(answer, whole)
             assert (await fleet.listing()).num_migrations > before
@@ -115,6 +116,7 @@ async def test_streams_go_on_unchanged_over_fifty_kills():
 
 async def test_a_frozen_a_drained_and_a_restarted_engine_cost_no_stream():
     async with engine_fleet(2) as fleet:
+        await _follow_the_prefix(fleet)
         ask_for = request(0, SAMPLINGS[1])
         expected = await ask(fleet, ask_for)
         await _freeze(fleet, ask_for, expected)
@@ -128,6 +130,24 @@ async def octavo(*arguments: str) -> str:
     output, _ = await process.communicate()
     assert process.returncode == 0
     return output.decode()
+
+
+async def _follow_the_prefix(fleet: EngineFleet) -> None:
+    """Requests that begin alike go where their beginning is cached."""
+    story = "Once upon a time, Mia had a fox and Tom had an owl. " * 8
+
+    def telling(end: str, salt: str) -> pb.GenerateRequest:
+        sampling = SamplingParams(temperature=0, max_tokens=2)
+        options = pb.GenerationOptions(sampling=sampling, cache_salt=salt)
+        return pb.GenerateRequest(text=story + end, options=options)
+
+    first = await ask(fleet, telling("", "ours"))
+    assert first.usage.cached_tokens == 0
+    await fleet.wait_for(lambda listing: any(e.num_known_prefixes for e in listing.engines))
+    for end in ("The fox", "The owl", "Mia", "Tom"):
+        usage = (await ask(fleet, telling(end, "ours"))).usage
+        assert usage.cached_tokens > 0.8 * usage.prompt_tokens
+    assert (await ask(fleet, telling("", "theirs"))).usage.cached_tokens == 0
 
 
 async def _freeze(fleet: EngineFleet, ask_for: pb.GenerateRequest, expected: Answer) -> None:

@@ -1,6 +1,7 @@
 """Keeps one session with one engine, whatever happens to either side."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import grpc
@@ -64,8 +65,8 @@ class EngineClient:
         """The part of `info` in which engines must agree."""
         self.is_leaving = False
         """Set to send it nothing more; what it has may finish."""
-        self.num_sent = 0
-        """Requests sent, over all connections."""
+        self.last_sent_s = 0.0
+        """When it was last sent a request, in seconds of `time.monotonic()`."""
         self._frontend_id = frontend_id
         self._tokenizers = tokenizers
         self._max_message_bytes = max_message_bytes
@@ -112,7 +113,7 @@ class EngineClient:
             raise EngineUnavailableError(f"no engine at {self.address.target}: {self._reason}")
         stream = self._session.submit(request)
         self.breaker.note_sent()
-        self.num_sent += 1
+        self.last_sent_s = time.monotonic()
         return stream
 
     async def run(

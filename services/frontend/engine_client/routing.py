@@ -24,8 +24,8 @@ def choose(engines: Sequence[EngineClient], request: EngineRequest) -> Choice:
     """Returns the engine with the least work: tokens to compute, and tokens held from then on.
 
     A token of the prompt that is not cached counts in both, so a cached prefix attracts requests
-    until its engine is busier than another by twice its length. Among equals, the engine that was
-    sent fewest is taken. Source of the sum of both in one unit: the cost function of NVIDIA
+    until its engine is busier than another by twice its length. Among equals, the engine that has
+    waited longest is taken. Source of the sum of both in one unit: the cost function of NVIDIA
     Dynamo's KV-aware router.
 
     Args:
@@ -44,9 +44,9 @@ def choose(engines: Sequence[EngineClient], request: EngineRequest) -> Choice:
         size = _block_size(engine)
         return num_tokens - size * engine.view.count_cached(keys_by_size[size])
 
-    def work(engine: EngineClient) -> tuple[bool, float, int]:
+    def work(engine: EngineClient) -> tuple[bool, float, float]:
         num_held = _block_size(engine) * engine.view.num_load_blocks
-        return engine.view.is_stalled, num_held + 2 * num_missing(engine), engine.num_sent
+        return engine.view.is_stalled, num_held + 2 * num_missing(engine), engine.last_sent_s
 
     engine = min(engines, key=work)
     size = _block_size(engine)
