@@ -15,12 +15,13 @@ from protos.frontend.v1 import frontend_pb2 as pb
 from tests.support.engine_fleet import EngineFleet, engine_fleet, num_ready
 from tests.support.processes import ServiceProcess
 
-MAX_TOKENS = 160
+MAX_TOKENS = 300
+"""Long enough for an engine to be found and killed before a stream has ended."""
 FROZEN_LIMIT_S = 5.0
 SAMPLINGS = [
     SamplingParams(temperature=0),
     SamplingParams(temperature=0.8, seed=11),
-    SamplingParams(temperature=0, frequency_penalty=0.4, repetition_penalty=1.1, min_tokens=150),
+    SamplingParams(temperature=0, frequency_penalty=0.4, repetition_penalty=1.1, min_tokens=250),
     SamplingParams(temperature=0.7, top_p=0.9, seed=2**63 + 5, presence_penalty=0.3),
 ]
 """Whatever counts positions or output tokens must go on counting where it stood."""
@@ -64,7 +65,7 @@ async def interrupted(
     fleet: EngineFleet, asks: Sequence[pb.GenerateRequest], rng: random.Random
 ) -> tuple[ServiceProcess, list[Answer]]:
     """Runs requests and kills an engine that has some, at a random token of the first one."""
-    at_token = rng.randint(1, MAX_TOKENS // 2)
+    at_token = rng.randint(1, MAX_TOKENS // 3)
     is_time = asyncio.Event()
 
     def count(num_tokens: int) -> None:

@@ -84,11 +84,7 @@ class EnginePool:
         ]
         if self._addresses.problem:
             reasons.append(self._addresses.problem)
-        pauses_s = [engine.breaker.wait_s for engine in self._engines.values() if engine.is_ready]
-        return EngineUnavailableError(
-            "; ".join(reasons) or "no engine has been looked for yet",
-            retry_after_ms=int(1000 * min(pauses_s)) + 1 if any(pauses_s) else None,
-        )
+        return EngineUnavailableError("; ".join(reasons) or "no engine has been looked for yet")
 
     def submit(self, request: EngineRequest, *, model: ModelInfo) -> RoutedStream:
         """Sends a request.
@@ -183,16 +179,13 @@ class EnginePool:
             InvalidRequestError: the request is too large to send.
             DeadlineExpiredError: its time is over.
         """
-        engines = [
-            engine
-            for engine in self._engines.values()
-            if engine.is_ready and engine not in tried and not engine.breaker.wait_s
-        ]
+        engines = [e for e in self._engines.values() if e.is_ready and e not in tried]
         if not engines:
             raise self.unavailable
         if any(engine.identity != identity for engine in engines):
             raise EngineUnavailableError("the engines serve another model since")
-        choice = choose(engines, request)
+        # Where every circuit is open, sparing engines would only turn all requests away.
+        choice = choose([e for e in engines if not e.breaker.wait_s] or engines, request)
         stream = choice.engine.submit(request)
         choice.engine.view.expect(choice.keys, num_blocks=choice.num_missing_blocks)
         return choice.engine, stream

@@ -2,7 +2,9 @@
 
 import asyncio
 
+import grpc
 import numpy as np
+import pytest
 
 from protos.common.v1.failure_pb2 import Failure
 from protos.engine.v1.engine_pb2 import PrefixChanges
@@ -136,6 +138,15 @@ async def test_an_engine_that_fails_requests_is_spared():
         cards = (await stack.stub.ListEngines(pb.ListEnginesRequest())).engines
         assert [card.ready for card in cards] == [False, True]
         assert "spared" in cards[0].reason
+
+
+async def test_the_only_engine_is_never_spared():
+    engine = FakeEngine(rejection=Failure(code=14, message="not now"))
+    async with engine, frontend_stack(engine) as stack:
+        for _ in range(2 * MAX_FAILURES):
+            with pytest.raises(grpc.aio.AioRpcError, match="not now"):
+                await ask(stack)
+        assert len(engine.submits) == 2 * MAX_FAILURES
 
 
 async def test_load_spreads_while_answers_are_running():
