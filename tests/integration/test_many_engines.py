@@ -8,10 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import psutil
 import pytest
 
 from protos.common.v1.sampling_pb2 import SamplingParams, Usage
+from protos.engine.v1.engine_pb2 import DrainRequest
 from protos.frontend.v1 import frontend_pb2 as pb
+from tests.support.engine_client import engine_stub
 from tests.support.engine_fleet import EngineFleet, engine_fleet, num_ready
 from tests.support.processes import ServiceProcess
 
@@ -115,22 +118,22 @@ async def test_streams_go_on_unchanged_over_fifty_kills():
     await kill_again_and_again(num_kills=50, num_engines=3)
 
 
-async def test_a_frozen_a_drained_and_a_restarted_engine_cost_no_stream():
+async def test_an_engine_that_freezes_drains_or_loses_its_worker_costs_no_stream():
     async with engine_fleet(2) as fleet:
         await _follow_the_prefix(fleet)
         ask_for = request(0, SAMPLINGS[1])
         expected = await ask(fleet, ask_for)
-        await _freeze(fleet, ask_for, expected)
-        await _drain(fleet, ask_for, expected)
-
-
-async def octavo(*arguments: str) -> str:
-    """What a command of the command line prints."""
-    command = [sys.executable, "-m", "services.client.cli", *arguments]
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    output, _ = await process.communicate()
-    assert process.returncode == 0
-    return output.decode()
+        for misfortune in (_freeze, _lose_worker, _drain, _cut_off):
+            await fleet.wait_until_ready(2)
+            has_begun = asyncio.Event()
+            running = asyncio.create_task(ask(fleet, ask_for, lambda _, e=has_begun: e.set()))
+            await has_begun.wait()
+            [engine] = await fleet.serving()
+            await misfortune(fleet, engine)
+            assert_same(await running, expected)
+            if not engine.is_running:
+                engine.start()
+        assert (await fleet.listing()).num_migrations == 3
 
 
 async def _follow_the_prefix(fleet: EngineFleet) -> None:
@@ -151,32 +154,43 @@ async def _follow_the_prefix(fleet: EngineFleet) -> None:
     assert (await ask(fleet, telling("", "theirs"))).usage.cached_tokens == 0
 
 
-async def _freeze(fleet: EngineFleet, ask_for: pb.GenerateRequest, expected: Answer) -> None:
-    has_begun = asyncio.Event()
-    running = asyncio.create_task(ask(fleet, ask_for, lambda _: has_begun.set()))
-    await has_begun.wait()
-    [frozen] = await fleet.serving()
-    frozen.signal(signal.SIGSTOP)
+async def _freeze(fleet: EngineFleet, engine: ServiceProcess) -> None:
+    engine.signal(signal.SIGSTOP)
     frozen_s = time.monotonic()
     await fleet.wait_for(lambda listing: listing.num_migrations == 1)
     assert time.monotonic() - frozen_s < FROZEN_LIMIT_S
-    assert_same(await running, expected)
-    frozen.signal(signal.SIGCONT)
-    await fleet.wait_until_ready(2)
+    engine.signal(signal.SIGCONT)
 
 
-async def _drain(fleet: EngineFleet, ask_for: pb.GenerateRequest, expected: Answer) -> None:
-    has_begun = asyncio.Event()
-    running = asyncio.create_task(ask(fleet, ask_for, lambda _: has_begun.set()))
-    await has_begun.wait()
-    [draining] = await fleet.serving()
-    draining.signal(signal.SIGTERM)
+async def _lose_worker(fleet: EngineFleet, engine: ServiceProcess) -> None:
+    [worker] = psutil.Process(engine.pid).children()
+    worker.kill()
+    await fleet.wait_for(lambda listing: listing.num_migrations == 2)
+
+
+async def _drain(fleet: EngineFleet, engine: ServiceProcess) -> None:
+    """A drain lets the request finish, while others are served elsewhere."""
+    engine.signal(signal.SIGTERM)
     await fleet.wait_for(lambda listing: num_ready(listing) == 1)
     health = await octavo("health", fleet.frontend.address)
-    assert health.startswith(f"serving, engines 1/2 used\n  {draining.address}: ")
-    assert_same(await ask(fleet, ask_for), expected)
-    assert_same(await running, expected)
-    assert await asyncio.to_thread(draining.wait) == 0
-    assert (await fleet.listing()).num_migrations == 1
-    draining.start()
-    await fleet.wait_until_ready(2)
+    assert health.startswith(f"serving, engines 1/2 used\n  {engine.address}: ")
+    await ask(fleet, request(1, SAMPLINGS[0]))
+    assert await asyncio.to_thread(engine.wait) == 0
+
+
+async def _cut_off(fleet: EngineFleet, engine: ServiceProcess) -> None:
+    """A drain that waits for nobody lets another engine finish."""
+    async with engine_stub(engine.address) as stub:
+        drained = await stub.Drain(DrainRequest(timeout_ms=0))
+    assert drained.num_aborted == 1
+    await fleet.wait_for(lambda listing: listing.num_migrations == 3)
+    assert await asyncio.to_thread(engine.wait) == 0
+
+
+async def octavo(*arguments: str) -> str:
+    """What a command of the command line prints."""
+    command = [sys.executable, "-m", "services.client.cli", *arguments]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    return output.decode()
