@@ -212,7 +212,8 @@ class FakeEngine:
         has_announced_drain = False
         while True:
             ready = self.is_ready and not self._is_draining
-            load = {"num_running": len(self.live), **self.load}
+            blocks = [-(-len(live.prompt) // self.block_size) for live in self.live.values()]
+            load = {"num_running": len(blocks), "num_used_blocks": sum(blocks), **self.load}
             heartbeat = engine_pb2.Heartbeat(ready=ready, prefixes=self.prefixes, **load)
             self.prefixes = None
             outgoing.put_nowait(engine_pb2.EngineMessage(heartbeat=heartbeat))

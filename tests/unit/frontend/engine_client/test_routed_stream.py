@@ -200,6 +200,7 @@ class TestInMidStream:
             await until(lambda: first.live)
             first.mute()
             await session.write(pb.SessionRequest(handle=1, cancel=pb.Cancel()))
+            await until(lambda: first.aborted)
             await first.die()
             last = await session.read()
             assert last.failure.code == grpc.StatusCode.UNAVAILABLE.value[0]

@@ -40,6 +40,17 @@ async def heard(stack: FrontendStack, **fields: int) -> None:
     )
 
 
+async def settled(stack: FrontendStack, *engines: FakeEngine) -> None:
+    """Waits until the frontend knows what every engine has."""
+    views = [engine.view for engine in stack.server.engine.engines]
+    await until(
+        lambda: all(
+            view.num_load_blocks == sum(-(-len(live.prompt) // 4) for live in engine.live.values())
+            for view, engine in zip(views, engines, strict=True)
+        )
+    )
+
+
 def prefixes(tokens: list[int], salt: str = "") -> PrefixChanges:
     keys = compact_keys(salt, pack_uint32(tokens), FakeEngine.block_size, max_blocks=100)
     return PrefixChanges(reset=True, added=np.array(keys, "<u8").tobytes())
@@ -55,6 +66,7 @@ async def test_requests_spread_over_engines():
     async with first, second, frontend_stack(first, second) as stack:
         for start in range(4):
             await ask(stack, request(list(range(start, start + 9))))
+            await settled(stack, first, second)
         assert (len(first.submits), len(second.submits)) == (2, 2)
 
 
@@ -154,8 +166,11 @@ async def test_load_spreads_while_answers_are_running():
     async with engines[0], engines[1], engines[2], frontend_stack(*engines) as stack:
         for engine in engines:
             engine.pause()
-        asks = [asyncio.create_task(ask(stack, request([n] * 9))) for n in range(9)]
-        await until(lambda: sum(len(engine.submits) for engine in engines) == 9)
+        asks = []
+        for number in range(9):
+            asks.append(asyncio.create_task(ask(stack, request([number] * 9))))
+            await until(lambda: sum(len(engine.submits) for engine in engines) == len(asks))
+            await settled(stack, *engines)
         assert [len(engine.submits) for engine in engines] == [3, 3, 3]
         for engine in engines:
             engine.resume()
