@@ -17,6 +17,7 @@ from services.engine.rpc.status import status_of
 from services.engine.worker.executor import WorkerDiedError
 from services.telemetry.health import Health
 from services.telemetry.server import listen, make_server
+from services.telemetry.stacks import show_stacks_on_signal, watch_event_loop
 
 log = structlog.get_logger()
 
@@ -122,11 +123,14 @@ async def serve(
         log.error("engine_start_failed", error=str(error))  # noqa: TRY400  the reason is enough
         return 1
     server.stop_on_signals()
+    show_stacks_on_signal()
+    watching = asyncio.create_task(watch_event_loop())
     collect_garbage_rarely()
     try:
         exit_status = await server.wait()
     finally:
         await server.stop()
+        watching.cancel()
     log.info("engine_stopped", exit_status=exit_status)
     return exit_status
 

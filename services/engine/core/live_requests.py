@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from services.engine.core.stats import Counters
-from services.engine.errors import DuplicateRequestError
+from services.engine.errors import DuplicateRequestError, RequestFaultError
 from services.engine.request import OutputSink, Request, RequestOutput
 
 log = structlog.get_logger()
@@ -82,6 +82,13 @@ class LiveRequests:
 
 def _log_end(output: RequestOutput, reason: str) -> None:
     request = output.request
+    if isinstance(output.error, RequestFaultError):
+        log.error(
+            "request_was_to_blame",
+            request_id=request.request_id,
+            error_id=output.error.error_id,
+            reason=output.error.reason,
+        )
     arrival_s = request.arrival_s
     log.info(
         "request_finished",

@@ -79,6 +79,14 @@ class PrefixIndex:
         self._journal.record(key, is_present=False)
         return True
 
+    def forget_key(self, key: bytes) -> int | None:
+        """Removes a key; returns the block that could be found by it, if there was one."""
+        block_id = self._block_by_key.pop(key, None)
+        if block_id is not None:
+            del self._key_by_block[block_id]
+            self._journal.record(key, is_present=False)
+        return block_id
+
     def changes_since(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
         """Returns which keys came and went behind a cursor; None begins with those there are."""
         return self._journal.since(cursor, self._block_by_key, max_keys=max_keys)

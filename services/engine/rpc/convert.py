@@ -268,6 +268,8 @@ def stats_to_proto(
         num_preemptions=stats.num_preemptions,
         num_worker_restarts=counters.num_worker_restarts,
         num_late_builds=counters.num_late_builds,
+        num_failed_steps=counters.num_failed_steps,
+        num_batched_tokens_limit=stats.num_batched_tokens_limit,
         worker_busy_us=counters.worker_busy_us,
         schedule_us=counters.schedule_ns // 1000,
         graph_dispatch=counters.steps_by_dispatch(),
