@@ -194,10 +194,10 @@ class TestInMidStream:
 
     async def test_a_cancelled_request_goes_nowhere(self):
         async with pair() as (first, second, stack):
-            first.pause()
+            first.hold_at = 1
             session = stack.stub.Session()
             await session.write(pb.SessionRequest(handle=1, generate=request()))
-            await until(lambda: first.live)
+            await session.read()
             first.mute()
             await session.write(pb.SessionRequest(handle=1, cancel=pb.Cancel()))
             await until(lambda: first.aborted)
