@@ -20,6 +20,7 @@ from protos.engine.v1.batch_pb2 import (
     RowSampling,
     SamplingMetadata,
     SpecDecodeMetadata,
+    StepFailure,
     StepResult,
 )
 from services.engine.request import PositionLogprobs, SamplingParams
@@ -34,6 +35,7 @@ __all__ = [
     "RowSampling",
     "SamplingMetadata",
     "SpecDecodeMetadata",
+    "StepFailure",
     "StepResult",
     "pack_float32",
     "pack_int32",

@@ -1,13 +1,16 @@
 """One step: while it is planned, and once it is on its way."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from services.engine.batch import (
     BatchBuilder,
     BatchDescriptor,
     SpecDecodeMetadata,
     pack_int32,
+    read_int32,
     row_assignment,
 )
 from services.engine.request import Request, SamplingParams
@@ -24,6 +27,17 @@ class ScheduledStep:
     descriptor: BatchDescriptor
     requests: list[Request]
     """Those that sample a token, in the order of the result."""
+    unsampled: list[Request]
+    """Those that compute a part of their tokens and sample none, in the order of the batch."""
+
+    def starts(self) -> Iterator[tuple[Request, int]]:
+        """Yields every request of the step with the number of tokens computed before it."""
+        attention = self.descriptor.attn_metadata
+        starts = read_int32(attention.seq_lens) - np.diff(read_int32(attention.query_start_loc))
+        sampling = np.zeros(len(starts), bool)
+        sampling[read_int32(self.descriptor.sampling.sample_indices)] = True
+        yield from zip(self.requests, starts[sampling].tolist(), strict=True)
+        yield from zip(self.unsampled, starts[~sampling].tolist(), strict=True)
 
 
 class PlannedStep:
@@ -38,6 +52,7 @@ class PlannedStep:
         "_num_spec_steps",
         "_row_needs",
         "_sampling",
+        "_unsampled",
         "budget",
     )
 
@@ -53,6 +68,7 @@ class PlannedStep:
         self._row_needs = row_needs
         self._batch = BatchBuilder()
         self._sampling: list[Request] = []
+        self._unsampled: list[Request] = []
         self._is_prefill = False
         self._needs = 0
         self._num_spec_steps = num_spec_steps
@@ -104,6 +120,8 @@ class PlannedStep:
                 if num_output >= request.sampling.min_tokens:
                     needs -= _MIN_TOKENS
             self._needs |= needs
+        else:
+            self._unsampled.append(request)
         batch.row_ids.append(row)
         batch.q_lens.append(q_len)
         batch.seq_lens.append(end)
@@ -141,7 +159,12 @@ class PlannedStep:
             mode=dispatch.mode,
             fallback_reason=dispatch.fallback_reason,
         )
-        return ScheduledStep(step_id=step_id, descriptor=descriptor, requests=self._sampling)
+        return ScheduledStep(
+            step_id=step_id,
+            descriptor=descriptor,
+            requests=self._sampling,
+            unsampled=self._unsampled,
+        )
 
 
 def sampling_needs(sampling: SamplingParams) -> int:

@@ -25,8 +25,8 @@ from services.engine.batch import (
     read_int32,
 )
 
-NO_DRAFT = -1
-"""Stands where a request has fewer drafts than others; no token is like it."""
+NO_DRAFT = -2
+"""Stands where a request has fewer drafts than others; nothing that is sampled is like it."""
 
 
 def count_accepted(sampled: Tensor, drafts: Tensor) -> Tensor:

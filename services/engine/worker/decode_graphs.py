@@ -12,6 +12,7 @@ from models.layers.decoder import CausalLM
 from models.ops.step_tokens import choose_greedily
 from services.engine.compilation.graphs.graph_runner import GraphOutcome, GraphRunner
 from services.engine.compilation.graphs.recorder import GraphRecorder
+from services.engine.sampling.sampler import greedy
 from services.engine.worker.forward_pass import ForwardPass, PassShape
 from services.engine.worker.input_buffers import InputBuffers, StepHeader
 from services.engine.worker.step_arrays import StepArrays, StepLimits
@@ -111,7 +112,7 @@ class DecodeGraphs:
             hidden = self._forward(inputs, shape)
             logits = self._model.compute_logits(hidden)
             if key.max_q_len > 1:
-                return hidden, logits, logits.argmax(dim=-1).int()
+                return hidden, logits, greedy(logits).int()
             token_ids = choose_greedily(
                 logits, self._buffers.tokens, header.row_ids, header.append_positions
             )

@@ -76,7 +76,8 @@ class SpeculativeRunner(ModelRunner):
             sampled = self._sampled(descriptor, candidates, computed)
             if descriptor.sampling.needs_logprobs:
                 num_top = self._row_sampling.num_logprobs(candidates)
-                logprobs = compute_logprobs(computed.logits, sampled.long(), num_top)
+                chosen = sampled.long().clamp(min=0)
+                logprobs = compute_logprobs(computed.logits, chosen, num_top)
         verified = self._verify(arrays, computed, candidates, sampled)
         if self._on_outputs is not None:
             self._on_outputs(computed.hidden, computed.logits)
@@ -143,7 +144,9 @@ class SpeculativeRunner(ModelRunner):
         column = accepted[:, None]
         row_ids = candidates.row_ids.view(shape)[:, 0].contiguous()
         newest = candidates.seq_lens.view(shape).gather(1, column).squeeze(1)
-        self._buffers.append_tokens(row_ids, newest, sampled.gather(1, column).squeeze(1))
+        # A row without a sound token (NO_TOKEN) gets one that can be looked up.
+        token_ids = sampled.gather(1, column).squeeze(1).clamp(min=0)
+        self._buffers.append_tokens(row_ids, newest, token_ids)
         places = to_device(drafts.places, self._device).gather(1, column).squeeze(1)
         next_drafts = self._drafter.draft(
             arrays,
