@@ -243,6 +243,7 @@ class EngineCore:
             cached_tokens=counters.cached_tokens + (0 if now is None else now.cached_tokens),
             output_tokens=counters.output_tokens + (0 if now is None else now.output_tokens),
             num_preemptions=counters.num_preemptions + (0 if now is None else now.num_preemptions),
+            num_speculative_tokens=self._config.num_speculative_tokens,
             num_batched_tokens_limit=0 if now is None else now.num_batched_tokens_limit,
             is_ready=self.is_ready,
             graphs=self._graphs,
@@ -255,7 +256,11 @@ class EngineCore:
         self.worker = ready
         self._graphs = GraphLedger(ready)
         history = self.history
-        self._coverage = GraphCoverage.of(ready.planned_graphs, history)
+        self._coverage = GraphCoverage.of(
+            ready.planned_graphs,
+            history,
+            decode_q_len=1 + self._config.num_speculative_tokens,
+        )
         if ready.planned_graphs:
             self._coverage.report(history)
         self._steps = StepLoop(
@@ -297,6 +302,7 @@ class EngineCore:
             block_size=config.block_size,
             num_blocks=num_blocks,
             enable_prefix_caching=config.enable_prefix_caching,
+            num_speculative_tokens=config.num_speculative_tokens,
         )
 
     def _retire_scheduler(self) -> None:
