@@ -88,14 +88,14 @@ class TestEngine:
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     async def test_sigterm_lets_the_running_request_finish_and_exits_0(self, number):
         async with (
-            start_engine() as engine,
+            start_engine(drain_timeout_s=120) as engine,
             engine_stub(engine.address) as stub,
             grpc.aio.insecure_channel(engine.address) as channel,
         ):
             watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
             assert (await watch.read()).status == SERVING
-            running = asyncio.create_task(generate(stub, PROMPT, max_tokens=1500, ignore_eos=True))
-            started = begin(stub, PROMPT, max_tokens=1500, ignore_eos=True)
+            running = asyncio.create_task(generate(stub, PROMPT, max_tokens=600, ignore_eos=True))
+            started = begin(stub, PROMPT, max_tokens=600, ignore_eos=True)
             await started.read()
             engine.signal(number)
             assert (await watch.read()).status == NOT_SERVING
@@ -157,7 +157,7 @@ class TestFrontend:
 
     async def test_sigterm_lets_answers_finish_and_exits_0(self, services):
         async with (
-            start_frontend(services.engine.address) as frontend,
+            start_frontend(services.engine.address, drain_timeout_s=120) as frontend,
             client_of(frontend) as stub,
         ):
             answers = aiter(stub.Generate(request(300)))

@@ -1,4 +1,4 @@
-"""SIGKILL, SIGSTOP and SIGTERM of the worker, through both real services.
+"""SIGKILL, SIGSTOP, SIGTERM and a crash of the worker, through both real services.
 
 The promise: nobody's stream ends, and greedy output is what it is without the fault.
 """
@@ -65,7 +65,7 @@ async def stub(services):
         yield FrontendServiceStub(channel)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGSEGV])
 async def test_of_the_worker_interrupts_streams_and_ends_none(services, stub, number):
     baseline = await held_by(services.engine)
     expected = await uninterrupted(stub)
