@@ -148,7 +148,8 @@ class TestFrontend:
             endings = await asyncio.gather(*map(last_of, calls), return_exceptions=True)
             for ending in endings:
                 if isinstance(ending, grpc.aio.AioRpcError):
-                    assert ending.code() == UNAVAILABLE
+                    # It lost its engine, or believes that the client took nothing all the while.
+                    assert ending.code() in (UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
                 else:
                     assert ending.finish_reason == LENGTH
             await asyncio.to_thread(frontend.wait_ready)
