@@ -60,6 +60,8 @@ class EngineConfig(BaseSettings):
     """Where the model runs; auto takes CUDA when there is a device."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Dtype of weights and activations; auto: the checkpoint's on CUDA, float32 on a CPU."""
+    kv_cache_dtype: Literal["auto", "fp8_e4m3"] = "auto"
+    """Dtype of cached keys and values; auto: the model's; fp8_e4m3: 8 bits, with scales by head."""
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     """Where weights come from; dummy fills them with seeded random numbers, for benchmarks."""
     max_model_len: int | None = Field(default=None, ge=1)
