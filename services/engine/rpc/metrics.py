@@ -65,6 +65,7 @@ class EngineFamilies:
             "worker_restarts", stats.counters.num_worker_restarts, "Workers started again"
         )
         yield counter("late_builds", stats.counters.num_late_builds, "Compilations while serving")
+        yield counter("failed_steps", stats.counters.num_failed_steps, "Steps out of memory")
         yield counters(
             "request_success",
             "finished_reason",
