@@ -13,6 +13,7 @@ from models.ops.custom_op import direct_register_custom_op
 from models.ops.head_transform import HeadTransform, transform_heads
 from models.ops.kernel_choice import has_kernels
 from models.ops.kv_cache import write_kv_cache
+from models.ops.unseen_keys import clear_unseen
 
 
 def unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dataclasses
@@ -90,8 +91,11 @@ def _attend(
     num_kv_heads = cache.k.shape[2]
     # [G, L, Hk, D] -> [G, Hk, L, D]
     gathered = (num_requests, -1, num_kv_heads, head_dim)
-    keys = cache.k.index_select(0, group.block_ids).view(gathered).transpose(1, 2)
-    values = cache.v.index_select(0, group.block_ids).view(gathered).transpose(1, 2)
+    keys = cache.k.index_select(0, group.block_ids).view(gathered)
+    values = cache.v.index_select(0, group.block_ids).view(gathered)
+    clear_unseen(keys, group.mask, cache.k.shape[1])
+    clear_unseen(values, group.mask, cache.k.shape[1])
+    keys, values = keys.transpose(1, 2), values.transpose(1, 2)
     mask = group.mask if sliding_window is None else slide(group.mask, sliding_window)
     if num_queries == 1:
         # The query heads of a kv head stand in for query tokens: twice to five times as fast as

@@ -123,6 +123,8 @@ class EngineConfig(BaseSettings):
     """A step that takes longer means a hung worker, which is killed and started again."""
     worker_start_timeout_s: float = Field(default=600.0, gt=0)
     """Longest time from starting a worker to its being ready."""
+    worker_patience_s: float = Field(default=60.0, ge=0)
+    """Time that requests wait for a lost worker's successor; then they end with UNAVAILABLE."""
     drain_timeout_s: float = Field(default=30.0, ge=0)
     """Time that running requests have to finish after SIGTERM or Drain."""
     credit_window: int = Field(default=64, ge=1)

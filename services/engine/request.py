@@ -165,6 +165,10 @@ class Request:
     first_token: StepMark | None = None
     """Set, like the next one, by core.latencies, not by the scheduler."""
     last_token: StepMark | None = None
+    num_losses: int = 0
+    """Times that a worker was lost while it ran a step of the request."""
+    trial_end: int = 0
+    """Number of tokens up to which the request runs alone, having been in a worker's last steps."""
 
     def __post_init__(self) -> None:
         """Starts with the prompt as the tokens known."""
@@ -175,6 +179,19 @@ class Request:
     def num_output_tokens(self) -> int:
         """Output tokens whose values are known."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the request may have cost a worker its life and has not been cleared since."""
+        return len(self.token_ids) < self.trial_end
+
+    def restart(self) -> None:
+        """Forgets what a worker that is gone held for it; only the tokens known are left."""
+        self.status = RequestStatus.WAITING
+        self.num_computed_tokens = self.num_pending_tokens = 0
+        self.block_ids.clear()
+        self.num_indexed_blocks = 0
+        self.row = None
 
 
 @dataclass(slots=True)

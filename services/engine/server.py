@@ -19,6 +19,7 @@ from services.engine.worker.executor import WorkerDiedError
 from services.telemetry.health import Health
 from services.telemetry.metrics import Metrics
 from services.telemetry.server import listen, make_server
+from services.telemetry.stacks import show_stacks_on_signal, watch_event_loop
 from services.telemetry.tracing import open_tracing
 
 log = structlog.get_logger()
@@ -135,11 +136,14 @@ async def serve(
         log.error("engine_start_failed", error=str(error))  # noqa: TRY400  the reason is enough
         return 1
     server.stop_on_signals()
+    show_stacks_on_signal()
+    watching = asyncio.create_task(watch_event_loop())
     collect_garbage_rarely()
     try:
         exit_status = await server.wait()
     finally:
         await server.stop()
+        watching.cancel()
     log.info("engine_stopped", exit_status=exit_status)
     return exit_status
 

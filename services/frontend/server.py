@@ -18,6 +18,7 @@ from services.frontend.rpc.status import status_of
 from services.telemetry.health import Health
 from services.telemetry.metrics import Metrics
 from services.telemetry.server import listen, make_server
+from services.telemetry.stacks import show_stacks_on_signal, watch_event_loop
 from services.telemetry.tracing import open_tracing
 
 log = structlog.get_logger()
@@ -162,10 +163,13 @@ async def serve(config: FrontendConfig) -> int:
         log.error("frontend_start_failed", error=str(error))  # noqa: TRY400  the reason is enough
         return 1
     gc.freeze()  # what is loaded by now lives as long as the process
+    show_stacks_on_signal()
+    watching = asyncio.create_task(watch_event_loop())
     try:
         exit_status = await server.wait()
         await server.drain()
     finally:
         await server.close()
+        watching.cancel()
     log.info("frontend_stopped", exit_status=exit_status)
     return exit_status

@@ -2,13 +2,11 @@
 
 import torch
 
+from models.ops.expert_forms import are_few
 from models.ops.experts import ExpertWeights
 from models.ops.triton.moe_grouped import apply_grouped
 from models.ops.triton.moe_pairs import apply_pairs
 from models.ops.triton.moe_routing import route as route
-
-MOST_PAIRS = 64
-"""Above this many pairs of a token and an expert, experts are surely shared by several tokens."""
 
 
 def apply_experts(
@@ -19,8 +17,6 @@ def apply_experts(
     Which way is taken depends on shapes alone, and nothing is read on the host, so that a call may
     be captured and replayed. Sums are added up in a fixed order: equal inputs give equal bits.
     """
-    num_experts, top_k = len(experts.down), ids.shape[1]
-    # With few pairs an expert is hardly chosen twice: sorting would cost more than it saves.
-    is_few = ids.numel() <= min(MOST_PAIRS, max(num_experts // 2, top_k))
+    is_few = are_few(ids.numel(), len(experts.down), ids.shape[1])
     apply = apply_pairs if is_few else apply_grouped
     return apply(hidden.contiguous(), weights, ids, experts)

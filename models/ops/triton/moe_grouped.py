@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from models.ops.expert_forms import tile_rows
 from models.ops.experts import ExpertWeights
 from models.ops.triton.moe_routing import sort_by_expert
 from models.ops.triton.swiglu import gated
@@ -189,10 +190,7 @@ def apply_grouped(
 
 
 def _choose_tiles(dtype: torch.dtype, num_pairs: int, num_experts: int) -> _Tiles:
-    """Returns tiles as high as an expert has rows if all are chosen equally often."""
+    """Returns the shape of tiles."""
     if dtype.itemsize > 2:  # a half takes two bytes
         return _FLOAT_TILES
-    rows_each = num_pairs / num_experts
-    return next(
-        (tiles for rows, tiles in _HALF_TILES.items() if rows_each <= rows), _HALF_TILES[128]
-    )
+    return _HALF_TILES[tile_rows(num_pairs, num_experts)]

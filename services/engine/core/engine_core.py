@@ -18,6 +18,7 @@ from services.engine.core.request_ends import RequestEnds
 from services.engine.core.stats import Counters, EngineLoad, EngineStats
 from services.engine.core.step_history import HistoryKeeper, StepHistory
 from services.engine.core.step_loop import StepLoop
+from services.engine.core.survivors import Survivors
 from services.engine.core.watchers import StepWatcher, StepWatchers
 from services.engine.core.worker_supervisor import Executor, WorkerSupervisor
 from services.engine.errors import DeadlineExpiredError, EngineError, EngineUnavailableError
@@ -45,7 +46,8 @@ class EngineCore:
     """The engine behind the RPCs. All methods belong to one event loop.
 
     `run` supervises a worker; while one is ready, requests are taken. A request's output goes to
-    its sink, and the last output has a finish reason or an error: no request hangs.
+    its sink, and the last output has a finish reason or an error: no request hangs. When a worker
+    is lost, requests wait for the next one and go on where they were.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class EngineCore:
         self._history = HistoryKeeper(config, self.counters.step_sizes)
         self._coverage = GraphCoverage.of((), self.history)
         self._live = LiveRequests(RequestEnds(self.counters, tracing), self._expire)
+        self._survivors = Survivors(self._live, patience_s=config.worker_patience_s, end=self.abort)
         self._drain_listeners: set[Callable[[], None]] = set()
         self._is_draining = False
         self._has_drained = asyncio.Event()
@@ -114,6 +117,7 @@ class EngineCore:
         finally:
             saving.cancel()
             self.watchers.close()
+            self._abort_all(EngineUnavailableError("the engine stopped"))
             self._save_history()
 
     def check_ready(self) -> None:
@@ -132,12 +136,14 @@ class EngineCore:
             DuplicateRequestError: its name belongs to a live request.
             QueueFullError: too many requests wait.
             InvalidRequestError: it can never fit.
+            RequestFaultError: the same request was to blame for the loss of a worker.
         """
         self.check_ready()
         assert self._steps is not None, "check_ready saw a step loop"
         if request.deadline_s is not None and request.deadline_s <= time.monotonic():
             raise DeadlineExpiredError("the request's time limit had passed when it arrived")
         self._live.check_is_new(request.request_id)
+        self._survivors.check(request)
         self._steps.scheduler.add(request)
         self._live.add(request)
         self._steps.wake()
@@ -228,6 +234,7 @@ class EngineCore:
             cached_tokens=counters.cached_tokens + (0 if now is None else now.cached_tokens),
             output_tokens=counters.output_tokens + (0 if now is None else now.output_tokens),
             num_preemptions=counters.num_preemptions + (0 if now is None else now.num_preemptions),
+            num_batched_tokens_limit=0 if now is None else now.num_batched_tokens_limit,
             is_ready=self.is_ready,
             graphs=self._graphs,
             coverage=self._coverage,
@@ -251,16 +258,17 @@ class EngineCore:
             graphs=self._graphs,
             watchers=self.watchers,
         )
+        num_steps = self.counters.num_steps
+        self._survivors.hand_over(self._steps.scheduler)
         self._on_readiness(self.is_ready)
         try:
             await self._steps.run()
         finally:
+            in_flight = self._steps.requests_in_flight
             self._retire_scheduler()
             self._on_readiness(False)
             self.watchers.close_with_snapshot()
-            self._abort_all(
-                EngineUnavailableError("the engine lost the worker that ran this request")
-            )
+            self._survivors.take(in_flight, has_progressed=self.counters.num_steps > num_steps)
 
     async def _save_history_regularly(self) -> NoReturn:
         while True:

@@ -44,16 +44,18 @@ class Latencies:
         """
         waited_since: list[StepMark] = []
         for output in outputs:
+            num_tokens = len(output.token_ids)
+            if not num_tokens:
+                continue  # the step ended it and brought it nothing
             request = output.request
             last = request.last_token
             request.last_token = mark
-            num_tokens = len(output.token_ids)
             if last is None:
                 request.first_token = mark
                 self.time_to_first_token.observe(mark.at_s - request.arrival_s)
             elif num_tokens == 1:
                 waited_since.append(last)
-            elif num_tokens:
+            else:
                 gap_s = (mark.at_s - last.at_s) / num_tokens
                 self.inter_token_latency.observe(gap_s, num_tokens)
         for last, count in Counter(waited_since).items():

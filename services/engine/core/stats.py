@@ -19,6 +19,8 @@ class Counters:
     schedule_ns: int = 0
     num_worker_restarts: int = 0
     num_late_builds: int = 0
+    num_failed_steps: int = 0
+    """Steps that ran out of memory."""
     finished: Counter[str] = field(default_factory=Counter)
     """Requests that ended, by reason: stop, length, aborted, failed."""
     rejected: Counter[str] = field(default_factory=Counter)
@@ -60,6 +62,7 @@ class EngineStats:
     cached_tokens: int
     output_tokens: int
     num_preemptions: int
+    num_batched_tokens_limit: int
     is_ready: bool
     graphs: GraphLedger
     coverage: GraphCoverage

@@ -100,6 +100,18 @@ class KVCache:
         request.block_ids.clear()
         request.num_indexed_blocks = 0
 
+    def forget_from(self, request: Request, num_tokens: int) -> None:
+        """Makes nothing findable of what a request computed behind its first `num_tokens` tokens.
+
+        For steps that were ordered and then not computed, whether or not the request still lives.
+        """
+        first = num_tokens // self._block_size
+        for key in request.block_keys[first:]:
+            block_id = self._index.forget_key(key)
+            if block_id is not None and self._pool.is_free(block_id):
+                self._num_cached_blocks -= 1
+        request.num_indexed_blocks = min(request.num_indexed_blocks, first)
+
     def _extend_keys(self, request: Request, num_blocks: int) -> None:
         """Hashes the blocks up to `num_blocks` that have not been hashed before."""
         keys, size = request.block_keys, self._block_size

@@ -72,3 +72,10 @@ class PrefixIndex:
             return False
         del self._block_by_key[key]
         return True
+
+    def forget_key(self, key: bytes) -> int | None:
+        """Removes a key; returns the block that could be found by it, if there was one."""
+        block_id = self._block_by_key.pop(key, None)
+        if block_id is not None:
+            del self._key_by_block[block_id]
+        return block_id

@@ -276,6 +276,8 @@ def stats_to_proto(
         inter_token_latency_s=_histogram_to_proto(counters.latencies.inter_token_latency),
         e2e_request_latency_s=_histogram_to_proto(counters.latencies.e2e_request_latency),
         request_queue_time_s=_histogram_to_proto(counters.latencies.request_queue_time),
+        num_failed_steps=counters.num_failed_steps,
+        num_batched_tokens_limit=stats.num_batched_tokens_limit,
         worker_busy_us=counters.worker_busy_us,
         schedule_us=counters.schedule_ns // 1000,
         graph_dispatch=counters.steps_by_dispatch(),

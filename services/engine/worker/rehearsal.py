@@ -3,11 +3,14 @@
 Their rows hold no blocks: all keys and values go to the null block.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from models.config import ModelConfig
+from models.ops.expert_forms import first_tokens_of_each_form
 from services.engine.batch import (
     BatchBuilder,
     BatchDescriptor,
@@ -22,13 +25,28 @@ from services.engine.worker.step_arrays import StepLimits
 FIRST_STEPS = ((1,), (128,))
 """Lengths of the prompts of steps that a worker must not wait for when its first request comes."""
 
-OTHER_STEPS = ((1, 1), (33,), (600,), (1,) * 16, (1,) * 32, (1,) * 64, (1,) * 128)
+OTHER_STEPS = ((1, 1), (2, 2), (33,), (600,), (1,) * 16, (1,) * 32, (1,) * 64, (1,) * 128)
 """Those of steps whose kernels differ from these; see the tables in models.ops.triton."""
 
 _EVERYTHING = SamplingParams(
     temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=1, seed=0, max_tokens=1
 )
 _GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=1)
+
+
+def other_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]]:
+    """Returns the lengths of the prompts of each step to run beside FIRST_STEPS.
+
+    Experts go their ways at numbers of tokens that depend on how many experts there are: a way
+    that no other step goes gets a step of its own.
+    """
+    if config.moe is None:
+        return list(OTHER_STEPS)
+    forms = first_tokens_of_each_form(config.moe.num_experts, config.moe.num_experts_per_tok)
+    fitting = [q_lens for q_lens in (*FIRST_STEPS, *OTHER_STEPS) if _fits(q_lens, limits)]
+    taken = {bisect_right(forms, sum(q_lens)) - 1 for q_lens in fitting}
+    missing = [forms[form] for form in range(len(forms)) if form not in taken]
+    return [*OTHER_STEPS, *(_prompts(count, limits.max_model_len) for count in missing)]
 
 
 def largest_step(limits: StepLimits) -> BatchDescriptor:
@@ -71,6 +89,12 @@ def build_kernels(
 
     with ThreadPoolExecutor(max_workers=max(1, len(steps)), thread_name_prefix="build") as threads:
         list(threads.map(run, runners, steps))
+
+
+def _prompts(num_tokens: int, max_model_len: int) -> tuple[int, ...]:
+    """Returns the lengths of as few prompts as can have so many tokens together."""
+    num_whole, rest = divmod(num_tokens, max_model_len)
+    return (max_model_len,) * num_whole + ((rest,) if rest else ())
 
 
 def _fits(q_lens: Sequence[int], limits: StepLimits) -> bool:

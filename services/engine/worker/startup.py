@@ -36,7 +36,7 @@ from services.engine.worker.kv_memory import (
     probe_runner,
 )
 from services.engine.worker.model_runner import ModelRunner
-from services.engine.worker.rehearsal import FIRST_STEPS, OTHER_STEPS, build_kernels
+from services.engine.worker.rehearsal import FIRST_STEPS, build_kernels, other_steps
 from services.engine.worker.step_arrays import StepLimits
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def start_worker(
     pieces = piece_graphs(loaded.device, loaded.dtype)
 
     def compile_loaded() -> "CompiledModel | None":
-        _build_kernels(loaded, OTHER_STEPS)
+        _build_kernels(loaded, other_steps(loaded.model.config, loaded.limits))
         if settings.level == CompilationLevel.NO_COMPILATION:
             return None
         return _compile(config, settings, loaded, pieces=pieces, rank=rank)

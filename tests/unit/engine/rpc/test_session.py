@@ -207,8 +207,8 @@ class TestRejections:
             assert failure.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
             assert failure.retry_after_ms > 0
 
-    async def test_an_engine_whose_worker_is_gone_says_unavailable(self):
-        async with running_service() as service:
+    async def test_an_engine_whose_worker_is_gone_for_good_says_unavailable(self):
+        async with running_service(engine_config(worker_patience_s=0)) as service:
             frontend = await Frontend(service.stub).open()
             await frontend.submit(1, max_tokens=LONG)
             await frontend.read_until(lambda f: f.tokens)

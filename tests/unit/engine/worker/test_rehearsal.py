@@ -1,8 +1,13 @@
+from dataclasses import replace
+
+import pytest
 import torch
 
+from models.config import ModelConfig
 from models.loading.loader import load_model
+from models.ops.expert_forms import are_few, tile_rows
 from services.engine.worker.kv_memory import probe_runner
-from services.engine.worker.rehearsal import OTHER_STEPS, build_kernels
+from services.engine.worker.rehearsal import FIRST_STEPS, OTHER_STEPS, build_kernels, other_steps
 from services.engine.worker.step_arrays import StepLimits
 from tests.support.random_checkpoints import write_checkpoint
 
@@ -13,9 +18,9 @@ def test_steps_of_all_kinds_run_at_the_same_time_on_runners_of_their_own(tmp_pat
     write_checkpoint(tmp_path, "qwen3")
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)
     for max_num_seqs, max_num_batched_tokens, num_runners in [
-        (256, 2048, 6),
+        (256, 2048, 7),
         (1, 4, 0),
-        (40, 40, 4),
+        (40, 40, 5),
     ]:
         limits = StepLimits(
             max_num_seqs=max_num_seqs,
@@ -32,3 +37,51 @@ def test_steps_of_all_kinds_run_at_the_same_time_on_runners_of_their_own(tmp_pat
 
         build_kernels(make_runner, limits, OTHER_STEPS)
         assert len(made) == num_runners
+
+
+def form(num_tokens, num_experts, top_k):
+    """What decides on the kernels of experts."""
+    num_pairs = num_tokens * top_k
+    if are_few(num_pairs, num_experts, top_k):
+        return "pairs"
+    return tile_rows(num_pairs, num_experts)
+
+
+@pytest.mark.parametrize("max_model_len", [100, 4096])
+@pytest.mark.parametrize(
+    ("num_experts", "top_k"), [(8, 2), (32, 4), (64, 6), (128, 8), (160, 6), (256, 8), (7, 7)]
+)
+def test_every_way_through_experts_is_rehearsed(tmp_path, num_experts, top_k, max_model_len):
+    write_checkpoint(tmp_path, "qwen3_moe")
+    config = ModelConfig.from_folder(tmp_path)
+    moe = replace(config.moe, num_experts=num_experts, num_experts_per_tok=top_k)
+    limits = StepLimits(
+        max_num_seqs=256,
+        max_num_batched_tokens=4096,
+        max_model_len=max_model_len,
+        block_size=16,
+        vocab_size=97,
+    )
+    steps = [*FIRST_STEPS, *other_steps(replace(config, moe=moe), limits)]
+    rehearsed = {form(sum(q_lens), num_experts, top_k) for q_lens in steps if fits(q_lens, limits)}
+    assert rehearsed == {form(count, num_experts, top_k) for count in range(1, 4097)}
+
+
+def test_a_way_that_another_step_goes_gets_no_step_of_its_own(tmp_path):
+    write_checkpoint(tmp_path, "qwen3_moe")
+    config = ModelConfig.from_folder(tmp_path)
+    limits = StepLimits(
+        max_num_seqs=256,
+        max_num_batched_tokens=4096,
+        max_model_len=4096,
+        block_size=16,
+        vocab_size=97,
+    )
+    gpt_oss = replace(config.moe, num_experts=32, num_experts_per_tok=4)
+    # 129 tokens are the first with more than 16 rows each; 600 have more than 64.
+    assert other_steps(replace(config, moe=gpt_oss), limits) == [*OTHER_STEPS, (129,)]
+    assert other_steps(replace(config, moe=None), limits) == list(OTHER_STEPS)
+
+
+def fits(q_lens, limits):
+    return max(q_lens) <= limits.max_model_len and len(q_lens) <= limits.max_num_seqs

@@ -1,0 +1,33 @@
+"""Which way tokens go through experts on a GPU: chosen on the host, from shapes alone.
+
+Each way is a set of kernels to build, so whoever rehearses steps asks here for what to rehearse.
+"""
+
+MOST_PAIRS = 64
+"""Above this many pairs of a token and an expert, experts are surely shared by several tokens."""
+TILE_ROWS = (16, 64, 128)
+"""Heights of the tiles that experts' rows are cut into."""
+
+
+def are_few(num_pairs: int, num_experts: int, top_k: int) -> bool:
+    """Returns whether each pair is computed alone: hardly any expert is chosen twice then.
+
+    Sorting the pairs by expert would cost more than it saves.
+    """
+    return num_pairs <= _most_few(num_experts, top_k)
+
+
+def tile_rows(num_pairs: int, num_experts: int) -> int:
+    """Returns the height of tiles: an expert's rows if all are chosen equally often, rounded up."""
+    return next((rows for rows in TILE_ROWS if num_pairs <= rows * num_experts), TILE_ROWS[-1])
+
+
+def first_tokens_of_each_form(num_experts: int, top_k: int) -> list[int]:
+    """Returns the smallest number of tokens that goes each way, in rising order."""
+    last_pairs = _most_few(num_experts, top_k), *(rows * num_experts for rows in TILE_ROWS[:-1])
+    return sorted({1, *(pairs // top_k + 1 for pairs in last_pairs)})
+
+
+def _most_few(num_experts: int, top_k: int) -> int:
+    """Returns the largest number of pairs that are computed alone."""
+    return min(MOST_PAIRS, max(num_experts // 2, top_k))
