@@ -25,15 +25,21 @@ class Session:
     lost, every live stream raises, and so does every later request.
     """
 
-    def __init__(self, stub: frontend_pb2_grpc.FrontendServiceStub) -> None:
+    def __init__(
+        self,
+        stub: frontend_pb2_grpc.FrontendServiceStub,
+        *,
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> None:
         self._stub = stub
+        self._metadata = metadata
         self._handles = itertools.count(1)
         self._outgoing: asyncio.Queue[frontend_pb2.SessionRequest | None] = asyncio.Queue()
         self._live: dict[int, asyncio.Queue[Chunk | OctavoError]] = {}
         self._ended: OctavoError | None = None
 
     async def __aenter__(self) -> Self:
-        self._call = self._stub.Session(self._requests())
+        self._call = self._stub.Session(self._requests(), metadata=self._metadata)
         self._reader = asyncio.create_task(self._read())
         return self
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.client.channel import PLAIN, Tls
 from services.client.supervisor import Service, ServiceFailedError
 
 LOOPBACK = "127.0.0.1"
@@ -34,6 +35,7 @@ def plan_stack(
     engine_arguments: Sequence[str] = (),
     frontend_arguments: Sequence[str] = (),
     log_folder: Path | None = None,
+    tls: Tls = PLAIN,
 ) -> Stack:
     """Says how to run both services.
 
@@ -45,6 +47,7 @@ def plan_stack(
         engine_arguments: more flags for the engine.
         frontend_arguments: more flags for the frontend.
         log_folder: where their logs go; None leaves them on standard error.
+        tls: how the frontend's health is asked, where its arguments make it speak TLS.
 
     Raises:
         ServiceFailedError: nobody can listen on one of the addresses now.
@@ -68,6 +71,7 @@ def plan_stack(
             # A listener on all addresses answers on loopback.
             address=frontend_address.replace("0.0.0.0", LOOPBACK),
             log=log_folder / "frontend.log" if log_folder else None,
+            tls=tls,
         ),
     )
 

@@ -161,14 +161,14 @@ class Request:
     first_step_id: int = 0
     """The step that first computed tokens of it; 0 before."""
     first_token_s: float | None = None
-    num_preemptions: int = 0
-    first_token: StepMark | None = None
-    """Set, like the next one, by core.latencies, not by the scheduler."""
-    last_token: StepMark | None = None
     num_losses: int = 0
     """Times that a worker was lost while it ran a step of the request."""
     trial_end: int = 0
     """Number of tokens up to which the request runs alone, having been in a worker's last steps."""
+    num_preemptions: int = 0
+    first_token: StepMark | None = None
+    """Set, like the next one, by core.latencies, not by the scheduler."""
+    last_token: StepMark | None = None
 
     def __post_init__(self) -> None:
         """Starts with the prompt as the tokens known."""

@@ -65,6 +65,8 @@ class FakeEngine:
     tokens_per_step: int = 1
     step_s: float = 0.001
     """Time from one step to the next."""
+    credentials: grpc.ServerCredentials | None = None
+    """What it listens with; None speaks plain text."""
 
     submits: list[engine_pb2.Submit] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -92,7 +94,11 @@ class FakeEngine:
         """Listens on loopback."""
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         engine_pb2_grpc.add_EngineServiceServicer_to_server(_Servicer(self), self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        address = f"127.0.0.1:{port}"
+        if self.credentials is None:
+            self.port = self._server.add_insecure_port(address)
+        else:
+            self.port = self._server.add_secure_port(address, self.credentials)
         self.address = f"127.0.0.1:{self.port}"
         await self._server.start()
 

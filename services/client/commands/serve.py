@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from services.client.channel import Tls
 from services.client.stack import LOOPBACK, Stack, plan_stack
 from services.client.supervisor import Supervisor, run_until_signalled
 
@@ -37,6 +38,7 @@ def serve(
         list[str],
         typer.Option(help="Flag for the frontend, in the same form; repeatable."),
     ] = [],  # noqa: B006  typer copies it
+    tls: Tls,
 ) -> None:
     """Starts both services and keeps them running until Ctrl-C or SIGTERM.
 
@@ -49,6 +51,8 @@ def serve(
     - `octavo serve --model ~/models/qwen3-0.6b --host 0.0.0.0`
 
     - `octavo serve --engine-arg=--max-num-seqs=64 --engine-arg=--dtype=bfloat16`
+
+    - `octavo serve --frontend-arg="--tls-cert f.pem --tls-key f.key" --tls-ca ca.pem`
     """
     stack = plan_stack(
         model=model,
@@ -57,6 +61,7 @@ def serve(
         engine_port=engine_port,
         engine_arguments=_words(engine_arg),
         frontend_arguments=_words(frontend_arg),
+        tls=tls,
     )
     supervisor = Supervisor(_report)
     asyncio.run(run_until_signalled(_serve(supervisor, stack), supervisor.kill))

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
-from services.client.channel import open_channel
+from services.client.channel import Tls, open_channel
 from services.client.errors import error_of_call
 from services.client.flags import DEFAULT_ENGINE, EngineAddress
 
@@ -32,6 +32,7 @@ def stats(
     ] = False,
     interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
     engine: EngineAddress = DEFAULT_ENGINE,
+    tls: Tls,
 ) -> None:
     """Shows the engine's requests, KV cache and rates, live until Ctrl-C.
 
@@ -44,11 +45,11 @@ def stats(
     """
     with suppress(KeyboardInterrupt):
         if as_json:
-            asyncio.run(_print_json(engine))
+            asyncio.run(_print_json(engine, tls))
         elif once or not sys.stdout.isatty():
-            asyncio.run(_print_table(engine))
+            asyncio.run(_print_table(engine, tls))
         else:
-            asyncio.run(_show_live(engine, interval_s))
+            asyncio.run(_show_live(engine, tls, interval_s))
 
 
 class Engine:
@@ -66,21 +67,21 @@ class Engine:
             raise error_of_call(error) from None
 
 
-async def _print_json(address: str) -> None:
-    async with open_channel(address) as channel:
+async def _print_json(address: str, tls: Tls) -> None:
+    async with open_channel(address, tls) as channel:
         stats = await Engine(channel).stats()
     fields = [field.name for field in stats.DESCRIPTOR.fields if field.name not in _GRAPH_FIELDS]
     figures = {name: getattr(stats, name) for name in fields}
     typer.echo(json.dumps({name: _plain(figure) for name, figure in figures.items()}))
 
 
-async def _print_table(address: str) -> None:
-    async with open_channel(address) as channel:
+async def _print_table(address: str, tls: Tls) -> None:
+    async with open_channel(address, tls) as channel:
         Console().print(_table(address, await Engine(channel).stats()))
 
 
-async def _show_live(address: str, interval_s: float) -> None:
-    async with open_channel(address) as channel:
+async def _show_live(address: str, tls: Tls, interval_s: float) -> None:
+    async with open_channel(address, tls) as channel:
         engine, before = Engine(channel), None
         with Live(auto_refresh=False) as live:
             while True:

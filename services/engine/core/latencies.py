@@ -44,10 +44,9 @@ class Latencies:
         """
         waited_since: list[StepMark] = []
         for output in outputs:
-            num_tokens = len(output.token_ids)
+            request, num_tokens = output.request, len(output.token_ids)
             if not num_tokens:
-                continue  # the step ended it and brought it nothing
-            request = output.request
+                continue  # it only tells of an end
             last = request.last_token
             request.last_token = mark
             if last is None:

@@ -21,6 +21,7 @@ from services.frontend.engine_client.tokenizer_files import (
 )
 from services.frontend.errors import EngineUnavailableError
 from services.telemetry.grpc_options import channel_options
+from services.telemetry.tls import ClientTls, TlsFilesError, open_channel
 
 CALL_TIMEOUT_S = 5.0
 """Limit of the short calls that precede a session."""
@@ -46,6 +47,7 @@ class EngineClient:
         tokenizer_folder: Path | None = None,
         max_message_bytes: int = 16 * 2**20,
         silence_timeout_s: float = 2.5,
+        tls: ClientTls | None = None,
     ) -> None:
         """Connects nowhere yet.
 
@@ -54,12 +56,14 @@ class EngineClient:
             tokenizer_folder: where the tokenizer's files are; fetched from the engine when None.
             max_message_bytes: largest message sent or taken.
             silence_timeout_s: an engine that says nothing for this long is lost.
+            tls: certificates; None speaks plain text.
         """
         self.address = address
         self.frontend_id = f"frontend-{uuid.uuid4().hex[:8]}"
         self._tokenizer_folder = tokenizer_folder
         self._max_message_bytes = max_message_bytes
         self._silence_timeout_s = silence_timeout_s
+        self._tls = tls
         self._session: EngineSession | None = None
         self._files: TokenizerFiles = {}
         self._is_ready = False
@@ -107,18 +111,18 @@ class EngineClient:
         """
         backoff_s = FIRST_BACKOFF_S
         options = channel_options(self._max_message_bytes)
-        async with grpc.aio.insecure_channel(self.address, options=options) as channel:
-            stub = EngineServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
-            while True:
-                try:
+        while True:
+            try:
+                # A channel for each session: its certificates are those of now.
+                async with open_channel(self.address, options, self._tls) as channel:
+                    stub = EngineServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
                     session = await self._connect(stub, on_model)
-                except (EngineUnavailableError, grpc.aio.AioRpcError) as error:
-                    self._note(_reason_of(error))
-                    backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
-                else:
                     await self._serve(session, on_readiness)
                     backoff_s = FIRST_BACKOFF_S
-                await asyncio.sleep(backoff_s)
+            except (EngineUnavailableError, grpc.aio.AioRpcError, TlsFilesError) as error:
+                self._note(_reason_of(error))
+                backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+            await asyncio.sleep(backoff_s)
 
     async def _connect(self, stub: EngineServiceStub, on_model: ModelHandler) -> EngineSession:
         info = await stub.GetModelInfo(
@@ -173,7 +177,7 @@ class EngineClient:
             log.warning("engine_lost", address=self.address, reason=reason)
 
 
-def _reason_of(error: EngineUnavailableError | grpc.aio.AioRpcError) -> str:
-    if isinstance(error, EngineUnavailableError):
+def _reason_of(error: EngineUnavailableError | grpc.aio.AioRpcError | TlsFilesError) -> str:
+    if not isinstance(error, grpc.aio.AioRpcError):
         return str(error)
     return f"{error.code().name}: {error.details()}"

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
@@ -131,23 +131,22 @@ class GenerationEndpoint:
                 streams_usage=call.includes_usage,
             )
             generation = await self._pipeline.start(call.prompt, call.options, record=record)
-            async with aclosing(_outputs(generation, record)) as outputs:
-                if call.is_stream:
-                    await _write_stream(answer, outputs, writer, with_usage=call.includes_usage)
-                else:
-                    await writer.write(answer.whole(await _joined(outputs)))
+            # A generator that nobody has begun to read closes nothing.
+            with closing(generation):
+                async with aclosing(_outputs(generation, record)) as outputs:
+                    if call.is_stream:
+                        await _write_stream(answer, outputs, writer, with_usage=call.includes_usage)
+                    else:
+                        await writer.write(answer.whole(await _joined(outputs)))
 
 
 async def _outputs(generation: Generation, record: RequestRecord) -> AsyncGenerator[Output, None]:
-    """Goes through a request's outputs and ends it whatever happens."""
-    try:
-        async for output in generation:
-            record.observe(output)
-            if output.finish_reason == ABORTED:  # nobody here asked for it
-                raise EngineUnavailableError("the engine ended the request")
-            yield output
-    finally:
-        generation.close()
+    """Goes through a request's outputs."""
+    async for output in generation:
+        record.observe(output)
+        if output.finish_reason == ABORTED:  # nobody here asked for it
+            raise EngineUnavailableError("the engine ended the request")
+        yield output
 
 
 async def _write_stream(

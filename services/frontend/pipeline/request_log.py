@@ -11,7 +11,7 @@ import structlog
 
 from services.frontend.engine_client.messages import FinishReason
 from services.frontend.errors import FrontendError
-from services.frontend.pipeline.request import Output
+from services.frontend.pipeline.request import MAX_REQUEST_ID_CHARACTERS, Output
 from services.frontend.pipeline.request_counts import RequestCounts
 
 if TYPE_CHECKING:
@@ -131,6 +131,8 @@ class RequestLog:
             method: how it was asked for.
             traceparent: where the caller says that it belongs in a trace.
         """
+        # One that is too long is refused further on, and must not fill the log.
+        request_id = request_id[:MAX_REQUEST_ID_CHARACTERS]
         start_s, span = time.monotonic(), None
         if self._tracing is not None:
             span = self._tracing.start(
