@@ -131,6 +131,8 @@ class Request:
     sink: OutputSink
     priority: int = 0
     cache_salt: str = ""
+    resumed_token_ids: list[int] = field(default_factory=list)
+    """Output that another engine made before it was lost; the request goes on behind it."""
     arrival_s: float
     deadline_s: float | None = None
     traceparent: str = ""
@@ -171,8 +173,8 @@ class Request:
     last_token: StepMark | None = None
 
     def __post_init__(self) -> None:
-        """Starts with the prompt as the tokens known."""
-        self.token_ids = list(self.prompt_token_ids)
+        """Starts with the prompt, and the output made elsewhere, as the tokens known."""
+        self.token_ids = [*self.prompt_token_ids, *self.resumed_token_ids]
         self.num_prompt_tokens = len(self.prompt_token_ids)
 
     @property

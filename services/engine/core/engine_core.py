@@ -22,6 +22,7 @@ from services.engine.core.survivors import Survivors
 from services.engine.core.watchers import StepWatcher, StepWatchers
 from services.engine.core.worker_supervisor import Executor, WorkerSupervisor
 from services.engine.errors import DeadlineExpiredError, EngineError, EngineUnavailableError
+from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
 from services.engine.request import FinishReason, Request, RequestOutput
 from services.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 
@@ -211,15 +212,23 @@ class EngineCore:
 
     def load(self) -> EngineLoad:
         """Returns how busy the engine is now."""
-        if self._steps is None:
+        if self._steps is None or self.worker is None:
             return EngineLoad()
         scheduler = self._steps.scheduler
+        num_free_blocks = scheduler.stats.num_free_blocks
         return EngineLoad(
             step_age_s=self._steps.step_age_s,
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
-            num_free_blocks=scheduler.stats.num_free_blocks,
+            num_free_blocks=num_free_blocks,
+            num_used_blocks=self.worker.num_blocks - 1 - num_free_blocks,  # one is the null block
         )
+
+    def prefix_changes(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
+        """Returns which cached prefixes came and went behind a cursor; None begins anew."""
+        if self._steps is None:
+            return PrefixChanges(is_reset=True, cursor=None)
+        return self._steps.scheduler.prefix_changes(cursor, max_keys=max_keys)
 
     def stats(self) -> EngineStats:
         """Returns what the engine has done since it started."""

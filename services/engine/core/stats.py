@@ -48,6 +48,8 @@ class EngineLoad:
     num_running: int = 0
     num_waiting: int = 0
     num_free_blocks: int = 0
+    num_used_blocks: int = 0
+    """Blocks that requests hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,13 +99,20 @@ class RequestReader:
                 f"prompt_token_ids has {len(submit.prompt_token_ids)} bytes; each token takes 4"
             )
         arrival_s = time.monotonic()
-        prompt = np.frombuffer(submit.prompt_token_ids, _TOKEN_ID).tolist()
-        self._check_prompt(prompt)
+        token_ids = np.frombuffer(submit.prompt_token_ids, _TOKEN_ID).tolist()
+        self._check_prompt(token_ids)
+        num_prompt = len(token_ids) - submit.num_resumed_tokens
+        if num_prompt < 1:
+            raise InvalidRequestError(
+                f"num_resumed_tokens is {submit.num_resumed_tokens}; it must be below the"
+                f" {len(token_ids)} tokens given"
+            )
         return Request(
             request_id=submit.request_id,
             handle=submit.handle,
-            prompt_token_ids=prompt,
-            sampling=self._sampling(submit.sampling, len(prompt)),
+            prompt_token_ids=token_ids[:num_prompt],
+            resumed_token_ids=token_ids[num_prompt:],
+            sampling=self._sampling(submit.sampling, num_prompt),
             sink=sink,
             priority=submit.priority,
             cache_salt=submit.cache_salt,

@@ -18,6 +18,7 @@ from services.engine.errors import (
     RequestFaultError,
 )
 from services.engine.kv_cache.cache import KVCache
+from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
 from services.engine.request import FinishReason, Request, RequestOutput, RequestStatus
 from services.engine.scheduler.dispatcher import GraphDispatcher
 from services.engine.scheduler.finish_rate import FinishRate
@@ -115,18 +116,28 @@ class Scheduler:
             num_batched_tokens_limit=self._budget.tokens,
         )
 
+    def prefix_changes(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
+        """Returns which cached prefixes came and went behind a cursor; None begins anew."""
+        return self._cache.prefix_changes(cursor, max_keys=max_keys)
+
     def add(self, request: Request) -> None:
         """Takes a new request into the waiting queue.
 
         It ends with FinishReason.LENGTH at the latest where `SchedulerLimits.bound_tokens` says.
 
         Raises:
-            InvalidRequestError: the prompt is too long for the model or for the KV cache.
+            InvalidRequestError: the prompt is too long for the model or for the KV cache, or the
+                request has been resumed with nothing left to do.
             QueueFullError: too many requests wait.
         """
         max_num_tokens = self._limits.bound_tokens(
             request.num_prompt_tokens, request.sampling.max_tokens
         )
+        if len(request.token_ids) >= max_num_tokens:
+            raise InvalidRequestError(
+                f"the request has {len(request.token_ids)} tokens already; it can have"
+                f" {max_num_tokens}"
+            )
         if len(self._waiting) >= self._limits.max_num_waiting:
             raise QueueFullError(
                 f"{len(self._waiting)} requests wait; the limit is {self._limits.max_num_waiting}",
@@ -345,7 +356,7 @@ class Scheduler:
         if request.first_scheduled_s is None:
             request.first_scheduled_s = self._clock()
             request.first_step_id = self.next_step_id
-            request.num_cached_tokens = request.num_computed_tokens
+            request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
             self._prompt_tokens += request.num_prompt_tokens
             self._cached_tokens += request.num_cached_tokens
 
