@@ -52,8 +52,10 @@ def target() -> Iterator[Target]:
 
 @pytest.fixture(autouse=True)
 def unharmed(target: Target) -> Iterator[None]:
+    before = target.complaints()
     yield
     target.check_is_unharmed()
+    assert target.complaints() == before
 
 
 def in_threads(send: Callable[[random.Random], object], *, until: Callable[[], bool]) -> None:
