@@ -19,6 +19,7 @@ from protos.engine.v1.batch_pb2 import (
     RowAssignment,
     RowSampling,
     SamplingMetadata,
+    SpecDecodeMetadata,
     StepFailure,
     StepResult,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "RowAssignment",
     "RowSampling",
     "SamplingMetadata",
+    "SpecDecodeMetadata",
     "StepFailure",
     "StepResult",
     "pack_float32",
@@ -41,6 +43,7 @@ __all__ = [
     "read_int32",
     "read_logprobs",
     "read_prompt_logprobs",
+    "read_tokens",
     "redacted",
     "row_assignment",
     "runtime_mode",
@@ -102,6 +105,7 @@ class BatchBuilder:
         "_block_offsets",
         "_block_rows",
         "all_greedy",
+        "drafts",
         "grammar_masks",
         "grammar_rows",
         "needs_logit_edits",
@@ -121,6 +125,8 @@ class BatchBuilder:
         self.seq_lens: list[int] = []
         self.sample_indices: list[int] = []
         self.row_assignments: list[RowAssignment] = []
+        self.drafts: SpecDecodeMetadata | None = None
+        """What to verify and to guess; None without speculative decoding."""
         self.all_greedy = True
         self.needs_logit_edits = False
         self.needs_logprobs = False
@@ -190,6 +196,8 @@ class BatchBuilder:
         if self.prompt_logprob_requests:
             sampling.prompt_logprob_requests = pack_int32(self.prompt_logprob_requests)
             sampling.num_prompt_logprobs = self.num_prompt_logprobs
+        if self.drafts is not None:
+            descriptor.spec_decode_metadata.CopyFrom(self.drafts)
         return descriptor
 
 
@@ -258,14 +266,23 @@ def step_result(
     return result
 
 
+def read_tokens(result: StepResult) -> list[list[int]]:
+    """Returns the tokens that a step brought each sampling request, at least one."""
+    token_ids = read_int32(result.token_ids).tolist()
+    if not result.num_accepted_tokens:
+        return [[token_id] for token_id in token_ids]
+    ends = np.cumsum(read_int32(result.num_accepted_tokens) + 1).tolist()
+    return [token_ids[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
 def read_logprobs(
     result: StepResult, num_logprobs: Sequence[int | None]
 ) -> list[PositionLogprobs | None]:
-    """Returns the log-probabilities of a step, one entry per sampling request.
+    """Returns the log-probabilities of a step, one entry per sampled token.
 
     Args:
         result: a result with logprobs.
-        num_logprobs: most likely tokens that each request asked for; None asked for nothing.
+        num_logprobs: most likely tokens that the request of each token asked for; None: nothing.
     """
     chosen = read_float32(result.logprobs).tolist()
     shape = (len(chosen), result.num_top_logprobs)
@@ -342,4 +359,5 @@ def redacted(descriptor: BatchDescriptor, result: StepResult) -> tuple[BatchDesc
     shown_result.ClearField("token_ids")
     shown_result.ClearField("top_token_ids")
     shown_result.ClearField("prompt_top_token_ids")
+    shown_result.ClearField("draft_token_ids")
     return shown, shown_result

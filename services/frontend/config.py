@@ -34,8 +34,12 @@ class FrontendConfig(BaseSettings):
     """Port to listen on; 0 takes a free one and logs it."""
     http_port: int | None = Field(default=None, ge=0, le=65535)
     """Port of the OpenAI-compatible HTTP API; 0 takes a free one; no HTTP when absent."""
-    engine_address: str = Field(default="127.0.0.1:50051", min_length=1)
-    """The engine, as host:port or any other gRPC target."""
+    engine_address: str = Field(default="127.0.0.1:50051", pattern=r"[^,\s]")
+    """The engines, as host:port with commas between; a host name may stand for several engines."""
+    engine_resolve_interval_s: float = Field(default=5.0, gt=0)
+    """Time after which the engines' names are resolved again; engines may join and leave so."""
+    max_engine_attempts: int = Field(default=3, ge=1)
+    """Engines tried in turn for a request's next token, before the request fails."""
     tokenizer: Path | None = None
     """Folder of the tokenizer's files; they must be the engine's. Fetched from it when absent."""
     max_message_bytes: int = Field(default=16 * 2**20, ge=2**16)
@@ -84,3 +88,8 @@ class FrontendConfig(BaseSettings):
     """Least severe line that is logged."""
     log_format: Literal["auto", "console", "json"] = "auto"
     """How lines look; auto means console on a terminal and json elsewhere."""
+
+    @property
+    def engine_addresses(self) -> list[str]:
+        """The engines' addresses, one by one."""
+        return [text for text in map(str.strip, self.engine_address.split(",")) if text]

@@ -10,7 +10,9 @@ from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
 from services.frontend.access.gate import Gate
 from services.frontend.access.key_file import KeyFileError
 from services.frontend.config import FrontendConfig
-from services.frontend.engine_client.client import EngineClient
+from services.frontend.engine_client.addresses import AddressBook
+from services.frontend.engine_client.pool import EnginePool, PoolLimits
+from services.frontend.engine_client.tokenizer_files import TokenizerStore
 from services.frontend.http.server import HttpServer
 from services.frontend.pipeline.metrics import FrontendFamilies
 from services.frontend.pipeline.pipeline import Pipeline
@@ -33,7 +35,7 @@ LOOPBACK = {"127.0.0.1", "[::1]", "localhost"}
 
 
 class FrontendServer:
-    """The frontend service: engine client, pipeline, servicer, health, reflection, on one port.
+    """The frontend service: engine pool, pipeline, servicer, health, reflection, on one port.
 
     HTTP, where it is wanted, has another port over the same pipeline.
     """
@@ -42,11 +44,15 @@ class FrontendServer:
         self._config = config
         self._health = Health(SERVICE_NAME)
         self._gate = Gate(config.api_keys_file)
-        self.engine = EngineClient(
-            config.engine_address,
-            tokenizer_folder=config.tokenizer,
-            max_message_bytes=config.max_message_bytes,
-            silence_timeout_s=config.engine_silence_timeout_s,
+        self.engine = EnginePool(
+            AddressBook(config.engine_addresses),
+            TokenizerStore(config.tokenizer),
+            PoolLimits(
+                max_message_bytes=config.max_message_bytes,
+                silence_timeout_s=config.engine_silence_timeout_s,
+                max_attempts=config.max_engine_attempts,
+                resolve_interval_s=config.engine_resolve_interval_s,
+            ),
             tls=ClientTls.from_settings(
                 ca=config.engine_tls_ca,
                 cert=config.engine_tls_cert,
@@ -105,7 +111,7 @@ class FrontendServer:
         return self._pipeline.requests
 
     async def start(self) -> int:
-        """Opens the ports, looks for the engine in the background, and returns the port of gRPC.
+        """Opens the ports, looks for the engines in the background, and returns the port of gRPC.
 
         Raises:
             OSError: the address cannot be listened on.
@@ -155,9 +161,9 @@ class FrontendServer:
             loop.add_signal_handler(number, take_signal, number)
         waiting = asyncio.create_task(stopping.wait())
         await asyncio.wait({waiting, self._running}, return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():  # the engine client never ends by itself
+        if not waiting.done():  # the engine pool never ends by itself
             waiting.cancel()
-            log.error("engine_client_failed", exc_info=self._running.exception())
+            log.error("engine_pool_failed", exc_info=self._running.exception())
             return 1
         return 0
 

@@ -275,3 +275,9 @@ def test_the_frontend_image_installs_no_torch():
 
 def _dockerfile(name: str) -> str:
     return (ROOT / "deploy" / f"{name}.Dockerfile").read_text()
+
+
+def test_the_engine_can_be_scaled_and_the_frontend_finds_all_by_one_name():
+    assert not SERVICES["engine"].keys() & {"container_name", "ports"}
+    address = SERVICES["frontend"]["environment"]["OCTAVO_FRONTEND_ENGINE_ADDRESS"]
+    assert address == "engine:50051"

@@ -227,3 +227,37 @@ class ModelCard(_message.Message):
     ready: bool
     architecture: str
     def __init__(self, name: _Optional[str] = ..., max_model_len: _Optional[int] = ..., default_sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., ready: _Optional[bool] = ..., architecture: _Optional[str] = ...) -> None: ...
+
+class ListEnginesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListEnginesResponse(_message.Message):
+    __slots__ = ("engines", "num_retries", "num_migrations")
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    NUM_RETRIES_FIELD_NUMBER: _ClassVar[int]
+    NUM_MIGRATIONS_FIELD_NUMBER: _ClassVar[int]
+    engines: _containers.RepeatedCompositeFieldContainer[EngineCard]
+    num_retries: int
+    num_migrations: int
+    def __init__(self, engines: _Optional[_Iterable[_Union[EngineCard, _Mapping]]] = ..., num_retries: _Optional[int] = ..., num_migrations: _Optional[int] = ...) -> None: ...
+
+class EngineCard(_message.Message):
+    __slots__ = ("address", "ready", "reason", "engine_id", "num_live", "num_running", "num_waiting", "num_known_prefixes")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_LIVE_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_KNOWN_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    ready: bool
+    reason: str
+    engine_id: str
+    num_live: int
+    num_running: int
+    num_waiting: int
+    num_known_prefixes: int
+    def __init__(self, address: _Optional[str] = ..., ready: _Optional[bool] = ..., reason: _Optional[str] = ..., engine_id: _Optional[str] = ..., num_live: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_known_prefixes: _Optional[int] = ...) -> None: ...

@@ -23,8 +23,10 @@ from services.engine.core.survivors import Survivors
 from services.engine.core.watchers import StepWatcher, StepWatchers
 from services.engine.core.worker_supervisor import Executor, WorkerSupervisor
 from services.engine.errors import DeadlineExpiredError, EngineError, EngineUnavailableError
+from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
 from services.engine.request import FinishReason, Request, RequestOutput
 from services.engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from services.engine.worker.executor import WorkerKilledError
 
 if TYPE_CHECKING:
     from services.telemetry.spans import Tracing
@@ -208,15 +210,23 @@ class EngineCore:
 
     def load(self) -> EngineLoad:
         """Returns how busy the engine is now."""
-        if self._steps is None:
+        if self._steps is None or self.worker is None:
             return EngineLoad()
         scheduler = self._steps.scheduler
+        num_free_blocks = scheduler.stats.num_free_blocks
         return EngineLoad(
             step_age_s=self._steps.step_age_s,
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
-            num_free_blocks=scheduler.stats.num_free_blocks,
+            num_free_blocks=num_free_blocks,
+            num_used_blocks=self.worker.num_blocks - 1 - num_free_blocks,  # one is the null block
         )
+
+    def prefix_changes(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
+        """Returns which cached prefixes came and went behind a cursor; None begins anew."""
+        if self._steps is None:
+            return PrefixChanges(is_reset=True, cursor=None)
+        return self._steps.scheduler.prefix_changes(cursor, max_keys=max_keys)
 
     def stats(self) -> EngineStats:
         """Returns what the engine has done since it started."""
@@ -231,6 +241,7 @@ class EngineCore:
             cached_tokens=counters.cached_tokens + (0 if now is None else now.cached_tokens),
             output_tokens=counters.output_tokens + (0 if now is None else now.output_tokens),
             num_preemptions=counters.num_preemptions + (0 if now is None else now.num_preemptions),
+            num_speculative_tokens=self._config.num_speculative_tokens,
             num_batched_tokens_limit=0 if now is None else now.num_batched_tokens_limit,
             is_ready=self.is_ready,
             graphs=self._graphs,
@@ -243,7 +254,11 @@ class EngineCore:
         self.worker = ready
         self._graphs = GraphLedger(ready)
         history = self.history
-        self._coverage = GraphCoverage.of(ready.planned_graphs, history)
+        self._coverage = GraphCoverage.of(
+            ready.planned_graphs,
+            history,
+            decode_q_len=1 + self._config.num_speculative_tokens,
+        )
         if ready.planned_graphs:
             self._coverage.report(history)
         self._steps = StepLoop(
@@ -262,14 +277,22 @@ class EngineCore:
         num_steps = self.counters.num_steps
         self._survivors.hand_over(self._steps.scheduler)
         self._on_readiness(self.is_ready)
+        was_killed = False
         try:
             await self._steps.run()
+        except WorkerKilledError:
+            was_killed = True
+            raise
         finally:
             in_flight = self._steps.requests_in_flight
             self._retire_scheduler()
             self._on_readiness(False)
             self.watchers.close_with_snapshot()
-            self._survivors.take(in_flight, has_progressed=self.counters.num_steps > num_steps)
+            self._survivors.take(
+                in_flight,
+                was_killed=was_killed,
+                has_progressed=self.counters.num_steps > num_steps,
+            )
 
     def _wake(self) -> None:
         """Tells the step loop of the worker that there is now, if there is one, to look again."""
@@ -308,6 +331,7 @@ class EngineCore:
             block_size=config.block_size,
             num_blocks=num_blocks,
             enable_prefix_caching=config.enable_prefix_caching,
+            num_speculative_tokens=config.num_speculative_tokens,
         )
 
     def _retire_scheduler(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -86,8 +87,10 @@ class GrammarCompiler:
         if self._loading is None:
             self._loading = asyncio.create_task(self._load())
 
-    async def constrain(self, wanted: StructuredOutput) -> GrammarConstraint:
-        """Returns a constraint at its beginning.
+    async def constrain(
+        self, wanted: StructuredOutput, token_ids: Sequence[int] = ()
+    ) -> GrammarConstraint:
+        """Returns a constraint at its beginning, or behind the tokens of an output that goes on.
 
         Raises:
             InvalidRequestError: the grammar is wrong or too expensive.
@@ -102,9 +105,13 @@ class GrammarCompiler:
             )
         # Others may wait for the same grammar: one who leaves must not end it.
         compiled = await asyncio.shield(self._compiled(wanted))
+        matcher, mask = compiled.matcher.deep_copy(), compiled.mask
+        if token_ids:
+            loop = asyncio.get_running_loop()
+            mask = await loop.run_in_executor(self._threads, self._go_on, matcher, token_ids)
         constraint = GrammarConstraint(
-            compiled.matcher.deep_copy(),
-            compiled.mask,
+            matcher,
+            mask,
             threads=self._threads,
             timeout_s=self._timeout_s,
             # Its copies share the states that they found: where one met a limit, all would.
@@ -171,6 +178,16 @@ class GrammarCompiler:
         await self._probes.check(text)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._compiling, self._compile_here, tokenizer, text)
+
+    def _go_on(self, matcher: LLMatcher, token_ids: Sequence[int]) -> bytes:
+        """Moves a matcher behind the tokens that an output has so far; returns the next mask."""
+        matcher.consume_tokens(list(token_ids))
+        if matcher.is_error() or matcher.is_stopped():
+            raise InvalidRequestError("the output so far cannot go on by its grammar")
+        mask = next_mask(matcher, self._mask_bytes)
+        if mask is None:
+            raise InvalidRequestError("the output so far cannot go on by its grammar")
+        return mask
 
     def _compile_here(self, tokenizer: LLTokenizer, text: str) -> _Compiled:
         matcher = compile_grammar(tokenizer, text)

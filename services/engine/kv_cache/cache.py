@@ -10,6 +10,7 @@ from itertools import islice
 
 from services.engine.kv_cache.block_pool import BlockPool
 from services.engine.kv_cache.prefix_index import PrefixIndex, chain_keys, root_key
+from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
 from services.engine.request import Request
 
 
@@ -35,6 +36,10 @@ class KVCache:
     def num_cached_blocks(self) -> int:
         """Free blocks whose content can still be found."""
         return self._num_cached_blocks
+
+    def prefix_changes(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
+        """Returns which prefixes came and went behind a cursor; None begins anew."""
+        return self._index.changes_since(cursor, max_keys=max_keys)
 
     def match_prefix(self, request: Request) -> list[int]:
         """Returns the blocks that hold the longest known prefix of the request's tokens.

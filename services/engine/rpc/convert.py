@@ -107,13 +107,22 @@ class RequestReader:
                 f"prompt_token_ids has {len(submit.prompt_token_ids)} bytes; each token takes 4"
             )
         arrival_s = time.monotonic()
-        prompt = np.frombuffer(submit.prompt_token_ids, _TOKEN_ID).tolist()
-        self._check_prompt(prompt)
+        token_ids = np.frombuffer(submit.prompt_token_ids, _TOKEN_ID).tolist()
+        self._check_prompt(token_ids)
+        num_prompt = len(token_ids) - submit.num_resumed_tokens
+        if num_prompt < 1:
+            raise InvalidRequestError(
+                f"num_resumed_tokens is {submit.num_resumed_tokens}; it must be below the"
+                f" {len(token_ids)} tokens given"
+            )
         return Request(
             request_id=submit.request_id,
             handle=submit.handle,
-            prompt_token_ids=prompt,
-            sampling=self._sampling(submit.sampling, len(prompt)),
+            prompt_token_ids=token_ids[:num_prompt],
+            resumed_token_ids=token_ids[num_prompt:],
+            # Whoever has tokens was told of the prompt before them.
+            num_prompt_logprobs=num_prompt - 1 if submit.num_resumed_tokens else 0,
+            sampling=self._sampling(submit.sampling, num_prompt),
             sink=sink,
             priority=_priority(submit.priority),
             cache_salt=submit.cache_salt,
@@ -337,6 +346,10 @@ def stats_to_proto(
         other_coverage=_coverage_to_proto(stats.coverage.others),
         decode_steps=step_sizes.decodes if step_sizes else {},
         other_steps=step_sizes.others if step_sizes else {},
+        num_speculative_tokens=stats.num_speculative_tokens,
+        draft_tokens=counters.drafts.num_verified,
+        accepted_draft_tokens=counters.drafts.num_accepted,
+        num_verifications=counters.drafts.num_verifications,
     )
 
 

@@ -95,6 +95,7 @@ class EngineServicer(EngineServiceServicer):
             tokenizer_sha256=model.tokenizer.sha256,
             engine_id=self._core.engine_id,
             block_size=self._config.block_size,
+            config_sha256=model.config_sha256,
         )
         if worker is not None:
             info.num_blocks = worker.num_blocks

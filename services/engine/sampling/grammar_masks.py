@@ -14,9 +14,11 @@ from services.engine.batch import SamplingMetadata, read_int32
 class GrammarMasks:
     """Which tokens G of a batch's S rows may choose.
 
-    rows: [G] int32, which rows of the batch. bits: [G, ceil(V / 32)] int32, packed.
+    num_sampling: S. rows: [G] int32, which rows of the batch.
+    bits: [G, ceil(V / 32)] int32, packed.
     """
 
+    num_sampling: int
     rows: Tensor
     bits: Tensor
 
@@ -39,17 +41,23 @@ class GrammarMasks:
         if not (rows[0] >= 0 and rows[-1] < num_sampling and bool((np.diff(rows) > 0).all())):
             raise ValueError("the step's descriptor is invalid: grammar rows outside the batch")
         bits = read_int32(sampling.grammar_masks).reshape(len(rows), num_words)
-        return cls(rows=torch.from_numpy(rows.copy()), bits=torch.from_numpy(bits.copy()))
+        return cls(
+            num_sampling=num_sampling,
+            rows=torch.from_numpy(rows.copy()),
+            bits=torch.from_numpy(bits.copy()),
+        )
 
     def apply(self, logits: Tensor, *, in_place: bool = False) -> Tensor:
         """Returns the logits [S, V] as float32, -inf where a row may not choose a token.
 
         Args:
-            logits: [S, V].
+            logits: [S, V]; or [S * n, V] where each row has n - 1 drafts, of which one with a
+                grammar has none: then its first.
             in_place: whether contiguous float32 logits may be overwritten.
         """
         masked = logits.to(torch.float32, copy=not in_place).contiguous()
-        mask_tokens(masked, _on(self.rows, masked), _on(self.bits, masked))
+        rows = self.rows * (len(masked) // self.num_sampling)
+        mask_tokens(masked, _on(rows, masked), _on(self.bits, masked))
         return masked
 
 

@@ -16,6 +16,8 @@ from services.engine.batch import (
     BatchDescriptor,
     CUDAGraphMode,
     FallbackReason,
+    SpecDecodeMetadata,
+    pack_int32,
     row_assignment,
 )
 from services.engine.request import SamplingParams
@@ -61,7 +63,7 @@ def largest_step(limits: StepLimits) -> BatchDescriptor:
     for row in range(num_requests):
         q_lens.append(min(limits.max_model_len, remaining - (num_requests - 1 - row)))
         remaining -= q_lens[-1]
-    return _step(q_lens, _EVERYTHING, vocab_size=limits.vocab_size)
+    return _step(q_lens, _EVERYTHING, limits, has_grammars=True)
 
 
 def build_kernels(
@@ -79,7 +81,7 @@ def build_kernels(
         limits: the runners'; steps that exceed them are left out.
         kinds: lengths of the prompts of each step.
     """
-    steps = [_step(q_lens, _GREEDY) for q_lens in kinds if _fits(q_lens, limits)]
+    steps = [_step(q_lens, _GREEDY, limits) for q_lens in kinds if _fits(q_lens, limits)]
     runners = [make_runner() for _ in steps]
 
     def run(runner: ModelRunner, step: BatchDescriptor) -> None:
@@ -106,12 +108,16 @@ def _fits(q_lens: Sequence[int], limits: StepLimits) -> bool:
 
 
 def _step(
-    q_lens: Sequence[int], sampling: SamplingParams, *, vocab_size: int | None = None
+    q_lens: Sequence[int],
+    sampling: SamplingParams,
+    limits: StepLimits,
+    *,
+    has_grammars: bool = False,
 ) -> BatchDescriptor:
     """Builds a step of new requests whose prompts have these lengths; all of them sample.
 
-    It writes the null block where it stands already, for that takes a kernel too. With a vocabulary
-    a grammar that allows everything decides every token.
+    It writes the null block where it stands already, for that takes a kernel too. With grammars
+    one that allows everything decides every token.
     """
     builder = BatchBuilder()
     builder.update_blocks(0, 0, [0])
@@ -123,9 +129,14 @@ def _step(
         builder.row_assignments.append(
             row_assignment(row=row, token_ids=[0], num_prompt_tokens=1, sampling=sampling)
         )
-        if vocab_size is not None:
+        if has_grammars:
             builder.grammar_rows.append(row)
-            builder.grammar_masks.append(b"\xff" * (4 * -(-vocab_size // 32)))
+            builder.grammar_masks.append(b"\xff" * (4 * -(-limits.vocab_size // 32)))
+    if limits.num_speculative_tokens:
+        builder.drafts = SpecDecodeMetadata(
+            num_spec_steps=limits.num_speculative_tokens,
+            num_draft_tokens=pack_int32([0] * len(q_lens)),
+        )
     builder.all_greedy = sampling.is_greedy
     builder.needs_logit_edits = builder.needs_logprobs = sampling.logprobs is not None
     return builder.build(

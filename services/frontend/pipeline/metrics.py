@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from services.frontend.engine_client.client import EngineClient
+from services.frontend.engine_client.pool import EnginePool
 from services.frontend.errors import EngineFaultError, FrontendError
 from services.frontend.pipeline.request_counts import RequestCounts
 from services.frontend.pipeline.request_log import CANCELLED
@@ -25,7 +25,7 @@ class FrontendFamilies:
     the tokenizer left out.
     """
 
-    def __init__(self, counts: RequestCounts, engine: EngineClient) -> None:
+    def __init__(self, counts: RequestCounts, engine: EnginePool) -> None:
         self._counts = counts
         self._engine = engine
         self._families = Families("octavo_frontend")

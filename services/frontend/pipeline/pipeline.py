@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 from services.frontend.access.caller import Lease
 from services.frontend.access.gate import Gate
 from services.frontend.access.metered_stream import MeteredStream
-from services.frontend.engine_client.client import EngineClient
-from services.frontend.engine_client.messages import EngineRequest, ModelInfo
+from services.frontend.engine_client.messages import EngineRequest, ModelInfo, pack_uint32
+from services.frontend.engine_client.pool import EnginePool
 from services.frontend.engine_client.tokenizer_files import TokenizerFiles
 from services.frontend.errors import (
-    DeadlineExpiredError,
     EngineUnavailableError,
     InvalidRequestError,
     UnknownModelError,
@@ -51,11 +50,11 @@ class ServedModel:
 
 
 class Pipeline:
-    """Runs requests against the engine and knows the model that it serves."""
+    """Runs requests against the engines and knows the model that they serve."""
 
     def __init__(
         self,
-        engine: EngineClient,
+        engine: EnginePool,
         *,
         max_prompt_bytes: int,
         max_samples: int = 16,
@@ -91,7 +90,7 @@ class Pipeline:
         return self._model
 
     async def load_model(self, info: ModelInfo, files: TokenizerFiles) -> None:
-        """Takes the model that an engine serves; the handler that `EngineClient.run` wants.
+        """Takes the model that an engine serves; the handler that `EnginePool.run` wants.
 
         Raises:
             EngineUnavailableError: its tokenizer cannot be used.
@@ -153,19 +152,20 @@ class Pipeline:
         token_ids = await self._prompt_tokens(model, prompt)
         record.note_tokenized()
         lease.charge_prompt(len(token_ids))
+        packed = pack_uint32(token_ids)
         streams: list[MeteredStream] = []
         try:
             for index in range(options.num_samples):
                 request = EngineRequest(
                     request_id=sample_id(options.request_id, index),
-                    prompt_token_ids=token_ids,
+                    prompt_token_ids=packed,
                     sampling=sampling_of(options.sampling, index),
                     priority=options.priority,
                     cache_salt=options.cache_salt,
-                    timeout_ms=_remaining_ms(deadline_s),
+                    deadline_s=deadline_s,
                     traceparent=record.traceparent,
                 )
-                submitted = self.engine.submit(request, engine_id=model.info.engine_id)
+                submitted = self.engine.submit(request, model=model.info)
                 streams.append(MeteredStream(submitted, lease))
             for stream in streams:
                 await stream.admitted()
@@ -290,17 +290,3 @@ class Pipeline:
 def _has_same_text(known: ModelInfo, new: ModelInfo) -> bool:
     """Whether tokenizer and template of one model serve the other."""
     return (known.tokenizer_sha256, known.vocab_size) == (new.tokenizer_sha256, new.vocab_size)
-
-
-def _remaining_ms(deadline_s: float | None) -> int | None:
-    """Returns what is left of a time budget, at least 1 ms.
-
-    Raises:
-        DeadlineExpiredError: nothing is left.
-    """
-    if deadline_s is None:
-        return None
-    remaining_s = deadline_s - time.monotonic()
-    if remaining_s <= 0:
-        raise DeadlineExpiredError("the request's time was over before it was sent to the engine")
-    return max(1, int(remaining_s * 1000))

@@ -12,6 +12,7 @@ from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Options, Prompt
 from services.frontend.rpc.convert import (
     conversation_of,
+    engines_to_proto,
     input_of,
     options_of,
     output_to_proto,
@@ -125,6 +126,14 @@ class FrontendServicer(FrontendServiceServicer):
                 architecture=model.info.architecture,
             )
         return response
+
+    async def ListEngines(  # noqa: N802  the protocol's name
+        self, request: frontend_pb2.ListEnginesRequest, context: grpc.aio.ServicerContext
+    ) -> frontend_pb2.ListEnginesResponse:
+        """Tells how each engine is, as far as this frontend knows."""
+        del context
+        refuse_unknown_fields(request)
+        return engines_to_proto(self._pipeline.engine)
 
     async def _respond(
         self,

@@ -44,10 +44,10 @@ async def test_seeds_follow_each_other_and_wrap_around():
     assert all(sampling.top_k == 3 for sampling in sent)
 
 
-async def test_without_a_seed_each_output_gets_one_of_its_own_from_the_engine():
+async def test_without_a_seed_each_output_gets_one_of_its_own():
     async with FakeEngine() as engine, frontend_stack(engine) as stack:
         await outputs_of(stack.stub.Generate(request(2)))
-        assert not any(submit.sampling.HasField("seed") for submit in engine.submits)
+        assert len({submit.sampling.seed for submit in engine.submits}) == 2
         assert len({submit.request_id for submit in engine.submits}) == 2
 
 

@@ -209,3 +209,20 @@ async def test_a_tokenizer_that_cannot_be_used_is_said_so():
     async with running_compiler(tokenizer_json=b"{}") as compiler:
         with pytest.raises(UnsupportedError, match="no vocabulary"):
             await compiler.constrain(NUMBER)
+
+
+async def test_an_output_that_goes_on_elsewhere_is_where_it_was():
+    rng = np.random.default_rng(4)
+    async with running_compiler() as compiler:
+        whole = Walk(await compiler.constrain(NUMBER))
+        await whole.run(rng)
+        for count in range(1, len(whole.token_ids)):
+            rest = Walk(await compiler.constrain(NUMBER, whole.token_ids[:count]))
+            for token_id in whole.token_ids[count:]:
+                assert token_id in rest.allowed()
+                await rest.push(token_id)
+            assert rest.is_over
+            assert rest.error is None
+        for wrong in (whole.token_ids, [5, 5]):
+            with pytest.raises(InvalidRequestError, match="cannot go on"):
+                await compiler.constrain(NUMBER, wrong)

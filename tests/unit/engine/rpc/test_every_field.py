@@ -18,6 +18,7 @@ VALUES = {
     "request_id": "another",
     "prompt_token_ids": [7, 8],
     "priority": 3,
+    "num_resumed_tokens": 1,
     "timeout_ms": 5000,
     "cache_salt": "tenant",
     "model": "another",
