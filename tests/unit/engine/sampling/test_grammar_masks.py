@@ -47,3 +47,11 @@ def test_float32_logits_may_be_overwritten_and_half_precision_becomes_float32():
 def test_masks_that_do_not_fit_the_step_are_refused(rows, masks):
     with pytest.raises(ValueError, match="descriptor is invalid"):
         GrammarMasks.read(metadata(rows, masks), VOCAB)
+
+
+def test_among_rows_with_drafts_a_grammar_decides_the_first_place_of_its_row():
+    logits = torch.zeros(6, VOCAB)  # two rows of one token and two drafts each
+    masks = GrammarMasks.read(metadata([1], [mask_of([5], VOCAB)], num_sampling=2), VOCAB)
+    masked = masks.apply(logits)
+    assert torch.isfinite(masked[3]).nonzero().flatten().tolist() == [5]
+    assert torch.isfinite(masked[[0, 1, 2, 4, 5]]).all()
