@@ -22,6 +22,9 @@ from models.cudagraph_mode import CUDAGraphMode
 PROCESS_LOCAL_FIELDS = frozenset({"kv_cache_data", "no_compile_layers"})
 """Fields of ForwardContext that live in one process and have no counterpart on the wire."""
 
+FP8_CACHE_DTYPE = torch.float8_e4m3fn
+"""The dtype of keys and values that have scales beside them."""
+
 WORKER_MADE_ATTENTION_FIELDS = frozenset({"block_tables", "slot_mapping", "groups", "workspace"})
 """Fields of AttentionMetadata that the worker derives from its tables; they do not travel."""
 
@@ -144,10 +147,15 @@ class KVCacheData:
     Every layer has tensors of its own: a view of one stacked tensor that a custom op mutates is
     written wrongly under Inductor with dynamic shapes. Must start finite (zeros): positions past
     a sequence's end get weight 0, and 0 * NaN is NaN.
+
+    k_scale, v_scale: [N, B, Hk] float32, what each head of k and v, which are 8-bit floats then, is
+        multiplied by; None: k and v are the numbers themselves.
     """
 
     k: torch.Tensor
     v: torch.Tensor
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -156,7 +164,10 @@ class KVCacheData:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns all there is, by name, each [N, B, ...]."""
-        return {"k": self.k, "v": self.v}
+        tensors = {"k": self.k, "v": self.v}
+        if self.k_scale is not None and self.v_scale is not None:
+            tensors |= {"k_scale": self.k_scale, "v_scale": self.v_scale}
+        return tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,20 +206,25 @@ class KVCacheSpec:
     num_kv_heads: int
     head_dim: int
 
-    @property
-    def numbers_per_token(self) -> int:
-        """How many numbers one token takes."""
-        return 2 * self.num_kv_heads * self.head_dim
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Returns how much memory one token takes in a cache of some dtype."""
+        scale_bytes = torch.float32.itemsize if dtype == FP8_CACHE_DTYPE else 0
+        return 2 * self.num_kv_heads * (self.head_dim * dtype.itemsize + scale_bytes)
 
     def allocate(
         self, num_blocks: int, block_size: int, *, dtype: torch.dtype, device: torch.device
     ) -> KVCacheData:
-        """Returns a zeroed cache."""
-        shape = (num_blocks, block_size, self.num_kv_heads, self.head_dim)
-        return KVCacheData(
-            k=torch.zeros(shape, dtype=dtype, device=device),
-            v=torch.zeros(shape, dtype=dtype, device=device),
-        )
+        """Returns a zeroed cache, with scales if dtype is FP8_CACHE_DTYPE."""
+
+        def allocate(*sizes: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+            shape = (num_blocks, block_size, self.num_kv_heads, *sizes)
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        k, v = allocate(self.head_dim), allocate(self.head_dim)
+        if dtype != FP8_CACHE_DTYPE:
+            return KVCacheData(k=k, v=v)
+        scales = [allocate(dtype=torch.float32) for _ in range(2)]
+        return KVCacheData(k=k, v=v, k_scale=scales[0], v_scale=scales[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,10 +238,9 @@ class LatentCacheSpec:
     index_dim: int = 0
     """Size of the key of an indexer; 0 without one."""
 
-    @property
-    def numbers_per_token(self) -> int:
-        """How many numbers one token takes."""
-        return self.latent_dim + self.rope_dim + self.index_dim
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Returns how much memory one token takes in a cache of some dtype."""
+        return (self.latent_dim + self.rope_dim + self.index_dim) * dtype.itemsize
 
     def allocate(
         self, num_blocks: int, block_size: int, *, dtype: torch.dtype, device: torch.device

@@ -69,8 +69,7 @@ def _compressed_tensors(fields: Mapping[str, Any]) -> QuantizationConfig:
     groups = fields.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise QuantizationError("config_groups", groups, "an object with at least one group")
-    if fields.get("kv_cache_scheme") is not None:
-        raise QuantizationError("kv_cache_scheme", fields["kv_cache_scheme"], "absent")
+    _check_cache_scheme(fields.get("kv_cache_scheme"))
     block_sizes = {_group_block_size(name, group) for name, group in groups.items()}
     if len(block_sizes) > 1:
         raise QuantizationError("config_groups", groups, "groups that scale weights alike")
@@ -79,6 +78,18 @@ def _compressed_tensors(fields: Mapping[str, Any]) -> QuantizationConfig:
         block_size=block_sizes.pop(),
         ignored=_names(fields, "ignore"),
     )
+
+
+def _check_cache_scheme(scheme: object) -> None:
+    """Checks what the weights were made to go with: a cache of 8-bit floats, or nothing.
+
+    Whether keys and values are cached so is the engine's setting, not the checkpoint's.
+    """
+    if scheme is None:
+        return
+    stored = (scheme.get("type"), scheme.get("num_bits")) if isinstance(scheme, dict) else scheme
+    if stored != ("float", 8):
+        raise QuantizationError("kv_cache_scheme", scheme, "absent, or of type float with 8 bits")
 
 
 def _group_block_size(name: str, group: object) -> tuple[int, int] | None:

@@ -12,7 +12,7 @@ from models.forward_context import AttentionGroup, KVCacheData, get_forward_cont
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.head_transform import HeadTransform, transform_heads
 from models.ops.kernel_choice import has_kernels
-from models.ops.kv_cache import write_kv_cache
+from models.ops.kv_cache import read_kv_cache, write_kv_cache
 from models.ops.unseen_keys import clear_unseen
 
 
@@ -91,8 +91,9 @@ def _attend(
     num_kv_heads = cache.k.shape[2]
     # [G, L, Hk, D] -> [G, Hk, L, D]
     gathered = (num_requests, -1, num_kv_heads, head_dim)
-    keys = cache.k.index_select(0, group.block_ids).view(gathered)
-    values = cache.v.index_select(0, group.block_ids).view(gathered)
+    keys, values = (
+        blocks.view(gathered) for blocks in read_kv_cache(cache, group.block_ids, q.dtype)
+    )
     clear_unseen(keys, group.mask, cache.k.shape[1])
     clear_unseen(values, group.mask, cache.k.shape[1])
     keys, values = keys.transpose(1, 2), values.transpose(1, 2)

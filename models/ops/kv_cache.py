@@ -1,8 +1,13 @@
-"""Writes keys and values into the paged cache."""
+"""Writes keys and values into the paged cache, and reads them."""
 
 import torch
 
-from models.forward_context import KVCacheData
+from models.forward_context import FP8_CACHE_DTYPE, KVCacheData
+
+FP8_MAX = 448.0
+"""The largest number that float8_e4m3fn holds."""
+SMALLEST_HEAD = 1e-30
+"""A head whose largest number is below this is stored as if it were this: scales stay normal."""
 
 
 def write_kv_cache(
@@ -20,5 +25,40 @@ def write_kv_cache(
         slot_mapping: [at most T] int64, block id * B + offset.
     """
     num_tokens = slot_mapping.shape[0]
-    cache.k.flatten(0, 1).index_copy_(0, slot_mapping, k[:num_tokens])
-    cache.v.flatten(0, 1).index_copy_(0, slot_mapping, v[:num_tokens])
+    for stored, scale, heads in ((cache.k, cache.k_scale, k), (cache.v, cache.v_scale, v)):
+        values = heads[:num_tokens]
+        if scale is not None:
+            values, scales = quantize_heads(values)
+            scale.flatten(0, 1).index_copy_(0, slot_mapping, scales)
+            # Torch copies bytes by index on every device, 8-bit floats only on some.
+            stored, values = stored.view(torch.uint8), values.view(torch.uint8)
+        stored.flatten(0, 1).index_copy_(0, slot_mapping, values)
+
+
+def read_kv_cache(
+    cache: KVCacheData, block_ids: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the keys and values of n blocks, each [n, B, Hk, D] of `dtype`."""
+    k, v = (
+        _scaled(stored[block_ids], None if scale is None else scale[block_ids])
+        for stored, scale in ((cache.k, cache.k_scale), (cache.v, cache.v_scale))
+    )
+    return k.to(dtype), v.to(dtype)
+
+
+def quantize_heads(heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rounds each head to 8-bit floats, its largest number to the largest of them.
+
+    Args:
+        heads: [..., D], finite.
+
+    Returns:
+        [..., D] float8_e4m3fn, and [...] float32 that they are multiplied by.
+    """
+    scales = heads.abs().amax(-1).float().clamp(min=SMALLEST_HEAD) / FP8_MAX
+    return (heads / scales.unsqueeze(-1)).to(FP8_CACHE_DTYPE), scales
+
+
+def _scaled(stored: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+    """Returns the numbers that heads [..., D] and their scales [...] stand for."""
+    return stored if scales is None else stored.float() * scales.unsqueeze(-1)

@@ -101,6 +101,14 @@ class OutputSink(Protocol):
         """Called once after the last put of a step."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StepMark:
+    """A step whose tokens are known since `at_s`, in seconds of `time.monotonic()`."""
+
+    step_id: int
+    at_s: float
+
+
 class RequestStatus(enum.Enum):
     """Where a request is."""
 
@@ -113,7 +121,7 @@ class RequestStatus(enum.Enum):
 class Request:
     """One request, from submission to its end.
 
-    The scheduler owns every field below `status`. Times are seconds of `time.monotonic()`.
+    The scheduler owns the fields from `status` on. Times are seconds of `time.monotonic()`.
     """
 
     request_id: str
@@ -127,6 +135,8 @@ class Request:
     """Output that another engine made before it was lost; the request goes on behind it."""
     arrival_s: float
     deadline_s: float | None = None
+    traceparent: str = ""
+    """Where the request belongs in a trace; empty: nowhere."""
 
     status: RequestStatus = RequestStatus.WAITING
     token_ids: list[int] = field(init=False)
@@ -150,11 +160,17 @@ class Request:
     """Place in the order of submission; set when the scheduler takes the request."""
     row: int | None = None
     first_scheduled_s: float | None = None
+    first_step_id: int = 0
+    """The step that first computed tokens of it; 0 before."""
     first_token_s: float | None = None
     num_losses: int = 0
     """Times that a worker was lost while it ran a step of the request."""
     trial_end: int = 0
     """Number of tokens up to which the request runs alone, having been in a worker's last steps."""
+    num_preemptions: int = 0
+    first_token: StepMark | None = None
+    """Set, like the next one, by core.latencies, not by the scheduler."""
+    last_token: StepMark | None = None
 
     def __post_init__(self) -> None:
         """Starts with the prompt, and the output made elsewhere, as the tokens known."""

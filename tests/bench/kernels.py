@@ -1,6 +1,6 @@
 """Times the kernels against torch's attention and against what the memory or the arithmetic allows.
 
-    python -m tests.bench.kernels [--json out.json] [--only decode,prefill,rows,linear]
+    python -m tests.bench.kernels [--json out.json] [--only decode,fp8-decode,prefill,rows,linear]
 
 Each figure is the median of replays of a graph of many launches that walk over more data than the
 second-level cache holds. The floors are ceilings measured on an H200: reads at 4,482 GB/s, bf16
@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from models.forward_context import KVCacheData
 from models.ops.head_transform import transform_heads
 from models.ops.kv_cache import write_kv_cache
 from models.ops.linear import linear
@@ -119,6 +120,34 @@ def decode(heads: Heads, batch: int, context: int) -> Figures:
 
     theirs = best_sdpa(torch_calls)
     return {"us": ours, "torch_us": theirs, "floor_us": num_bytes / BYTES_PER_US}
+
+
+def fp8_decode(heads: Heads, batch: int, context: int) -> Figures:
+    """Times decode attention to a cache of 8 bits, scales included; torch has nothing like it."""
+    num_bytes = 2 * batch * context * heads.num_kv_heads * (heads.head_dim + 4)
+    lens = [context] * batch
+    cases = [
+        make_case(
+            [1] * batch,
+            lens,
+            heads,
+            dtype=torch.bfloat16,
+            device="cuda",
+            has_fp8_cache=True,
+            seed=seed,
+        )
+        for seed in range(copies(num_bytes, 32))
+    ]
+    outputs = torch.empty(batch, heads.num_heads, heads.head_dim, device="cuda").bfloat16()
+    queries, metadata = cases[0].q.contiguous(), cases[0].metadata  # as the layers of a step share
+
+    def call(cache: KVCacheData):
+        return lambda: decode_attention(
+            queries, cache, metadata, outputs, sliding_window=None, sinks=None
+        )
+
+    ours = microseconds([call(case.cache) for case in cases], rounds=2)
+    return {"us": ours, "torch_us": None, "floor_us": num_bytes / BYTES_PER_US}
 
 
 def prefill(heads: Heads, num_tokens: int) -> Figures:
@@ -234,14 +263,10 @@ def linear_product(num_tokens: int, outputs: int, inputs: int, is_gated: bool) -
 def jobs(only: set[str]) -> Iterator[tuple[str, str, str, Callable[[], Figures]]]:
     """Yields kernel, model, size, and what times them."""
     for model, (heads, hidden, inner) in MODELS.items():
-        if "decode" in only:
-            for batch, context in product(BATCHES, CONTEXTS):
-                yield (
-                    "decode",
-                    model,
-                    f"{batch} x {context}",
-                    partial(decode, heads, batch, context),
-                )
+        for kernel, timed in (("decode", decode), ("fp8-decode", fp8_decode)):
+            for batch, context in product(BATCHES, CONTEXTS) if kernel in only else ():
+                size = f"{batch} x {context}"
+                yield kernel, model, size, partial(timed, heads, batch, context)
         if "prefill" in only:
             for num_tokens in PROMPTS:
                 yield "prefill", model, f"{num_tokens}", partial(prefill, heads, num_tokens)
@@ -288,7 +313,7 @@ def main() -> None:
     """Runs what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", default="decode,prefill,rows,linear")
+    parser.add_argument("--only", default="decode,fp8-decode,prefill,rows,linear")
     arguments = parser.parse_args()
     run(set(arguments.only.split(",")), Report("kernels", path=arguments.json))
 

@@ -8,9 +8,9 @@ import torch
 from models.forward_context import forward_context
 from models.ops.rms_norm import add_rms_norm, rms_norm
 from models.ops.silu_and_mul import silu_and_mul
-from tests.support.attention_case import AttentionCase, Heads, make_case
+from tests.support.attention_case import AttentionCase, Heads, exact_cache, make_case
 from tests.support.step_driver import StepDriver
-from tests.support.tolerances import ROW_TOLERANCE, assert_rows_close
+from tests.support.tolerances import FP8_ROW_TOLERANCE, ROW_TOLERANCE, assert_rows_close
 
 pytestmark = pytest.mark.gpu
 
@@ -44,6 +44,36 @@ def check(case: AttentionCase) -> None:
     assert_rows_close(case.cache.k[1:], exact.cache.k[1:])
     assert torch.equal(case.cache.v[1:].double().cpu(), exact.cache.v[1:])
     assert case.metadata.workspace.counters.count_nonzero() == 0
+
+
+def check_with_fp8_cache(case: AttentionCase) -> None:
+    exact = case.exact()
+    exact.run()
+    actual = case.run()
+    assert_rows_close(actual, case.exact_reading().run())
+    stored = exact_cache(case.cache)
+    assert_rows_close(stored.k[1:], exact.cache.k[1:], FP8_ROW_TOLERANCE)
+    assert_rows_close(stored.v[1:], exact.cache.v[1:], FP8_ROW_TOLERANCE)
+    assert case.metadata.workspace.counters.count_nonzero() == 0
+
+
+@DTYPES
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("batch", [MIXED, ([1] * len(DECODES), DECODES)], ids=["mixed", "decode"])
+def test_attention_reads_and_writes_a_cache_of_8_bits(batch, heads, dtype):
+    check_with_fp8_cache(make_case(*batch, heads, dtype=dtype, device="cuda", has_fp8_cache=True))
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    "options",
+    [{"sliding_window": 33, "has_sinks": True}, {"has_rotation": False}, {"block_size": 24}],
+    ids=str,
+)
+@pytest.mark.parametrize("batch", [MIXED, ([1] * len(DECODES), DECODES)], ids=["mixed", "decode"])
+def test_any_kind_of_attention_takes_a_cache_of_8_bits(batch, options, dtype):
+    case = make_case(*batch, GPT_OSS, dtype=dtype, device="cuda", has_fp8_cache=True, **options)
+    check_with_fp8_cache(case)
 
 
 @DTYPES
@@ -147,8 +177,11 @@ def refill(case: AttentionCase, drawn: AttentionCase) -> None:
     ids=["decode", "mixed"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_captured_graph_is_right_on_replay_with_new_contents(captured, replayed, dtype):
-    case = make_case(*captured, QWEN3_0_6B, dtype=dtype, device="cuda")
+@pytest.mark.parametrize("has_fp8_cache", [False, True], ids=["plain", "fp8-cache"])
+def test_a_captured_graph_is_right_on_replay_with_new_contents(
+    captured, replayed, has_fp8_cache, dtype
+):
+    case = make_case(*captured, QWEN3_0_6B, dtype=dtype, device="cuda", has_fp8_cache=has_fp8_cache)
     output = torch.empty_like(case.q, memory_format=torch.contiguous_format)
     case.run_into(output)
     torch.cuda.synchronize()
@@ -165,8 +198,11 @@ def test_a_captured_graph_is_right_on_replay_with_new_contents(captured, replaye
         output.fill_(torch.nan)
         graph.replay()
         expected = exact.run()
+        if has_fp8_cache:
+            expected = case.exact_reading().run()
         assert_rows_close(output[:num_tokens], expected)
-        assert_rows_close(case.cache.k[1:], exact.cache.k[1:])
+        tolerance = FP8_ROW_TOLERANCE if has_fp8_cache else ROW_TOLERANCE[dtype]
+        assert_rows_close(exact_cache(case.cache).k[1:], exact.cache.k[1:], tolerance)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")

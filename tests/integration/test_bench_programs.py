@@ -43,6 +43,18 @@ def offline(tmp_path_factory) -> Path:
     return out
 
 
+def test_the_accuracy_of_a_cache_of_8_bits_is_measured(tmp_path):
+    for source in ((), ("--shape", "tiny")):
+        out = tmp_path / "accuracy.json"
+        few = ("--sequences", "2", "--tokens", "8")
+        run("tests.bench.kv_accuracy", *source, *few, "--json", out)
+        content = json.loads(out.read_text())
+        assert 0 < content["figures"]["relative error, mean"]["median"] < 0.5
+        assert 0 < content["figures"]["KL divergence, mean"]["median"] < 0.5
+        assert 0 < content["figures"]["equal greedy tokens"]["median"] <= 1
+        assert content["facts"]["positions"] >= 16
+
+
 def test_offline_has_every_figure_and_says_what_is_missing(offline):
     content = json.loads(offline.read_text())
     assert set(content["figures"]) == {

@@ -15,6 +15,7 @@ from models.forward_context import (
 )
 from models.ops.attention_metadata import build_attention_metadata
 from models.ops.head_transform import HeadTransform
+from models.ops.kv_cache import quantize_heads
 from models.ops.triton.configurations import MAX_PARTIALS
 
 
@@ -109,7 +110,7 @@ class AttentionCase:
             q=double(self.q[:num_tokens]),
             k=double(self.k[:num_tokens]),
             v=double(self.v[:num_tokens]),
-            cache=KVCacheData(k=double(self.cache.k), v=double(self.cache.v)),
+            cache=exact_cache(self.cache),
             metadata=metadata,
             positions=self.positions[:num_tokens].cpu(),
             transform=turn,
@@ -117,9 +118,34 @@ class AttentionCase:
             sinks=double(self.sinks),
         )
 
+    def exact_reading(self) -> "AttentionCase":
+        """Returns the exact case with all that the cache holds now, and nothing to be written."""
+        exact = self.exact()
+        # All of the step's keys and values go to the null block.
+        slots = torch.zeros_like(exact.metadata.slot_mapping)
+        return replace(exact, metadata=replace(exact.metadata, slot_mapping=slots))
+
     def unsplit(self) -> "AttentionCase":
         """Returns the same case without a workspace."""
         return replace(self, metadata=replace(self.metadata, workspace=None))
+
+
+def exact_cache(cache: KVCacheData) -> KVCacheData:
+    """Returns a copy of a cache, in float64 on the CPU."""
+
+    def double(stored: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        exact = stored.cpu().double()
+        return exact if scale is None else exact * scale.cpu().double().unsqueeze(-1)
+
+    return KVCacheData(k=double(cache.k, cache.k_scale), v=double(cache.v, cache.v_scale))
+
+
+def make_cache(k: torch.Tensor, v: torch.Tensor, *, is_fp8: bool) -> KVCacheData:
+    """Returns a cache of keys and values [N, B, Hk, D], rounded to 8 bits if it shall be."""
+    if not is_fp8:
+        return KVCacheData(k=k, v=v)
+    (k, k_scale), (v, v_scale) = quantize_heads(k), quantize_heads(v)
+    return KVCacheData(k=k, v=v, k_scale=k_scale, v_scale=v_scale)
 
 
 def token_request(query_start_loc: torch.Tensor) -> torch.Tensor:
@@ -140,6 +166,7 @@ def make_case(
     has_norm=True,
     sliding_window=None,
     has_sinks=False,
+    has_fp8_cache=False,
     seed=0,
 ):
     """Draws a case; blocks lie scattered, and the cache is full of numbers that are not its own."""
@@ -187,7 +214,7 @@ def make_case(
         q=q if has_rotation else q.contiguous(),
         k=k,
         v=v,
-        cache=KVCacheData(k=draw(*cache_shape), v=draw(*cache_shape)),
+        cache=make_cache(draw(*cache_shape), draw(*cache_shape), is_fp8=has_fp8_cache),
         metadata=metadata,
         positions=positions,
         transform=transform,

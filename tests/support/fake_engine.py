@@ -69,6 +69,8 @@ class FakeEngine:
     """Output tokens after which a request gets no more, while this is set."""
     step_s: float = 0.001
     """Time from one step to the next."""
+    credentials: grpc.ServerCredentials | None = None
+    """What it listens with; None speaks plain text."""
     block_size: int = 4
     config_sha256: str = "c" * 64
     load: dict[str, int] = field(default_factory=dict)
@@ -104,7 +106,11 @@ class FakeEngine:
         """Listens on loopback."""
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         engine_pb2_grpc.add_EngineServiceServicer_to_server(_Servicer(self), self._server)
-        self.port = self._server.add_insecure_port(f"{host}:{port}")
+        address = f"{host}:{port}"
+        if self.credentials is None:
+            self.port = self._server.add_insecure_port(address)
+        else:
+            self.port = self._server.add_secure_port(address, self.credentials)
         self.address = f"{host}:{self.port}"
         await self._server.start()
 

@@ -38,6 +38,7 @@ class GraphEngine:
         *,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        cache_dtype: torch.dtype | None = None,
         load_format: str = "safetensors",
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 64,
@@ -69,7 +70,7 @@ class GraphEngine:
             self.model,
             num_blocks=num_blocks,
             block_size=block_size,
-            dtype=dtype,
+            dtype=cache_dtype or dtype,
             device=target,
         )
         self.runner = ModelRunner(self.model, self.cache, limits=limits, device=target)

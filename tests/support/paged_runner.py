@@ -33,16 +33,24 @@ class PagedRunner:
     """
 
     def __init__(
-        self, model: CausalLM, *, num_blocks=64, block_size=4, num_rows=16, device="cpu", seed=0
+        self,
+        model: CausalLM,
+        *,
+        num_blocks=64,
+        block_size=4,
+        num_rows=16,
+        device="cpu",
+        cache_dtype=None,
+        seed=0,
     ):
-        dtype = model.lm_head.weight.dtype
+        dtype = cache_dtype or model.lm_head.weight.dtype
         self.kv_caches = [
             spec.allocate(num_blocks, block_size, dtype=dtype, device=torch.device(device))
             for spec in model.cache_specs()
         ]
         for cache in self.kv_caches:
             for tensor in cache.tensors().values():
-                tensor.fill_(POISON)
+                tensor.fill_(min(POISON, torch.finfo(tensor.dtype).max))
         self.model = model
         self.device = device
         self.block_size = block_size

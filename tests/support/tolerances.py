@@ -5,12 +5,23 @@ import torch
 ROW_TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Largest error of a row, ||actual - exact|| / ||exact||: some roundings of 2^-24, 2^-11, 2^-9."""
 
+FP8_ROW_TOLERANCE = 2**-4 + 1e-3
+"""Largest error of a head in the cache as float8_e4m3fn: each number's is at most 2^-4 of it, or of
+the head's largest number 2^-10 / 448."""
 
-def assert_rows_close(actual: torch.Tensor, exact: torch.Tensor) -> None:
-    """Compares along the last dimension, row by row, so that one wrong row among many is seen."""
+
+def assert_rows_close(
+    actual: torch.Tensor, exact: torch.Tensor, tolerance: float | None = None
+) -> None:
+    """Compares along the last dimension, row by row, so that one wrong row among many is seen.
+
+    Without a tolerance it is that of actual's dtype.
+    """
     actual_exactly = actual.double().cpu()
     error = (actual_exactly - exact.double().cpu()).norm(dim=-1)
     scale = exact.double().cpu().norm(dim=-1).clamp(min=1e-30)
     worst = float((error / scale).max())
     # A comparison with NaN is false.
-    assert worst <= ROW_TOLERANCE[actual.dtype], f"a row is off by {worst:.2g} of its norm"
+    assert worst <= (tolerance or ROW_TOLERANCE[actual.dtype]), (
+        f"a row is off by {worst:.2g} of its norm"
+    )

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from models.forward_context import AttentionMetadata, KVCacheData
 from models.ops.head_transform import HeadTransform
+from models.ops.triton.cache_scales import cache_scales, scale_of
 from models.ops.triton.configurations import (
     EARLY_REQUESTS,
     MAX_SPLITS,
@@ -111,9 +112,10 @@ def _combine(
 
 @triton.jit
 def _store_newest(
-    k_ptr, v_ptr, new_k_ptr, new_v_ptr, slot, kv_head, dims, weight_ptr, cos_ptr, sin_ptr, eps,
+    k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, new_k_ptr, new_v_ptr, slot, kv_head, dims,
+    weight_ptr, cos_ptr, sin_ptr, eps,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    HAS_NORM: tl.constexpr,
+    HAS_NORM: tl.constexpr, HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Stores one token's key, transformed, and its value, unless their slot is in block 0."""
     heads = kv_head + tl.arange(0, 1)
@@ -126,15 +128,24 @@ def _store_newest(
         new_k_ptr + at_new, dims, has_key, weight_ptr, cos_ptr, sin_ptr, eps, HEAD_DIM, HAS_NORM
     )
     value = tl.load(new_v_ptr + at_new + dims[None, :], mask=in_head, other=0.0)
-    at_slot = (slot * NUM_KV_HEADS + heads)[:, None] * HEAD_DIM + dims[None, :]
+    at_head = slot * NUM_KV_HEADS + heads
+    if HAS_SCALES:
+        value = value.to(tl.float32)
+        key_scale = scale_of(tl.max(tl.abs(key), 1))
+        value_scale = scale_of(tl.max(tl.abs(value), 1))
+        tl.store(k_scale_ptr + at_head, key_scale, mask=has_key)
+        tl.store(v_scale_ptr + at_head, value_scale, mask=has_key)
+        key /= key_scale[:, None]
+        value /= value_scale[:, None]
+    at_slot = at_head[:, None] * HEAD_DIM + dims[None, :]
     tl.store(k_ptr + at_slot, key.to(k_ptr.dtype.element_ty), mask=in_head)
-    tl.store(v_ptr + at_slot, value, mask=in_head)
+    tl.store(v_ptr + at_slot, value.to(v_ptr.dtype.element_ty), mask=in_head)
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projections to the heads' outputs
-    q_ptr, k_ptr, v_ptr, output_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr,
-    partials_ptr, lse_ptr, counters_ptr,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, output_ptr, block_tables_ptr, seq_lens_ptr,
+    query_start_ptr, partials_ptr, lse_ptr, counters_ptr,
     new_k_ptr, new_v_ptr, slots_ptr, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr, sinks_ptr,
     table_stride, num_splits, q_stride, new_k_stride, new_v_stride, rotation_stride,
     scale_log2, eps,
@@ -143,7 +154,7 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     HAS_NORM: tl.constexpr, MAX_SPLITS: tl.constexpr, PADDED_GROUP: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, STARTS_NEXT_LATE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    HAS_SCALES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Attends the GROUP query heads of one kv head of one request to one part of its keys.
 
@@ -184,12 +195,13 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
         q_ptrs = q_ptr + token * q_stride + (kv_head * GROUP + rows)[:, None] * HEAD_DIM
         q = _load_transformed(
             q_ptrs, dims, in_rows, q_weight_ptr, cos_ptr, sin_ptr, eps, HEAD_DIM, HAS_NORM
-        ).to(k_ptr.dtype.element_ty)
+        ).to(q_ptr.dtype.element_ty)
         if split == active - 1:
             _store_newest(
-                k_ptr, v_ptr, new_k_ptr + token * new_k_stride, new_v_ptr + token * new_v_stride,
-                tl.load(slots_ptr + token), kv_head, dims, k_weight_ptr, cos_ptr, sin_ptr, eps,
-                NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, HAS_NORM,
+                k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, new_k_ptr + token * new_k_stride,
+                new_v_ptr + token * new_v_stride, tl.load(slots_ptr + token), kv_head, dims,
+                k_weight_ptr, cos_ptr, sin_ptr, eps,
+                NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, HAS_NORM, HAS_SCALES,
             )  # fmt: skip
             # Other threads of this program read them below.
             tl.debug_barrier()
@@ -208,8 +220,8 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     end = tl.minimum(start + part, seq_len)
     acc, highest, total = attend_keys(
         q, acc, highest, total, start, end, tl.zeros([ROWS], tl.int32) + seq_len, table_ptr,
-        k_ptr, v_ptr, kv_head, dims, scale_log2,
-        NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, True, STAGES, 0,
+        k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, kv_head, dims, scale_log2,
+        NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, True, STAGES, 0, HAS_SCALES,
     )  # fmt: skip
     if STARTS_NEXT_LATE:
         let_next_start(DEPENDENT)
@@ -291,7 +303,7 @@ def decode_attention(
         if new.transform.q_weight is not None and new.transform.k_weight is not None:
             q_weight, k_weight, has_norm = new.transform.q_weight, new.transform.k_weight, True
     _decode_kernel[(num_kv_heads, splits, num_requests)](
-        q, cache.k, cache.v, output, metadata.block_tables, metadata.seq_lens,
+        q, cache.k, cache.v, *cache_scales(cache), output, metadata.block_tables, metadata.seq_lens,
         metadata.query_start_loc, partials, lse, counters,
         k, v, slots, cos, sin, q_weight, k_weight, metadata.seq_lens if sinks is None else sinks,
         metadata.block_tables.stride(0), splits, q.stride(0), k.stride(0), v.stride(0),
@@ -302,5 +314,6 @@ def decode_attention(
         MAX_SPLITS=MAX_SPLITS, PADDED_GROUP=padded_group, ROWS=max(tiles.rows, padded_group),
         KEYS=tiles.keys, BLOCK_D=block_d, STAGES=tiles.num_stages, num_warps=tiles.num_warps,
         WINDOW=sliding_window or 0, HAS_SINKS=sinks is not None,
+        HAS_SCALES=cache.k_scale is not None,
         STARTS_NEXT_LATE=new is None or num_requests > EARLY_REQUESTS, **launch_options(q.device),
     )  # fmt: skip

@@ -6,19 +6,22 @@ import triton.language as tl
 
 @triton.jit
 def fold_tile(
-    q, k, v, acc, highest, total, keys, end, positions, scale_log2,
-    IS_DIAGONAL: tl.constexpr, WINDOW: tl.constexpr,
+    q, k, v, k_scale, v_scale, acc, highest, total, keys, end, positions, scale_log2,
+    IS_DIAGONAL: tl.constexpr, WINDOW: tl.constexpr, HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Folds one tile of keys and values of one kv head into a running softmax.
 
     acc, highest and total are the weighted values, the highest scaled score and the sum of base-2
     exponentials of each row of q so far. On the diagonal a row sees the keys up to its position
     and before the end; off it all rows see all keys. With a WINDOW, on the diagonal, it sees no
-    more than so many.
+    more than so many. HAS_SCALES: scores and weights take those of the heads of k and v, [1, KEYS],
+    which are fewer numbers than keys and values.
 
     Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
     """
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if HAS_SCALES:
+        scores *= k_scale
     if IS_DIAGONAL:
         is_seen = (keys[None, :] <= positions[:, None]) & (keys < end)[None, :]
         if WINDOW > 0:
@@ -33,20 +36,23 @@ def fold_tile(
     kept = tl.exp2(highest - new_highest)
     total = total * kept + tl.sum(weights, 1)
     acc = acc * kept[:, None]
+    if HAS_SCALES:
+        weights *= v_scale
     acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
     return acc, new_highest, total
 
 
 @triton.jit
 def attend_keys(
-    q, acc, highest, total, start, end, positions, table_ptr, k_ptr, v_ptr, kv_head, dims,
-    scale_log2,
+    q, acc, highest, total, start, end, positions, table_ptr, k_ptr, v_ptr, k_scale_ptr,
+    v_scale_ptr, kv_head, dims, scale_log2,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr, IS_DIAGONAL: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Folds the cached keys in [start, end) of one kv head into a running softmax: fold_tile.
 
-    Off the diagonal end - start is a multiple of KEYS.
+    Off the diagonal end - start is a multiple of KEYS. HAS_SCALES: each head of k and v has one.
     """
     for first in tl.range(start, end, KEYS, num_stages=STAGES):
         keys = first + tl.arange(0, KEYS)
@@ -59,11 +65,16 @@ def attend_keys(
             block = tl.load(table_ptr + keys // BLOCK_SIZE).to(tl.int64)
         slot = (block * BLOCK_SIZE + keys % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
         at_keys = slot[:, None] * HEAD_DIM + dims[None, :]
-        k = tl.load(k_ptr + at_keys, mask=in_keys, other=0.0)
-        v = tl.load(v_ptr + at_keys, mask=in_keys, other=0.0)
+        k = tl.load(k_ptr + at_keys, mask=in_keys, other=0.0).to(q.dtype)
+        v = tl.load(v_ptr + at_keys, mask=in_keys, other=0.0).to(q.dtype)
+        k_scale, v_scale = 1.0, 1.0
+        if HAS_SCALES:
+            k_scale = tl.load(k_scale_ptr + slot, mask=keys < end, other=0.0)[None, :]
+            v_scale = tl.load(v_scale_ptr + slot, mask=keys < end, other=0.0)[None, :]
         acc, highest, total = fold_tile(
-            q, k, v, acc, highest, total, keys, end, positions, scale_log2, IS_DIAGONAL, WINDOW
-        )
+            q, k, v, k_scale, v_scale, acc, highest, total, keys, end, positions, scale_log2,
+            IS_DIAGONAL, WINDOW, HAS_SCALES,
+        )  # fmt: skip
     return acc, highest, total
 
 
@@ -86,6 +97,7 @@ def attend_new_keys(
             # they may be no numbers.
             v = tl.where((keys < end)[:, None], v, 0.0)
         acc, highest, total = fold_tile(
-            q, k, v, acc, highest, total, keys, end, positions, scale_log2, IS_DIAGONAL, WINDOW
-        )
+            q, k, v, 1.0, 1.0, acc, highest, total, keys, end, positions, scale_log2,
+            IS_DIAGONAL, WINDOW, False,
+        )  # fmt: skip
     return acc, highest, total

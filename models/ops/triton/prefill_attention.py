@@ -6,6 +6,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from models.forward_context import AttentionMetadata, KVCacheData
+from models.ops.triton.cache_scales import cache_scales
 from models.ops.triton.configurations import prefill_tiles
 from models.ops.triton.online_softmax import attend_keys, attend_new_keys
 
@@ -38,13 +39,13 @@ def _request_of(tile, query_start_ptr, num_requests, QUERIES: tl.constexpr):
 
 @triton.jit(do_not_specialize=_METADATA)
 def _prefill_kernel(
-    q_ptr, k_ptr, v_ptr, new_k, new_v, new_k_stride, new_v_stride,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, new_k, new_v, new_k_stride, new_v_stride,
     output_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr,
     table_stride, num_requests, min_queries, scale_log2,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, PADDED_GROUP: tl.constexpr,
     KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_SINKS: tl.constexpr, HAS_PREFIX: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr, HAS_PREFIX: tl.constexpr,
 ):  # fmt: skip
     """Attends QUERIES neighbouring tokens, the heads of one kv head each, to their prefixes.
 
@@ -57,12 +58,14 @@ def _prefill_kernel(
     query_start = tl.load(query_start_ptr + request)
     num_queries = tl.load(query_start_ptr + request + 1) - query_start
     num_cached = tl.load(seq_lens_ptr + request) - num_queries
-    is_mine = (num_cached > 0) == HAS_PREFIX
+    # From a cache of 8-bit floats all keys are read as they are stored: results do not depend on
+    # how a prompt is cut into chunks.
+    is_mine = HAS_SCALES or (num_cached > 0) == HAS_PREFIX
     first_query = (tile - query_start // QUERIES - request) * QUERIES
     if first_query >= num_queries or num_queries < min_queries or not is_mine:
         return
     if not HAS_PREFIX:
-        num_cached = 0
+        num_cached = 0  # which the compiler makes use of
 
     rows = tl.arange(0, QUERIES * PADDED_GROUP)
     dims = tl.arange(0, BLOCK_D)
@@ -92,12 +95,14 @@ def _prefill_kernel(
         table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
         if WINDOW == 0:
             acc, highest, total = attend_keys(
-                q, acc, highest, total, 0, diagonal, positions, table_ptr, k_ptr, v_ptr, kv_head,
-                dims, scale_log2, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, False, STAGES, 0,
+                q, acc, highest, total, 0, diagonal, positions, table_ptr, k_ptr, v_ptr,
+                k_scale_ptr, v_scale_ptr, kv_head, dims, scale_log2,
+                NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, False, STAGES, 0, HAS_SCALES,
             )  # fmt: skip
         acc, highest, total = attend_keys(
-            q, acc, highest, total, diagonal, end, positions, table_ptr, k_ptr, v_ptr, kv_head,
-            dims, scale_log2, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, True, STAGES, WINDOW,
+            q, acc, highest, total, diagonal, end, positions, table_ptr, k_ptr, v_ptr, k_scale_ptr,
+            v_scale_ptr, kv_head, dims, scale_log2,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, True, STAGES, WINDOW, HAS_SCALES,
         )  # fmt: skip
     else:
         if WINDOW == 0:
@@ -155,24 +160,26 @@ def prefill_attention(
     padded_group = triton.next_power_of_2(group)
     block_d = max(16, triton.next_power_of_2(head_dim))
     k, v = _aligned(k), _aligned(v)
-    for has_prefix in _forms(metadata):
+    for has_prefix in _forms(cache, metadata):
         tiles = prefill_tiles(q.dtype, block_d, has_prefix=has_prefix)
         queries = max(1, tiles.rows // padded_group)
         new_k, new_v = (_described(x, [tiles.keys, block_d]) for x in (k, v))
         _prefill_kernel[(num_kv_heads, num_tokens // queries + num_requests)](
-            q, cache.k, cache.v, new_k, new_v, k.stride(1), v.stride(1), output,
-            metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
+            q, cache.k, cache.v, *cache_scales(cache), new_k, new_v, k.stride(1), v.stride(1),
+            output, metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
             q if sinks is None else sinks, metadata.block_tables.stride(0),
             num_requests, min_queries, head_dim**-0.5 * 1.4426950408889634,
             NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=cache.k.shape[1],
             QUERIES=queries, PADDED_GROUP=padded_group, KEYS=tiles.keys, BLOCK_D=block_d,
             STAGES=tiles.num_stages, WINDOW=sliding_window or 0, HAS_SINKS=sinks is not None,
-            HAS_PREFIX=has_prefix, num_warps=tiles.num_warps,
+            HAS_SCALES=cache.k_scale is not None, HAS_PREFIX=has_prefix, num_warps=tiles.num_warps,
         )  # fmt: skip
 
 
-def _forms(metadata: AttentionMetadata) -> tuple[bool, ...]:
+def _forms(cache: KVCacheData, metadata: AttentionMetadata) -> tuple[bool, ...]:
     """Returns which forms of the kernel a step may need: without and with cached tokens."""
+    if cache.k_scale is not None:
+        return (True,)
     if metadata.seq_lens.shape[0] > 1:
         return False, True
     return (metadata.max_seqlen_k > metadata.max_seqlen_q,)

@@ -6,6 +6,7 @@ import triton.language as tl
 
 from models.forward_context import KVCacheData
 from models.ops.head_transform import HeadTransform
+from models.ops.triton.cache_scales import cache_scales, scale_of
 from models.ops.triton.dependent_launch import launch_options, let_next_start, wait_for_previous
 
 FEW_TOKENS = 64
@@ -37,15 +38,33 @@ def _transform(
     return first * cos - second * sin, second * cos + first * sin
 
 
+@triton.jit
+def _store(
+    cache_ptr, scale_ptr, heads, dims, first, second, in_tokens, in_tile,
+    HEAD_DIM: tl.constexpr, HAS_SCALES: tl.constexpr,
+):  # fmt: skip
+    """Stores the two halves of heads, rounded to the cache's dtype."""
+    if HAS_SCALES:
+        largest = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
+        scale = scale_of(largest.to(tl.float32))
+        tl.store(scale_ptr + heads, scale, mask=in_tokens)
+        first = first.to(tl.float32) / scale[:, None]
+        second = second.to(tl.float32) / scale[:, None]
+    at_cache = heads[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(cache_ptr + at_cache, first.to(cache_ptr.dtype.element_ty), mask=in_tile)
+    second = second.to(cache_ptr.dtype.element_ty)
+    tl.store(cache_ptr + at_cache + HEAD_DIM // 2, second, mask=in_tile)
+
+
 # Specialising on what varies from step to step would compile again while serving.
 @triton.jit(do_not_specialize=_VARYING)
 def _rotate_and_cache_kernel(
-    q_ptr, k_ptr, v_ptr, rotated_q_ptr, rotated_k_ptr, k_cache_ptr, v_cache_ptr, slots_ptr,
-    cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr,
+    q_ptr, k_ptr, v_ptr, rotated_q_ptr, rotated_k_ptr, k_cache_ptr, v_cache_ptr,
+    k_scale_ptr, v_scale_ptr, slots_ptr, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr,
     num_tokens, q_stride, k_stride, v_stride, rotated_k_stride, rotation_stride, eps,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     HAS_ROTATION: tl.constexpr, HAS_NORM: tl.constexpr, TOKENS: tl.constexpr,
-    BLOCK_HALF: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, HAS_SCALES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Does one head of TOKENS tokens; key heads come first, then value heads, then query heads."""
     let_next_start(DEPENDENT)
@@ -58,31 +77,35 @@ def _rotate_and_cache_kernel(
     in_tile = (tokens < num_tokens)[:, None] & in_half[None, :]
     at_rotation = tokens[:, None] * rotation_stride + dims[None, :]
     if head < 2 * NUM_KV_HEADS:
-        slots = tl.load(slots_ptr + tokens, mask=tokens < num_tokens, other=0)
+        in_tokens = tokens < num_tokens
+        slots = tl.load(slots_ptr + tokens, mask=in_tokens, other=0)
         kv_head = head % NUM_KV_HEADS
-        at_cache = (slots * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + dims[None, :]
+        heads = slots * NUM_KV_HEADS + kv_head
         if head < NUM_KV_HEADS:
             k_ptrs = k_ptr + tokens[:, None] * k_stride + kv_head * HEAD_DIM + dims[None, :]
             first = tl.load(k_ptrs, mask=in_tile, other=0.0)
             second = tl.load(k_ptrs + HALF, mask=in_tile, other=0.0)
             if HAS_ROTATION:
-                rotated_first, rotated_second = _transform(
+                first, second = _transform(
                     first.to(tl.float32), second.to(tl.float32), k_weight_ptr, cos_ptr, sin_ptr,
                     at_rotation, dims, in_half, in_tile, eps, HEAD_DIM, HAS_NORM,
                 )  # fmt: skip
-                first = rotated_first.to(first.dtype)
-                second = rotated_second.to(second.dtype)
                 at_rotated = tokens[:, None] * rotated_k_stride + kv_head * HEAD_DIM + dims[None, :]
-                tl.store(rotated_k_ptr + at_rotated, first, mask=in_tile)
-                tl.store(rotated_k_ptr + at_rotated + HALF, second, mask=in_tile)
-            tl.store(k_cache_ptr + at_cache, first, mask=in_tile)
-            tl.store(k_cache_ptr + at_cache + HALF, second, mask=in_tile)
+                dtype = rotated_k_ptr.dtype.element_ty
+                tl.store(rotated_k_ptr + at_rotated, first.to(dtype), mask=in_tile)
+                tl.store(rotated_k_ptr + at_rotated + HALF, second.to(dtype), mask=in_tile)
+            _store(
+                k_cache_ptr, k_scale_ptr, heads, dims, first, second, in_tokens, in_tile,
+                HEAD_DIM, HAS_SCALES,
+            )  # fmt: skip
         else:
             v_ptrs = v_ptr + tokens[:, None] * v_stride + kv_head * HEAD_DIM + dims[None, :]
             first = tl.load(v_ptrs, mask=in_tile, other=0.0)
             second = tl.load(v_ptrs + HALF, mask=in_tile, other=0.0)
-            tl.store(v_cache_ptr + at_cache, first, mask=in_tile)
-            tl.store(v_cache_ptr + at_cache + HALF, second, mask=in_tile)
+            _store(
+                v_cache_ptr, v_scale_ptr, heads, dims, first, second, in_tokens, in_tile,
+                HEAD_DIM, HAS_SCALES,
+            )  # fmt: skip
     elif HAS_ROTATION:
         q_head = head - 2 * NUM_KV_HEADS
         q_ptrs = q_ptr + tokens[:, None] * q_stride + q_head * HEAD_DIM + dims[None, :]
@@ -136,11 +159,11 @@ def rotate_and_cache(
         if transform.q_weight is not None and transform.k_weight is not None:
             q_weight, k_weight, has_norm = transform.q_weight, transform.k_weight, True
     _rotate_and_cache_kernel[(num_programs, triton.cdiv(num_tokens, tokens))](
-        q, k, v, rotated_q, rotated_k, cache.k, cache.v, slot_mapping, cos, sin, q_weight, k_weight,
-        num_tokens, q.stride(0), k.stride(0), v.stride(0), rotated_k.stride(0), cos.stride(0),
-        eps,
+        q, k, v, rotated_q, rotated_k, cache.k, cache.v, *cache_scales(cache), slot_mapping,
+        cos, sin, q_weight, k_weight,
+        num_tokens, q.stride(0), k.stride(0), v.stride(0), rotated_k.stride(0), cos.stride(0), eps,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         HAS_ROTATION=transform is not None, HAS_NORM=has_norm, TOKENS=tokens,
-        BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
+        BLOCK_HALF=triton.next_power_of_2(head_dim // 2), HAS_SCALES=cache.k_scale is not None,
         num_warps=1 if tokens == 1 else 4, **launch_options(q.device),
     )  # fmt: skip

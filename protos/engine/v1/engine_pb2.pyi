@@ -31,7 +31,7 @@ class FrontendHello(_message.Message):
     def __init__(self, frontend_id: _Optional[str] = ..., wants_prefixes: _Optional[bool] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "priority", "timeout_ms", "cache_salt", "num_resumed_tokens")
+    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "priority", "timeout_ms", "cache_salt", "traceparent", "num_resumed_tokens")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class Submit(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     NUM_RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
@@ -47,8 +48,9 @@ class Submit(_message.Message):
     priority: int
     timeout_ms: int
     cache_salt: str
+    traceparent: str
     num_resumed_tokens: int
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., num_resumed_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., traceparent: _Optional[str] = ..., num_resumed_tokens: _Optional[int] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("handles",)
@@ -257,7 +259,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self, include_step_sizes: _Optional[bool] = ...) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("uptime_s", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_steps", "prompt_tokens", "cached_tokens", "output_tokens", "finished", "rejected", "num_preemptions", "num_worker_restarts", "worker_busy_us", "schedule_us", "graph_dispatch", "num_sessions", "ready", "num_tasks", "cudagraph_mode", "num_graphs_planned", "graphs", "decode_coverage", "other_coverage", "decode_steps", "other_steps", "num_late_builds", "num_failed_steps", "num_batched_tokens_limit")
+    __slots__ = ("uptime_s", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_steps", "prompt_tokens", "cached_tokens", "output_tokens", "finished", "rejected", "num_preemptions", "num_worker_restarts", "worker_busy_us", "schedule_us", "graph_dispatch", "num_sessions", "ready", "num_tasks", "cudagraph_mode", "num_graphs_planned", "graphs", "decode_coverage", "other_coverage", "decode_steps", "other_steps", "num_late_builds", "num_failed_steps", "num_batched_tokens_limit", "time_to_first_token_s", "inter_token_latency_s", "e2e_request_latency_s", "request_queue_time_s")
     class FinishedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -323,6 +325,10 @@ class GetStatsResponse(_message.Message):
     NUM_LATE_BUILDS_FIELD_NUMBER: _ClassVar[int]
     NUM_FAILED_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_BATCHED_TOKENS_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    TIME_TO_FIRST_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    INTER_TOKEN_LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    E2E_REQUEST_LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_QUEUE_TIME_S_FIELD_NUMBER: _ClassVar[int]
     uptime_s: float
     num_running: int
     num_waiting: int
@@ -353,7 +359,21 @@ class GetStatsResponse(_message.Message):
     num_late_builds: int
     num_failed_steps: int
     num_batched_tokens_limit: int
-    def __init__(self, uptime_s: _Optional[float] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., finished: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., num_preemptions: _Optional[int] = ..., num_worker_restarts: _Optional[int] = ..., worker_busy_us: _Optional[int] = ..., schedule_us: _Optional[int] = ..., graph_dispatch: _Optional[_Mapping[str, int]] = ..., num_sessions: _Optional[int] = ..., ready: _Optional[bool] = ..., num_tasks: _Optional[int] = ..., cudagraph_mode: _Optional[str] = ..., num_graphs_planned: _Optional[int] = ..., graphs: _Optional[_Iterable[_Union[GraphStats, _Mapping]]] = ..., decode_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., other_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., decode_steps: _Optional[_Mapping[int, int]] = ..., other_steps: _Optional[_Mapping[int, int]] = ..., num_late_builds: _Optional[int] = ..., num_failed_steps: _Optional[int] = ..., num_batched_tokens_limit: _Optional[int] = ...) -> None: ...
+    time_to_first_token_s: Histogram
+    inter_token_latency_s: Histogram
+    e2e_request_latency_s: Histogram
+    request_queue_time_s: Histogram
+    def __init__(self, uptime_s: _Optional[float] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., finished: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., num_preemptions: _Optional[int] = ..., num_worker_restarts: _Optional[int] = ..., worker_busy_us: _Optional[int] = ..., schedule_us: _Optional[int] = ..., graph_dispatch: _Optional[_Mapping[str, int]] = ..., num_sessions: _Optional[int] = ..., ready: _Optional[bool] = ..., num_tasks: _Optional[int] = ..., cudagraph_mode: _Optional[str] = ..., num_graphs_planned: _Optional[int] = ..., graphs: _Optional[_Iterable[_Union[GraphStats, _Mapping]]] = ..., decode_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., other_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., decode_steps: _Optional[_Mapping[int, int]] = ..., other_steps: _Optional[_Mapping[int, int]] = ..., num_late_builds: _Optional[int] = ..., num_failed_steps: _Optional[int] = ..., num_batched_tokens_limit: _Optional[int] = ..., time_to_first_token_s: _Optional[_Union[Histogram, _Mapping]] = ..., inter_token_latency_s: _Optional[_Union[Histogram, _Mapping]] = ..., e2e_request_latency_s: _Optional[_Union[Histogram, _Mapping]] = ..., request_queue_time_s: _Optional[_Union[Histogram, _Mapping]] = ...) -> None: ...
+
+class Histogram(_message.Message):
+    __slots__ = ("bounds", "counts", "sum")
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    bounds: _containers.RepeatedScalarFieldContainer[float]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    sum: float
+    def __init__(self, bounds: _Optional[_Iterable[float]] = ..., counts: _Optional[_Iterable[int]] = ..., sum: _Optional[float] = ...) -> None: ...
 
 class GraphCoverage(_message.Message):
     __slots__ = ("sizes", "limit", "max_padding")

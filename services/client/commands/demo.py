@@ -10,7 +10,7 @@ import typer
 
 from services.client.client import OctavoClient
 from services.client.requests import Message, Options, Sampling
-from services.client.stack import Stack, plan_stack
+from services.client.stack import Stack, model_flags, plan_stack
 from services.client.supervisor import Supervisor, run_until_signalled
 from services.client.terminal import show
 
@@ -37,7 +37,7 @@ def demo(
     """
     supervisor = Supervisor(lambda line: typer.echo(line, err=True))
     logs = Path(tempfile.mkdtemp(prefix="octavo-demo-"))
-    stack = plan_stack(model=model, log_folder=logs)
+    stack = plan_stack(engine_arguments=model_flags(model), log_folder=logs)
     asyncio.run(run_until_signalled(_demo(supervisor, stack, prompt, keep), supervisor.kill))
     if not keep:
         shutil.rmtree(logs)

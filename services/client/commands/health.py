@@ -7,7 +7,7 @@ import grpc
 import typer
 
 from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
-from services.client.channel import open_channel
+from services.client.channel import Tls, open_channel
 from services.client.commands.stats import Engine
 from services.client.errors import OctavoError
 from services.client.health import READINESS, is_serving
@@ -23,6 +23,7 @@ def health(
         str, typer.Option(help="Health service; empty tells readiness, `liveness` liveness.")
     ] = "",
     timeout_s: Annotated[float, typer.Option(min=0, help="Longest wait for an answer.")] = 2.0,
+    tls: Tls,
 ) -> None:
     """Exits 0 if a service is serving and 1 if not, for container health checks.
 
@@ -34,15 +35,15 @@ def health(
 
     - `octavo health 127.0.0.1:50051 --service liveness`
     """
-    serving = asyncio.run(is_serving(address, service=service, timeout_s=timeout_s))
-    details = asyncio.run(_details(address, serving=serving)) if service == READINESS else ""
+    serving = asyncio.run(is_serving(address, service=service, timeout_s=timeout_s, tls=tls))
+    details = asyncio.run(_details(address, tls, serving=serving)) if service == READINESS else ""
     typer.echo(("serving" if serving else "not serving") + details)
     raise typer.Exit(0 if serving else 1)
 
 
-async def _details(address: str, *, serving: bool) -> str:
+async def _details(address: str, tls: Tls, *, serving: bool) -> str:
     """Returns what there is to say of graphs or of engines, for the end of the line."""
-    async with open_channel(address) as channel:
+    async with open_channel(address, tls) as channel:
         engines = await _engines(channel)
         return engines or (await _graphs(channel) if serving else "")
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from services.client.stack import LOOPBACK, Stack, plan_stack
+from services.client.channel import Tls
+from services.client.stack import LOOPBACK, Stack, model_flags, plan_stack
 from services.client.supervisor import Supervisor, run_until_signalled
 
 Port = Annotated[
@@ -41,6 +42,7 @@ def serve(
         list[str],
         typer.Option(help="Flag for the frontend, in the same form; repeatable."),
     ] = [],  # noqa: B006  typer copies it
+    tls: Tls,
 ) -> None:
     """Starts the services, one engine or several, and keeps them running until Ctrl-C or SIGTERM.
 
@@ -55,15 +57,17 @@ def serve(
     - `octavo serve --engines 2`
 
     - `octavo serve --engine-arg=--max-num-seqs=64 --engine-arg=--dtype=bfloat16`
+
+    - `octavo serve --frontend-arg="--tls-cert f.pem --tls-key f.key" --tls-ca ca.pem`
     """
     stack = plan_stack(
-        model=model,
         host=host,
         port=port,
         engine_port=engine_port,
         num_engines=engines,
-        engine_arguments=_words(engine_arg),
+        engine_arguments=[*model_flags(model), *_words(engine_arg)],
         frontend_arguments=_words(frontend_arg),
+        tls=tls,
     )
     supervisor = Supervisor(_report)
     asyncio.run(run_until_signalled(_serve(supervisor, stack), supervisor.kill))

@@ -44,6 +44,7 @@ IRRELEVANT_ENGINE_FIELDS = {
     "host": _SERVICE,
     "port": _SERVICE,
     "device": "the device itself takes part",
+    "kv_cache_dtype": "attention, which reads the cache, is never compiled",
     "load_format": "weights are inputs of the pieces",
     "max_model_len": _TABLE_SIZE,
     "block_size": _TABLE_SIZE,

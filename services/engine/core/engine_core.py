@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import structlog
 
@@ -14,6 +14,7 @@ from services.engine.config import EngineConfig
 from services.engine.core.graph_coverage import GraphCoverage
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.live_requests import LiveRequests
+from services.engine.core.request_ends import RequestEnds
 from services.engine.core.stats import Counters, EngineLoad, EngineStats
 from services.engine.core.step_history import HistoryKeeper, StepHistory
 from services.engine.core.step_loop import StepLoop
@@ -24,6 +25,9 @@ from services.engine.errors import DeadlineExpiredError, EngineError, EngineUnav
 from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
 from services.engine.request import FinishReason, Request, RequestOutput
 from services.engine.scheduler.scheduler import Scheduler, SchedulerLimits
+
+if TYPE_CHECKING:
+    from services.telemetry.spans import Tracing
 
 log = structlog.get_logger()
 
@@ -54,6 +58,7 @@ class EngineCore:
         max_model_len: int,
         make_executor: Callable[[], Executor],
         on_readiness: Callable[[bool], None],
+        tracing: "Tracing | None" = None,
     ) -> None:
         """Prepares an engine that is not ready yet.
 
@@ -62,6 +67,7 @@ class EngineCore:
             max_model_len: most tokens of prompt and output together.
             make_executor: makes the executor of the next worker.
             on_readiness: hears whenever the engine begins or ceases to take requests.
+            tracing: gets the spans of requests; there are none without.
         """
         self.engine_id = uuid.uuid4().hex
         self.counters = Counters()
@@ -76,7 +82,7 @@ class EngineCore:
         self._graphs = GraphLedger(WorkerReady())
         self._history = HistoryKeeper(config, self.counters.step_sizes)
         self._coverage = GraphCoverage.of((), self.history)
-        self._live = LiveRequests(self.counters, self._expire)
+        self._live = LiveRequests(RequestEnds(self.counters, tracing), self._expire)
         self._survivors = Survivors(self._live, patience_s=config.worker_patience_s, end=self.abort)
         self._drain_listeners: set[Callable[[], None]] = set()
         self._is_draining = False

@@ -14,7 +14,7 @@ from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.snapshot import PendingSnapshot
 from services.engine.core.stats import Counters
 from services.engine.core.watchers import StepWatchers
-from services.engine.request import Request, RequestOutput
+from services.engine.request import Request, RequestOutput, StepMark
 from services.engine.scheduler.scheduler import ScheduledStep, Scheduler
 
 log = structlog.get_logger()
@@ -117,9 +117,12 @@ class StepLoop:
             if not self._results:
                 self._fill()
             while self._results:
-                outputs = self._update(self._results.popleft())
+                result = self._results.popleft()
+                outputs = self._update(result)
+                mark = StepMark(result.step_id, time.monotonic())
                 # The worker gets its next step before the last one's tokens are handed out.
                 self._fill()
+                self._counters.latencies.count_step(outputs, mark)
                 self._publish(outputs)
             await self._wake.wait()
             self._wake.clear()

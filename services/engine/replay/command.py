@@ -17,7 +17,7 @@ from services.engine.replay.recording import Recording, ReplayError
 from services.engine.replay.replayer import Replayer
 from services.engine.replay.report import Totals, describe_first, describe_totals
 from services.engine.replay.sides import ReplaySettings, Sides
-from services.engine.worker.device import choose_device
+from services.engine.worker.device import choose_cache_dtype, choose_device
 from services.engine.worker.step_arrays import StepLimits
 
 
@@ -104,12 +104,14 @@ def _settings(config: ReplayConfig, recorded: EngineSettings) -> ReplaySettings:
             f"{config.model} has another config.json. Name its folder with --model"
         )
     engine = config.engine(recorded)
-    try:
-        device = choose_device(engine, 0)
-    except ValueError as error:
-        raise ReplayError(str(error)) from error
+    model_config = ModelConfig.from_folder(config.model)
     dtype = getattr(torch, engine.dtype)
     assert isinstance(dtype, torch.dtype), "the configuration knows names of dtypes only"
+    try:
+        device = choose_device(engine, 0)
+        cache_dtype = choose_cache_dtype(engine, model_config, dtype, device)
+    except ValueError as error:
+        raise ReplayError(str(error)) from error
     torch.set_num_threads(engine.num_threads)
     return ReplaySettings(
         against=config.against,
@@ -119,8 +121,9 @@ def _settings(config: ReplayConfig, recorded: EngineSettings) -> ReplaySettings:
             max_num_batched_tokens=recorded.max_num_batched_tokens,
             max_model_len=recorded.max_model_len,
             block_size=recorded.block_size,
-            vocab_size=ModelConfig.from_folder(config.model).vocab_size,
+            vocab_size=model_config.vocab_size,
         ),
         device=device,
         dtype=dtype,
+        cache_dtype=cache_dtype,
     )

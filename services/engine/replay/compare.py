@@ -5,7 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from models.forward_context import FP8_CACHE_DTYPE
 from services.engine.compilation.graphs.graph_runner import RELATIVE_TOLERANCE
+
+FP8_STEP = 0.125
+"""Largest distance of neighbouring float8_e4m3fn numbers, relative to the smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +39,15 @@ def deviation(name: str, expected: Tensor, actual: Tensor, dtype: torch.dtype) -
 
     Args:
         name: what to call it.
-        expected: of any shape.
+        expected: of any shape; 8-bit floats may be off by a step, as a number near the middle of
+            two is rounded to either.
         actual: of the same shape.
         dtype: what the model runs in, which decides the tolerance.
     """
     tolerance = RELATIVE_TOLERANCE[dtype]
+    if expected.dtype == FP8_CACHE_DTYPE:
+        tolerance = FP8_STEP
+        expected, actual = expected.float(), actual.float()
     if torch.equal(expected, actual):
         return Deviation(name=name, error=0.0, tolerance=tolerance)
     exact = expected.double()

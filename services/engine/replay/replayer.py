@@ -121,9 +121,7 @@ class Replayer:
         for layer, (ours, theirs) in enumerate(zip(reference.cache, tested.cache, strict=True)):
             other = theirs.tensors()
             for name, tensor in ours.tensors().items():
-                expected, actual = (
-                    each.flatten(0, 1).index_select(0, slots) for each in (tensor, other[name])
-                )
+                expected, actual = (each.flatten(0, 1)[slots] for each in (tensor, other[name]))
                 found.append(self._deviation(f"layer {layer} {name}", expected, actual))
         return found
 
@@ -196,9 +194,7 @@ class Replayer:
         for ours, theirs in zip(reference.cache, tested.cache, strict=True):
             targets = theirs.tensors()
             for name, source in ours.tensors().items():
-                targets[name].flatten(0, 1).index_copy_(
-                    0, index, source.flatten(0, 1).index_select(0, index)
-                )
+                targets[name].flatten(0, 1)[index] = source.flatten(0, 1)[index]
 
     def _set_tokens(self, arrays: StepArrays, result: StepResult) -> None:
         """Writes the recorded tokens behind the sequences that sampled."""

@@ -77,6 +77,7 @@ class ReplaySettings:
     limits: StepLimits
     device: torch.device
     dtype: torch.dtype
+    cache_dtype: torch.dtype
 
     @property
     def compilation(self) -> CompilationConfig:
@@ -190,7 +191,7 @@ class Sides:
             model,
             num_blocks=num_blocks,
             block_size=settings.limits.block_size,
-            dtype=settings.dtype,
+            dtype=settings.cache_dtype,
             device=settings.device,
         )
         runner = ModelRunner(model, cache, limits=settings.limits, device=settings.device)

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from protos.common.v1 import sampling_pb2
+from protos.engine.v1 import engine_pb2
 from protos.engine.v1.engine_pb2 import (
     GenerateRequest,
     GetStatsResponse,
@@ -32,6 +33,8 @@ from services.engine.request import (
     Request,
     SamplingParams,
 )
+from services.telemetry.histogram import Histogram
+from services.telemetry.tracing import checked_traceparent
 
 MAX_NAME_LENGTH = 128
 """Characters in a request id or a frontend id."""
@@ -113,6 +116,7 @@ class RequestReader:
             sink=sink,
             priority=submit.priority,
             cache_salt=submit.cache_salt,
+            traceparent=checked_traceparent(submit.traceparent),
             arrival_s=arrival_s,
             deadline_s=(
                 arrival_s + submit.timeout_ms / 1000 if submit.HasField("timeout_ms") else None
@@ -120,7 +124,12 @@ class RequestReader:
         )
 
     def from_generate(
-        self, message: GenerateRequest, sink: OutputSink, *, timeout_s: float | None
+        self,
+        message: GenerateRequest,
+        sink: OutputSink,
+        *,
+        timeout_s: float | None,
+        traceparent: str = "",
     ) -> Request:
         """Reads a request that has a call of its own.
 
@@ -128,6 +137,7 @@ class RequestReader:
             message: the request.
             sink: takes its output.
             timeout_s: what the call's gRPC deadline leaves; None where it has none.
+            traceparent: where the call belongs in a trace; empty: nowhere.
 
         Raises:
             InvalidRequestError, UnsupportedError: it can never be served as it is.
@@ -153,6 +163,7 @@ class RequestReader:
             cache_salt=message.cache_salt,
             arrival_s=arrival_s,
             deadline_s=None if timeout_s is None else arrival_s + timeout_s,
+            traceparent=traceparent,
         )
 
     def default_sampling(self) -> sampling_pb2.SamplingParams:
@@ -270,6 +281,10 @@ def stats_to_proto(
         num_late_builds=counters.num_late_builds,
         num_failed_steps=counters.num_failed_steps,
         num_batched_tokens_limit=stats.num_batched_tokens_limit,
+        time_to_first_token_s=_histogram_to_proto(counters.latencies.time_to_first_token),
+        inter_token_latency_s=_histogram_to_proto(counters.latencies.inter_token_latency),
+        e2e_request_latency_s=_histogram_to_proto(counters.latencies.e2e_request_latency),
+        request_queue_time_s=_histogram_to_proto(counters.latencies.request_queue_time),
         worker_busy_us=counters.worker_busy_us,
         schedule_us=counters.schedule_ns // 1000,
         graph_dispatch=counters.steps_by_dispatch(),
@@ -283,6 +298,10 @@ def stats_to_proto(
         decode_steps=step_sizes.decodes if step_sizes else {},
         other_steps=step_sizes.others if step_sizes else {},
     )
+
+
+def _histogram_to_proto(histogram: Histogram) -> engine_pb2.Histogram:
+    return engine_pb2.Histogram(bounds=histogram.bounds, counts=histogram.counts, sum=histogram.sum)
 
 
 def _coverage_to_proto(coverage: Coverage) -> GraphCoverage:

@@ -34,6 +34,7 @@ def engine_settings(
         load_format=config.load_format,
         device_name=worker.device_name,
         dtype=worker.dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=model.max_model_len,

@@ -46,6 +46,11 @@ class EngineServicer(EngineServiceServicer):
         self._reader = RequestReader(model)
         self._num_sessions = 0
 
+    @property
+    def num_sessions(self) -> int:
+        """Frontends connected now."""
+        return self._num_sessions
+
     async def Session(  # noqa: N802  the protocol's name
         self,
         messages: AsyncIterator[FrontendMessage],

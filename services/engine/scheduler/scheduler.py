@@ -315,6 +315,7 @@ class Scheduler:
         self._release(request)
         request.num_computed_tokens = 0
         request.status = RequestStatus.WAITING
+        request.num_preemptions += 1
         self._waiting.push(request)
         self._num_preemptions += 1
 
@@ -354,6 +355,7 @@ class Scheduler:
         insort(self._running, request, key=service_order)
         if request.first_scheduled_s is None:
             request.first_scheduled_s = self._clock()
+            request.first_step_id = self.next_step_id
             request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
             self._prompt_tokens += request.num_prompt_tokens
             self._cached_tokens += request.num_cached_tokens

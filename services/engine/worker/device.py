@@ -3,7 +3,11 @@
 import torch
 
 from models.config import ModelConfig
+from models.forward_context import FP8_CACHE_DTYPE
 from services.engine.config import EngineConfig
+
+FP8_CAPABILITY = (8, 9)
+"""Compute capability from which GPUs convert 8-bit floats."""
 
 
 def choose_device(config: EngineConfig, rank: int) -> torch.device:
@@ -25,13 +29,37 @@ def choose_device(config: EngineConfig, rank: int) -> torch.device:
 def choose_dtype(
     config: EngineConfig, model_config: ModelConfig, device: torch.device
 ) -> torch.dtype:
-    """Returns the dtype of weights, activations and cache."""
+    """Returns the dtype of weights and activations."""
     name: str = config.dtype
     if name == "auto":
         name = "float32" if device.type == "cpu" else model_config.dtype
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype), "both configurations know names of dtypes only"
     return dtype
+
+
+def choose_cache_dtype(
+    config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> torch.dtype:
+    """Returns the dtype of cached keys and values, for a model that runs in `dtype`.
+
+    Raises:
+        ValueError: the configuration wants 8-bit floats, and the model's cache or the device has
+            no form for them.
+    """
+    if config.kv_cache_dtype == "auto":
+        return dtype
+    if model_config.mla is not None:
+        raise ValueError(
+            f"kv_cache_dtype is {config.kv_cache_dtype}, but {model_config.architecture} caches "
+            "latent vectors, which are kept in the model's dtype only; use auto"
+        )
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+        raise ValueError(
+            f"kv_cache_dtype is {config.kv_cache_dtype}, which takes a GPU of compute capability "
+            f"8.9; {torch.cuda.get_device_name(device)} has less. Use auto"
+        )
+    return FP8_CACHE_DTYPE
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -23,9 +23,8 @@ blocks, and the scheduler keeps a record of each."""
 
 
 def block_bytes(model: CausalLM, *, block_size: int, dtype: torch.dtype) -> int:
-    """Returns the bytes of one block, all that all layers cache of its tokens."""
-    numbers = sum(spec.numbers_per_token for spec in model.cache_specs())
-    return numbers * block_size * dtype.itemsize
+    """Returns the bytes of one block, all that all layers cache of its tokens in `dtype`."""
+    return block_size * sum(spec.bytes_per_token(dtype) for spec in model.cache_specs())
 
 
 def allocate_kv_cache(

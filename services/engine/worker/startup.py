@@ -18,7 +18,12 @@ from services.engine.compilation_config import CompilationConfig, CompilationLev
 from services.engine.config import EngineConfig
 from services.engine.worker.background_capture import BackgroundCapture
 from services.engine.worker.background_compile import BackgroundCompile
-from services.engine.worker.device import choose_device, choose_dtype, dtype_name
+from services.engine.worker.device import (
+    choose_cache_dtype,
+    choose_device,
+    choose_dtype,
+    dtype_name,
+)
 from services.engine.worker.graph_setup import (
     PreparedGraphs,
     build_uncaptured_kernels,
@@ -68,6 +73,7 @@ class _Loaded:
     limits: StepLimits
     device: torch.device
     dtype: torch.dtype
+    cache_dtype: torch.dtype
     load_s: float
 
 
@@ -139,7 +145,14 @@ def _load(config: EngineConfig, rank: int, report_progress: Report) -> _Loaded:
     device = choose_device(config, rank)
     model_config = ModelConfig.from_folder(config.model)
     dtype = choose_dtype(config, model_config, device)
-    log.info("worker_started", device=str(device), dtype=dtype_name(dtype), model=str(config.model))
+    cache_dtype = choose_cache_dtype(config, model_config, dtype, device)
+    log.info(
+        "worker_started",
+        device=str(device),
+        dtype=dtype_name(dtype),
+        cache_dtype=dtype_name(cache_dtype),
+        model=str(config.model),
+    )
     report_progress("loading weights")
     started_s = time.monotonic()
     model = load_model(
@@ -158,7 +171,14 @@ def _load(config: EngineConfig, rank: int, report_progress: Report) -> _Loaded:
         block_size=config.block_size,
         vocab_size=model_config.vocab_size,
     )
-    return _Loaded(model=model, limits=limits, device=device, dtype=dtype, load_s=load_s)
+    return _Loaded(
+        model=model,
+        limits=limits,
+        device=device,
+        dtype=dtype,
+        cache_dtype=cache_dtype,
+        load_s=load_s,
+    )
 
 
 def _compile(
@@ -200,7 +220,7 @@ def _build_kernels(loaded: _Loaded, kinds: Sequence[Sequence[int]]) -> None:
 
     def make_runner() -> ModelRunner:
         return probe_runner(
-            loaded.model, limits=loaded.limits, dtype=loaded.dtype, device=loaded.device
+            loaded.model, limits=loaded.limits, dtype=loaded.cache_dtype, device=loaded.device
         )
 
     build_kernels(make_runner, loaded.limits, kinds)
@@ -210,7 +230,7 @@ def _make_runner(
     config: EngineConfig, settings: CompilationConfig, loaded: _Loaded
 ) -> tuple[ModelRunner, int]:
     """Allocates the KV cache and what steps need; returns the runner and the number of blocks."""
-    model, limits, dtype, device = loaded.model, loaded.limits, loaded.dtype, loaded.device
+    model, limits, dtype, device = loaded.model, loaded.limits, loaded.cache_dtype, loaded.device
     num_blocks = choose_num_blocks(
         config,
         model,
@@ -242,7 +262,7 @@ def _announcement(
     model, device, dtype = loaded.model, loaded.device, loaded.dtype
     return WorkerReady(
         num_blocks=num_blocks,
-        block_bytes=block_bytes(model, block_size=config.block_size, dtype=dtype),
+        block_bytes=block_bytes(model, block_size=config.block_size, dtype=loaded.cache_dtype),
         num_parameters=_num_parameters(model),
         load_s=loaded.load_s,
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",

@@ -19,6 +19,7 @@ from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.engine_client.tokenizer_files import TokenizerFiles, TokenizerStore
 from services.frontend.errors import EngineUnavailableError
 from services.telemetry.grpc_options import channel_options
+from services.telemetry.tls import ClientTls, TlsFilesError, open_channel
 
 CALL_TIMEOUT_S = 5.0
 """Limit of the short calls that precede a session."""
@@ -47,6 +48,7 @@ class EngineClient:
         tokenizers: TokenizerStore,
         max_message_bytes: int,
         silence_timeout_s: float,
+        tls: ClientTls | None = None,
     ) -> None:
         """Connects nowhere yet.
 
@@ -56,6 +58,7 @@ class EngineClient:
             tokenizers: reads the tokenizer that the engine's model needs.
             max_message_bytes: largest message sent or taken.
             silence_timeout_s: an engine that says nothing for this long is lost.
+            tls: certificates; None speaks plain text.
         """
         self.address = address
         self.breaker = CircuitBreaker(address.target)
@@ -71,6 +74,7 @@ class EngineClient:
         self._tokenizers = tokenizers
         self._max_message_bytes = max_message_bytes
         self._silence_timeout_s = silence_timeout_s
+        self._tls = tls
         self._session: EngineSession | None = None
         self._is_ready = False
         self._reason = "it has not answered yet"
@@ -134,20 +138,20 @@ class EngineClient:
         options = channel_options(self._max_message_bytes)
         if self.address.authority is not None:
             options.append(("grpc.default_authority", self.address.authority))
-        async with grpc.aio.insecure_channel(self.address.target, options=options) as channel:
-            stub = EngineServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
-            while True:
-                try:
+        while True:
+            try:
+                # A channel for each session: its certificates are those of now.
+                async with open_channel(self.address.target, options, self._tls) as channel:
+                    stub = EngineServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
                     session = await self._connect(stub, check, on_model)
-                except (EngineUnavailableError, grpc.aio.AioRpcError) as error:
-                    self._note("engine_not_used", _reason_of(error))
-                    backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
-                else:
                     await self._serve(session, on_readiness)
                     backoff_s = FIRST_BACKOFF_S
-                finally:
-                    self.info = self.identity = None
-                await asyncio.sleep(backoff_s)
+            except (EngineUnavailableError, grpc.aio.AioRpcError, TlsFilesError) as error:
+                self._note("engine_not_used", _reason_of(error))
+                backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+            finally:
+                self.info = self.identity = None
+            await asyncio.sleep(backoff_s)
 
     async def _connect(
         self, stub: EngineServiceStub, check: AdmissionCheck, on_model: ModelHandler
@@ -192,7 +196,7 @@ class EngineClient:
             log.warning(event, address=self.address.target, reason=reason)
 
 
-def _reason_of(error: EngineUnavailableError | grpc.aio.AioRpcError) -> str:
-    if isinstance(error, EngineUnavailableError):
+def _reason_of(error: EngineUnavailableError | grpc.aio.AioRpcError | TlsFilesError) -> str:
+    if not isinstance(error, grpc.aio.AioRpcError):
         return str(error)
     return f"{error.code().name}: {error.details()}"

@@ -56,6 +56,7 @@ class EngineRequest:
     sampling: SamplingParams | None = None
     priority: int = 0
     cache_salt: str = ""
+    traceparent: str = ""
     deadline_s: float | None = None
     """When its time is over, in seconds of `time.monotonic()`; None sets no limit."""
 

@@ -19,6 +19,7 @@ from services.frontend.engine_client.routing import choose
 from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.engine_client.tokenizer_files import TokenizerStore
 from services.frontend.errors import EngineUnavailableError
+from services.telemetry.tls import ClientTls
 
 log = structlog.get_logger()
 
@@ -48,13 +49,26 @@ class EnginePool:
     """
 
     def __init__(
-        self, addresses: AddressBook, tokenizers: TokenizerStore, limits: PoolLimits
+        self,
+        addresses: AddressBook,
+        tokenizers: TokenizerStore,
+        limits: PoolLimits,
+        *,
+        tls: ClientTls | None = None,
     ) -> None:
-        """Connects nowhere yet."""
+        """Connects nowhere yet.
+
+        Args:
+            addresses: where engines are.
+            tokenizers: reads the tokenizer that the engines' model needs.
+            limits: what engines and requests are allowed.
+            tls: certificates; None speaks plain text.
+        """
         self.counts = RoutingCounts()
         self._addresses = addresses
         self._tokenizers = tokenizers
         self._limits = limits
+        self._tls = tls
         self._frontend_id = f"frontend-{uuid.uuid4().hex[:8]}"
         self._engines: dict[EngineAddress, EngineClient] = {}
         self._tasks: dict[EngineAddress, asyncio.Task[None]] = {}
@@ -142,6 +156,7 @@ class EnginePool:
             tokenizers=self._tokenizers,
             max_message_bytes=self._limits.max_message_bytes,
             silence_timeout_s=self._limits.silence_timeout_s,
+            tls=self._tls,
         )
 
     def _let_go(self) -> None:

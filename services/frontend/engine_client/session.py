@@ -95,6 +95,7 @@ class EngineSession:
             priority=request.priority,
             timeout_ms=request.timeout_ms,
             cache_salt=request.cache_salt,
+            traceparent=request.traceparent,
         )
         # A message over the limit would end the stream, and with it everybody's requests.
         if submit.ByteSize() > self._max_message_bytes - 64:

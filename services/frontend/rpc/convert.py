@@ -11,6 +11,7 @@ from protos.frontend.v1 import frontend_pb2
 from services.frontend.engine_client.pool import EnginePool
 from services.frontend.errors import InvalidRequestError
 from services.frontend.pipeline.request import MAX_MESSAGES, Conversation, Options, Output, Prompt
+from services.telemetry.tracing import checked_traceparent
 
 _GOES_ON = FinishReason.FINISH_REASON_UNSPECIFIED
 
@@ -48,6 +49,7 @@ def options_of(options: frontend_pb2.GenerationOptions) -> Options:
         priority=options.priority,
         cache_salt=options.cache_salt,
         show_special_tokens=options.show_special_tokens,
+        traceparent=checked_traceparent(options.traceparent),
     )
 
 

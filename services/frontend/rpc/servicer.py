@@ -10,7 +10,6 @@ from protos.frontend.v1 import frontend_pb2
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceServicer
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Options, Prompt
-from services.frontend.pipeline.request_log import request_logged
 from services.frontend.rpc.convert import (
     conversation_of,
     engines_to_proto,
@@ -22,6 +21,7 @@ from services.frontend.rpc.convert import (
 )
 from services.frontend.rpc.session import ClientSession
 from services.frontend.rpc.writer import Writer
+from services.telemetry.tracing import read_traceparent
 
 
 class FrontendServicer(FrontendServiceServicer):
@@ -80,6 +80,7 @@ class FrontendServicer(FrontendServiceServicer):
             Writer(context, timeout_s=self._slow_reader_timeout_s),
             draining=self._draining,
             time_remaining=context.time_remaining,
+            traceparent=read_traceparent(context.invocation_metadata()),
             max_live_requests=self._max_live_requests,
             max_prompt_bytes=self._max_prompt_bytes,
         )
@@ -143,9 +144,12 @@ class FrontendServicer(FrontendServiceServicer):
     ) -> None:
         """Runs one request and writes its output. The call's deadline is the request's."""
         method = response_class.DESCRIPTOR.name.removesuffix("Response")
-        with request_logged(options.request_id, method=method) as record:
+        traceparent = options.traceparent or read_traceparent(context.invocation_metadata())
+        with self._pipeline.requests.watch(
+            options.request_id, method=method, traceparent=traceparent
+        ) as record:
             generation = await self._pipeline.start(
-                prompt, options, timeout_s=context.time_remaining()
+                prompt, options, record=record, timeout_s=context.time_remaining()
             )
             try:
                 # Only now: a refusal before it is a status alone, which clients may retry.

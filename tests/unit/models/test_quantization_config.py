@@ -22,6 +22,7 @@ def compressed(weights, **fields):
         ({"quant_method": "fp8", "ignored_layers": ["lm_head"]}, None, ("lm_head",)),
         (compressed(WEIGHTS, ignore=["lm_head"]), None, ("lm_head",)),
         (compressed(WEIGHTS | {"strategy": "tensor"}), None, ()),
+        (compressed(WEIGHTS, kv_cache_scheme=WEIGHTS), None, ()),
         (compressed(WEIGHTS | {"strategy": "block", "block_structure": [64, 128]}), (64, 128), ()),
         ({"quant_method": "mxfp4", "modules_to_not_convert": ["a", "b"]}, None, ("a", "b")),
     ],
@@ -48,6 +49,7 @@ def test_every_supported_form_is_read(fields, block_size, ignored):
         (compressed(WEIGHTS | {"strategy": "group"}), "strategy is 'group'"),
         (compressed(WEIGHTS | {"strategy": "block"}), "block_structure is None"),
         (compressed(WEIGHTS, kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
+        (compressed(WEIGHTS, kv_cache_scheme="fp8"), "kv_cache_scheme is 'fp8'"),
         (compressed(WEIGHTS, ignore=["re:("]), "a regular expression"),
     ],
 )

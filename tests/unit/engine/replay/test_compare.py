@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from models.forward_context import FP8_CACHE_DTYPE
 from services.engine.compilation.graphs.graph_runner import RELATIVE_TOLERANCE
 from services.engine.replay.compare import deviation
 
@@ -33,6 +34,13 @@ def test_a_value_that_is_no_number_is_excessive(value):
     found = compare([1.0, 2.0], [1.0, value])
     assert found.is_excessive
     assert not found.is_exact
+
+
+def test_8_bit_floats_may_be_off_by_a_step():
+    one, step, two_steps = (torch.tensor([448.0, x]).to(FP8_CACHE_DTYPE) for x in (416, 448, 320))
+    assert deviation("k", one, one, torch.float32).is_exact
+    assert not deviation("k", one, step, torch.float32).is_excessive
+    assert deviation("k", one, two_steps, torch.float32).is_excessive
 
 
 def test_zeros_have_a_scale_too():

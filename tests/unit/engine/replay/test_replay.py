@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from models.cudagraph_mode import CUDAGraphMode
-from models.forward_context import get_forward_context
+from models.forward_context import FP8_CACHE_DTYPE, get_forward_context
 from protos.engine.v1.recording_pb2 import Snapshot
 from services.engine.batch import pack_int32, read_int32
 from services.engine.compilation_config import CompilationConfig
@@ -35,15 +35,20 @@ def trace(folder, tmp_path_factory):
     return record(folder, tmp_path_factory.mktemp("trace"))
 
 
-def record(folder, target):
+def record(folder, target, cache_dtype="auto"):
     config = CompilationConfig(
         cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY, cudagraph_capture_sizes=(4,)
     )
-    engine = GraphEngine(folder, config, num_blocks=40)
+    is_fp8 = cache_dtype == "fp8_e4m3"
+    engine = GraphEngine(
+        folder, config, num_blocks=40, cache_dtype=FP8_CACHE_DTYPE if is_fp8 else None
+    )
     engine.capture()
     engine.run(PROMPTS, 10)
     engine.run(PROMPTS[1:], 6, temperature=1.0, top_p=0.9)
+    assert engine.faults == []
     snapshot = Snapshot(engine=engine_settings(folder, LIMITS, num_blocks=40))
+    snapshot.engine.kv_cache_dtype = cache_dtype
     return write_recording(target / "trace.binpb", engine.steps, snapshot=snapshot)
 
 
@@ -96,6 +101,13 @@ def test_an_honest_recording_shows_no_difference(folder, trace, against):
 def test_eager_steps_are_repeated_bit_by_bit(folder, trace):
     totals, _ = run(trace, folder, "eager")
     assert totals.num_exact == totals.num_steps
+
+
+@pytest.mark.parametrize("against", ["eager", "full"])
+def test_a_recording_with_a_cache_of_8_bits_is_replayed_with_one(folder, tmp_path, against):
+    totals, report = run(record(folder, tmp_path, "fp8_e4m3"), folder, against)
+    assert totals.is_clean, report
+    assert totals.num_by_graph == 0 if against == "eager" else totals.num_by_graph > 10
 
 
 def test_the_recorded_graph_is_captured_and_the_flags_sizes_fill_the_gaps(folder, trace):

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from models.forward_context import FP8_CACHE_DTYPE
 from models.loading.loader import load_model
 from services.engine.batch import read_int32
 from services.engine.config import EngineConfig
@@ -62,6 +63,16 @@ def test_block_bytes_are_those_allocated(model):
     allocated = sum(cache.k.nbytes + cache.v.nbytes for cache in caches)
     assert allocated == 5 * block_bytes(model, block_size=4, dtype=torch.bfloat16)
     assert len(caches) == model.config.num_hidden_layers
+
+
+def test_a_cache_of_8_bits_is_a_byte_a_number_and_a_scale_a_head(model):
+    caches = allocate_kv_cache(model, num_blocks=5, block_size=4, dtype=FP8_CACHE_DTYPE, device=CPU)
+    allocated = sum(tensor.nbytes for cache in caches for tensor in cache.tensors().values())
+    bytes_each = block_bytes(model, block_size=4, dtype=FP8_CACHE_DTYPE)
+    assert allocated == 5 * bytes_each
+    config = model.config
+    heads = 2 * config.num_hidden_layers * config.num_key_value_heads
+    assert bytes_each == 4 * heads * (config.head_dim + 4)
 
 
 def test_latent_attention_caches_one_small_vector_a_token(tmp_path_factory):

@@ -168,3 +168,13 @@ def test_scales_of_activations_belong_to_fp8_weights(load):
     extra = {"model.layers.0.self_attn.q_proj.input_scale": torch.tensor(1.0)}
     with pytest.raises(CheckpointError, match=r"no tensor .*q_proj\.input_scale"):
         load(stacked | extra, quantization=FP8_ROWS)
+
+
+@pytest.mark.parametrize(
+    "name", ["k_scale", "attn.v_scale", "k_proj.k_scale", "v_proj.output_scale"]
+)
+def test_scales_measured_for_a_cache_are_passed_over(load, name):
+    stacked = {STACKED: torch.rand(NUM_EXPERTS, HIDDEN, INNER)}
+    load(stacked | {f"model.layers.0.self_attn.{name}": torch.tensor(0.5)}, quantization=None)
+    with pytest.raises(CheckpointError, match="no tensor"):
+        load(stacked | {f"model.layers.0.mlp.{name}": torch.tensor(0.5)}, quantization=None)

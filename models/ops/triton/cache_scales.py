@@ -1,0 +1,20 @@
+"""Scales of keys and values that the cache holds as 8-bit floats."""
+
+import torch
+import triton
+import triton.language as tl
+
+from models.forward_context import KVCacheData
+
+
+@triton.jit
+def scale_of(largest):
+    """Returns what heads are divided by, given each head's largest number; see quantize_heads."""
+    return tl.maximum(largest, 1e-30) / 448.0
+
+
+def cache_scales(cache: KVCacheData) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the scales of keys and of values; any tensors where there are none."""
+    if cache.k_scale is None or cache.v_scale is None:
+        return cache.k, cache.v
+    return cache.k_scale, cache.v_scale
