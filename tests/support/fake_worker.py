@@ -10,7 +10,7 @@ does not depend on what else runs, and `expected_output` tells it without a work
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from services.engine.batch import (
     StepResult,
     pack_int32,
     read_int32,
+    set_prompt_logprobs,
     step_result,
 )
 from services.engine.config import EngineConfig
@@ -46,8 +47,12 @@ def expected_output(
     *,
     max_output: int | None = None,
     vocab_size: int = VOCAB_SIZE,
+    allowed: Callable[[list[int]], Collection[int]] | None = None,
 ) -> list[int]:
-    """Returns the tokens that a prompt leads to when it runs alone, the end token included."""
+    """Returns the tokens that a prompt leads to when it runs alone, the end token included.
+
+    `allowed` tells which tokens may follow an output, where a constraint decides that.
+    """
     key = 0
     for token_id in prompt:
         key = _extend(key, token_id)
@@ -55,6 +60,8 @@ def expected_output(
     limit = sampling.max_tokens if max_output is None else min(max_output, sampling.max_tokens)
     while len(output) < limit:
         forbidden = sampling.end_token_ids if len(output) < sampling.min_tokens else frozenset()
+        if allowed is not None:
+            forbidden = forbidden | (frozenset(range(vocab_size)) - frozenset(allowed(output)))
         token_id = _choose(key, sampling.seed, forbidden, vocab_size)
         output.append(token_id)
         if token_id in sampling.end_token_ids:
@@ -120,7 +127,10 @@ class FakeWorker:
         self._write(rows, starts, ends)
         for row, end in zip(rows, ends, strict=True):
             self._check_reads(row, end)
-        return self._sample(descriptor, rows, ends)
+        result = self._sample(descriptor, rows, ends)
+        if descriptor.sampling.prompt_logprob_requests:
+            self._tell_prompts(descriptor, result, rows, starts, ends)
+        return result
 
     def _fail(self, descriptor: BatchDescriptor) -> StepResult:
         """Runs out of memory in the middle of a step: nothing that it was to write is right."""
@@ -232,6 +242,7 @@ class FakeWorker:
         known = [self._num_known[row] for row in rows]
         due = [i for i, row in enumerate(rows) if ends[i] >= known[i]]
         _require(indices == due, f"{indices} sample, but {due} end at their last known token")
+        masks = _read_masks(descriptor, len(indices), self._vocab_size)
         sampling = descriptor.sampling
         params = [self._sampling[rows[i]] for i in indices]
         _require(sampling.all_greedy == all(p.temperature == 0 for p in params), "all_greedy")
@@ -239,7 +250,10 @@ class FakeWorker:
         _require(sampling.needs_logit_edits == edited, "needs_logit_edits")
         wanted = max((p.num_logprobs for p in params), default=-1)
         _require(sampling.needs_logprobs == (wanted >= 0), "needs_logprobs")
-        by_request = [self._verify(rows[i], known[i]) for i in indices]
+        by_request = [
+            self._verify(rows[i], known[i], masks.get(sample, frozenset()))
+            for sample, i in enumerate(indices)
+        ]
         tokens = [token_id for token_ids in by_request for token_id in token_ids]
         if wanted < 0:
             result = step_result(descriptor.step_id, tokens, elapsed_us=1)
@@ -280,12 +294,13 @@ class FakeWorker:
             self._num_drafts[row] = count
             first += count
 
-    def _verify(self, row: int, position: int) -> list[int]:
+    def _verify(self, row: int, position: int, masked: frozenset[int]) -> list[int]:
         """Samples behind a row's known tokens and behind each of its drafts that is confirmed."""
+        _require(not (masked and self._num_drafts[row]), f"row {row} has drafts beside a grammar")
         token_ids: list[int] = []
         for _ in range(self._num_drafts[row] + 1):
             _require(position < self._tokens.shape[1], f"row {row} is full")
-            token_ids.append(self._next_token(row, position))
+            token_ids.append(self._next_token(row, position, masked))
             drafted = self._tokens[row, position]
             self._tokens[row, position] = token_ids[-1]
             position += 1
@@ -313,11 +328,31 @@ class FakeWorker:
             key = _extend(key, token_ids[-1])
         return token_ids
 
-    def _next_token(self, row: int, end: int) -> int:
+    def _tell_prompts(
+        self, descriptor: BatchDescriptor, result: StepResult,
+        rows: list[int], starts: list[int], ends: list[int],
+    ) -> None:  # fmt: skip
+        """Adds log-probabilities of prompt tokens; `prompt_logprob` tells which."""
+        requests = read_int32(descriptor.sampling.prompt_logprob_requests).tolist()
+        _require(requests == sorted(set(requests)), "prompt_logprob_requests do not ascend")
+        tokens: list[int] = []
+        for i in requests:
+            count = min(ends[i], self._num_prompt[rows[i]] - 1) - starts[i]
+            _require(count > 0, "a prompt without a token to tell of")
+            tokens += self._tokens[rows[i], starts[i] + 1 : starts[i] + 1 + count].tolist()
+        ranks = np.arange(descriptor.sampling.num_prompt_logprobs)
+        set_prompt_logprobs(
+            result,
+            [prompt_logprob(token_id) for token_id in tokens],
+            np.array(tokens)[:, None] + ranks,
+            np.tile(-0.5 - ranks, (len(tokens), 1)),
+        )
+
+    def _next_token(self, row: int, end: int, masked: frozenset[int]) -> int:
         sampling = self._sampling[row]
-        forbidden: frozenset[int] = frozenset()
+        forbidden = masked
         if end - self._num_prompt[row] < sampling.min_tokens:
-            forbidden = frozenset(read_int32(sampling.end_token_ids).tolist())
+            forbidden |= frozenset(read_int32(sampling.end_token_ids).tolist())
         key = int(self._row_keys(row, end)[end - 1])
         return _choose(key, sampling.seed, forbidden, self._vocab_size)
 
@@ -480,6 +515,11 @@ class FakeExecutor:
         self._wake.set()
 
 
+def prompt_logprob(token_id: int) -> float:
+    """What the fake worker says of a prompt token."""
+    return -(token_id % 97) / 128
+
+
 def _extend(key: int, token_id: int) -> int:
     """Mixes one more token into a prefix (splitmix64, Steele et al. 2014); never returns 0."""
     mixed = (key + (token_id + 1) * 0x9E3779B97F4A7C15) & _MASK
@@ -493,6 +533,25 @@ def _choose(key: int, seed: int, forbidden: frozenset[int], vocab_size: int) -> 
     while token_id in forbidden:
         token_id = (token_id + 1) % vocab_size
     return token_id
+
+
+def _read_masks(
+    descriptor: BatchDescriptor, num_sampling: int, vocab_size: int
+) -> dict[int, frozenset[int]]:
+    """Returns the tokens that grammars forbid, by index into the requests that sample."""
+    rows = read_int32(descriptor.sampling.grammar_rows).tolist()
+    _require(rows == sorted(set(rows)), "grammar_rows do not ascend")
+    if not rows:
+        return {}
+    _require(rows[-1] < num_sampling, "a grammar for a request that does not sample")
+    bits = np.frombuffer(descriptor.sampling.grammar_masks, np.uint8).reshape(len(rows), -1)
+    _require(bits.shape[1] == 4 * -(-vocab_size // 32), "masks of another vocabulary")
+    is_allowed = np.unpackbits(bits, axis=1, bitorder="little")[:, :vocab_size]
+    _require(bool(is_allowed.any(axis=1).all()), "a grammar that allows nothing")
+    return {
+        row: frozenset(np.flatnonzero(~allowed.astype(bool)).tolist())
+        for row, allowed in zip(rows, is_allowed, strict=True)
+    }
 
 
 def _require(condition: bool, message: str) -> None:

@@ -14,8 +14,10 @@ from services.engine.batch import (
     BatchDescriptor,
     FallbackReason,
     SamplingMetadata,
+    read_int32,
     runtime_mode,
 )
+from services.engine.sampling.grammar_masks import GrammarMasks
 from services.engine.sampling.logit_edits import edit_logits
 from services.engine.sampling.logprobs import Logprobs, compute_logprobs
 from services.engine.sampling.sampler import greedy, sample
@@ -23,6 +25,11 @@ from services.engine.worker.decode_graphs import DecodedStep
 from services.engine.worker.forward_pass import ForwardPass, PassShape
 from services.engine.worker.input_buffers import InputBuffers, StepHeader
 from services.engine.worker.pending_result import PendingResult
+from services.engine.worker.prompt_logprobs import (
+    SLICE_ROWS,
+    PromptPositions,
+    prompt_logprobs,
+)
 from services.engine.worker.row_sampling import RowSamplingTable, SampledRows
 from services.engine.worker.step_arrays import (
     BlockWrites,
@@ -153,6 +160,7 @@ class ModelRunner:
             descriptor.step_id,
             sampled.token_ids,
             sampled.logprobs,
+            prompt_logprobs=self._prompt_logprobs(descriptor, arrays, computed.hidden),
             started_ns=started_ns,
             fallback_reason=computed.fallback_reason,
         )
@@ -260,20 +268,49 @@ class ModelRunner:
             logprobs = compute_logprobs(logits, chosen, num_top)
         return _Sampled(token_ids=token_ids, logprobs=logprobs)
 
+    def _prompt_logprobs(
+        self, descriptor: BatchDescriptor, arrays: StepArrays, hidden: Tensor
+    ) -> Logprobs | None:
+        """Returns the log-probabilities of the prompt tokens that the step is asked about."""
+        sampling = descriptor.sampling
+        if not sampling.prompt_logprob_requests:
+            return None
+        requests = read_int32(sampling.prompt_logprob_requests)
+        num_prompt = self._row_sampling.num_prompt_tokens(arrays.row_ids)
+        return prompt_logprobs(
+            PromptPositions.read(arrays, requests, num_prompt),
+            hidden=hidden,
+            tokens=self._buffers.tokens,
+            compute_logits=self._model.compute_logits,
+            num_top=sampling.num_prompt_logprobs,
+            slice_rows=min(SLICE_ROWS, self._limits.max_num_seqs),  # whose memory was measured
+        )
+
     def _choose(self, descriptor: BatchDescriptor, sampled: SampledRows, logits: Tensor) -> Tensor:
         """Returns one token per row of logits [S, V], which stay if log-probabilities follow."""
-        if descriptor.sampling.needs_logit_edits:
+        sampling = descriptor.sampling
+        may_overwrite = not sampling.needs_logprobs
+        if sampling.needs_logit_edits:
             edits = self._row_sampling.edits(sampled, self._buffers.tokens)
             if edits is not None:
-                logits = edit_logits(logits, edits, in_place=not descriptor.sampling.needs_logprobs)
-        if descriptor.sampling.all_greedy:
+                logits = edit_logits(logits, edits, in_place=may_overwrite)
+                may_overwrite = True
+        if sampling.grammar_rows:
+            masks = GrammarMasks.read(sampling, self._limits.vocab_size)
+            logits = masks.apply(logits, in_place=may_overwrite)
+        if sampling.all_greedy:
             return greedy(logits)
         return sample(logits, self._row_sampling.choice(sampled))
 
 
 def needs_choice(sampling: SamplingMetadata) -> bool:
     """Whether a step wants more of its logits than each row's most likely token."""
-    return not sampling.all_greedy or sampling.needs_logit_edits or sampling.needs_logprobs
+    return (
+        not sampling.all_greedy
+        or sampling.needs_logit_edits
+        or sampling.needs_logprobs
+        or bool(sampling.grammar_rows)
+    )
 
 
 def _pass_shape(descriptor: BatchDescriptor) -> PassShape:

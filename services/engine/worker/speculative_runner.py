@@ -85,6 +85,7 @@ class SpeculativeRunner(ModelRunner):
             descriptor.step_id,
             sampled,
             logprobs,
+            prompt_logprobs=self._prompt_logprobs(descriptor, arrays, computed.hidden),
             started_ns=started_ns,
             fallback_reason=computed.fallback_reason,
             verified=verified,

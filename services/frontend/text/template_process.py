@@ -68,7 +68,9 @@ class TemplateProcess:
             except _WorkerLostError as error:
                 raise TokenizerFilesError(f"the chat template {error}") from None
 
-    async def render(self, messages: Sequence[Message], *, max_bytes: int) -> str:
+    async def render(
+        self, messages: Sequence[Message], *, tools: Sequence[Message] = (), max_bytes: int
+    ) -> str:
         """Returns the prompt for the answer to a conversation.
 
         Raises:
@@ -78,7 +80,8 @@ class TemplateProcess:
             EngineUnavailableError: it was closed; another template may have taken its place.
         """
         # A caller that goes away must not leave an answer behind for the next one to read.
-        return await asyncio.shield(asyncio.create_task(self._render(messages, max_bytes)))
+        wish = {"messages": list(messages), "tools": list(tools), "max_bytes": max_bytes}
+        return await asyncio.shield(asyncio.create_task(self._render(wish, max_bytes)))
 
     async def close(self) -> None:
         """Ends the process, after whatever it is at."""
@@ -86,8 +89,7 @@ class TemplateProcess:
         async with self._turn:
             await self._kill()
 
-    async def _render(self, messages: Sequence[Message], max_bytes: int) -> str:
-        wish = {"messages": list(messages), "max_bytes": max_bytes}
+    async def _render(self, wish: Mapping[str, Any], max_bytes: int) -> str:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._turn.acquire()
