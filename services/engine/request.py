@@ -9,6 +9,8 @@ from services.engine.errors import EngineError, InvalidRequestError
 
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
+MIN_REPETITION_PENALTY = 0.0625
+"""Logits are divided by it; by 1e-37 they would be infinite, and the model would look broken."""
 MAX_STOP_TOKEN_IDS = 64
 MAX_EOS_TOKEN_IDS = 64
 
@@ -51,7 +53,7 @@ class SamplingParams:
         _check_range("temperature", self.temperature, 0, 100)
         _check_range("top_p", self.top_p, 0, 1, open_low=True)
         _check_range("min_p", self.min_p, 0, 1)
-        _check_range("repetition_penalty", self.repetition_penalty, 0, 10, open_low=True)
+        _check_range("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, 10)
         _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
         _check_range("presence_penalty", self.presence_penalty, -2, 2)
         _check_range("max_tokens", self.max_tokens, 1, math.inf)

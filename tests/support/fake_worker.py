@@ -27,7 +27,7 @@ from services.engine.batch import (
 )
 from services.engine.config import EngineConfig
 from services.engine.request import SamplingParams
-from services.engine.worker.executor import WorkerDiedError
+from services.engine.worker.executor import WorkerDiedError, WorkerKilledError
 
 NULL_BLOCK = 0
 VOCAB_SIZE = 1000
@@ -390,7 +390,7 @@ class FakeExecutor:
         """Requests of each step that was received, in all."""
         self._worker: FakeWorker | None = None
         self._sent: deque[BatchDescriptor] = deque()
-        self._death: str | None = None
+        self._death: WorkerDiedError | None = None
         self._is_hung = False
         self._wake = asyncio.Event()
         self.num_starts = 0
@@ -452,7 +452,7 @@ class FakeExecutor:
         if self._sent:
             self._swallow(self._sent[0])
         if self._death is not None:
-            raise WorkerDiedError(self._death)
+            raise self._death
         assert self._worker is not None
         return self._worker.execute(self._sent.popleft())
 
@@ -465,9 +465,9 @@ class FakeExecutor:
         self._worker = None
         self.die("the worker was stopped")
 
-    def die(self, reason: str = "the worker died") -> None:
+    def die(self, reason: str = "the worker died", *, was_killed: bool = False) -> None:
         """Makes every receive() fail from now on, until the next start."""
-        self._death = reason
+        self._death = (WorkerKilledError if was_killed else WorkerDiedError)(reason)
         self._wake.set()
 
     def hang(self) -> None:

@@ -118,7 +118,8 @@ def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
         f"captured; steps: {_counts(stats.graph_dispatch)}; "
         f"{sum(graph.padded_tokens for graph in stats.graphs)} padding tokens",
         "trouble": f"{stats.num_preemptions} preemptions, "
-        f"{stats.num_worker_restarts} worker restarts, {stats.num_late_builds} late builds",
+        f"{stats.num_worker_restarts} worker restarts, {stats.num_late_builds} late builds, "
+        f"{stats.num_failed_steps} steps out of memory",
     }
     if stats.num_speculative_tokens:
         rows["drafts"] = _drafts(stats)

@@ -25,6 +25,7 @@ from services.engine.errors import DeadlineExpiredError, EngineError, EngineUnav
 from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
 from services.engine.request import FinishReason, Request, RequestOutput
 from services.engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from services.engine.worker.executor import WorkerKilledError
 
 if TYPE_CHECKING:
     from services.telemetry.spans import Tracing
@@ -275,14 +276,22 @@ class EngineCore:
         num_steps = self.counters.num_steps
         self._survivors.hand_over(self._steps.scheduler)
         self._on_readiness(self.is_ready)
+        was_killed = False
         try:
             await self._steps.run()
+        except WorkerKilledError:
+            was_killed = True
+            raise
         finally:
             in_flight = self._steps.requests_in_flight
             self._retire_scheduler()
             self._on_readiness(False)
             self.watchers.close_with_snapshot()
-            self._survivors.take(in_flight, has_progressed=self.counters.num_steps > num_steps)
+            self._survivors.take(
+                in_flight,
+                was_killed=was_killed,
+                has_progressed=self.counters.num_steps > num_steps,
+            )
 
     async def _save_history_regularly(self) -> NoReturn:
         while True:
