@@ -69,7 +69,11 @@ class FrontendServer:
             template_timeout_s=config.template_timeout_s,
             gate=self._gate,
         )
-        self._metrics = Metrics(FrontendFamilies(self._pipeline.requests.counts, self.engine))
+        self._metrics = Metrics(
+            FrontendFamilies(
+                self._pipeline.requests.counts, engine_is_ready=lambda: self.engine.is_ready
+            )
+        )
         self._is_draining = False
         self._running: asyncio.Task[None] | None = None
         self._watching_keys: asyncio.Task[None] | None = None

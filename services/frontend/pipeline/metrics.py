@@ -1,9 +1,8 @@
 """The frontend's figures for Prometheus."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from services.frontend.engine_client.pool import EnginePool
 from services.frontend.errors import EngineFaultError, FrontendError
 from services.frontend.pipeline.request_counts import RequestCounts
 from services.frontend.pipeline.request_log import CANCELLED
@@ -25,16 +24,16 @@ class FrontendFamilies:
     the tokenizer left out.
     """
 
-    def __init__(self, counts: RequestCounts, engine: EnginePool) -> None:
+    def __init__(self, counts: RequestCounts, *, engine_is_ready: Callable[[], bool]) -> None:
         self._counts = counts
-        self._engine = engine
+        self._engine_is_ready = engine_is_ready
         self._families = Families("octavo_frontend")
 
     def __call__(self) -> Iterable[Any]:
         """Returns every family."""
         counts, families = self._counts, self._families
         yield families.gauge("requests_live", counts.num_live, "Requests that have not ended")
-        yield families.gauge("engine_ready", self._engine.is_ready, "1 while an engine is ready")
+        yield families.gauge("engine_ready", self._engine_is_ready(), "1 while an engine is ready")
         yield families.counters(
             "request_success",
             "finished_reason",
