@@ -71,7 +71,9 @@ class FrontendServer:
         )
         self._metrics = Metrics(
             FrontendFamilies(
-                self._pipeline.requests.counts, engine_is_ready=lambda: self.engine.is_ready
+                self._pipeline.requests.counts,
+                self.engine.counts,
+                engine_is_ready=lambda: self.engine.is_ready,
             )
         )
         self._is_draining = False

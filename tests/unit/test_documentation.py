@@ -12,6 +12,7 @@ from services.engine.core.engine_core import EngineCore
 from services.engine.rpc.metrics import EngineFamilies
 from services.frontend import errors as frontend_errors
 from services.frontend.config import FrontendConfig
+from services.frontend.engine_client.routed_stream import RoutingCounts
 from services.frontend.pipeline.metrics import FrontendFamilies
 from services.frontend.pipeline.request_counts import RequestCounts
 from tests.support.engine_harness import engine_config
@@ -77,7 +78,7 @@ def test_every_metric_is_documented():
     )
     families = [
         *EngineFamilies(core, model="m", num_sessions=lambda: 0)(),
-        *FrontendFamilies(RequestCounts(), engine_is_ready=lambda: True)(),
+        *FrontendFamilies(RequestCounts(), RoutingCounts(), engine_is_ready=lambda: True)(),
     ]
     names = [f.name + ("_total" if f.type == "counter" else "") for f in families]
     assert len(names) > 40

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from services.frontend.engine_client.routed_stream import RoutingCounts
 from services.frontend.errors import EngineFaultError, FrontendError
 from services.frontend.pipeline.request_counts import RequestCounts
 from services.frontend.pipeline.request_log import CANCELLED
@@ -24,8 +25,15 @@ class FrontendFamilies:
     the tokenizer left out.
     """
 
-    def __init__(self, counts: RequestCounts, *, engine_is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        counts: RequestCounts,
+        routing: RoutingCounts,
+        *,
+        engine_is_ready: Callable[[], bool],
+    ) -> None:
         self._counts = counts
+        self._routing = routing
         self._engine_is_ready = engine_is_ready
         self._families = Families("octavo_frontend")
 
@@ -45,6 +53,12 @@ class FrontendFamilies:
             "error",
             dict.fromkeys(FAILED, 0) | counts.failed,
             "Requests that were refused or failed, by error",
+        )
+        yield families.counter(
+            "retries", self._routing.num_retries, "Requests sent to another engine, without tokens"
+        )
+        yield families.counter(
+            "migrations", self._routing.num_migrations, "Requests that went on with another engine"
         )
         yield families.counter("prompt_tokens", counts.prompt_tokens, "Prompt tokens served")
         yield families.counter("cached_tokens", counts.cached_tokens, "Those found computed")
