@@ -148,6 +148,8 @@ class Request:
     """Tokens whose keys and values are in the cache or were ordered in a step already sent."""
     num_pending_tokens: int = 0
     """Sampled tokens of steps already sent whose values are not known yet."""
+    draft_token_ids: list[int] = field(default_factory=list)
+    """Guesses at the tokens that follow those known; the next step verifies them."""
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache held when the request first ran."""
     block_ids: list[int] = field(default_factory=list)
@@ -193,6 +195,7 @@ class Request:
         """Forgets what a worker that is gone held for it; only the tokens known are left."""
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = self.num_pending_tokens = 0
+        self.draft_token_ids = []
         self.block_ids.clear()
         self.num_indexed_blocks = 0
         self.row = None

@@ -23,7 +23,7 @@ from services.engine.worker.graph_setup import (
     wire_keys,
 )
 from services.engine.worker.kv_memory import allocate_kv_cache
-from services.engine.worker.model_runner import ModelRunner
+from services.engine.worker.speculative_runner import make_runner
 from services.engine.worker.step_arrays import StepLimits
 from tests.support.engine_harness import RecordingSink
 
@@ -45,15 +45,23 @@ class GraphEngine:
         max_model_len: int = 64,
         num_blocks: int = 64,
         block_size: int = 4,
+        num_speculative_tokens: int = 0,
     ) -> None:
         target = torch.device(device)
-        self.model = load_model(folder, device=target, dtype=dtype, load_format=load_format)
+        self.model = load_model(
+            folder,
+            device=target,
+            dtype=dtype,
+            load_format=load_format,
+            with_draft_layers=num_speculative_tokens > 0,
+        )
         limits = StepLimits(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
             block_size=block_size,
             vocab_size=self.model.config.vocab_size,
+            num_speculative_tokens=num_speculative_tokens,
         )
         pieces = piece_graphs(target, dtype)
         compiled = compile_model(
@@ -73,7 +81,7 @@ class GraphEngine:
             dtype=cache_dtype or dtype,
             device=target,
         )
-        self.runner = ModelRunner(self.model, self.cache, limits=limits, device=target)
+        self.runner = make_runner(self.model, self.cache, limits=limits, device=target)
         install_model(self.runner, compiled, config, pieces)
         self.faults = []
         self.prepared = prepare_graphs(
@@ -97,6 +105,7 @@ class GraphEngine:
                 block_size=block_size,
                 num_blocks=num_blocks,
                 enable_prefix_caching=True,
+                num_speculative_tokens=num_speculative_tokens,
             ),
             dispatcher=self.ledger.dispatcher,
         )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from services.engine.errors import InvalidRequestError
+from services.engine.spec_decode.draft_plan import DraftPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class SchedulerLimits:
     """Blocks of the KV cache, the null block included."""
     enable_prefix_caching: bool
     """Whether requests share the blocks of common prefixes."""
+    num_speculative_tokens: int = 0
+    """Draft tokens of each request in a step; 0 without speculative decoding."""
 
     @property
     def max_running(self) -> int:
@@ -33,6 +36,17 @@ class SchedulerLimits:
     def num_cache_tokens(self) -> int:
         """Tokens whose keys and values fit when one request holds every block."""
         return (self.num_blocks - 1) * self.block_size
+
+    @property
+    def draft_plan(self) -> DraftPlan | None:
+        """How requests are guessed ahead; None if they are not."""
+        if not self.num_speculative_tokens:
+            return None
+        return DraftPlan(
+            num_tokens=self.num_speculative_tokens,
+            # The token behind all drafts, if they hold, is within max_model_len too.
+            max_seq_len=min(self.max_model_len - 1, self.num_cache_tokens),
+        )
 
     def bound_tokens(self, num_prompt_tokens: int, max_tokens: int) -> int:
         """Returns how many tokens a request can reach, prompt and output together.

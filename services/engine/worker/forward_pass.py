@@ -1,6 +1,7 @@
 """One forward pass of the model over inputs that lie in the worker's buffers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -65,6 +66,12 @@ class ForwardPass:
                 token_request: what stands behind is padding and writes no key and no value.
             shape: the rest.
         """
+        with self.context(inputs, shape):
+            return self.run_model(inputs.input_ids, inputs.positions)
+
+    @contextmanager
+    def context(self, inputs: StepInputs, shape: PassShape) -> Iterator[None]:
+        """Lets layers run over a step's inputs, for the length of the block."""
         num_tokens, batch_size = len(inputs.token_request), len(inputs.seq_lens)
         attn_metadata = build_attention_metadata(
             query_start_loc=inputs.query_start_loc,
@@ -96,7 +103,7 @@ class ForwardPass:
             cudagraph_runtime_mode=shape.mode,
         )
         with forward_context(context):
-            return self.run_model(inputs.input_ids, inputs.positions)
+            yield
 
     def refill_null_block(self) -> None:
         """Gives the null block the same content again, for passes that shall compute the same.

@@ -10,6 +10,7 @@ from models.layers.decoder import CausalLM
 from services.engine.config import EngineConfig
 from services.engine.worker.model_runner import ModelRunner
 from services.engine.worker.rehearsal import largest_step
+from services.engine.worker.speculative_runner import make_runner
 from services.engine.worker.step_arrays import StepLimits
 
 log = structlog.get_logger()
@@ -99,7 +100,7 @@ def probe_runner(
     cache = allocate_kv_cache(
         model, num_blocks=1, block_size=limits.block_size, dtype=dtype, device=device
     )
-    return ModelRunner(model, cache, limits=limits, device=device)
+    return make_runner(model, cache, limits=limits, device=device)
 
 
 def _needed_cuda_bytes(

@@ -1,6 +1,7 @@
 """A snapshot and the steps after it lead to what the worker did, whenever it is taken."""
 
 from collections import deque
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -44,7 +45,7 @@ actions = st.one_of(
 class Engine:
     """A scheduler and a fake worker, and the steps that were completed."""
 
-    def __init__(self, num_blocks):
+    def __init__(self, num_blocks, num_speculative_tokens=0):
         self.num_blocks = num_blocks
         self.scheduler = Scheduler(
             SchedulerLimits(
@@ -55,6 +56,7 @@ class Engine:
                 block_size=BLOCK_SIZE,
                 num_blocks=num_blocks,
                 enable_prefix_caching=True,
+                num_speculative_tokens=num_speculative_tokens,
             )
         )
         self.worker = make_worker(num_blocks)
@@ -107,7 +109,7 @@ def make_worker(num_blocks):
     )
 
 
-def replay(snapshot, steps, num_blocks):
+def replay(snapshot, steps, num_blocks, num_speculative_tokens):
     """Runs the steps on a worker with nothing in its cache; yields their results."""
     blocks = BlockNumbers(num_blocks)
     for row in snapshot.rows:
@@ -115,7 +117,8 @@ def replay(snapshot, steps, num_blocks):
     for descriptor, _ in steps:
         blocks.use(descriptor.attn_metadata.block_table_updates.block_ids)
     opening = read_opening(snapshot, blocks)
-    content = CacheContent(LIMITS, num_blocks=blocks.num_blocks)
+    limits = replace(LIMITS, num_speculative_tokens=num_speculative_tokens)
+    content = CacheContent(limits, num_blocks=blocks.num_blocks)
     worker = make_worker(blocks.num_blocks)
     worker.restore(opening.descriptor, opening.num_computed, next_step_id=snapshot.next_step_id)
     for row, tokens in content.restore(opening.descriptor, opening.num_computed).items():
@@ -126,7 +129,7 @@ def replay(snapshot, steps, num_blocks):
         descriptor.CopyFrom(recorded)
         updates = descriptor.attn_metadata.block_table_updates
         updates.block_ids = blocks.renumber(updates.block_ids)
-        slots = content.step(descriptor, StepArrays.read(descriptor, LIMITS))
+        slots = content.step(descriptor, StepArrays.read(descriptor, limits))
         worker.update_tables(descriptor)
         for row, tokens in slots.missing.items():
             worker.compute(row, tokens)
@@ -137,10 +140,13 @@ def replay(snapshot, steps, num_blocks):
     before=st.lists(actions, min_size=10, max_size=60),
     after=st.lists(actions, max_size=40),
     num_blocks=st.integers(8, 14),
+    num_speculative_tokens=st.sampled_from([0, 0, 2]),
 )
-@settings(max_examples=100)
-def test_a_replay_from_a_snapshot_gives_the_results_of_the_worker(before, after, num_blocks):
-    engine = Engine(num_blocks)
+@settings(max_examples=150)
+def test_a_replay_from_a_snapshot_gives_the_results_of_the_worker(
+    before, after, num_blocks, num_speculative_tokens
+):
+    engine = Engine(num_blocks, num_speculative_tokens)
     for action in before:
         engine.act(*action)
     engine.take_snapshot()
@@ -150,7 +156,7 @@ def test_a_replay_from_a_snapshot_gives_the_results_of_the_worker(before, after,
     snapshot = engine.snapshot.message()
     snapshot.engine.CopyFrom(EngineSettings(block_size=BLOCK_SIZE, num_blocks=num_blocks))
     steps = engine.completed[snapshot.next_step_id - 1 :]
-    results = list(replay(snapshot, steps, num_blocks))
+    results = list(replay(snapshot, steps, num_blocks, num_speculative_tokens))
     assert results == [result for _, result in steps]
 
 

@@ -35,6 +35,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.sampled_from([1, 3, 5, 5]),
         max_num_batched_tokens=st.sampled_from([1, 3, 7, 20, 20]),
         enable_prefix_caching=st.booleans(),
+        num_speculative_tokens=st.sampled_from([0, 0, 1, 2, 5]),
     )
     def start(self, **fields):
         self.limits = SchedulerLimits(
@@ -122,7 +123,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for output in self.scheduler.update(step, result):
             request = output.request
             assert request in self.live
-            assert len(output.logprobs) == (request.sampling.logprobs is not None)
+            has_logprobs = request.sampling.logprobs is not None
+            assert len(output.logprobs) == len(output.token_ids) * has_logprobs
             request.sink.put(output)
             if output.is_last:
                 self.live.remove(request)
@@ -181,7 +183,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(set(rows)) == len(rows)
         for request in self.live:
             known_or_pending = len(request.token_ids) + request.num_pending_tokens
-            assert request.num_computed_tokens <= known_or_pending <= request.max_num_tokens
+            assert known_or_pending <= request.max_num_tokens
+            # Drafts are computed before it is known whether they hold, and void if not.
+            num_drafts = len(request.draft_token_ids) if request.num_pending_tokens else 0
+            assert request.num_computed_tokens <= known_or_pending + num_drafts
 
     @invariant()
     def no_block_is_lost_and_only_equal_prefixes_are_shared(self):
