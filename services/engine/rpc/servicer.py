@@ -122,10 +122,13 @@ class EngineServicer(EngineServiceServicer):
         del context
         check_known(request)
         core = self._core
+        # Capture sizes are planned for steps of one query token a request, or of prompts.
+        is_speculative = self._config.num_speculative_tokens > 0
+        has_step_sizes = request.include_step_sizes and not is_speculative
         stats = stats_to_proto(
             core.stats(),
             num_sessions=self._num_sessions,
-            step_sizes=core.history.histogram if request.include_step_sizes else None,
+            step_sizes=core.history.histogram if has_step_sizes else None,
         )
         stats.num_tasks = len(asyncio.all_tasks())
         return stats

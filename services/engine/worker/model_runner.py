@@ -21,6 +21,7 @@ from services.engine.sampling.grammar_masks import GrammarMasks
 from services.engine.sampling.logit_edits import edit_logits
 from services.engine.sampling.logprobs import Logprobs, compute_logprobs
 from services.engine.sampling.sampler import greedy, sample
+from services.engine.spec_decode.verification import Verified
 from services.engine.worker.decode_graphs import DecodedStep
 from services.engine.worker.forward_pass import ForwardPass, PassShape
 from services.engine.worker.input_buffers import InputBuffers, StepHeader
@@ -60,11 +61,15 @@ class ComputedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sampled:
-    """What S rows sampled; token_ids is [S] int32."""
+class SampledStep:
+    """What S rows sampled; token_ids is [S] int32.
+
+    verified: with speculative decoding, what became of drafts; token_ids then has more of each row.
+    """
 
     token_ids: Tensor
     logprobs: Logprobs | None
+    verified: Verified | None = None
 
 
 class ModelRunner:
@@ -163,6 +168,7 @@ class ModelRunner:
             prompt_logprobs=self._prompt_logprobs(descriptor, arrays, computed.hidden),
             started_ns=started_ns,
             fallback_reason=computed.fallback_reason,
+            verified=sampled.verified,
         )
 
     def _compute(self, descriptor: BatchDescriptor, arrays: StepArrays) -> ComputedStep:
@@ -248,14 +254,14 @@ class ModelRunner:
         descriptor: BatchDescriptor,
         arrays: StepArrays,
         computed: ComputedStep,
-    ) -> _Sampled:
+    ) -> SampledStep:
         """Samples for the requests that are due and writes their tokens into their rows."""
         header, logits = computed.header, computed.logits
         if logits is None:
-            return _Sampled(token_ids=header.row_ids.new_empty(0), logprobs=None)
+            return SampledStep(token_ids=header.row_ids.new_empty(0), logprobs=None)
         sampling = descriptor.sampling
         if computed.token_ids is not None and not needs_choice(sampling):
-            return _Sampled(token_ids=computed.token_ids, logprobs=None)
+            return SampledStep(token_ids=computed.token_ids, logprobs=None)
         sampled = _sampled_rows(arrays, header)
         chosen = self._choose(descriptor, sampled, logits)
         token_ids = chosen.int()
@@ -266,7 +272,7 @@ class ModelRunner:
         if sampling.needs_logprobs:
             num_top = self._row_sampling.num_logprobs(sampled)
             logprobs = compute_logprobs(logits, chosen, num_top)
-        return _Sampled(token_ids=token_ids, logprobs=logprobs)
+        return SampledStep(token_ids=token_ids, logprobs=logprobs)
 
     def _prompt_logprobs(
         self, descriptor: BatchDescriptor, arrays: StepArrays, hidden: Tensor

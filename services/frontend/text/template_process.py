@@ -81,7 +81,9 @@ class TemplateProcess:
         """
         # A caller that goes away must not leave an answer behind for the next one to read.
         wish = {"messages": list(messages), "tools": list(tools), "max_bytes": max_bytes}
-        return await asyncio.shield(asyncio.create_task(self._render(wish, max_bytes)))
+        rendering = asyncio.create_task(self._render(wish, max_bytes))
+        rendering.add_done_callback(_take_error)
+        return await asyncio.shield(rendering)
 
     async def close(self) -> None:
         """Ends the process, after whatever it is at."""
@@ -173,3 +175,9 @@ async def _read_reply(stdout: asyncio.StreamReader, max_bytes: int) -> dict[str,
         raise ValueError(f"an answer of {length} bytes")
     reply: dict[str, str] = json.loads(await stdout.readexactly(length))
     return reply
+
+
+def _take_error(rendering: asyncio.Task[str]) -> None:
+    """Keeps asyncio from logging an error, with words of the conversation, that nobody awaits."""
+    if not rendering.cancelled():
+        rendering.exception()
