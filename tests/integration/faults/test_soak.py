@@ -221,7 +221,7 @@ async def _settled_fds(pid: int, wanted: int) -> int:
     end_s = time.monotonic() + SETTLE_S
     while (num_fds := psutil.Process(pid).num_fds()) > wanted and time.monotonic() < end_s:
         await asyncio.sleep(0.1)
-    return num_fds
+    return num
 
 
 def _report(**facts: object) -> None:
