@@ -71,13 +71,17 @@ class FakeWorker:
         num_blocks: int,
         block_size: int,
         vocab_size: int = VOCAB_SIZE,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
         self._block_size = block_size
+        self._windows = tuple(windows)
         self._vocab_size = vocab_size
         self._last_step_id = 0
         blocks_per_row = -(-max_model_len // block_size)
         self._tokens = np.full((max_num_seqs, max_model_len), _UNKNOWN, np.int32)
-        self._block_table = np.full((max_num_seqs, blocks_per_row), NULL_BLOCK, np.int32)
+        # Group after group for each block of a sequence.
+        width = blocks_per_row * len(self._windows)
+        self._block_table = np.full((max_num_seqs, width), NULL_BLOCK, np.int32)
         self._kv = np.zeros((num_blocks, block_size), np.uint64)
         # What the cache must hold for each row and position; computed up to _num_keys[row].
         self._keys = np.zeros((max_num_seqs, max_model_len), np.uint64)
@@ -104,8 +108,8 @@ class FakeWorker:
         # All of a step's keys and values are written before any of its queries attends, layer by
         # layer, so a request may share blocks with one that computes them in the same step.
         self._write(rows, starts, ends)
-        for row, end in zip(rows, ends, strict=True):
-            self._check_reads(row, end)
+        for row, start, end in zip(rows, starts, ends, strict=True):
+            self._check_reads(row, start, end)
         return self._sample(descriptor, rows, ends)
 
     def restore(
@@ -126,7 +130,7 @@ class FakeWorker:
     def compute(self, row: int, tokens: range) -> None:
         """Writes keys and values of a row's tokens, all earlier ones being there."""
         self._write([row], [tokens.start], [tokens.stop])
-        self._check_reads(row, tokens.stop)
+        self._check_reads(row, tokens.start, tokens.stop)
 
     def _assign(self, assignment: RowAssignment) -> None:
         row, token_ids = assignment.row, read_int32(assignment.token_ids)
@@ -149,9 +153,12 @@ class FakeWorker:
         for row, offset, count in zip(*columns, strict=True):
             new = ids[position : position + count]
             _require(len(new) == count > 0, "block ids are missing")
-            _require(bool(np.all(new > NULL_BLOCK)), "the null block was handed out")
+            if None in self._windows:
+                kept = (np.arange(count) + offset) % len(self._windows) == self._windows.index(None)
+                _require(bool(np.all(new[kept] > NULL_BLOCK)), "the null block was handed out")
             _require(bool(np.all(new < len(self._kv))), "a block does not exist")
             _require(offset == 0 or self._block_table[row, offset - 1] != NULL_BLOCK, "a gap")
+            _require(offset % len(self._windows) == count % len(self._windows) == 0, "a group")
             self._block_table[row, offset : offset + count] = new
             position += count
         _require(position == len(ids), "block ids are left over")
@@ -187,18 +194,24 @@ class FakeWorker:
         written: set[int] = set()
         for row, start, end in zip(rows, starts, ends, strict=True):
             keys = self._row_keys(row, end)
-            slots = self._slots(row, start, end)
-            _require(bool(np.all(slots >= self._block_size)), f"row {row} writes the null block")
-            _require(written.isdisjoint(slots.tolist()), f"row {row} writes another row's slot")
-            written.update(slots.tolist())
-            flat[slots] = keys[start:end]
+            for group in range(len(self._windows)):
+                slots = self._slots(row, start, end, group)
+                _require(
+                    bool(np.all(slots >= self._block_size)), f"row {row} writes the null block"
+                )
+                _require(written.isdisjoint(slots.tolist()), f"row {row} writes another row's slot")
+                written.update(slots.tolist())
+                flat[slots] = keys[start:end] + np.uint64(group)
 
-    def _check_reads(self, row: int, end: int) -> None:
-        held = self._kv.reshape(-1)[self._slots(row, 0, end)]
-        wrong = np.flatnonzero(held != self._row_keys(row, end)[:end])
-        _require(
-            not len(wrong), f"row {row} would read foreign keys and values at {wrong.tolist()}"
-        )
+    def _check_reads(self, row: int, start: int, end: int) -> None:
+        for group, window in enumerate(self._windows):
+            first = 0 if window is None else max(0, start - window + 1)
+            held = self._kv.reshape(-1)[self._slots(row, first, end, group)]
+            expected = self._row_keys(row, end)[first:end] + np.uint64(group)
+            wrong = np.flatnonzero(held != expected) + first
+            _require(
+                not len(wrong), f"row {row} would read foreign keys and values at {wrong.tolist()}"
+            )
 
     def _sample(self, descriptor: BatchDescriptor, rows: list[int], ends: list[int]) -> StepResult:
         indices = read_int32(descriptor.sampling.sample_indices).tolist()
@@ -265,9 +278,10 @@ class FakeWorker:
             self._num_keys[row] = end
         return self._keys[row]
 
-    def _slots(self, row: int, start: int, end: int) -> np.ndarray:
+    def _slots(self, row: int, start: int, end: int, group: int) -> np.ndarray:
         positions = np.arange(start, end)
-        blocks = self._block_table[row, positions // self._block_size].astype(np.int64)
+        table = self._block_table[row, group :: len(self._windows)]
+        blocks = table[positions // self._block_size].astype(np.int64)
         return blocks * self._block_size + positions % self._block_size
 
 

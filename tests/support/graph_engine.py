@@ -13,6 +13,7 @@ from services.engine.batch import BatchDescriptor, StepResult
 from services.engine.compilation.compile_model import compile_model
 from services.engine.compilation_config import CompilationConfig
 from services.engine.core.graph_ledger import GraphLedger
+from services.engine.kv_cache.cache_groups import LayerGroup, group_layers
 from services.engine.request import Request, SamplingParams
 from services.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from services.engine.worker.graph_setup import (
@@ -39,6 +40,7 @@ class GraphEngine:
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
         cache_dtype: torch.dtype | None = None,
+        has_groups: bool = True,
         load_format: str = "safetensors",
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 64,
@@ -48,12 +50,17 @@ class GraphEngine:
     ) -> None:
         target = torch.device(device)
         self.model = load_model(folder, device=target, dtype=dtype, load_format=load_format)
+        groups: tuple[LayerGroup, ...] = ()
+        if has_groups:
+            windows = self.model.config.sliding_windows
+            groups = group_layers(windows, max_model_len=max_model_len)
         limits = StepLimits(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
             block_size=block_size,
             vocab_size=self.model.config.vocab_size,
+            cache_groups=groups,
         )
         pieces = piece_graphs(target, dtype)
         compiled = compile_model(
@@ -72,6 +79,7 @@ class GraphEngine:
             block_size=block_size,
             dtype=cache_dtype or dtype,
             device=target,
+            groups=groups,
         )
         self.runner = ModelRunner(self.model, self.cache, limits=limits, device=target)
         install_model(self.runner, compiled, config, pieces)
@@ -97,6 +105,7 @@ class GraphEngine:
                 block_size=block_size,
                 num_blocks=num_blocks,
                 enable_prefix_caching=True,
+                windows=tuple(group.window for group in groups) or (None,),
             ),
             dispatcher=self.ledger.dispatcher,
         )

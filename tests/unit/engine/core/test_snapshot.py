@@ -1,6 +1,7 @@
 """A snapshot and the steps after it lead to what the worker did, whenever it is taken."""
 
 from collections import deque
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from protos.engine.v1.recording_pb2 import EngineSettings
 from services.engine.core.snapshot import PendingSnapshot
+from services.engine.kv_cache.cache_groups import LayerGroup
 from services.engine.replay.cache_content import BlockNumbers, CacheContent
 from services.engine.replay.opening import read_opening
 from services.engine.replay.recording import ReplayError
@@ -44,7 +46,7 @@ actions = st.one_of(
 class Engine:
     """A scheduler and a fake worker, and the steps that were completed."""
 
-    def __init__(self, num_blocks):
+    def __init__(self, num_blocks, windows=(None,)):
         self.num_blocks = num_blocks
         self.scheduler = Scheduler(
             SchedulerLimits(
@@ -55,9 +57,10 @@ class Engine:
                 block_size=BLOCK_SIZE,
                 num_blocks=num_blocks,
                 enable_prefix_caching=True,
+                windows=windows,
             )
         )
-        self.worker = make_worker(num_blocks)
+        self.worker = make_worker(num_blocks, windows)
         self.in_flight = deque()
         self.completed = []
         self.requests = []
@@ -98,25 +101,28 @@ class Engine:
             self.act("complete", None)
 
 
-def make_worker(num_blocks):
+def make_worker(num_blocks, windows):
     return FakeWorker(
         max_num_seqs=MAX_NUM_SEQS,
         max_model_len=MAX_MODEL_LEN,
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
+        windows=windows,
     )
 
 
-def replay(snapshot, steps, num_blocks):
+def replay(snapshot, steps, num_blocks, windows):
     """Runs the steps on a worker with nothing in its cache; yields their results."""
-    blocks = BlockNumbers(num_blocks)
+    groups = tuple(LayerGroup(layers=(i,), window=window) for i, window in enumerate(windows))
+    limits = replace(LIMITS, cache_groups=groups)
+    blocks = BlockNumbers(num_blocks, table_width=limits.block_table_width)
     for row in snapshot.rows:
         blocks.use(row.block_ids)
     for descriptor, _ in steps:
         blocks.use(descriptor.attn_metadata.block_table_updates.block_ids)
-    opening = read_opening(snapshot, blocks)
-    content = CacheContent(LIMITS, num_blocks=blocks.num_blocks)
-    worker = make_worker(blocks.num_blocks)
+    opening = read_opening(snapshot, blocks, num_groups=len(windows))
+    content = CacheContent(limits, num_blocks=blocks.num_blocks)
+    worker = make_worker(blocks.num_blocks, windows)
     worker.restore(opening.descriptor, opening.num_computed, next_step_id=snapshot.next_step_id)
     for row, tokens in content.restore(opening.descriptor, opening.num_computed).items():
         if tokens:
@@ -124,9 +130,8 @@ def replay(snapshot, steps, num_blocks):
     for recorded, _ in steps:
         descriptor = type(recorded)()
         descriptor.CopyFrom(recorded)
-        updates = descriptor.attn_metadata.block_table_updates
-        updates.block_ids = blocks.renumber(updates.block_ids)
-        slots = content.step(descriptor, StepArrays.read(descriptor, LIMITS))
+        blocks.renumber(descriptor.attn_metadata.block_table_updates)
+        slots = content.step(descriptor, StepArrays.read(descriptor, limits))
         worker.update_tables(descriptor)
         for row, tokens in slots.missing.items():
             worker.compute(row, tokens)
@@ -137,10 +142,14 @@ def replay(snapshot, steps, num_blocks):
     before=st.lists(actions, min_size=10, max_size=60),
     after=st.lists(actions, max_size=40),
     num_blocks=st.integers(8, 14),
+    windows=st.sampled_from([(None,), (None,), (5,), (None, 7)]),
 )
 @settings(max_examples=100)
-def test_a_replay_from_a_snapshot_gives_the_results_of_the_worker(before, after, num_blocks):
-    engine = Engine(num_blocks)
+def test_a_replay_from_a_snapshot_gives_the_results_of_the_worker(
+    before, after, num_blocks, windows
+):
+    num_blocks *= len(windows)
+    engine = Engine(num_blocks, windows)
     for action in before:
         engine.act(*action)
     engine.take_snapshot()
@@ -150,7 +159,7 @@ def test_a_replay_from_a_snapshot_gives_the_results_of_the_worker(before, after,
     snapshot = engine.snapshot.message()
     snapshot.engine.CopyFrom(EngineSettings(block_size=BLOCK_SIZE, num_blocks=num_blocks))
     steps = engine.completed[snapshot.next_step_id - 1 :]
-    results = list(replay(snapshot, steps, num_blocks))
+    results = list(replay(snapshot, steps, num_blocks, windows))
     assert results == [result for _, result in steps]
 
 
