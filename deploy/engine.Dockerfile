@@ -17,15 +17,19 @@ COPY protos protos
 COPY services services
 COPY models models
 RUN /opt/octavo/bin/pip install --no-cache-dir \
-        -c constraints.txt -c "${TORCH_CONSTRAINTS}" ".[engine]"
+        -c constraints.txt -c "${TORCH_CONSTRAINTS}" ".[engine,tracing]"
 
 FROM python:3.12-slim
-RUN useradd --create-home --uid 10001 octavo
+RUN useradd --create-home --uid 10001 octavo \
+    # A volume that is mounted here begins with this owner.
+    && install -d -o octavo -g octavo /home/octavo/.cache
 COPY --from=build /opt/octavo /opt/octavo
 ENV PATH=/opt/octavo/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
 USER 10001
 EXPOSE 50051
+HEALTHCHECK --interval=5s --timeout=5s --start-period=10m --retries=3 \
+    CMD ["octavo", "health", "127.0.0.1:50051"]
 ENTRYPOINT ["octavo"]
 CMD ["engine", "--host", "0.0.0.0", "--port", "50051"]

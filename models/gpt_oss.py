@@ -14,6 +14,7 @@ from models.layers.decoder import CausalLM, DecoderLayer
 from models.layers.moe import Experts, FusedMoE, moe_config
 from models.layers.self_attention import SelfAttention
 from models.layers.weight import ShardId
+from models.ops.expert_formats import MXFP4
 from models.parallel.group import SINGLE, ParallelGroup
 
 
@@ -24,15 +25,20 @@ class GptOssExperts(Experts):
         """Copies this rank's share of a tensor of all experts.
 
         gate_up_proj is [E, H, 2 * I] and its bias [E, 2 * I], both with gate at even places, up at
-        odd ones; down_proj is [E, I, H] and its bias [E, H].
+        odd ones; down_proj is [E, I, H] and its bias [E, H]. What stays in 4 bits is not
+        transposed, and neither are its scales, which come as the floats that they are.
         """
-        is_weight = param is self.gate_up_proj or param is self.down_proj
         if loaded.dim() != param.dim():
             needed = f"{param.dim()} dimensions"
             raise ValueError(f"its shape is {tuple(loaded.shape)}; the model needs {needed}")
-        if param is self.gate_up_proj or param is self.gate_up_proj_bias:
-            loaded = torch.cat((loaded[..., ::2], loaded[..., 1::2]), dim=-1)
-        super().weight_loader(param, loaded.transpose(1, 2) if is_weight else loaded, shard_id)
+        if param.dtype == MXFP4:
+            loaded = loaded.view(MXFP4)
+        elif param is self.gate_up_proj or param is self.down_proj:
+            loaded = loaded.transpose(1, 2)
+        down = self.down_proj, self.down_proj_bias, self.down_proj_scale
+        if not any(param is each for each in down):
+            loaded = torch.cat((loaded[:, ::2], loaded[:, 1::2]), dim=1)
+        super().weight_loader(param, loaded, shard_id)
 
 
 class GptOssForCausalLM(CausalLM):

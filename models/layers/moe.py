@@ -11,7 +11,11 @@ from models.config import ModelConfig
 from models.config_sections.moe import MoeConfig
 from models.layers.decoder import GatedMLP
 from models.layers.weight import ExpertTensor, ShardId, check_shape, empty_parameter
+from models.ops.expert_formats import MXFP4, MXFP4_RUN
+from models.ops.fp8_linear import BLOCK, FP8
 from models.parallel.group import ParallelGroup
+
+Shape = tuple[int, int, int]
 
 
 class Router(nn.Module):
@@ -46,7 +50,9 @@ class Experts(nn.Module):
     """The weights of all routed experts, stacked; each rank holds a share of every expert.
 
     gate_up_proj: [E, 2 * I / ranks, H], gate before up. down_proj: [E, H, I / ranks].
-    gate_up_proj_bias and down_proj_bias are [E, 2 * I / ranks] and [E, H], or None.
+    gate_up_proj_bias and down_proj_bias are [E, 2 * I / ranks] and [E, H], or None. Weights that
+    stay in 8 or 4 bits have scales, gate_up_proj_scale and down_proj_scale, and other shapes: see
+    models.ops.expert_formats.
     """
 
     def __init__(
@@ -54,13 +60,61 @@ class Experts(nn.Module):
     ) -> None:
         super().__init__()
         self._group = group
-        self._size = moe.intermediate_size
-        self._local_size = group.split(self._size, "inner features of an expert")
+        self._local_size = group.split(moe.intermediate_size, "inner features of an expert")
         count = moe.num_experts
         self.gate_up_proj = empty_parameter(count, 2 * self._local_size, hidden_size)
         self.down_proj = empty_parameter(count, hidden_size, self._local_size)
         self.gate_up_proj_bias = empty_parameter(count, 2 * self._local_size) if bias else None
         self.down_proj_bias = empty_parameter(count, hidden_size) if bias else None
+        self.gate_up_proj_scale: nn.Parameter | None = None
+        self.down_proj_scale: nn.Parameter | None = None
+
+    def can_keep_fp8(self, block_size: tuple[int, int] | None) -> bool:
+        """Returns whether weights with scales of this kind may stay FP8: no share cuts a block."""
+        is_whole = self._group.size == 1 or self._local_size % BLOCK == 0
+        return block_size == (BLOCK, BLOCK) and is_whole
+
+    def keep_fp8(self) -> None:
+        """Makes the weights FP8 with scales by block; call before they have values."""
+        count, hidden_size, inner = self.down_proj.shape
+        hidden_blocks, inner_blocks = -(-hidden_size // BLOCK), -(-inner // BLOCK)
+        self._keep(
+            FP8,
+            (count, 2 * inner, hidden_size),
+            (count, hidden_size, inner),
+            torch.float32,
+            (count, 2 * inner_blocks, hidden_blocks),
+            (count, hidden_blocks, inner_blocks),
+        )
+
+    def can_keep_mxfp4(self) -> bool:
+        """Returns whether weights may stay MXFP4: no row and no share ends within a run."""
+        return not any(size % MXFP4_RUN for size in (self.down_proj.shape[1], self._local_size))
+
+    def keep_mxfp4(self) -> None:
+        """Makes the weights packed MXFP4 with scales by run; call before they have values."""
+        count, hidden_size, inner = self.down_proj.shape
+        self._keep(
+            MXFP4,
+            (count, 2 * inner, hidden_size // 2),
+            (count, hidden_size, inner // 2),
+            MXFP4,
+            (count, 2 * inner, hidden_size // MXFP4_RUN),
+            (count, hidden_size, inner // MXFP4_RUN),
+        )
+
+    def _keep(self, dtype: torch.dtype, gate_up: Shape, down: Shape, scale_dtype: torch.dtype,
+              gate_up_scale: Shape, down_scale: Shape) -> None:  # fmt: skip
+        """Replaces the weights by ones of other dtypes and shapes, and adds scales."""
+
+        def parameter(shape: Shape, dtype: torch.dtype) -> nn.Parameter:
+            values = torch.empty(shape, dtype=dtype, device=self.down_proj.device)
+            return nn.Parameter(values, requires_grad=False)
+
+        self.gate_up_proj = parameter(gate_up, dtype)
+        self.gate_up_proj_scale = parameter(gate_up_scale, scale_dtype)
+        self.down_proj_scale = parameter(down_scale, scale_dtype)
+        self.down_proj = parameter(down, dtype)
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:
         """Copies this rank's share of one expert's tensor, or of a tensor of all experts.
@@ -80,22 +134,24 @@ class Experts(nn.Module):
         self, param: nn.Parameter, target: torch.Tensor, loaded: torch.Tensor, parts: Sequence[int]
     ) -> None:
         """Copies what `loaded` has of `param` into `target`, all of it or one expert's slice."""
-        first = self._group.rank * self._local_size
+        rank, num_ranks = self._group.rank, self._group.size
         if param is self.down_proj_bias:
             check_shape(loaded, tuple(target.shape))
             # Ranks add up their outputs: the bias must be in one of them.
-            target.copy_(loaded if self._group.rank == 0 else torch.zeros_like(loaded))
-        elif param is self.down_proj:
-            check_shape(loaded, (*target.shape[:-1], self._size))
-            target.copy_(loaded.narrow(-1, first, self._local_size))
+            target.copy_(loaded if rank == 0 else torch.zeros_like(loaded))
+        elif param is self.down_proj or param is self.down_proj_scale:
+            share = target.shape[-1]
+            check_shape(loaded, (*target.shape[:-1], share * num_ranks))
+            target.copy_(loaded.narrow(-1, rank * share, share))
         else:
             rows = -1 if param is self.gate_up_proj_bias else -2
             shape = list(target.shape)
-            shape[rows] = self._size * len(parts)
+            share = shape[rows] // 2
+            shape[rows] = share * num_ranks * len(parts)
             check_shape(loaded, tuple(shape))
             for part, stored in zip(parts, loaded.chunk(len(parts), dim=rows), strict=True):
-                place = target.narrow(rows, part * self._local_size, self._local_size)
-                place.copy_(stored.narrow(rows, first, self._local_size))
+                place = target.narrow(rows, part * share, share)
+                place.copy_(stored.narrow(rows, rank * share, share))
 
 
 class FusedMoE(nn.Module):
@@ -135,6 +191,8 @@ class FusedMoE(nn.Module):
             experts.down_proj,
             experts.gate_up_proj_bias,
             experts.down_proj_bias,
+            experts.gate_up_proj_scale,
+            experts.down_proj_scale,
             self.gate.e_score_correction_bias,
             moe.num_experts_per_tok,
             moe.scoring_func == "sigmoid",

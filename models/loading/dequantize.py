@@ -6,10 +6,8 @@ Sources: Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; Open Compute
 
 import torch
 
-MXFP4_BLOCK = 32
-"""Values that share one MXFP4 scale; 16 bytes."""
-E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""What the lower three bits of a 4-bit float mean; the fourth is the sign."""
+from models.ops.expert_formats import E2M1_VALUES, MXFP4_RUN, powers_of_two
+
 STRIP_ROWS = 1024
 """Rows of an FP8 weight that are multiplied out at a time, rounded up to whole blocks."""
 
@@ -95,21 +93,21 @@ def dequantize_mxfp4(
         dtype: of the result.
     """
     num_experts, num_rows, num_blocks, _ = blocks.shape
-    shape = (num_experts, num_blocks * MXFP4_BLOCK, num_rows)
+    shape = (num_experts, num_blocks * MXFP4_RUN, num_rows)
     result = torch.empty(shape, dtype=dtype, device=blocks.device)
     signed = (*E2M1_VALUES, *(-value for value in E2M1_VALUES))
     table = torch.tensor(signed, dtype=torch.float32, device=blocks.device)
     # One expert at a time: indices and float32 values take many times the memory of the blocks.
     for target, expert, exponents in zip(result, blocks, scales, strict=True):
         nibbles = torch.stack((expert & 0xF, expert >> 4), dim=-1).flatten(-2)
-        values = table[nibbles.int()] * _powers_of_two(exponents).unsqueeze(-1)
+        values = table[nibbles.int()] * powers_of_two(exponents).unsqueeze(-1)
         target.copy_(values.flatten(-2).transpose(0, 1))
     return result
 
 
 def check_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> None:
     """Raises ValueError unless blocks and scales fit together; see `dequantize_mxfp4`."""
-    if blocks.dtype != torch.uint8 or blocks.dim() != 4 or blocks.shape[-1] != MXFP4_BLOCK // 2:
+    if blocks.dtype != torch.uint8 or blocks.dim() != 4 or blocks.shape[-1] != MXFP4_RUN // 2:
         raise ValueError(
             f"it is {blocks.dtype} of shape {tuple(blocks.shape)}; "
             "MXFP4 blocks are uint8 [experts, rows, blocks, 16]"
@@ -119,8 +117,3 @@ def check_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> None:
             f"its scales are {scales.dtype} of shape {tuple(scales.shape)}; "
             f"they must be uint8 {tuple(blocks.shape[:-1])}"
         )
-
-
-def _powers_of_two(exponents: torch.Tensor) -> torch.Tensor:
-    """Returns what unsigned exponent bytes mean, in float32."""
-    return exponents.view(torch.float8_e8m0fnu).to(torch.float32)

@@ -1,9 +1,12 @@
 """Weights for benchmarks: random, the same every time, of the form that a checkpoint would have."""
 
+import math
+
 import torch
 from torch import nn
 
 from models.layers.decoder import CausalLM
+from models.ops.expert_formats import E2M1_VALUES, MXFP4, MXFP4_RUN
 from models.ops.fp8_linear import FP8, FP8_MAX
 
 SEED = 0
@@ -19,12 +22,24 @@ def fill_with_random_weights(model: CausalLM) -> None:
         generator = torch.Generator(param.device).manual_seed(SEED)
         if param.dtype == FP8:
             _fill_fp8(param, generator)
-        elif name.endswith("weight_scale"):
+        elif param.dtype == MXFP4:
+            _fill_mxfp4(name, param, generator)
+        elif name.endswith("_scale"):
             param.fill_(FP8_SCALE)
         elif param.dim() > 1:
             param.normal_(std=param.shape[-1] ** -0.5, generator=generator)
         else:
             param.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+
+
+def _fill_mxfp4(name: str, param: nn.Parameter, generator: torch.Generator) -> None:
+    """Draws packed values, and scales that give them the spread of weights not quantised."""
+    if not name.endswith("_scale"):
+        param.random_(0, 256, generator=generator)
+        return
+    spread = (sum(value**2 for value in E2M1_VALUES) / len(E2M1_VALUES)) ** 0.5
+    row_size = param.shape[-1] * MXFP4_RUN
+    param.fill_(127 + round(math.log2(row_size**-0.5 / spread)))
 
 
 def _fill_fp8(param: nn.Parameter, generator: torch.Generator) -> None:

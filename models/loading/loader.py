@@ -1,6 +1,6 @@
 """From a checkpoint folder to a model that is ready to run."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,10 @@ from torch.overrides import TorchFunctionMode
 
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM
-from models.layers.quantization import QuantizableLinear, can_run_fp8, fits_fp8, use_fp8
-from models.loading.checkpoint import CheckpointTensor, open_checkpoint
+from models.loading.checkpoint import open_checkpoint
 from models.loading.dummy import fill_with_random_weights
-from models.loading.names import stored_modules
-from models.loading.plan import FP8, by_model_name, plan_loads
+from models.loading.plan import by_model_name, plan_loads
+from models.loading.stored_formats import can_keep, keep_stored_formats
 from models.loading.weights import load_weights
 from models.parallel.group import SINGLE, ParallelGroup
 from models.registry import model_class
@@ -28,7 +27,7 @@ def load_model(
     dtype: torch.dtype,
     load_format: str = "safetensors",
     group: ParallelGroup = SINGLE,
-    fp8_products: bool | None = None,
+    keep_quantized: bool | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> CausalLM:
     """Builds the model that `folder`/config.json describes and gives it its weights.
@@ -39,8 +38,8 @@ def load_model(
         dtype: of parameters and activations.
         load_format: "safetensors", or "dummy" for seeded random weights.
         group: the ranks that share the model; this rank loads its own shards.
-        fp8_products: whether linear layers that are stored as FP8 stay so and multiply so, or are
-            dequantised; None: as the device can.
+        keep_quantized: whether weights that are stored in 8 or 4 bits stay so where there are
+            products for them, or are dequantised; None: as the device can.
         on_progress: called now and then with one line for the operator.
 
     Returns:
@@ -60,8 +59,12 @@ def load_model(
         with _WithoutStorage():
             model = build(config, group)
         stored = None if tensors is None else by_model_name(tensors, model)
-        if can_run_fp8(device) if fp8_products is None else fp8_products:
-            _keep_fp8(model, stored)
+        quantization = config.quantization
+        if quantization is not None:
+            if keep_quantized is None:
+                keep_quantized = can_keep(device, dtype, quantization)
+            if keep_quantized:
+                keep_stored_formats(model, stored)
         _give_storage(model, device)
         if stored is None:
             fill_with_random_weights(model)
@@ -88,27 +91,6 @@ class _WithoutStorage(TorchFunctionMode):
         """Calls a function of torch; torch.empty on the device without memory."""
         kwargs = kwargs or {}
         return func(*args, **(kwargs | {"device": "meta"} if func is torch.empty else kwargs))
-
-
-def _keep_fp8(model: CausalLM, stored: Mapping[str, CheckpointTensor] | None) -> None:
-    """Makes linear layers FP8 that are stored so; without a checkpoint, that would be."""
-    quantization = model.config.quantization
-    if quantization is None or quantization.method == "mxfp4":
-        return
-    for path, layer in model.named_modules():
-        if not isinstance(layer, QuantizableLinear):
-            continue
-        modules = stored_modules(model, path)
-        if stored is None:
-            is_stored_so = not any(quantization.ignores(module) for module in modules)
-        else:
-            weights = [f"{module}.weight" for module in modules]
-            is_stored_so = all(
-                name in stored and f"{name}_scale" in stored and stored[name].values.dtype == FP8
-                for name in weights
-            )
-        if is_stored_so and fits_fp8(layer, quantization.block_size):
-            use_fp8(layer, quantization.block_size)
 
 
 def _give_storage(model: CausalLM, device: torch.device) -> None:

@@ -23,8 +23,10 @@ from models.loading.names import (
     is_past_the_last_layer,
     renamed,
 )
+from models.ops.expert_formats import MXFP4, pack_mxfp4
 
 FP8 = torch.float8_e4m3fn
+EXPONENTS = torch.float8_e8m0fnu
 PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SCALE, INPUT_SCALE = "_scale", "input_scale"
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -121,7 +123,11 @@ class _Plan:
         if name in self._destinations:
             return name
         base = name.removesuffix(BLOCKS)
-        return base if self._is_mxfp4(base) else None
+        if self._is_mxfp4(base):
+            return base
+        is_kept = name.endswith(SCALES) and self._is_mxfp4(name.removesuffix(SCALES))
+        scale = name.removesuffix(SCALES) + SCALE
+        return scale if is_kept and scale in self._destinations else None
 
     def _is_mxfp4(self, base: str) -> bool:
         """Returns whether one of the model's tensors is stored as 4-bit blocks."""
@@ -132,7 +138,9 @@ class _Plan:
     ) -> tuple[tuple[torch.Tensor, ...], Callable[..., torch.Tensor]]:
         """Returns the stored values that make one of the model's tensors, and how."""
         if name.endswith(BLOCKS) and name not in self._destinations:
-            return self._mxfp4_source(name, values)
+            return self._mxfp4_source(name, values, param)
+        if name.endswith(SCALES) and name not in self._destinations:
+            return (values.view(EXPONENTS),), _as_it_is
         if values.dtype == FP8 and param.dtype != FP8:
             return (values, self._scale_of(name, values)), self._dequantize_fp8
         if name.endswith(SCALE) and param.dtype == torch.float32:
@@ -142,7 +150,7 @@ class _Plan:
         return (values,), _as_it_is
 
     def _mxfp4_source(
-        self, name: str, blocks: torch.Tensor
+        self, name: str, blocks: torch.Tensor, param: nn.Parameter
     ) -> tuple[tuple[torch.Tensor, ...], Callable[..., torch.Tensor]]:
         """Returns the parts of a tensor that is stored as 4-bit blocks."""
         if self._quantization is None or self._quantization.method != "mxfp4":
@@ -151,6 +159,8 @@ class _Plan:
         if scales is None:
             raise ValueError(f"its scales {name.removesuffix(BLOCKS) + SCALES} are missing")
         check_mxfp4(blocks, scales.values)
+        if param.dtype == MXFP4:
+            return (blocks,), pack_mxfp4
         return (blocks, scales.values), partial(dequantize_mxfp4, dtype=self._dtype)
 
     def _scale_of(self, name: str, weight: torch.Tensor) -> torch.Tensor:

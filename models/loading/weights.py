@@ -17,6 +17,8 @@ DECODED_GROWTH = 4
 PROGRESS_INTERVAL_S = 1.0
 FP8_NAN = 0x7F
 """All bits but the sign: the one value of float8_e4m3fn that is no number; it has no infinity."""
+E8M0_NAN = 0xFF
+"""The one exponent that is no number."""
 
 
 def load_weights(
@@ -73,10 +75,12 @@ def _load(load: Load, staging: Staging) -> torch.Tensor:
 
 def _is_finite(values: torch.Tensor) -> torch.Tensor:
     """Returns a boolean without dimensions, on the device of `values`."""
-    if not values.numel():
+    if not values.numel() or not values.is_floating_point():
         return torch.ones((), dtype=torch.bool, device=values.device)
     if values.dtype == torch.float8_e4m3fn:
         return ((values.view(torch.uint8) & FP8_NAN) != FP8_NAN).all()
+    if values.dtype == torch.float8_e8m0fnu:
+        return (values.view(torch.uint8) != E8M0_NAN).all()
     # The extremes take no memory of the tensor's size, and NaN is passed on.
     smallest, largest = values.aminmax()
     return smallest.isfinite() & largest.isfinite()

@@ -13,6 +13,7 @@ from models.ops.custom_op import direct_register_custom_op
 from models.ops.head_transform import HeadTransform, transform_heads
 from models.ops.kernel_choice import has_kernels
 from models.ops.kv_cache import read_kv_cache, write_kv_cache
+from models.ops.unseen_keys import clear_unseen
 
 
 def unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dataclasses
@@ -91,9 +92,11 @@ def _attend(
     # [G, L, Hk, D] -> [G, Hk, L, D]
     gathered = (num_requests, -1, num_kv_heads, head_dim)
     keys, values = (
-        blocks.view(gathered).transpose(1, 2)
-        for blocks in read_kv_cache(cache, group.block_ids, q.dtype)
+        blocks.view(gathered) for blocks in read_kv_cache(cache, group.block_ids, q.dtype)
     )
+    clear_unseen(keys, group.mask, cache.k.shape[1])
+    clear_unseen(values, group.mask, cache.k.shape[1])
+    keys, values = keys.transpose(1, 2), values.transpose(1, 2)
     mask = group.mask if sliding_window is None else slide(group.mask, sliding_window)
     if num_queries == 1:
         # The query heads of a kv head stand in for query tokens: twice to five times as fast as

@@ -117,7 +117,10 @@ def _slot_mapping(
 def _split(
     starts: list[int], seq_lens: torch.Tensor, block_tables: torch.Tensor, block_size: int
 ) -> list[AttentionGroup]:
-    """Groups neighbouring single-token requests; every longer chunk stands alone."""
+    """Groups neighbouring single-token requests; every longer chunk stands alone.
+
+    Requests without query tokens are left out.
+    """
     lengths = seq_lens.tolist()
     max_keys = CPU_GROUP_KEYS if block_tables.device.type == "cpu" else sys.maxsize
     groups = []
@@ -129,6 +132,8 @@ def _split(
             tables = block_tables[request:end, :num_blocks]
             groups.append(_single_token_group(start, tables, seq_lens[request:end], block_size))
             request = end
+        elif num_queries == 0:
+            request += 1
         else:
             table = block_tables[request]
             groups.append(_chunk_group(start, num_queries, lengths[request], table, block_size))

@@ -27,12 +27,26 @@ class ExpertWeights:
     """Experts and their gate. E experts, H hidden size, I inner size of one expert.
 
     gate_up: [E, 2 * I, H], gate before up. down: [E, H, I]. gate_up_bias: [E, 2 * I] or None.
-    down_bias: [E, H] or None. alpha, limit: of the gate, see models.ops.moe.gated.
+    down_bias: [E, H] or None. gate_up_scale, down_scale: of weights that stay in 8 or 4 bits,
+    which models.ops.expert_formats describes; None for others. alpha, limit: of the gate, see
+    models.ops.moe.gated.
     """
 
     gate_up: torch.Tensor
     down: torch.Tensor
     gate_up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
+    gate_up_scale: torch.Tensor | None = None
+    down_scale: torch.Tensor | None = None
     alpha: float = 1.0
     limit: float | None = None
+
+    @property
+    def inner_size(self) -> int:
+        """I."""
+        return self.gate_up.shape[1] // 2
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the weights need their scales."""
+        return self.down_scale is not None

@@ -10,6 +10,7 @@ from models.forward_context import AttentionGroup, LatentCacheData, get_forward_
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.index_queries import IndexQueries
 from models.ops.kernel_choice import has_kernels
+from models.ops.unseen_keys import clear_unseen
 
 
 def latent_attention_with_output(  # noqa: PLR0913  # an operator takes no dataclasses
@@ -81,7 +82,9 @@ def _attend(
     """Computes one group: gathers its blocks once; the heads stand in for query tokens."""
     num_requests, num_queries = group.num_requests, group.num_queries
     _, num_heads, size = q.shape
-    keys = cache.latent.index_select(0, group.block_ids).view(num_requests, 1, -1, size)
+    keys = cache.latent.index_select(0, group.block_ids).view(num_requests, -1, size)
+    clear_unseen(keys, group.mask, cache.latent.shape[1])
+    keys = keys.unsqueeze(1)
     values = keys[..., : output.shape[-1]]
     queries = q.view(num_requests, 1, num_queries * num_heads, size)
     mask = mask.repeat_interleave(num_heads, dim=2)

@@ -4,6 +4,7 @@ import torch
 from torch.nn import functional
 
 from models.ops.custom_op import direct_register_custom_op
+from models.ops.expert_formats import expert_values
 from models.ops.experts import ExpertWeights, Routing
 from models.ops.kernel_choice import has_kernels
 
@@ -15,6 +16,8 @@ def fused_moe(  # noqa: PLR0913  # an operator takes no dataclasses
     down: torch.Tensor,
     gate_up_bias: torch.Tensor | None,
     down_bias: torch.Tensor | None,
+    gate_up_scale: torch.Tensor | None,
+    down_scale: torch.Tensor | None,
     correction_bias: torch.Tensor | None,
     top_k: int,
     is_sigmoid: bool,
@@ -34,10 +37,12 @@ def fused_moe(  # noqa: PLR0913  # an operator takes no dataclasses
     Args:
         hidden: [T, H].
         router_logits: [T, E].
-        gate_up: this and the three that follow as in ExpertWeights.
+        gate_up: this and the five that follow as in ExpertWeights.
         down: as above.
         gate_up_bias: as above.
         down_bias: as above.
+        gate_up_scale: as above.
+        down_scale: as above.
         correction_bias: [E] float32, see `route`.
         top_k: this and the five that follow as in Routing.
         is_sigmoid: as above.
@@ -66,6 +71,8 @@ def fused_moe(  # noqa: PLR0913  # an operator takes no dataclasses
         down=down,
         gate_up_bias=gate_up_bias,
         down_bias=down_bias,
+        gate_up_scale=gate_up_scale,
+        down_scale=down_scale,
         alpha=alpha,
         limit=limit,
     )
@@ -127,18 +134,29 @@ def apply_experts(
         if not len(pairs):
             continue
         tokens = pairs.div(top_k, rounding_mode="floor")
-        gate_up = _linear(hidden[tokens], experts.gate_up, experts.gate_up_bias, expert)
+        gate_up = _linear(
+            hidden[tokens], expert, experts.gate_up, experts.gate_up_scale, experts.gate_up_bias,
+            num_parts=2,
+        )  # fmt: skip
         inner = gated(gate_up, experts.alpha, experts.limit)
-        result = _linear(inner, experts.down, experts.down_bias, expert)
+        result = _linear(inner, expert, experts.down, experts.down_scale, experts.down_bias)
         output.index_add_(0, tokens, result.to(exact) * weights.flatten()[pairs, None])
     return output.to(hidden.dtype)
 
 
 def _linear(
-    x: torch.Tensor, weights: torch.Tensor, biases: torch.Tensor | None, expert: int
+    x: torch.Tensor,
+    expert: int,
+    weights: torch.Tensor,
+    scales: torch.Tensor | None,
+    biases: torch.Tensor | None,
+    *,
+    num_parts: int = 1,
 ) -> torch.Tensor:
-    """Applies one expert's matrix and bias."""
-    return functional.linear(x, weights[expert], None if biases is None else biases[expert])
+    """Applies one expert's matrix, of parts one above the other, and bias."""
+    scale = None if scales is None else scales[expert]
+    matrix = expert_values(weights[expert], scale, x.dtype, num_parts=num_parts)
+    return functional.linear(x, matrix, None if biases is None else biases[expert])
 
 
 def gated(gate_up: torch.Tensor, alpha: float, limit: float | None) -> torch.Tensor:
@@ -163,6 +181,8 @@ def _fused_moe_fake(  # noqa: PLR0913  # the operator's arguments
     down: torch.Tensor,
     gate_up_bias: torch.Tensor | None,
     down_bias: torch.Tensor | None,
+    gate_up_scale: torch.Tensor | None,
+    down_scale: torch.Tensor | None,
     correction_bias: torch.Tensor | None,
     top_k: int,
     is_sigmoid: bool,

@@ -19,6 +19,9 @@ from models.ops.kernel_choice import has_kernels
 from models.ops.token_weights import WEIGHT_BITS, scale_of, weights_at
 from models.ops.uniform import uniform
 
+NO_TOKEN = -1
+"""Stands for the token of a row whose logits mean nothing; it is not to be looked up."""
+
 
 def sample_tokens(
     logits: Tensor,
@@ -31,6 +34,8 @@ def sample_tokens(
     positions: Tensor,
 ) -> Tensor:
     """Returns one token per row, [S] int64; the most likely one, lowest id first, of greedy rows.
+
+    A row whose largest logit is NaN or infinite gets NO_TOKEN.
 
     Args:
         logits: [S, V], V below 2**19.
@@ -52,10 +57,13 @@ def sample_tokens(
     u = uniform(seeds, positions)
     threshold = (u * cumulative[:, -1].double()).long()
     drawn = torch.searchsorted(cumulative, threshold[:, None], right=True).squeeze(-1)
-    # NaN logits weigh nothing and would name a token that does not exist, which a GPU's next
-    # embedding look-up takes as a fatal error for every request.
-    drawn = drawn.clamp(max=logits.shape[-1] - 1)
-    return torch.where(temperature == 0, logits.argmax(dim=-1), drawn)
+    largest, most_likely = logits.max(dim=-1)
+    return where_sound(largest, torch.where(temperature == 0, most_likely, drawn))
+
+
+def where_sound(largest: Tensor, token_ids: Tensor) -> Tensor:
+    """Returns the tokens, and NO_TOKEN where a row's largest logit is NaN or infinite."""
+    return token_ids.masked_fill(~largest.isfinite(), NO_TOKEN)
 
 
 def kept_weights(

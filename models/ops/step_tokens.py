@@ -3,6 +3,7 @@
 import torch
 
 from models.ops.kernel_choice import has_kernels
+from models.ops.sample_tokens import where_sound
 
 
 def last_tokens(
@@ -36,10 +37,11 @@ def choose_greedily(
 ) -> torch.Tensor:
     """Returns the most likely token of each of R rows, [R] int32, and writes it to the table.
 
-    On a tie it is the lowest id.
+    On a tie it is the lowest id. A row whose largest logit is NaN or infinite gets NO_TOKEN, and
+    the table token 0, for the next step looks it up before anybody knows.
 
     Args:
-        logits: [R, V], rows contiguous, without NaN.
+        logits: [R, V], rows contiguous.
         tokens: [rows, length] int32, changed in place.
         row_ids: [R] int32, each sequence's row.
         positions: [R] int32, where its token goes.
@@ -48,6 +50,7 @@ def choose_greedily(
         from models.ops.triton import step_tokens as kernel
 
         return kernel.choose_greedily(logits, tokens, row_ids, positions)
-    token_ids = logits.argmax(dim=-1).int()
-    tokens.index_put_((row_ids, positions), token_ids)
+    largest, most_likely = logits.max(dim=-1)
+    token_ids = where_sound(largest, most_likely).int()
+    tokens.index_put_((row_ids, positions), token_ids.clamp(min=0))
     return token_ids

@@ -35,7 +35,8 @@ app = typer.Typer(
 
     `octavo serve` starts both services with the embedded model; then, in another terminal, try
     `octavo chat`. Addresses come from --frontend and --engine, or from the environment variables
-    OCTAVO_FRONTEND and OCTAVO_ENGINE.
+    OCTAVO_FRONTEND and OCTAVO_ENGINE; OCTAVO_TLS_CA, OCTAVO_TLS_CERT, OCTAVO_TLS_KEY and
+    OCTAVO_API_KEY_FILE say how to be let in.
     """,
 )
 _panels: dict[str, tuple[Callable[..., None], ...]] = {
@@ -63,8 +64,8 @@ _bench.command("compare")(bench_compare)
 app.add_typer(_bench, name="bench", rich_help_panel="Look after them")
 
 _graphs = typer.Typer(invoke_without_command=True)
-_graphs.callback()(graphs)
-_graphs.command("plan")(plan)
+_graphs.callback()(expand_dataclasses(graphs))
+_graphs.command("plan")(expand_dataclasses(plan))
 app.add_typer(_graphs, name="graphs", rich_help_panel="Look after them")
 
 _cache = typer.Typer(no_args_is_help=True, help="Looks after what the engine has compiled.")

@@ -7,7 +7,7 @@ from typing import Any, Self
 import grpc
 
 from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
-from services.client.channel import open_channel
+from services.client.channel import OPEN, Access, open_channel
 from services.client.errors import CancelledError, InternalError, error_of_call
 from services.client.requests import (
     Message,
@@ -19,6 +19,7 @@ from services.client.requests import (
 from services.client.responses import Chunk, ModelCard, Token, chunk_of, model_card_of
 from services.client.session import Session
 from services.client.stream import Stream
+from services.client.tracing import call_metadata
 
 DEFAULT_ADDRESS = "127.0.0.1:50050"
 
@@ -34,8 +35,9 @@ class OctavoClient:
     it is iterated. `timeout_s` is the request's time limit, which the servers keep too.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
-        self._channel = open_channel(address)
+    def __init__(self, address: str = DEFAULT_ADDRESS, *, access: Access = OPEN) -> None:
+        self._channel = open_channel(address, access.tls)
+        self._metadata = access.metadata
         self._stub = frontend_pb2_grpc.FrontendServiceStub(self._channel)  # type: ignore[no-untyped-call]  # generated
 
     async def __aenter__(self) -> Self:
@@ -57,7 +59,9 @@ class OctavoClient:
     ) -> Stream:
         """Continues a prompt, given as text or as token ids."""
         request = generate_request(prompt, options or Options())
-        call = self._stub.Generate(request, timeout=timeout_s)
+        call = self._stub.Generate(
+            request, timeout=timeout_s, metadata=self._metadata + call_metadata()
+        )
         return Stream(_chunks(call), call.cancel)
 
     def chat(
@@ -69,12 +73,14 @@ class OctavoClient:
     ) -> Stream:
         """Answers a conversation through the model's chat template."""
         request = chat_request(messages, options or Options())
-        call = self._stub.Chat(request, timeout=timeout_s)
+        call = self._stub.Chat(
+            request, timeout=timeout_s, metadata=self._metadata + call_metadata()
+        )
         return Stream(_chunks(call), call.cancel)
 
     def session(self) -> Session:
         """Returns a session, to be entered with `async with`: many requests over one stream."""
-        return Session(self._stub)
+        return Session(self._stub, metadata=self._metadata)
 
     async def tokenize(
         self, text: str | Sequence[Message], *, model: str = "", timeout_s: float | None = None
@@ -85,7 +91,8 @@ class OctavoClient:
             request.text = text
         else:
             request.conversation.messages.extend(chat_messages(text))
-        response = await _answer(self._stub.Tokenize(request, timeout=timeout_s))
+        call = self._stub.Tokenize(request, timeout=timeout_s, metadata=self._metadata)
+        response = await _answer(call)
         return [
             Token(id=token_id, text=token)
             for token_id, token in zip(response.token_ids, response.tokens, strict=True)
@@ -103,13 +110,15 @@ class OctavoClient:
         request = frontend_pb2.DetokenizeRequest(
             model=model, token_ids=token_ids, show_special_tokens=show_special_tokens
         )
-        response = await _answer(self._stub.Detokenize(request, timeout=timeout_s))
+        call = self._stub.Detokenize(request, timeout=timeout_s, metadata=self._metadata)
+        response = await _answer(call)
         return str(response.text)
 
     async def list_models(self, *, timeout_s: float | None = None) -> list[ModelCard]:
         """Returns the models that requests may name."""
         request = frontend_pb2.ListModelsRequest()
-        response = await _answer(self._stub.ListModels(request, timeout=timeout_s))
+        call = self._stub.ListModels(request, timeout=timeout_s, metadata=self._metadata)
+        response = await _answer(call)
         return [model_card_of(card) for card in response.models]
 
 

@@ -1,6 +1,7 @@
 """What a call can fail with, one class per gRPC status that callers tell apart.
 
 OctavoError
+├── UnauthenticatedError     UNAUTHENTICATED: there is no API key, or it is not known
 ├── InvalidRequestError      INVALID_ARGUMENT: the request can never be served as it is
 ├── UnsupportedError         UNIMPLEMENTED: the server does not do what was asked for
 ├── NotFoundError            NOT_FOUND: no such model
@@ -32,6 +33,10 @@ class OctavoError(Exception):
         super().__init__(message)
         self.code = code
         self.retry_after_s = retry_after_s
+
+
+class UnauthenticatedError(OctavoError):
+    """The server wants an API key that it knows."""
 
 
 class InvalidRequestError(OctavoError):
@@ -75,6 +80,7 @@ class InternalError(OctavoError):
 
 
 _CLASSES: dict[str, type[OctavoError]] = {
+    "UNAUTHENTICATED": UnauthenticatedError,
     "INVALID_ARGUMENT": InvalidRequestError,
     "UNIMPLEMENTED": UnsupportedError,
     "NOT_FOUND": NotFoundError,

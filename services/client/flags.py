@@ -26,7 +26,8 @@ def expand_dataclasses(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command one flag for each documented field of its dataclass parameters.
 
     A field is documented by a text in its annotation: `Annotated[int, "How many."] = 1`. Fields
-    that are dataclasses themselves are expanded too.
+    that are dataclasses themselves are expanded too. A class with an ENV_PREFIX has environment
+    variables beside its flags.
     """
     signature = inspect.signature(command)
     expanded = {
@@ -57,6 +58,7 @@ def expand_dataclasses(command: Callable[..., None]) -> Callable[..., None]:
 def _flags(kind: Any) -> Iterator[inspect.Parameter]:
     """Yields a parameter for each documented field, under a panel named like the class."""
     hints = get_type_hints(kind, include_extras=True)
+    prefix = getattr(kind, "ENV_PREFIX", None)
     for item in fields(kind):
         hint = hints[item.name]
         if is_dataclass(hint):
@@ -64,13 +66,16 @@ def _flags(kind: Any) -> Iterator[inspect.Parameter]:
         elif get_origin(hint) is Annotated:
             value_type, text = get_args(hint)
             default = [] if item.default == () else item.default
+            option = typer.Option(
+                help=text,
+                rich_help_panel=kind.__name__,
+                envvar=None if prefix is None else prefix + item.name.upper(),
+            )
             yield inspect.Parameter(
                 item.name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=inspect.Parameter.empty if default is MISSING else default,
-                annotation=Annotated[
-                    _as_list(value_type), typer.Option(help=text, rich_help_panel=kind.__name__)
-                ],
+                annotation=Annotated[_as_list(value_type), option],
             )
 
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.client.channel import open_channel
+from services.client.channel import PLAIN, Tls, open_channel
 from services.client.errors import OctavoError, error_of_call
 
 READINESS = ""
@@ -16,13 +16,15 @@ LIVENESS = "liveness"
 _POLL_S = 0.05
 
 
-async def is_serving(address: str, *, service: str = READINESS, timeout_s: float = 2.0) -> bool:
+async def is_serving(
+    address: str, *, service: str = READINESS, timeout_s: float = 2.0, tls: Tls = PLAIN
+) -> bool:
     """Asks `address` once whether `service` is SERVING.
 
     Raises:
         OctavoError: nobody answers there, or not in time.
     """
-    async with open_channel(address) as channel:
+    async with open_channel(address, tls) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             response = await stub.Check(
@@ -33,10 +35,10 @@ async def is_serving(address: str, *, service: str = READINESS, timeout_s: float
     return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-async def wait_until_serving(address: str) -> None:
+async def wait_until_serving(address: str, tls: Tls = PLAIN) -> None:
     """Waits until the service at `address` takes requests."""
     while True:
         with suppress(OctavoError):
-            if await is_serving(address):
+            if await is_serving(address, tls=tls):
                 return
         await asyncio.sleep(_POLL_S)

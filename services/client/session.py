@@ -13,6 +13,7 @@ from services.client.errors import InternalError, OctavoError, error_of, error_o
 from services.client.requests import Message, Options, chat_request, generate_request
 from services.client.responses import Chunk, chunk_of
 from services.client.stream import Stream
+from services.client.tracing import traceparent
 
 Parts = Iterable[str] | AsyncIterable[str]
 
@@ -24,15 +25,21 @@ class Session:
     lost, every live stream raises, and so does every later request.
     """
 
-    def __init__(self, stub: frontend_pb2_grpc.FrontendServiceStub) -> None:
+    def __init__(
+        self,
+        stub: frontend_pb2_grpc.FrontendServiceStub,
+        *,
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> None:
         self._stub = stub
+        self._metadata = metadata
         self._handles = itertools.count(1)
         self._outgoing: asyncio.Queue[frontend_pb2.SessionRequest | None] = asyncio.Queue()
         self._live: dict[int, asyncio.Queue[Chunk | OctavoError]] = {}
         self._ended: OctavoError | None = None
 
     async def __aenter__(self) -> Self:
-        self._call = self._stub.Session(self._requests())
+        self._call = self._stub.Session(self._requests(), metadata=self._metadata)
         self._reader = asyncio.create_task(self._read())
         return self
 
@@ -46,18 +53,21 @@ class Session:
         """Continues a prompt, given as text or as token ids."""
         handle = self._new_handle()
         request = generate_request(prompt, options or Options())
+        request.options.traceparent = traceparent()
         return self._submit(frontend_pb2.SessionRequest(handle=handle, generate=request))
 
     def chat(self, messages: Sequence[Message], options: Options | None = None) -> Stream:
         """Answers a conversation."""
         handle = self._new_handle()
         request = chat_request(messages, options or Options())
+        request.options.traceparent = traceparent()
         return self._submit(frontend_pb2.SessionRequest(handle=handle, chat=request))
 
     async def generate_parts(self, parts: Parts, options: Options | None = None) -> Stream:
         """Continues a prompt that is sent part by part, while its author still writes it."""
         handle = self._new_handle()
         first = frontend_pb2.PromptPart(options=(options or Options()).to_proto())
+        first.options.traceparent = traceparent()
         stream = self._submit(frontend_pb2.SessionRequest(handle=handle, prompt_part=first))
         async for text in _iterate(parts):
             self._send_part(handle, frontend_pb2.PromptPart(text=text))

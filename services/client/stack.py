@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.client.channel import PLAIN, Tls
 from services.client.supervisor import Service, ServiceFailedError
 
 LOOPBACK = "127.0.0.1"
@@ -14,9 +15,9 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """An engine and a frontend that talks to it."""
+    """Engines and a frontend that talks to them."""
 
-    engine: Service
+    engines: tuple[Service, ...]
     frontend: Service
 
 
@@ -27,40 +28,50 @@ def service_command(name: str, arguments: Sequence[str]) -> list[str]:
 
 def plan_stack(
     *,
-    model: Path | None = None,
     host: str = LOOPBACK,
     port: int = 0,
     engine_port: int = 0,
+    num_engines: int = 1,
     engine_arguments: Sequence[str] = (),
     frontend_arguments: Sequence[str] = (),
     log_folder: Path | None = None,
+    tls: Tls = PLAIN,
 ) -> Stack:
     """Says how to run both services.
 
     Args:
-        model: checkpoint folder; None means the embedded model.
-        host: address the frontend listens on; the engine stays on loopback.
+        host: address the frontend listens on; engines stay on loopback.
         port: the frontend's port; 0 takes a free one.
-        engine_port: the engine's port; 0 takes a free one.
-        engine_arguments: more flags for the engine.
+        engine_port: the first engine's port, the others have the next ones; 0 takes free ones.
+        num_engines: engines to run.
+        engine_arguments: more flags for the engines.
         frontend_arguments: more flags for the frontend.
         log_folder: where their logs go; None leaves them on standard error.
+        tls: how the frontend's health is asked, where its arguments make it speak TLS.
 
     Raises:
         ServiceFailedError: nobody can listen on one of the addresses now.
     """
-    engine_address = f"{LOOPBACK}:{_choose_port(LOOPBACK, engine_port)}"
+    engine_addresses = [
+        f"{LOOPBACK}:{_choose_port(LOOPBACK, engine_port and engine_port + index)}"
+        for index in range(num_engines)
+    ]
     frontend_address = f"{host}:{_choose_port(host, port)}"
-    engine_flags = _listen_flags(engine_address)
-    if model is not None:
-        engine_flags += ["--model", str(model)]
-    frontend_flags = [*_listen_flags(frontend_address), "--engine-address", engine_address]
+    names = ["engine"] if num_engines == 1 else [f"engine-{i + 1}" for i in range(num_engines)]
+    frontend_flags = [
+        *_listen_flags(frontend_address),
+        "--engine-address",
+        ",".join(engine_addresses),
+    ]
     return Stack(
-        engine=Service(
-            name="engine",
-            command=service_command("engine", [*engine_flags, *engine_arguments]),
-            address=engine_address,
-            log=log_folder / "engine.log" if log_folder else None,
+        engines=tuple(
+            Service(
+                name=name,
+                command=service_command("engine", [*_listen_flags(address), *engine_arguments]),
+                address=address,
+                log=log_folder / f"{name}.log" if log_folder else None,
+            )
+            for name, address in zip(names, engine_addresses, strict=True)
         ),
         frontend=Service(
             name="frontend",
@@ -68,8 +79,14 @@ def plan_stack(
             # A listener on all addresses answers on loopback.
             address=frontend_address.replace("0.0.0.0", LOOPBACK),
             log=log_folder / "frontend.log" if log_folder else None,
+            tls=tls,
         ),
     )
+
+
+def model_flags(model: Path | None) -> list[str]:
+    """Returns an engine's flags for a checkpoint folder; None means the embedded model."""
+    return [] if model is None else ["--model", str(model)]
 
 
 def _listen_flags(address: str) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from services.client.channel import PLAIN, Tls
 from services.client.health import wait_until_serving
 
 MAX_RESTARTS = 5
@@ -33,6 +34,8 @@ class Service:
     command: Sequence[str]
     address: str
     """Where its health is asked, as host:port."""
+    tls: Tls = PLAIN
+    """What it takes to ask."""
     log: Path | None = None
     """File for its standard error; None shares ours."""
 
@@ -131,7 +134,7 @@ class Supervisor:
     async def _becomes_ready(self, child: _Child) -> bool:
         """Waits until the child takes requests, or has died."""
         death = asyncio.create_task(child.process.wait())
-        ready = asyncio.create_task(wait_until_serving(child.service.address))
+        ready = asyncio.create_task(wait_until_serving(child.service.address, child.service.tls))
         started = time.monotonic()
         try:
             while True:

@@ -19,6 +19,7 @@ from protos.engine.v1.batch_pb2 import (
     RowAssignment,
     RowSampling,
     SamplingMetadata,
+    StepFailure,
     StepResult,
 )
 from services.engine.request import PositionLogprobs, SamplingParams
@@ -32,6 +33,7 @@ __all__ = [
     "RowAssignment",
     "RowSampling",
     "SamplingMetadata",
+    "StepFailure",
     "StepResult",
     "pack_float32",
     "pack_int32",

@@ -15,6 +15,7 @@ from services.engine.compilation_config import (
     OperatorName,
     Size,
 )
+from services.telemetry.tracing import OtlpEndpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TINY_CHECKPOINT = REPOSITORY / "models" / "checkpoints" / "tiny"
@@ -56,6 +57,18 @@ class EngineConfig(BaseSettings):
     """Address to listen on."""
     port: int = Field(default=50051, ge=0, le=65535)
     """Port to listen on; 0 takes a free one and logs it."""
+    tls_cert: Path | None = None
+    """Certificate (PEM) to serve with, read again when it changes; plain text when absent."""
+    tls_key: Path | None = None
+    """Private key (PEM) of --tls-cert."""
+    tls_client_ca: Path | None = None
+    """Authorities (PEM) of frontends; with it, whoever lacks their certificate is refused."""
+    tls_allowed_clients: list[str] = []
+    """Names (SAN or CN) of certificates that may call; every one of --tls-client-ca if empty."""
+    max_connections: int = Field(default=256, ge=1)
+    """Connections taken at a time; more are closed at once."""
+    max_streams_per_connection: int = Field(default=1024, ge=1)
+    """Calls that one connection may have open; more wait at the frontend."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs; auto takes CUDA when there is a device."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -124,6 +137,8 @@ class EngineConfig(BaseSettings):
     """A step that takes longer means a hung worker, which is killed and started again."""
     worker_start_timeout_s: float = Field(default=600.0, gt=0)
     """Longest time from starting a worker to its being ready."""
+    worker_patience_s: float = Field(default=60.0, ge=0)
+    """Time that requests wait for a lost worker's successor; then they end with UNAVAILABLE."""
     drain_timeout_s: float = Field(default=30.0, ge=0)
     """Time that running requests have to finish after SIGTERM or Drain."""
     credit_window: int = Field(default=64, ge=1)
@@ -134,6 +149,10 @@ class EngineConfig(BaseSettings):
     """Largest gRPC message taken."""
     allow_watch_tokens: bool = False
     """Let WatchSteps show token ids."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port that answers with metrics for Prometheus; 0 takes a free one; none when absent."""
+    otlp_endpoint: OtlpEndpoint | None = None
+    """Collector that gets traces over OTLP/gRPC, as http://host:4317; no traces when absent."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe line that is logged."""
     log_format: Literal["auto", "console", "json"] = "auto"

@@ -9,10 +9,14 @@ EngineError
 ├── QueueFullError            too many requests wait
 ├── SlowReaderError           the caller did not read its output
 ├── EngineUnavailableError    starting, draining or restarting
+├── MemoryExhaustedError      not even one token of it fits into the device's memory
+├── RequestFaultError         it made the model or its worker fail
 └── DeadlineExpiredError      its time ran out
 
 `services.engine.rpc.status` maps each to a gRPC status; a test checks that none is missing.
 """
+
+import uuid
 
 
 class EngineError(Exception):
@@ -53,6 +57,22 @@ class SlowReaderError(EngineError):
 
 class EngineUnavailableError(EngineError):
     """The engine takes no requests now, or lost the one it had."""
+
+
+class MemoryExhaustedError(EngineError):
+    """The device has no memory left for a step that computes one token of the request."""
+
+
+class RequestFaultError(EngineError):
+    """The request made the model or its worker fail, so that it is not tried again.
+
+    The message is an id: what happened is the operator's business, in the log under that id.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self.error_id = uuid.uuid4().hex[:12]
+        super().__init__(f"internal error {self.error_id}")
 
 
 class DeadlineExpiredError(EngineError):

@@ -101,6 +101,14 @@ class OutputSink(Protocol):
         """Called once after the last put of a step."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StepMark:
+    """A step whose tokens are known since `at_s`, in seconds of `time.monotonic()`."""
+
+    step_id: int
+    at_s: float
+
+
 class RequestStatus(enum.Enum):
     """Where a request is."""
 
@@ -113,7 +121,7 @@ class RequestStatus(enum.Enum):
 class Request:
     """One request, from submission to its end.
 
-    The scheduler owns every field below `status`. Times are seconds of `time.monotonic()`.
+    The scheduler owns the fields from `status` on. Times are seconds of `time.monotonic()`.
     """
 
     request_id: str
@@ -123,8 +131,12 @@ class Request:
     sink: OutputSink
     priority: int = 0
     cache_salt: str = ""
+    resumed_token_ids: list[int] = field(default_factory=list)
+    """Output that another engine made before it was lost; the request goes on behind it."""
     arrival_s: float
     deadline_s: float | None = None
+    traceparent: str = ""
+    """Where the request belongs in a trace; empty: nowhere."""
 
     status: RequestStatus = RequestStatus.WAITING
     token_ids: list[int] = field(init=False)
@@ -148,17 +160,40 @@ class Request:
     """Place in the order of submission; set when the scheduler takes the request."""
     row: int | None = None
     first_scheduled_s: float | None = None
+    first_step_id: int = 0
+    """The step that first computed tokens of it; 0 before."""
     first_token_s: float | None = None
+    num_losses: int = 0
+    """Times that a worker was lost while it ran a step of the request."""
+    trial_end: int = 0
+    """Number of tokens up to which the request runs alone, having been in a worker's last steps."""
+    num_preemptions: int = 0
+    first_token: StepMark | None = None
+    """Set, like the next one, by core.latencies, not by the scheduler."""
+    last_token: StepMark | None = None
 
     def __post_init__(self) -> None:
-        """Starts with the prompt as the tokens known."""
-        self.token_ids = list(self.prompt_token_ids)
+        """Starts with the prompt, and the output made elsewhere, as the tokens known."""
+        self.token_ids = [*self.prompt_token_ids, *self.resumed_token_ids]
         self.num_prompt_tokens = len(self.prompt_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
         """Output tokens whose values are known."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the request may have cost a worker its life and has not been cleared since."""
+        return len(self.token_ids) < self.trial_end
+
+    def restart(self) -> None:
+        """Forgets what a worker that is gone held for it; only the tokens known are left."""
+        self.status = RequestStatus.WAITING
+        self.num_computed_tokens = self.num_pending_tokens = 0
+        self.block_ids.clear()
+        self.num_indexed_blocks = 0
+        self.row = None
 
 
 @dataclass(slots=True)

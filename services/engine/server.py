@@ -5,6 +5,7 @@ import gc
 import signal
 from collections.abc import Callable
 
+import grpc
 import structlog
 
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
@@ -12,11 +13,17 @@ from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.core.model_folder import ModelFolder
 from services.engine.core.worker_supervisor import Executor
+from services.engine.rpc.known_clients import KnownClients
+from services.engine.rpc.metrics import EngineFamilies
 from services.engine.rpc.servicer import EngineServicer
 from services.engine.rpc.status import status_of
 from services.engine.worker.executor import WorkerDiedError
 from services.telemetry.health import Health
+from services.telemetry.metrics import Metrics
 from services.telemetry.server import listen, make_server
+from services.telemetry.stacks import show_stacks_on_signal, watch_event_loop
+from services.telemetry.tls import ServerTls, TlsFilesError
+from services.telemetry.tracing import open_tracing
 
 log = structlog.get_logger()
 
@@ -33,11 +40,13 @@ class EngineServer:
     ) -> None:
         self._config = config
         self._health = Health(SERVICE_NAME)
+        self._tracing = open_tracing(config.otlp_endpoint, service="octavo-engine")
         self.core = EngineCore(
             config,
             max_model_len=model.max_model_len,
             make_executor=make_executor,
             on_readiness=self._health.set_ready,
+            tracing=self._tracing,
         )
         self._exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
@@ -46,9 +55,14 @@ class EngineServer:
             health=self._health,
             status_of=status_of,
             max_message_bytes=config.max_message_bytes,
+            max_connections=config.max_connections,
+            max_streams_per_connection=config.max_streams_per_connection,
+            interceptors=_interceptors(config),
         )
-        engine_pb2_grpc.add_EngineServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
-            EngineServicer(self.core, model, config), self._server
+        servicer = EngineServicer(self.core, model, config)
+        engine_pb2_grpc.add_EngineServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
+        self._metrics = Metrics(
+            EngineFamilies(self.core, model=model.name, num_sessions=lambda: servicer.num_sessions)
         )
 
     async def start(self) -> int:
@@ -56,12 +70,21 @@ class EngineServer:
 
         Raises:
             OSError: the address cannot be listened on.
+            TlsFilesError: the certificates cannot be used.
         """
-        port = listen(self._server, self._config.host, self._config.port)
+        config = self._config
+        tls = ServerTls.from_settings(
+            cert=config.tls_cert, key=config.tls_key, client_ca=config.tls_client_ca
+        )
+        port = listen(self._server, config.host, config.port, tls)
+        if config.metrics_port is not None:
+            self._metrics.serve(config.host, config.metrics_port)
         await self._server.start()
         self._tasks.append(asyncio.create_task(self._run_core()))
         self._tasks.append(asyncio.create_task(self._exit_when_drained()))
-        log.info("engine_listening", address=f"{self._config.host}:{port}", port=port)
+        log.info(
+            "engine_listening", address=f"{config.host}:{port}", port=port, tls=tls is not None
+        )
         return port
 
     def stop_on_signals(self) -> None:
@@ -84,6 +107,9 @@ class EngineServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self._metrics.close)
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     async def _run_core(self) -> None:
         try:
@@ -115,20 +141,36 @@ async def serve(
     config: EngineConfig, model: ModelFolder, make_executor: Callable[[], Executor]
 ) -> int:
     """Serves until a Drain call, SIGTERM or SIGINT, and returns the process's exit status."""
-    server = EngineServer(config, model, make_executor)
     try:
+        server = EngineServer(config, model, make_executor)
         await server.start()
-    except OSError as error:
+    except (OSError, TlsFilesError) as error:
         log.error("engine_start_failed", error=str(error))  # noqa: TRY400  the reason is enough
         return 1
     server.stop_on_signals()
+    show_stacks_on_signal()
+    watching = asyncio.create_task(watch_event_loop())
     collect_garbage_rarely()
     try:
         exit_status = await server.wait()
     finally:
         await server.stop()
+        watching.cancel()
     log.info("engine_stopped", exit_status=exit_status)
     return exit_status
+
+
+def _interceptors(config: EngineConfig) -> list[grpc.aio.ServerInterceptor]:
+    """Returns what calls go through.
+
+    Raises:
+        TlsFilesError: names are to be checked, but clients show no certificates.
+    """
+    if not config.tls_allowed_clients:
+        return []
+    if config.tls_client_ca is None:
+        raise TlsFilesError("--tls-allowed-clients needs --tls-client-ca")
+    return [KnownClients(config.tls_allowed_clients)]
 
 
 def collect_garbage_rarely() -> None:

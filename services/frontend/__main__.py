@@ -1,5 +1,6 @@
 """Runs the frontend service: `python -m services.frontend --help`."""
 
+import os
 import sys
 
 import uvloop
@@ -7,7 +8,6 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from services.frontend.config import FrontendConfig
-from services.frontend.server import serve
 from services.telemetry.logging import configure_logging
 
 USAGE_ERROR = 2
@@ -28,6 +28,11 @@ def main() -> int:
         print(message, file=sys.stderr)  # noqa: T201  as above
         return USAGE_ERROR
     configure_logging(service="frontend", level=config.log_level, log_format=config.log_format)
+    # gRPC reads this when it is imported. The chat template's process is a new program, not a fork,
+    # so there is nothing for gRPC to prepare or to warn of.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    from services.frontend.server import serve
+
     return uvloop.run(serve(config))
 
 

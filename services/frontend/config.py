@@ -6,6 +6,8 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from services.telemetry.tracing import OtlpEndpoint
+
 
 class FrontendConfig(BaseSettings):
     """The Octavo frontend: takes text over gRPC, on wish over HTTP, and streams text back.
@@ -32,14 +34,40 @@ class FrontendConfig(BaseSettings):
     """Port to listen on; 0 takes a free one and logs it."""
     http_port: int | None = Field(default=None, ge=0, le=65535)
     """Port of the OpenAI-compatible HTTP API; 0 takes a free one; no HTTP when absent."""
-    engine_address: str = Field(default="127.0.0.1:50051", min_length=1)
-    """The engine, as host:port or any other gRPC target."""
+    engine_address: str = Field(default="127.0.0.1:50051", pattern=r"[^,\s]")
+    """The engines, as host:port with commas between; a host name may stand for several engines."""
+    engine_resolve_interval_s: float = Field(default=5.0, gt=0)
+    """Time after which the engines' names are resolved again; engines may join and leave so."""
+    max_engine_attempts: int = Field(default=3, ge=1)
+    """Engines tried in turn for a request's next token, before the request fails."""
     tokenizer: Path | None = None
     """Folder of the tokenizer's files; they must be the engine's. Fetched from it when absent."""
     max_message_bytes: int = Field(default=16 * 2**20, ge=2**16)
     """Largest gRPC message or HTTP body taken; messages not more than the engine takes."""
     max_prompt_bytes: int = Field(default=2**20, ge=1)
     """Longest prompt or conversation, in bytes of UTF-8, that is tokenized."""
+    tls_cert: Path | None = None
+    """Certificate (PEM) of gRPC and HTTP, read again when it changes; plain text when absent."""
+    tls_key: Path | None = None
+    """Private key (PEM) of --tls-cert."""
+    tls_client_ca: Path | None = None
+    """Authorities (PEM) of clients; with it, clients without their certificate are refused."""
+    engine_tls_ca: Path | None = None
+    """Authorities (PEM) of engines; turns TLS to the engine on."""
+    engine_tls_cert: Path | None = None
+    """Certificate (PEM) that engines are shown; read again at each connection."""
+    engine_tls_key: Path | None = None
+    """Private key (PEM) of --engine-tls-cert."""
+    api_keys_file: Path | None = None
+    """File of API keys and their limits (TOML), read again when it changes; open when absent."""
+    max_connections: int = Field(default=1024, ge=1)
+    """Connections that gRPC and HTTP each take at a time; more are closed at once."""
+    max_streams_per_connection: int = Field(default=1024, ge=1)
+    """Calls that one gRPC connection may have open; more wait at the client."""
+    http_header_timeout_s: float = Field(default=10.0, gt=0)
+    """An HTTP connection whose request line and headers take longer is closed."""
+    template_timeout_s: float = Field(default=2.0, gt=0)
+    """A chat template that takes longer to render a conversation is stopped."""
     max_live_requests: int = Field(default=1024, ge=1)
     """Requests that one client session, or HTTP as a whole, may have unfinished."""
     num_tokenizer_threads: int = Field(default=2, ge=1, le=64)
@@ -50,7 +78,16 @@ class FrontendConfig(BaseSettings):
     """A client that takes nothing for this long while output waits loses its stream."""
     drain_timeout_s: float = Field(default=30.0, ge=0)
     """Time that running requests have to finish after SIGTERM."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port that answers with metrics for Prometheus; 0 takes a free one; none when absent."""
+    otlp_endpoint: OtlpEndpoint | None = None
+    """Collector that gets traces over OTLP/gRPC, as http://host:4317; no traces when absent."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe line that is logged."""
     log_format: Literal["auto", "console", "json"] = "auto"
     """How lines look; auto means console on a terminal and json elsewhere."""
+
+    @property
+    def engine_addresses(self) -> list[str]:
+        """The engines' addresses, one by one."""
+        return [text for text in map(str.strip, self.engine_address.split(",")) if text]

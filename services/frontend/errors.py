@@ -1,6 +1,7 @@
 """Everything that can go wrong with a request, as far as its caller may know.
 
 FrontendError
+├── UnauthenticatedError      there is no API key, or it is not known
 ├── InvalidRequestError       the request itself is wrong
 ├── UnknownModelError         another model was asked for
 ├── DuplicateRequestError     its id or handle is taken by a live request
@@ -19,6 +20,10 @@ class FrontendError(Exception):
 
     retry_after_ms: int | None = None
     """When trying again makes sense; None says nothing about it."""
+
+
+class UnauthenticatedError(FrontendError):
+    """The caller shows no API key, or one that is not known any more."""
 
 
 class InvalidRequestError(FrontendError):

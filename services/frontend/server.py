@@ -7,22 +7,35 @@ import signal
 import structlog
 
 from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
+from services.frontend.access.gate import Gate
+from services.frontend.access.key_file import KeyFileError
 from services.frontend.config import FrontendConfig
-from services.frontend.engine_client.client import EngineClient
+from services.frontend.engine_client.addresses import AddressBook
+from services.frontend.engine_client.pool import EnginePool, PoolLimits
+from services.frontend.engine_client.tokenizer_files import TokenizerStore
 from services.frontend.http.server import HttpServer
+from services.frontend.pipeline.metrics import FrontendFamilies
 from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.pipeline.request_log import RequestLog
+from services.frontend.rpc.access import AccessInterceptor
 from services.frontend.rpc.servicer import FrontendServicer
 from services.frontend.rpc.status import status_of
 from services.telemetry.health import Health
+from services.telemetry.metrics import Metrics
 from services.telemetry.server import listen, make_server
+from services.telemetry.stacks import show_stacks_on_signal, watch_event_loop
+from services.telemetry.tls import ClientTls, ServerTls, TlsFilesError
+from services.telemetry.tracing import open_tracing
 
 log = structlog.get_logger()
 
 SERVICE_NAME = frontend_pb2.DESCRIPTOR.services_by_name["FrontendService"].full_name
 
+LOOPBACK = {"127.0.0.1", "[::1]", "localhost"}
+
 
 class FrontendServer:
-    """The frontend service: engine client, pipeline, servicer, health, reflection, on one port.
+    """The frontend service: engine pool, pipeline, servicer, health, reflection, on one port.
 
     HTTP, where it is wanted, has another port over the same pipeline.
     """
@@ -30,24 +43,44 @@ class FrontendServer:
     def __init__(self, config: FrontendConfig) -> None:
         self._config = config
         self._health = Health(SERVICE_NAME)
-        self.engine = EngineClient(
-            config.engine_address,
-            tokenizer_folder=config.tokenizer,
-            max_message_bytes=config.max_message_bytes,
-            silence_timeout_s=config.engine_silence_timeout_s,
+        self._gate = Gate(config.api_keys_file)
+        self.engine = EnginePool(
+            AddressBook(config.engine_addresses),
+            TokenizerStore(config.tokenizer),
+            PoolLimits(
+                max_message_bytes=config.max_message_bytes,
+                silence_timeout_s=config.engine_silence_timeout_s,
+                max_attempts=config.max_engine_attempts,
+                resolve_interval_s=config.engine_resolve_interval_s,
+            ),
+            tls=ClientTls.from_settings(
+                ca=config.engine_tls_ca,
+                cert=config.engine_tls_cert,
+                key=config.engine_tls_key,
+                prefix="--engine-tls",
+            ),
         )
+        self._tracing = open_tracing(config.otlp_endpoint, service="octavo-frontend")
         self._pipeline = Pipeline(
             self.engine,
+            tracing=self._tracing,
             max_prompt_bytes=config.max_prompt_bytes,
             num_tokenizer_threads=config.num_tokenizer_threads,
+            template_timeout_s=config.template_timeout_s,
+            gate=self._gate,
         )
+        self._metrics = Metrics(FrontendFamilies(self._pipeline.requests.counts, self.engine))
         self._is_draining = False
         self._running: asyncio.Task[None] | None = None
+        self._watching_keys: asyncio.Task[None] | None = None
         self._server = make_server(
             SERVICE_NAME,
             health=self._health,
             status_of=status_of,
             max_message_bytes=config.max_message_bytes,
+            max_connections=config.max_connections,
+            max_streams_per_connection=config.max_streams_per_connection,
+            interceptors=[AccessInterceptor(self._gate)] if self._gate.requires_keys else [],
         )
         self._servicer = FrontendServicer(
             self._pipeline,
@@ -60,27 +93,52 @@ class FrontendServer:
         )
         self._http = HttpServer(
             self._pipeline,
+            self._metrics,
             max_body_bytes=config.max_message_bytes,
             max_live_requests=config.max_live_requests,
             slow_reader_timeout_s=config.slow_reader_timeout_s,
+            max_connections=config.max_connections,
+            header_timeout_s=config.http_header_timeout_s,
+            gate=self._gate,
         )
         self.http_port: int | None = None
         """Where HTTP is served; None where it is not, and before `start`."""
 
+    @property
+    def requests(self) -> RequestLog:
+        """Watches every request."""
+        return self._pipeline.requests
+
     async def start(self) -> int:
-        """Opens the ports, looks for the engine in the background, and returns the port of gRPC.
+        """Opens the ports, looks for the engines in the background, and returns the port of gRPC.
 
         Raises:
             OSError: the address cannot be listened on.
+            TlsFilesError: the certificates cannot be used.
         """
-        port = listen(self._server, self._config.host, self._config.port)
+        config = self._config
+        tls = ServerTls.from_settings(
+            cert=config.tls_cert, key=config.tls_key, client_ca=config.tls_client_ca
+        )
+        port = listen(self._server, config.host, config.port, tls)
+        if config.metrics_port is not None:
+            self._metrics.serve(config.host, config.metrics_port)
         await self._server.start()
-        if self._config.http_port is not None:
-            self.http_port = self._http.start(self._config.host, self._config.http_port)
+        if config.http_port is not None:
+            self.http_port = self._http.start(config.host, config.http_port, tls)
         self._running = asyncio.create_task(
             self.engine.run(on_model=self._pipeline.load_model, on_readiness=self._take_readiness)
         )
-        log.info("frontend_listening", address=f"{self._config.host}:{port}", port=port)
+        self._watching_keys = asyncio.create_task(self._gate.watch())
+        if self._gate.requires_keys and tls is None and config.host not in LOOPBACK:
+            log.warning("api_keys_in_plain_text", host=config.host)
+        log.info(
+            "frontend_listening",
+            address=f"{config.host}:{port}",
+            port=port,
+            tls=tls is not None,
+            api_keys=self._gate.requires_keys,
+        )
         return port
 
     async def wait(self) -> int:
@@ -102,9 +160,9 @@ class FrontendServer:
             loop.add_signal_handler(number, take_signal, number)
         waiting = asyncio.create_task(stopping.wait())
         await asyncio.wait({waiting, self._running}, return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():  # the engine client never ends by itself
+        if not waiting.done():  # the engine pool never ends by itself
             waiting.cancel()
-            log.error("engine_client_failed", exc_info=self._running.exception())
+            log.error("engine_pool_failed", exc_info=self._running.exception())
             return 1
         return 0
 
@@ -125,10 +183,14 @@ class FrontendServer:
     async def close(self) -> None:
         """Ends everything that still runs."""
         await asyncio.gather(self._server.stop(None), self._http.close())
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
-        self._pipeline.close()
+        tasks = [task for task in (self._running, self._watching_keys) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._pipeline.close()
+        await asyncio.to_thread(self._metrics.close)
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     def _take_readiness(self, ready: bool) -> None:
         self._health.set_ready(ready and not self._is_draining)
@@ -136,17 +198,20 @@ class FrontendServer:
 
 async def serve(config: FrontendConfig) -> int:
     """Serves until SIGTERM or SIGINT and returns the process's exit status."""
-    server = FrontendServer(config)
     try:
+        server = FrontendServer(config)
         await server.start()
-    except OSError as error:
+    except (OSError, TlsFilesError, KeyFileError) as error:
         log.error("frontend_start_failed", error=str(error))  # noqa: TRY400  the reason is enough
         return 1
     gc.freeze()  # what is loaded by now lives as long as the process
+    show_stacks_on_signal()
+    watching = asyncio.create_task(watch_event_loop())
     try:
         exit_status = await server.wait()
         await server.drain()
     finally:
         await server.close()
+        watching.cancel()
     log.info("frontend_stopped", exit_status=exit_status)
     return exit_status

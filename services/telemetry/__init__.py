@@ -1,1 +1,1 @@
-"""What both services share to be observed: logging, health, error interception, the server."""
+"""What both services share to be observed: logs, health, metrics, traces, errors, the server."""

@@ -14,6 +14,8 @@ def server_options(max_message_bytes: int) -> Options:
         # Pings during a long prefill must not earn GOAWAY "too_many_pings".
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 2000),
         ("grpc.keepalive_permit_without_calls", 1),
+        # Whoever connects and says nothing is dropped; gRPC's own limit is two minutes.
+        ("grpc.server_handshake_timeout_ms", 10000),
         # A second server on the same port is a mistake, not a way to share load.
         ("grpc.so_reuseport", 0),
     ]

@@ -8,14 +8,29 @@ import grpc
 RETRY_PUSHBACK = "grpc-retry-pushback-ms"
 """Trailing metadata that tells a gRPC client when to try again (gRFC A6)."""
 
+MAX_MESSAGE_CHARACTERS = 500
+"""Longest message of an error. gRPC drops a call whose trailers are over 8 KiB, and characters
+beyond ASCII take up to twelve bytes there."""
+
+
+def shortened(message: str) -> str:
+    """Returns a message that may repeat what a caller sent, cut to a length that can be told."""
+    if len(message) <= MAX_MESSAGE_CHARACTERS:
+        return message
+    return message[: MAX_MESSAGE_CHARACTERS - 3] + "..."
+
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A gRPC status that a caller may see."""
+    """A gRPC status that a caller may see; a message that is too long is cut."""
 
     code: grpc.StatusCode
     message: str
     retry_after_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        """Cuts the message."""
+        object.__setattr__(self, "message", shortened(self.message))
 
     @property
     def trailing_metadata(self) -> tuple[tuple[str, str], ...]:

@@ -1,27 +1,29 @@
 """Times experts and latent attention against what the memory or the arithmetic allows.
 
-    python -m tests.bench.experts [--json out.json] [--only experts,latent]
+    python -m tests.bench.experts [--json out.json] [--only experts,latent] [--tokens 1,32,2048]
 
-Weights are random bfloat16 and experts are chosen by random logits, so that tokens spread evenly.
-The floor of experts is reading those chosen once, or their products; that of latent attention is
-reading the cache once, or the products with it. Ceilings and method are those of
-tests.bench.kernels.
+Weights are random, in bfloat16 or as a checkpoint stores them, and experts are chosen by random
+logits, so that tokens spread evenly. The floor of experts is reading those chosen once, as they are
+stored, or their products in bfloat16; that of latent attention is reading the cache once, or the
+products with it. Ceilings and method are those of tests.bench.kernels.
 """
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from models.ops.experts import Routing
+from models.ops.expert_forms import first_tokens_of_each_form
+from models.ops.experts import ExpertWeights, Routing
 from models.ops.triton.latent_attention import latent_attention
 from models.ops.triton.moe import apply_experts, route
 from tests.bench.kernels import BYTES_PER_US, FLOP_PER_US, copies, microseconds
 from tests.support.latent_case import make_latent_case
-from tests.support.moe_case import make_experts, make_logits
+from tests.support.moe_case import make_experts, make_logits, make_quantized_experts
 
 
 def softmax(top_k: int) -> Routing:
@@ -34,17 +36,19 @@ def softmax(top_k: int) -> Routing:
 DEEPSEEK = Routing(
     top_k=8, is_sigmoid=True, is_normed=True, scaling=2.5, num_groups=8, top_groups=4
 )
+GPT_OSS = {"num_experts": 32, "hidden": 2880, "inner": 2880, "is_clamped": True}
+DEEPSEEK_V3 = {"num_experts": 256, "hidden": 7168, "inner": 2048}
 MODELS = {
-    "Qwen3-30B-A3B": ({"num_experts": 128, "hidden": 2048, "inner": 768}, softmax(8)),
-    "gpt-oss-20b": (
-        {"num_experts": 32, "hidden": 2880, "inner": 2880, "is_clamped": True},
-        softmax(4),
-    ),
-    "GLM-4.5-Air": ({"num_experts": 128, "hidden": 4096, "inner": 1408}, softmax(8)),
-    "Mixtral-8x7B": ({"num_experts": 8, "hidden": 4096, "inner": 14336}, softmax(2)),
-    "DeepSeek-V3": ({"num_experts": 256, "hidden": 7168, "inner": 2048}, DEEPSEEK),
+    "Qwen3-30B-A3B": ("bf16", {"num_experts": 128, "hidden": 2048, "inner": 768}, softmax(8)),
+    "gpt-oss-20b": ("bf16", GPT_OSS, softmax(4)),
+    "gpt-oss-20b mxfp4": ("mxfp4", GPT_OSS, softmax(4)),
+    "GLM-4.5-Air": ("bf16", {"num_experts": 128, "hidden": 4096, "inner": 1408}, softmax(8)),
+    "Mixtral-8x7B": ("bf16", {"num_experts": 8, "hidden": 4096, "inner": 14336}, softmax(2)),
+    "DeepSeek-V3": ("bf16", DEEPSEEK_V3, DEEPSEEK),
+    "DeepSeek-V3 fp8": ("fp8", DEEPSEEK_V3, DEEPSEEK),
 }
-TOKENS = (1, 2, 4, 8, 16, 32, 128, 256, 2048, 8192)
+BYTES_PER_NUMBER = {"bf16": 2.0, "fp8": 1.0 + 4 / 128**2, "mxfp4": 0.5 + 1 / 32}
+TOKENS = (1, 4, 8, 32, 128, 512, 2048, 8192)
 LATENT_SIZES = {
     "DeepSeek-V3": {"num_heads": 128, "latent_dim": 512, "rope_dim": 64},
     "DeepSeek-V2-Lite": {"num_heads": 16, "latent_dim": 512, "rope_dim": 64},
@@ -63,27 +67,49 @@ Figures = dict[str, float]
 """Microseconds of the call (us) and of the floor (floor_us)."""
 
 
-def experts(shape: dict[str, int], routing: Routing, num_tokens: int) -> Figures:
-    """Times routing and experts of one layer."""
+def make_layer(kind: str, shape: dict[str, int], seed: int) -> ExpertWeights:
+    """Returns one layer's experts, their weights in a format."""
+    make = make_experts if kind == "bf16" else partial(make_quantized_experts, kind)
+    return make(**shape, dtype=torch.bfloat16, device="cuda", seed=seed)
+
+
+def experts(
+    kind: str, shape: dict[str, int], routing: Routing, tokens: Sequence[int]
+) -> Iterator[tuple[int, Figures]]:
+    """Times routing and experts of one layer; yields figures for each number of tokens."""
     num_experts, hidden, inner = (shape[name] for name in ("num_experts", "hidden", "inner"))
-    bytes_each = 3 * hidden * inner * 2
+    bytes_each = 3 * hidden * inner * BYTES_PER_NUMBER[kind]
     layers = [
-        make_experts(**shape, dtype=torch.bfloat16, device="cuda", seed=seed)
-        for seed in range(copies(bytes_each * num_experts, 3))
+        make_layer(kind, shape, seed) for seed in range(copies(int(bytes_each * num_experts), 3))
     ]
-    logits, bias = make_logits(num_tokens, routing, num_experts=num_experts, device="cuda")
-    x = torch.randn(num_tokens, hidden, device="cuda").bfloat16()
 
-    def call(layer):
-        weights, ids = route(logits, bias, routing)
-        return apply_experts(x, weights, ids, layer)
+    def call(num_tokens: int, layer: ExpertWeights) -> torch.Tensor:
+        logits, bias, x = inputs[num_tokens]
+        return apply_experts(x, *route(logits, bias, routing), layer)
 
-    num_read = len(route(logits, bias, routing)[1].unique())
-    flop = 6 * num_tokens * routing.top_k * hidden * inner
-    return {
-        "us": microseconds([lambda layer=layer: call(layer) for layer in layers], 4),
-        "floor_us": max(num_read * bytes_each / BYTES_PER_US, flop / FLOP_PER_US),
+    forms = first_tokens_of_each_form(num_experts, routing.top_k)
+    inputs = {
+        num_tokens: (
+            *make_logits(num_tokens, routing, num_experts=num_experts, device="cuda"),
+            torch.randn(num_tokens, hidden, device="cuda").bfloat16(),
+        )
+        for num_tokens in {*forms, *tokens}
     }
+    # Kernels are built at the same time; one after the other they take longer than all the rest.
+    with ThreadPoolExecutor(len(forms)) as threads:
+        list(threads.map(lambda num_tokens: call(num_tokens, layers[0]), forms))
+    for num_tokens in tokens:
+        logits, bias, _ = inputs[num_tokens]
+        num_read = len(route(logits, bias, routing)[1].unique())
+        flop = 6 * num_tokens * routing.top_k * hidden * inner
+        calls = [partial(call, num_tokens, layer) for layer in layers]
+        yield (
+            num_tokens,
+            {
+                "us": microseconds(calls, 4),
+                "floor_us": max(num_read * bytes_each / BYTES_PER_US, flop / FLOP_PER_US),
+            },
+        )
 
 
 def latent(sizes: dict[str, int], num_requests: int, num_queries: int, context: int) -> Figures:
@@ -109,22 +135,18 @@ def latent(sizes: dict[str, int], num_requests: int, num_queries: int, context: 
     }
 
 
-def jobs(only: set[str]) -> Iterator[tuple[str, str, str, Callable[[], Figures]]]:
-    """Yields kernel, model, size, and what times them."""
+def jobs(only: set[str], tokens: Sequence[int]) -> Iterator[tuple[str, str, str, Figures]]:
+    """Yields kernel, model, size, and their figures."""
     if "experts" in only:
-        for model, (shape, routing) in MODELS.items():
-            for num_tokens in TOKENS:
-                yield (
-                    "experts",
-                    model,
-                    f"{num_tokens}",
-                    partial(experts, shape, routing, num_tokens),
-                )
+        for model, case in MODELS.items():
+            for num_tokens, figures in experts(*case, tokens):
+                yield "experts", model, f"{num_tokens}", figures
+            torch.cuda.empty_cache()
     if "latent" in only:
         for model, sizes in LATENT_SIZES.items():
             for step in LATENT_STEPS:
-                size = " x ".join(map(str, step))
-                yield "latent", model, size, partial(latent, sizes, *step)
+                yield "latent", model, " x ".join(map(str, step)), latent(sizes, *step)
+                torch.cuda.empty_cache()
 
 
 def main() -> None:
@@ -132,15 +154,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", default="experts,latent")
+    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
     arguments = parser.parse_args()
+    tokens = [int(count) for count in arguments.tokens.split(",")]
     results = []
-    for kernel, model, size, timed in jobs(set(arguments.only.split(","))):
-        figures = timed()
-        torch.cuda.empty_cache()
+    for kernel, model, size, figures in jobs(set(arguments.only.split(",")), tokens):
         results.append({"kernel": kernel, "model": model, "size": size, **figures})
         ratio = figures["us"] / figures["floor_us"]
         print(
-            f"{kernel:8} {model:16} {size:>16} {figures['us']:10.2f} us  "
+            f"{kernel:8} {model:18} {size:>14} {figures['us']:10.2f} us  "
             f"floor {figures['floor_us']:10.2f}  x{ratio:.2f}",
             flush=True,
         )

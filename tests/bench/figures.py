@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
+from tests.bench.floor import StepFloor
 from tests.bench.machine import gpu_used_mib, peak_host_mib
 from tests.bench.offline_engine import Generated, OfflineEngine
 from tests.bench.report import Report
@@ -13,6 +14,8 @@ from tests.bench.workload import Job, fitted, fixed_jobs, serving_jobs
 
 DECODE_PROMPT = 128
 DECODE_OUTPUT = 256
+DECODE_CONTEXT = DECODE_PROMPT + DECODE_OUTPUT // 2
+"""Tokens of a sequence in the middle of its output."""
 WARM_UP_OUTPUT = 8
 
 
@@ -20,6 +23,7 @@ WARM_UP_OUTPUT = 8
 class Bench:
     """One engine under measurement, and where its figures go.
 
+    floor: the least time of the model's steps, on a machine for which it is known.
     divide_by: makes prompts and outputs shorter, for rehearsals on a slow machine.
     """
 
@@ -28,6 +32,7 @@ class Bench:
     budget: Budget
     vocab_size: int
     max_model_len: int
+    floor: StepFloor | None = None
     divide_by: int = 1
     _seed: int = 0
 
@@ -89,7 +94,9 @@ class Bench:
             if batch > self.engine.config.max_num_seqs:
                 self.report.problem(f"{name}: max_num_seqs is {self.engine.config.max_num_seqs}")
             elif self._has_time(name):
-                self.report.add(name, await self.decode(batch, repeats), "ms/step")
+                floor = self.floor and self.floor.decode_ms(batch, DECODE_CONTEXT)
+                values = await self.decode(batch, repeats)
+                self.report.add(name, values, "ms/step", floor=floor)
 
     async def add_prefill(self, prompt_lens: Sequence[int], repeats: int) -> None:
         """Measures and reports prompts."""
@@ -98,7 +105,9 @@ class Bench:
             if prompt_len >= self.max_model_len:
                 self.report.problem(f"{name}: max_model_len is {self.max_model_len}")
             elif self._has_time(name):
-                self.report.add(name, await self.prefill(prompt_len, repeats), "ms")
+                floor = self.floor and self.floor.prefill_ms(prompt_len)
+                values = await self.prefill(prompt_len, repeats)
+                self.report.add(name, values, "ms", floor=floor)
 
     async def add_serving(self, count: int, repeats: int) -> Generated | None:
         """Measures and reports the serving workload; returns what the last run generated."""

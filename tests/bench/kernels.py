@@ -153,12 +153,14 @@ def fp8_decode(heads: Heads, batch: int, context: int) -> Figures:
 def prefill(heads: Heads, num_tokens: int) -> Figures:
     """Times causal attention of one fresh prompt."""
     case = make_case([num_tokens], [num_tokens], heads, dtype=torch.bfloat16, device="cuda")
-    q = case.q.contiguous()
+    q, k, v = (x.contiguous() for x in (case.q, case.k, case.v))
     output = torch.empty_like(q)
     ours = microseconds(
         [
             lambda: prefill_attention(
                 q,
+                k,
+                v,
                 case.cache,
                 case.metadata,
                 output,
@@ -169,7 +171,6 @@ def prefill(heads: Heads, num_tokens: int) -> Figures:
         ]
         * 3
     )
-    k, v = case.k.contiguous(), case.v.contiguous()
 
     def torch_calls():
         inputs = [x[None].transpose(1, 2) for x in (q, k, v)]
@@ -221,11 +222,11 @@ def rotate(heads: Heads, num_tokens: int) -> Figures:
         make_case([num_tokens], [num_tokens], heads, dtype=torch.bfloat16, device="cuda", seed=seed)
         for seed in range(copies(num_bytes, 8))
     ]
-    rotated = torch.empty(cases[0].q.shape, device="cuda").bfloat16()
+    rotated = [x.new_empty(x.shape) for x in (cases[0].q, cases[0].k)]
 
     def ours(case):
         slots = case.metadata.slot_mapping
-        rotate_and_cache(case.q, case.k, case.v, rotated, case.cache, slots, case.transform)
+        rotate_and_cache(case.q, case.k, case.v, *rotated, case.cache, slots, case.transform)
 
     def theirs(case):
         _, k = transform_heads(case.q, case.k, case.transform)

@@ -31,14 +31,35 @@ def read_shape(name: str) -> dict:
     return json.loads((folder / "config.json").read_text())
 
 
-def make_model_folder(name: str, parent: Path) -> Path:
+def with_depth(config: dict, num_layers: int) -> dict:
+    """Returns a config.json of fewer layers, those at the beginning.
+
+    Raises:
+        ValueError: it has not so many.
+    """
+    depth = config["num_hidden_layers"]
+    if not 0 < num_layers <= depth:
+        raise ValueError(f"{num_layers} layers were asked for; the shape has {depth}")
+    cut = {
+        name: value[:num_layers]
+        for name, value in config.items()
+        if isinstance(value, list) and len(value) == depth
+    }
+    return {**config, **cut, "num_hidden_layers": num_layers}
+
+
+def make_model_folder(name: str, parent: Path, num_layers: int | None = None) -> Path:
     """Writes what an engine needs to serve random weights of a shape; returns the folder.
+
+    num_layers: only so many of the shape's layers; the width stays.
 
     The tokenizer is the embedded model's, with made-up words for the rest of the vocabulary, so
     that every token has a text. Sampling is greedy by default and no token ends a sequence but the
     model's own.
     """
     config = read_shape(name)
+    if num_layers is not None:
+        config = with_depth(config, num_layers)
     folder = parent / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))

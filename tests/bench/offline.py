@@ -1,6 +1,7 @@
 """Decode, prefill, serving and start of the engine without gRPC: `python -m tests.bench.offline`.
 
     python -m tests.bench.offline --shape qwen3-8b --out qwen3-8b.json [engine flags]
+    python -m tests.bench.offline --shape deepseek-v3 --num-layers 6 --only decode,prefill
     python -m tests.bench.offline --shape tiny --device cpu --only decode --divide-by 8
 
 The scheduler runs in this process and a worker in its own, as in the service. With --cold the
@@ -20,7 +21,8 @@ from services.engine.core.model_folder import ModelFolderError
 from services.engine.worker.executor import WorkerDiedError
 from tests.bench.empty_caches import empty_caches
 from tests.bench.figures import Bench
-from tests.bench.offline_engine import EngineFailedError, offline_engine
+from tests.bench.floor import MEASURED_ON, StepFloor, step_floor
+from tests.bench.offline_engine import EngineFailedError, OfflineEngine, offline_engine
 from tests.bench.report import Report
 from tests.bench.settings import Settings, list_of_numbers, make_parser, read_settings
 
@@ -29,7 +31,7 @@ GRACE_S = 30
 """Time beyond the budget that what has begun may take."""
 
 
-def make_bench(settings: Settings, engine, report: Report, divide_by: int) -> Bench:
+def make_bench(settings: Settings, engine: OfflineEngine, report: Report, divide_by: int) -> Bench:
     """Returns an engine's measurements with the limits of its model."""
     return Bench(
         engine,
@@ -37,8 +39,17 @@ def make_bench(settings: Settings, engine, report: Report, divide_by: int) -> Be
         settings.budget,
         vocab_size=settings.model.vocab_size,
         max_model_len=settings.max_model_len,
+        floor=_floor(settings, engine, report) if divide_by == 1 else None,
         divide_by=divide_by,
     )
+
+
+def _floor(settings: Settings, engine: OfflineEngine, report: Report) -> StepFloor | None:
+    """Returns the least time of the model's steps; None on a GPU that nobody measured."""
+    if MEASURED_ON not in (report.content["machine"]["gpu"] or ""):
+        return None
+    bytes_per_token = engine.worker.block_bytes / settings.config.block_size
+    return step_floor(settings.model, bytes_per_token)
 
 
 async def measure(settings: Settings, report: Report) -> None:

@@ -66,10 +66,16 @@ class Report:
         unit: str,
         better: Literal["lower", "higher"] = "lower",
         *,
+        floor: float | None = None,
         is_shown: bool = True,
     ) -> None:
-        """Takes all repeats of one figure, at least one, and shows it as progress."""
+        """Takes all repeats of one figure, at least one, and shows it as progress.
+
+        floor: the least that the hardware allows, where it is known.
+        """
         self.figures[name] = summary(values) | {"unit": unit, "better": better}
+        if floor is not None:
+            self.figures[name]["floor"] = round(floor, 6)
         if is_shown:
             self.note(f"{name}: {self.figures[name]['median']:.4g} {unit}")
         self.save()
@@ -104,7 +110,8 @@ class Report:
             numbers = " ".join(f"{figure[key]:10.4g}" for key in ("median", "min", "max"))
             known = self._peer.get(name)
             peer = f"{figure['median'] / known.peer:.2f}" if known else "-"
-            floor = f"{figure['median'] / known.floor:.2f}" if known and known.floor else "-"
+            least = figure.get("floor") or (known.floor if known else None)
+            floor = f"{figure['median'] / least:.2f}" if least else "-"
             lines.append(f"{name:34} {numbers} {figure['unit']:9} {peer:>6} {floor:>6}")
         if self.content["settings"].get("divide_by", 1) != 1:
             lines.append("a rehearsal: lengths are divided, names of figures tell the full ones")

@@ -77,6 +77,7 @@ def make_parser(doc: str, *, budget_s: float = 540) -> argparse.ArgumentParser:
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--shape", choices=shape_names(), help="random weights of this shape")
     model.add_argument("--model", type=Path, help="folder of a checkpoint")
+    parser.add_argument("--num-layers", type=int, help="with --shape: only so many layers")
     parser.add_argument("--out", type=Path, help="write the result to this file as JSON")
     parser.add_argument("--commit", default="", help="commit to name where there is no git")
     parser.add_argument("--budget-s", type=float, default=budget_s, help="time for everything")
@@ -93,12 +94,14 @@ def read_settings(parser: argparse.ArgumentParser, folder: Path) -> Settings:
     arguments, engine_flags = parser.parse_known_args()
     if arguments.out is not None and not arguments.out.resolve().parent.is_dir():
         parser.error(f"--out: there is no folder {arguments.out.resolve().parent}")
+    if arguments.num_layers is not None and not arguments.shape:
+        parser.error("--num-layers: a checkpoint has the layers that it has")
     try:
         return _settings(arguments, engine_flags, folder)
     except ValidationError as error:
         problems = [f"{each['loc']}: {each['msg']} ({each['input']!r})" for each in error.errors()]
         parser.error("; ".join(problems))
-    except ConfigError as error:
+    except (ConfigError, ValueError) as error:
         parser.error(str(error))
 
 
@@ -110,7 +113,8 @@ def list_of_numbers(text: str) -> list[int]:
 def _settings(arguments: argparse.Namespace, engine_flags: list[str], folder: Path) -> Settings:
     given = CliApp.run(EngineConfig, cli_args=engine_flags)
     asked = {name: getattr(given, name) for name in given.model_fields_set}
-    path = arguments.model or make_model_folder(arguments.shape, folder)
+    num_layers = arguments.num_layers
+    path = arguments.model or make_model_folder(arguments.shape, folder, num_layers)
     model = ModelConfig.from_folder(path)
     values = {
         **PEER_SETTINGS,
@@ -125,6 +129,7 @@ def _settings(arguments: argparse.Namespace, engine_flags: list[str], folder: Pa
         arguments=arguments,
         config=config,
         model=model,
-        shape=arguments.shape or path.resolve().name,
+        shape=(arguments.shape or path.resolve().name)
+        + (f", {num_layers} layers" if num_layers else ""),
         budget=Budget(arguments.budget_s),
     )

@@ -150,12 +150,12 @@ def test_loading_gives_the_same_parameters_as_on_the_cpu(wide, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("fp8_products", [True, False])
+@pytest.mark.parametrize("keep_quantized", [True, False])
 def test_quantised_loading_gives_the_same_parameters_as_on_the_cpu(
-    wide, tmp_path, kind, fp8_products
+    wide, tmp_path, kind, keep_quantized
 ):
     quantize_checkpoint(wide, tmp_path, kind)
-    assert_same_parameters(tmp_path, fp8_products=fp8_products)
+    assert_same_parameters(tmp_path, keep_quantized=keep_quantized)
 
 
 @pytest.mark.parametrize("kind", KINDS)

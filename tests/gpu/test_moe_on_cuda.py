@@ -1,11 +1,20 @@
 """Experts' kernels against float64 references: every dtype, real and odd shapes, replay."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from models.ops import moe as reference
 from models.ops.experts import Routing
-from tests.support.moe_case import NUM_EXPERTS, ROUTINGS, exactly, make_experts, make_logits
+from tests.support.moe_case import (
+    NUM_EXPERTS,
+    ROUTINGS,
+    exactly,
+    make_experts,
+    make_logits,
+    make_quantized_experts,
+)
 from tests.support.tolerances import ROW_TOLERANCE, assert_rows_close
 
 pytestmark = pytest.mark.gpu
@@ -14,6 +23,11 @@ DTYPES = pytest.mark.parametrize("dtype", ROW_TOLERANCE, ids=str)
 TOP_8 = Routing(top_k=8, is_sigmoid=False, is_normed=True, scaling=1.0, num_groups=1, top_groups=1)
 TOP_4 = Routing(top_k=4, is_sigmoid=False, is_normed=True, scaling=1.0, num_groups=1, top_groups=1)
 QWEN3_30B = {"num_experts": 128, "hidden": 2048, "inner": 768}
+MAKERS = {
+    "plain": make_experts,
+    "fp8": partial(make_quantized_experts, "fp8"),
+    "mxfp4": partial(make_quantized_experts, "mxfp4"),
+}
 GPT_OSS_20B = {"num_experts": 32, "hidden": 2880, "inner": 2880, "is_clamped": True}
 
 
@@ -57,14 +71,59 @@ def test_gpt_oss_20b_is_the_references(num_tokens):
     check(num_tokens, TOP_4, dtype=torch.bfloat16, **GPT_OSS_20B)
 
 
-@pytest.mark.parametrize("num_tokens", [2, 40])
-def test_a_captured_call_follows_its_inputs(num_tokens):
+def check_quantized(kind, num_tokens, routing, *, dtype, **shape):
+    from models.ops.triton.moe import apply_experts
+    from models.ops.triton.moe_grouped_quantized import apply_grouped_quantized
+    from models.ops.triton.moe_pairs_quantized import apply_pairs_quantized
+
+    experts = make_quantized_experts(kind, dtype=dtype, device="cuda", **shape)
+    num_experts, hidden_size, _ = experts.down.shape
+    logits, bias = make_logits(num_tokens, routing, num_experts=num_experts, device="cuda")
+    weights, ids = reference.route(logits, bias, routing)
+    hidden = torch.randn(num_tokens, hidden_size, device="cuda").to(dtype)
+    exact = reference.apply_experts(
+        hidden.double().cpu(), weights.double().cpu(), ids.cpu(), exactly(experts)
+    )
+    for apply in (apply_pairs_quantized, apply_grouped_quantized, apply_experts):
+        actual = apply(hidden, weights, ids.int(), experts)
+        assert actual.dtype == dtype
+        assert_rows_close(actual, exact)
+        assert torch.equal(actual, apply(hidden, weights, ids.int(), experts))
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    ("kind", "hidden", "inner"),
+    [("fp8", 256, 128), ("fp8", 200, 136), ("mxfp4", 64, 96), ("mxfp4", 160, 32)],
+)
+@pytest.mark.parametrize("num_tokens", [1, 7, 100, 300])
+def test_quantised_experts_are_those_of_dequantised_weights(num_tokens, kind, hidden, inner, dtype):
+    shape = {"hidden": hidden, "inner": inner, "is_clamped": num_tokens == 7}
+    check_quantized(kind, num_tokens, ROUTINGS["softmax"], dtype=dtype, **shape)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 64])
+def test_gpt_oss_20b_in_mxfp4_is_that_of_dequantised_weights(num_tokens):
+    check_quantized("mxfp4", num_tokens, TOP_4, dtype=torch.bfloat16, **GPT_OSS_20B)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 16, 200])
+def test_deepseek_v3_in_fp8_is_that_of_dequantised_weights(num_tokens):
+    # An eighth of its experts.
+    shape = {"num_experts": 32, "hidden": 7168, "inner": 2048}
+    check_quantized("fp8", num_tokens, TOP_8, dtype=torch.bfloat16, **shape)
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize("num_tokens", [1, 40])
+def test_a_captured_call_follows_its_inputs(num_tokens, make):
     routing = ROUTINGS["sigmoid-groups"]
-    experts = make_experts(device="cuda", dtype=torch.bfloat16)
+    experts = make(device="cuda", dtype=torch.bfloat16)
     hidden = torch.randn(num_tokens, experts.down.shape[1], device="cuda").bfloat16()
     logits, bias = make_logits(num_tokens, routing, device="cuda")
     arguments = (
-        hidden, logits, experts.gate_up, experts.down, None, None, bias, routing.top_k,
+        hidden, logits, experts.gate_up, experts.down, None, None,
+        experts.gate_up_scale, experts.down_scale, bias, routing.top_k,
         routing.is_sigmoid, routing.is_normed, routing.scaling, routing.num_groups,
         routing.top_groups, experts.alpha, experts.limit,
     )  # fmt: skip

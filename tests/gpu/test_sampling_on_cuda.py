@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from models.ops.sample_tokens import NO_TOKEN
 from models.ops.uniform import uniform
 from services.engine.sampling.logit_edits import LogitEdits, TokenBias, edit_logits
 from services.engine.sampling.logprobs import compute_logprobs
@@ -44,10 +45,11 @@ def test_tokens_of_odd_logits_are_those_of_the_reference(vocab_size):
         check_sampling(logits, device="cuda")
 
 
-def test_broken_logits_still_name_a_token_that_exists():
-    logits = torch.full((len(PARAMS), 5000), torch.nan, device="cuda")
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_broken_logits_name_no_token(value):
+    logits = torch.full((len(PARAMS), 5000), value, device="cuda")
     drawn = drawn_by_kernel(logits, mixed_choice(len(PARAMS), device="cuda"))
-    assert ((drawn >= 0) & (drawn < 5000)).all()
+    assert (drawn == NO_TOKEN).all()
 
 
 def test_weights_of_the_reference_are_the_same_on_both_devices():

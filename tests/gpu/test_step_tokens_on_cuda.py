@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from models.ops.sample_tokens import NO_TOKEN
 from models.ops.step_tokens import choose_greedily, last_tokens
 from models.ops.table_entries import write_entries
 from tests.support.step_tokens_case import check_choice, check_last_tokens
@@ -21,13 +22,14 @@ def test_the_most_likely_token_is_chosen_and_written(num_rows, num_logits, dtype
     check_choice(choose_greedily, num_rows, num_logits, dtype=dtype, device="cuda")
 
 
-def test_rows_without_a_finite_logit_get_a_token_of_the_vocabulary():
-    for value in (float("-inf"), float("nan")):
+def test_rows_without_a_finite_logit_get_no_token_and_the_table_one_that_exists():
+    for value in (float("-inf"), float("nan"), float("inf")):
         logits = torch.full((3, 100), value, device="cuda")
-        tokens = torch.zeros(3, 2, dtype=torch.int32, device="cuda")
+        tokens = torch.ones(3, 2, dtype=torch.int32, device="cuda")
         rows = torch.arange(3, dtype=torch.int32, device="cuda")
         chosen = choose_greedily(logits, tokens, rows, torch.zeros_like(rows))
-        assert ((chosen >= 0) & (chosen < 100)).all()
+        assert chosen.tolist() == [NO_TOKEN] * 3
+        assert tokens.tolist() == [[0, 1]] * 3
 
 
 @pytest.mark.parametrize("num_writes", [1, 255, 256, 1000])

@@ -19,11 +19,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from services.engine.config import EngineConfig
+from services.frontend.config import FrontendConfig
+from tests.support.certificates import LOOPBACK, Authority
 from tests.support.processes import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 GPU = yaml.safe_load((ROOT / "deploy" / "docker-compose.gpu.yml").read_text())
+OBSERVABILITY = yaml.safe_load((ROOT / "deploy/docker-compose.observability.yml").read_text())
+TLS = yaml.safe_load((ROOT / "deploy" / "docker-compose.tls.yml").read_text())
 SERVICES = COMPOSE["services"]
 READY_TIMEOUT_S = 120
 OCTAVO = [sys.executable, "-m", "services.client.cli"]
@@ -33,8 +38,9 @@ OCTAVO = [sys.executable, "-m", "services.client.cli"]
 class Loopback:
     """Translates what the compose file says to processes on this machine."""
 
-    def __init__(self) -> None:
+    def __init__(self, certificates: Path | None = None) -> None:
         self.ports = {"50050": free_port(), "50051": free_port()}
+        self._certificates = certificates
 
     def word(self, text: str) -> str:
         """Fills in variables' defaults and maps addresses."""
@@ -52,6 +58,9 @@ class Loopback:
             source, target, _ = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", volume).split(":")
             folder = str((ROOT / source).resolve())
             environment = {k: folder if v == target else v for k, v in environment.items()}
+        if self._certificates is not None:
+            mounted = f"{self._certificates}/"
+            environment = {k: v.replace("/certificates/", mounted) for k, v in environment.items()}
         return os.environ | environment
 
     def is_healthy(self, service: dict) -> bool:
@@ -72,13 +81,12 @@ class Loopback:
         )
 
 
-@pytest.fixture(scope="module")
-def loopback() -> Iterator[Loopback]:
-    """The compose file's long-running services, started in the order that it asks for."""
-    mapped = Loopback()
+@contextlib.contextmanager
+def running(mapped: Loopback, services: dict) -> Iterator[Loopback]:
+    """Long-running services, started in the order that the compose file asks for."""
     with contextlib.ExitStack() as processes:
         for name in ("engine", "frontend"):
-            service = SERVICES[name]
+            service = services[name]
             process = subprocess.Popen(
                 mapped.command(service["command"]),
                 env=mapped.environment(service),
@@ -92,6 +100,41 @@ def loopback() -> Iterator[Loopback]:
                 assert process.poll() is None, f"{name} exited {process.returncode}"
                 assert time.monotonic() < deadline, f"{name} did not become healthy"
         yield mapped
+
+
+@pytest.fixture(scope="module")
+def loopback() -> Iterator[Loopback]:
+    """The services as docker-compose.yml has them."""
+    with running(Loopback(), SERVICES) as mapped:
+        yield mapped
+
+
+def secured(name: str) -> dict:
+    """A service as Compose merges it with the file that adds TLS."""
+    plain, added = SERVICES[name], TLS["services"][name]
+    return plain | {"environment": plain["environment"] | added["environment"]}
+
+
+def test_with_tls_and_keys_the_client_gets_an_answer_and_nobody_else_does(tmp_path):
+    authority = Authority(tmp_path)
+    for name in ("engine", "frontend"):
+        authority.issue(name, LOOPBACK, name)
+    (tmp_path / "keys.toml").write_text('[keys.client]\nkey = "compose-0123456789"\n')
+    (tmp_path / "api-key").write_text("compose-0123456789\n")
+    with running(Loopback(tmp_path), {name: secured(name) for name in SERVICES}) as mapped:
+        answer = mapped.run(secured("client"), SERVICES["client"]["command"])
+        assert answer.returncode == 0, answer.stderr
+        keyless = dict(secured("client")["environment"])
+        del keyless["OCTAVO_API_KEY_FILE"]
+        refused = mapped.run({"environment": keyless}, SERVICES["client"]["command"])
+        assert "API key" in refused.stderr
+        assert not mapped.is_healthy(SERVICES["engine"])  # without a certificate
+
+
+def test_the_file_that_adds_tls_mounts_its_folder_read_only_everywhere():
+    assert list(TLS["services"]) == list(SERVICES)
+    for service in TLS["services"].values():
+        assert service["volumes"] == ["${OCTAVO_CERTIFICATES:-./certificates}:/certificates:ro"]
 
 
 def test_the_client_profiles_own_command_gets_an_answer(loopback):
@@ -111,7 +154,14 @@ def test_health_tells_a_service_that_is_away():
     assert not Loopback().is_healthy(SERVICES["engine"])
 
 
-@pytest.mark.parametrize("file", ["docker-compose.yml", "deploy/docker-compose.gpu.yml"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "docker-compose.yml",
+        "deploy/docker-compose.gpu.yml",
+        "deploy/docker-compose.tls.yml",
+    ],
+)
 def test_the_file_is_valid_compose(file):
     tool = Path(sys.executable).parent / "check-jsonschema"
     command = [tool, "--builtin-schema", "vendor.compose-spec", ROOT / file]
@@ -130,6 +180,33 @@ def test_every_container_is_read_only_and_without_privileges(name):
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["pids_limit"] > 0
+    assert service["tmpfs"] == ["/tmp:size=1g,mode=1777"]
+    assert "user" not in service, "the image's own user is nobody special"
+    assert "privileged" not in service
+
+
+def test_only_the_engines_caches_can_be_written_and_only_by_the_images_user():
+    mounts = [
+        volume.rsplit(":", 2) for each in SERVICES.values() for volume in each.get("volumes", ())
+    ]
+    assert [target for _, target, mode in mounts if mode != "ro"] == ["/home/octavo/.cache"]
+    assert "install -d -o octavo -g octavo /home/octavo/.cache" in _dockerfile("engine")
+    for path in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+        cache = GPU["services"]["engine"]["environment"][path]
+        assert cache.startswith("/home/octavo/.cache/")
+
+
+def test_the_engine_has_no_way_out_and_meets_the_others_on_a_network_of_its_own():
+    assert COMPOSE["networks"]["engines"] == {"internal": True}
+    assert SERVICES["engine"]["networks"] == ["engines"]
+    assert SERVICES["frontend"]["networks"] == ["engines", "clients"]
+
+
+@pytest.mark.parametrize("name", ["engine", "frontend"])
+def test_an_image_by_itself_has_the_health_check_that_compose_has(name):
+    [check] = re.findall(r"^HEALTHCHECK .*\\\n +CMD (.+)$", _dockerfile(name), re.MULTILINE)
+    assert ["CMD", *json.loads(check)] == SERVICES[name]["healthcheck"]["test"]
 
 
 def test_services_start_when_the_one_before_is_healthy():
@@ -149,6 +226,22 @@ def test_the_gpu_override_changes_the_engine_alone():
     assert device["driver"] == "nvidia"
     argument = next(iter(GPU["services"]["engine"]["build"]["args"]))
     assert f"ARG {argument}" in _dockerfile("engine")
+
+
+def test_the_observability_override_scrapes_what_it_switches_on():
+    services = OBSERVABILITY["services"]
+    prometheus = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())
+    scraped = {
+        t for job in prometheus["scrape_configs"] for t in job["static_configs"][0]["targets"]
+    }
+    for name, config in (("engine", EngineConfig), ("frontend", FrontendConfig)):
+        prefix = config.model_config["env_prefix"]
+        given = services[name]["environment"]
+        values = {key.removeprefix(prefix).lower(): value for key, value in given.items()}
+        assert f"{name}:{config(**values).metrics_port}" in scraped
+    for service in services.values():
+        for volume in service.get("volumes", []):
+            assert (ROOT / volume.partition(":")[0]).exists(), volume
 
 
 @pytest.mark.parametrize("name", ["engine", "frontend"])
@@ -173,11 +266,18 @@ def test_a_dockerfile_runs_what_compose_runs_as_nobody_special(name):
 def test_the_frontend_image_installs_no_torch():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (extras,) = re.findall(r'"\.\[(.+)\]"', _dockerfile("frontend"))
-    assert extras == "frontend"
-    wanted = project["dependencies"] + project["optional-dependencies"]["frontend"]
+    wanted = list(project["dependencies"])
+    for extra in extras.split(","):
+        wanted += project["optional-dependencies"][extra]
     assert [name for name in wanted if re.match("torch|triton|safetensors", name)] == []
     assert "torch" not in _dockerfile("frontend").replace("No torch", "")
 
 
 def _dockerfile(name: str) -> str:
     return (ROOT / "deploy" / f"{name}.Dockerfile").read_text()
+
+
+def test_the_engine_can_be_scaled_and_the_frontend_finds_all_by_one_name():
+    assert not SERVICES["engine"].keys() & {"container_name", "ports"}
+    address = SERVICES["frontend"]["environment"]["OCTAVO_FRONTEND_ENGINE_ADDRESS"]
+    assert address == "engine:50051"

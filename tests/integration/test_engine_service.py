@@ -2,30 +2,23 @@
 
 import asyncio
 import json
-import os
-import signal
 import subprocess
 import sys
 from contextlib import asynccontextmanager
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.common.v1 import sampling_pb2
 from protos.engine.v1.engine_pb2 import (
     DrainRequest,
     GenerateRequest,
     GetModelInfoRequest,
-    GetStatsRequest,
 )
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from services.engine.config import TINY_CHECKPOINT
 from tests.support.processes import ROOT, ServiceProcess, start_engine
-from tests.support.waiting import until
 
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 FLAGS = {"kv_cache_memory_mb": 16, "log_format": "json"}
 
 
@@ -35,7 +28,7 @@ async def engine(**flags):
         start_engine(**FLAGS, **flags) as process,
         grpc.aio.insecure_channel(process.address) as channel,
     ):
-        yield process, EngineServiceStub(channel), health_pb2_grpc.HealthStub(channel)
+        yield process, EngineServiceStub(channel)
 
 
 def ask(max_tokens, **fields):
@@ -56,17 +49,8 @@ def events(process: ServiceProcess, name: str) -> list[dict]:
     return [line for line in lines if line["event"] == name]
 
 
-def worker_pid(process: ServiceProcess) -> int:
-    return events(process, "worker_became_ready")[-1]["worker_pid"]
-
-
-async def next_status(watch):
-    async with asyncio.timeout(60):
-        return (await watch.read()).status
-
-
 async def test_a_request_is_served_and_leaves_one_line_in_the_log():
-    async with engine() as (process, stub, _):
+    async with engine() as (process, stub):
         info = await stub.GetModelInfo(GetModelInfoRequest())
         assert (info.model, info.dtype) == ("tiny", "float32")
         first, last = await read_all(stub.Generate(ask(20, request_id="first")))
@@ -78,60 +62,13 @@ async def test_a_request_is_served_and_leaves_one_line_in_the_log():
         assert [line["output_tokens"] for line in lines] == [20]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_lets_the_running_request_finish_and_exits_0(number):
-    async with engine() as (process, stub, health):
-        watch = health.Watch(health_pb2.HealthCheckRequest())
-        assert await next_status(watch) == SERVING
-        call = stub.Generate(ask(1500))
-        await call.read()
-        process.signal(number)
-        assert await next_status(watch) == NOT_SERVING
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await read_all(stub.Generate(ask(5)))
-        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-        _, last = await read_all(call)
-        assert last.finish_reason == sampling_pb2.FINISH_REASON_LENGTH
-        assert await asyncio.to_thread(process.wait) == 0
-
-
-async def test_a_second_signal_ends_it_at_once():
-    async with engine() as (process, stub, _):
-        call = stub.Generate(ask(2000))
-        await call.read()
-        os.kill(worker_pid(process), signal.SIGSTOP)
-        process.signal(signal.SIGTERM)
-        await until(lambda: events(process, "drain_began"))
-        process.signal(signal.SIGTERM)
-        assert await asyncio.to_thread(process.wait) == 1
-
-
 async def test_drain_answers_and_the_engine_exits_0():
-    async with engine() as (process, stub, _):
+    async with engine() as (process, stub):
         call = stub.Generate(ask(300))
         await call.read()
         drained = await stub.Drain(DrainRequest())
         assert (drained.num_finished, drained.num_aborted) == (1, 0)
         assert await asyncio.to_thread(process.wait) == 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_lost_worker_ends_its_requests_and_is_replaced(number):
-    async with engine(step_timeout_s=1.0) as (process, stub, health):
-        watch = health.Watch(health_pb2.HealthCheckRequest())
-        assert await next_status(watch) == SERVING
-        expected, _ = await read_all(stub.Generate(ask(20)))
-        call = stub.Generate(ask(2000))
-        await call.read()
-        os.kill(worker_pid(process), number)
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await read_all(call)
-        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert [await next_status(watch), await next_status(watch)] == [NOT_SERVING, SERVING]
-        assert (await read_all(stub.Generate(ask(20))))[0] == expected
-        stats = await stub.GetStats(GetStatsRequest())
-        assert (stats.num_worker_restarts, stats.num_running) == (1, 0)
-        assert stats.num_free_blocks == stats.num_blocks - 1
 
 
 class TestCommandLine:

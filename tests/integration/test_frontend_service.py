@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import signal
-import time
 from collections.abc import AsyncIterator, Iterator
 
 import grpc
@@ -13,12 +11,10 @@ from protos.common.v1.sampling_pb2 import FinishReason, SamplingParams
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
 from tests.support.processes import ServiceProcess, Stack, stack, start_engine, start_frontend
-from tests.support.waiting import until
 
 STOP = FinishReason.FINISH_REASON_STOP
 LENGTH = FinishReason.FINISH_REASON_LENGTH
 ABORTED = FinishReason.FINISH_REASON_ABORTED
-FROZEN_LIMIT_S = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -161,69 +157,6 @@ async def test_a_deadline_ends_a_long_answer(stub):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(stub.Generate(request, timeout=0.2))
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-
-
-async def test_a_frozen_engine_is_noticed_in_time_and_its_return_too():
-    async with stack() as services, client_of(services.frontend) as stub:
-        services.engine.signal(signal.SIGSTOP)
-        started_s = time.monotonic()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await collect(stub.Chat(chat("What is 3 + 4?")))
-        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-        assert time.monotonic() - started_s < FROZEN_LIMIT_S
-        assert not await asyncio.to_thread(services.frontend.is_serving)
-        assert await asyncio.to_thread(services.frontend.is_serving, "liveness")
-        services.engine.signal(signal.SIGCONT)
-        await asyncio.to_thread(services.frontend.wait_ready)
-        text, _ = await collect(stub.Chat(chat("What is 3 + 4?")))
-        assert "7" in text
-
-
-async def test_a_killed_engine_ends_answers_and_is_found_again_on_its_port():
-    async with stack() as services, client_of(services.frontend) as stub:
-        endless = pb.GenerateRequest(text="x", options=options(max_tokens=2000, ignore_eos=True))
-        answers = aiter(stub.Generate(endless))
-        await anext(answers)
-        services.engine.kill()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await collect(answers)
-        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-        services.engine.start()
-        await asyncio.to_thread(services.engine.wait_ready)
-        await asyncio.to_thread(services.frontend.wait_ready)
-        text, _ = await collect(stub.Chat(chat("What is 3 + 4?")))
-        assert "7" in text
-
-
-async def test_sigterm_lets_answers_finish_and_exits_well(services):
-    async with (
-        start_frontend(services.engine.address) as frontend,
-        client_of(frontend) as stub,
-    ):
-        request = pb.GenerateRequest(text="x", options=options(max_tokens=300, ignore_eos=True))
-        answers = aiter(stub.Generate(request))
-        await anext(answers)
-        frontend.signal(signal.SIGTERM)
-        _, last = await collect(answers)
-        assert last.finish_reason == LENGTH
-        assert await asyncio.to_thread(frontend.wait) == 0
-
-
-async def test_a_second_signal_ends_it_at_once_whichever_it_is(services):
-    async with (
-        start_frontend(services.engine.address) as frontend,
-        client_of(frontend) as stub,
-    ):
-        request = pb.GenerateRequest(text="x", options=options(max_tokens=2000, ignore_eos=True))
-        answers = aiter(stub.Generate(request))
-        await anext(answers)
-        frontend.signal(signal.SIGTERM)
-        await until(lambda: "signal_received" in frontend.log)
-        frontend.signal(signal.SIGINT)
-        assert await asyncio.to_thread(frontend.wait) == -signal.SIGINT
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await collect(answers)
-        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_frontend_that_starts_first_waits_for_its_engine():

@@ -25,7 +25,8 @@ EOS_TOKEN_ID = 1
 HEARTBEAT_INTERVAL_S = 0.02
 
 Script = Callable[[list[int]], list[int]]
-"""From a prompt's tokens to the output's; an output that ends with EOS_TOKEN_ID stops."""
+"""From a prompt's tokens to the output's; an output that ends with EOS_TOKEN_ID stops. A request
+that another engine began goes on behind the tokens that it brings."""
 
 
 def says(text: str, *, eos: bool = True) -> Script:
@@ -40,6 +41,7 @@ class _Live:
     prompt: list[int]
     tokens: list[int]
     num_sent: int = 0
+    """Of all output tokens, those of another engine included."""
 
 
 @dataclass
@@ -63,8 +65,18 @@ class FakeEngine:
     """How requests end instead of finishing, when set."""
     is_ready: bool = True
     tokens_per_step: int = 1
+    hold_at: int | None = None
+    """Output tokens after which a request gets no more, while this is set."""
     step_s: float = 0.001
     """Time from one step to the next."""
+    credentials: grpc.ServerCredentials | None = None
+    """What it listens with; None speaks plain text."""
+    block_size: int = 4
+    config_sha256: str = "c" * 64
+    load: dict[str, int] = field(default_factory=dict)
+    """Fields of every heartbeat, such as num_used_blocks."""
+    prefixes: engine_pb2.PrefixChanges | None = None
+    """Told in the next heartbeat."""
 
     submits: list[engine_pb2.Submit] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -72,6 +84,8 @@ class FakeEngine:
     steps_read: int = 0
     steps_sent: int = 0
     num_sessions: int = 0
+    num_asked: int = 0
+    """Times that it was asked what it serves."""
     address: str = ""
 
     def __post_init__(self) -> None:
@@ -88,12 +102,16 @@ class FakeEngine:
     async def __aexit__(self, *error: object) -> None:
         await self.die()
 
-    async def start(self, port: int = 0) -> None:
+    async def start(self, port: int = 0, host: str = "127.0.0.1") -> None:
         """Listens on loopback."""
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         engine_pb2_grpc.add_EngineServiceServicer_to_server(_Servicer(self), self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
-        self.address = f"127.0.0.1:{self.port}"
+        address = f"{host}:{port}"
+        if self.credentials is None:
+            self.port = self._server.add_insecure_port(address)
+        else:
+            self.port = self._server.add_secure_port(address, self.credentials)
+        self.address = f"{host}:{self.port}"
         await self._server.start()
 
     async def die(self) -> None:
@@ -175,11 +193,14 @@ class FakeEngine:
         if self.rejection is not None:
             rejected = engine_pb2.Rejected(handle=submit.handle, failure=self.rejection)
             return engine_pb2.EngineMessage(rejected=rejected)
-        prompt = np.frombuffer(submit.prompt_token_ids, "<u4").tolist()
+        given = np.frombuffer(submit.prompt_token_ids, "<u4").tolist()
+        num_resumed = submit.num_resumed_tokens
+        prompt = given[: len(given) - num_resumed]
         tokens = self.script(prompt)
+        assert given[len(prompt) :] == tokens[:num_resumed], "another engine made other tokens"
         if submit.sampling.HasField("max_tokens"):
             tokens = tokens[: submit.sampling.max_tokens]
-        self.live[submit.handle] = _Live(submit, prompt, tokens)
+        self.live[submit.handle] = _Live(submit, prompt, tokens, num_resumed)
         return engine_pb2.EngineMessage(admitted=engine_pb2.Admitted(handle=submit.handle))
 
     def _abort(
@@ -197,7 +218,10 @@ class FakeEngine:
         has_announced_drain = False
         while True:
             ready = self.is_ready and not self._is_draining
-            heartbeat = engine_pb2.Heartbeat(ready=ready, num_running=len(self.live))
+            blocks = [-(-len(live.prompt) // self.block_size) for live in self.live.values()]
+            load = {"num_running": len(blocks), "num_used_blocks": sum(blocks), **self.load}
+            heartbeat = engine_pb2.Heartbeat(ready=ready, prefixes=self.prefixes, **load)
+            self.prefixes = None
             outgoing.put_nowait(engine_pb2.EngineMessage(heartbeat=heartbeat))
             if self._is_draining and not has_announced_drain:
                 has_announced_drain = True
@@ -219,7 +243,10 @@ class FakeEngine:
         step = engine_pb2.StepOutput()
         handles, counts, tokens = [], [], []
         for handle, live in list(self.live.items()):
-            new = live.tokens[live.num_sent : live.num_sent + self.tokens_per_step]
+            end = min(live.num_sent + self.tokens_per_step, self.hold_at or len(live.tokens))
+            new = live.tokens[live.num_sent : end]
+            if not new:
+                continue
             live.num_sent += len(new)
             handles.append(handle)
             counts.append(len(new))
@@ -265,6 +292,7 @@ class _Servicer(engine_pb2_grpc.EngineServiceServicer):
     async def GetModelInfo(  # noqa: N802
         self, request: engine_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext
     ) -> engine_pb2.GetModelInfoResponse:
+        self._engine.num_asked += 1
         return engine_pb2.GetModelInfoResponse(
             model=self._engine.model,
             architecture="FakeForCausalLM",
@@ -274,6 +302,8 @@ class _Servicer(engine_pb2_grpc.EngineServiceServicer):
             default_sampling=SamplingParams(temperature=0.5),
             tokenizer_sha256=tokenizer_sha256(self._engine.files),
             engine_id=self._engine.engine_id,
+            block_size=self._engine.block_size,
+            config_sha256=self._engine.config_sha256,
         )
 
     async def GetTokenizer(  # noqa: N802

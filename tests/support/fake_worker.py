@@ -19,6 +19,7 @@ from services.engine.batch import (
     BatchDescriptor,
     RowAssignment,
     RowSampling,
+    StepFailure,
     StepResult,
     read_int32,
     step_result,
@@ -31,6 +32,7 @@ NULL_BLOCK = 0
 VOCAB_SIZE = 1000
 _MASK = 2**64 - 1
 _UNKNOWN = -1
+_GARBAGE = 1
 
 
 class WorkerViolationError(Exception):
@@ -76,6 +78,9 @@ class FakeWorker:
         self._block_size = block_size
         self._windows = tuple(windows)
         self._vocab_size = vocab_size
+        self.memory_tokens = 2**31
+        """Query tokens for which memory suffices; a step of more fails."""
+        self._num_failed_steps = 0
         self._last_step_id = 0
         blocks_per_row = -(-max_model_len // block_size)
         self._tokens = np.full((max_num_seqs, max_model_len), _UNKNOWN, np.int32)
@@ -103,6 +108,11 @@ class FakeWorker:
             f"step {descriptor.step_id} follows step {self._last_step_id}",
         )
         self._last_step_id = descriptor.step_id
+        if descriptor.num_failed_steps < self._num_failed_steps:
+            return StepResult(step_id=descriptor.step_id, failure=StepFailure.STEP_FAILURE_SKIPPED)
+        _require(descriptor.num_failed_steps == self._num_failed_steps, "num_failed_steps")
+        if descriptor.context.num_tokens > self.memory_tokens:
+            return self._fail(descriptor)
         self.update_tables(descriptor)
         rows, starts, ends = self._read_layout(descriptor)
         # All of a step's keys and values are written before any of its queries attends, layer by
@@ -111,6 +121,15 @@ class FakeWorker:
         for row, start, end in zip(rows, starts, ends, strict=True):
             self._check_reads(row, start, end)
         return self._sample(descriptor, rows, ends)
+
+    def _fail(self, descriptor: BatchDescriptor) -> StepResult:
+        """Runs out of memory in the middle of a step: nothing that it was to write is right."""
+        self._num_failed_steps += 1
+        updates = descriptor.attn_metadata.block_table_updates
+        self._kv[read_int32(updates.block_ids)] = _GARBAGE
+        return StepResult(
+            step_id=descriptor.step_id, failure=StepFailure.STEP_FAILURE_OUT_OF_MEMORY
+        )
 
     def restore(
         self, opening: BatchDescriptor, num_computed: Mapping[int, int], *, next_step_id: int
@@ -300,6 +319,7 @@ class FakeExecutor:
         vocab_size: int = VOCAB_SIZE,
         step_time_s: float = 0.0,
         start_error: str | None = None,
+        poison_token: int | None = None,
     ) -> None:
         """Stands ready to start.
 
@@ -310,6 +330,7 @@ class FakeExecutor:
             vocab_size: sampled tokens are below this.
             step_time_s: how long a step takes.
             start_error: makes start() fail with this reason, until it is set to None.
+            poison_token: the worker dies of any step of a request that came with this token.
         """
         self._config = config
         self._num_blocks = config.num_kv_blocks or num_blocks
@@ -317,12 +338,17 @@ class FakeExecutor:
         self._vocab_size = vocab_size
         self._step_time_s = step_time_s
         self.start_error = start_error
+        self._poison_token = poison_token
+        self._poisoned_rows: set[int] = set()
+        self.batch_sizes: list[int] = []
+        """Requests of each step that was received, in all."""
         self._worker: FakeWorker | None = None
         self._sent: deque[BatchDescriptor] = deque()
         self._death: str | None = None
         self._is_hung = False
         self._wake = asyncio.Event()
         self.num_starts = 0
+        self.num_stacks_shown = 0
 
     @property
     def pid(self) -> int | None:
@@ -359,6 +385,17 @@ class FakeExecutor:
         self._sent.append(BatchDescriptor.FromString(descriptor.SerializeToString()))
         self._wake.set()
 
+    def _swallow(self, descriptor: BatchDescriptor) -> None:
+        """Dies if the step has a request that came with the poison."""
+        self.batch_sizes.append(descriptor.context.batch_size)
+        for assignment in descriptor.row_assignments:
+            is_poisoned = self._poison_token in read_int32(assignment.token_ids)
+            (self._poisoned_rows.add if is_poisoned else self._poisoned_rows.discard)(
+                assignment.row
+            )
+        if not self._poisoned_rows.isdisjoint(read_int32(descriptor.attn_metadata.row_ids)):
+            self.die("a step was poisonous")
+
     async def receive(self) -> StepResult:
         """Runs the oldest step and returns its result; waits for one if there is none."""
         while self._death is None and (self._is_hung or not self._sent):
@@ -366,10 +403,16 @@ class FakeExecutor:
             await self._wake.wait()
         if self._death is None:
             await asyncio.sleep(self._step_time_s)
+        if self._sent:
+            self._swallow(self._sent[0])
         if self._death is not None:
             raise WorkerDiedError(self._death)
         assert self._worker is not None
         return self._worker.execute(self._sent.popleft())
+
+    async def show_stacks(self) -> None:
+        """Counts how often it was asked."""
+        self.num_stacks_shown += 1
 
     async def stop(self) -> None:
         """Ends the worker."""

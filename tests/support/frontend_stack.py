@@ -1,4 +1,4 @@
-"""A frontend in this process, in front of a fake engine, with a client's stub."""
+"""A frontend in this process, in front of fake engines, with a client's stub."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -31,10 +31,11 @@ class FrontendStack:
 
 @asynccontextmanager
 async def frontend_stack(
-    engine: FakeEngine, *, wait_ready: bool = True, **config: object
+    engine: FakeEngine, *others: FakeEngine, wait_ready: bool = True, **config: object
 ) -> AsyncIterator[FrontendStack]:
-    """Starts a frontend of `engine`, which must be listening, and connects a client to it."""
-    settings = {"port": 0, "engine_address": engine.address, **config}
+    """Starts a frontend of engines, which must be listening, and connects a client to it."""
+    addresses = ",".join(each.address for each in (engine, *others))
+    settings = {"port": 0, "engine_address": addresses, **config}
     server = FrontendServer(FrontendConfig(**settings))
     port = await server.start()
     address = f"127.0.0.1:{port}"
@@ -42,7 +43,8 @@ async def frontend_stack(
         async with grpc.aio.insecure_channel(address) as channel:
             stack = FrontendStack(engine, server, channel, FrontendServiceStub(channel), address)
             if wait_ready:
-                await until(lambda: server.engine.is_ready)
+                num_ready = 1 + len(others)
+                await until(lambda: sum(e.is_ready for e in server.engine.engines) == num_ready)
             yield stack
     finally:
         await server.close()

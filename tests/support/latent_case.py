@@ -110,7 +110,9 @@ def make_latent_case(
 ):
     """Draws a case; blocks lie scattered, and the workspace is poisoned.
 
-    With top_k there is an index, of 7 heads of size 20.
+    With top_k there is an index, of 7 heads of size 20. Its weights are positive, so that a token
+    that no head sees scores lowest: with others several such tokens tie for the last place in a
+    row or two of each case, and which of them is chosen is nobody's promise.
     """
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -127,7 +129,8 @@ def make_latent_case(
     num_tokens, num_blocks = sum(query_lens), 1 + table.numel()
     index, index_keys = None, None
     if top_k is not None:
-        index = draw(num_tokens, 7, 20), draw(num_tokens, 20), draw(num_tokens, 7).float(), top_k
+        weights = draw(num_tokens, 7).float().abs()
+        index = draw(num_tokens, 7, 20), draw(num_tokens, 20), weights, top_k
         index_keys = draw(num_blocks, block_size, 20)
     num_partials = MAX_LATENT_PARTIALS * num_heads
     return LatentCase(

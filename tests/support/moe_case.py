@@ -1,8 +1,12 @@
 """Tokens, logits and experts with random contents, and ways to route them."""
 
+import math
+
 import torch
 
+from models.ops.expert_formats import expert_values
 from models.ops.experts import ExpertWeights, Routing
+from models.ops.fp8_linear import BLOCK, FP8
 
 ROUTINGS = {
     "softmax": Routing(
@@ -62,15 +66,66 @@ def make_experts(
     )
 
 
+def make_quantized_experts(
+    kind, *, num_experts=NUM_EXPERTS, hidden=64, inner=96, device="cpu", is_clamped=False,
+    dtype=torch.float32, seed=0,
+):  # fmt: skip
+    """Returns experts in one of the formats of models.ops.expert_formats; biases have `dtype`."""
+    generator = torch.Generator(device).manual_seed(seed)
+    draw = _draw_fp8 if kind == "fp8" else _draw_mxfp4
+    weights = {}
+    for name, rows, size, num_parts in (("gate_up", inner, hidden, 2), ("down", hidden, inner, 1)):
+        matrices = [draw(num_experts, rows, size, generator) for _ in range(num_parts)]
+        weights[name], weights[f"{name}_scale"] = (
+            torch.cat(parts, dim=1) for parts in zip(*matrices, strict=True)
+        )
+    if is_clamped:
+        sizes = {"gate_up_bias": 2 * inner, "down_bias": hidden}
+        for name, size in sizes.items():
+            bias = torch.randn(num_experts, size, generator=generator, device=device)
+            weights[name] = (bias * size**-0.5).to(dtype)
+        weights |= {"alpha": 1.702, "limit": 0.5}
+    return ExpertWeights(**weights)
+
+
+def _draw_fp8(num_experts, rows, size, generator):
+    """Returns stacked matrices and their scales, which differ from block to block."""
+    device = generator.device
+    values = torch.randn(num_experts, rows, size, generator=generator, device=device)
+    grid = (num_experts, -(-rows // BLOCK), -(-size // BLOCK))
+    scale = torch.rand(grid, generator=generator, device=device) + 0.5
+    return (values * 64).clamp(-448, 448).to(FP8), scale * size**-0.5 / 64
+
+
+def _draw_mxfp4(num_experts, rows, size, generator):
+    """Returns packed matrices and the exponents of their scales."""
+    device = generator.device
+    shape = (num_experts, rows, size // 2)
+    packed = torch.randint(256, shape, generator=generator, device=device, dtype=torch.uint8)
+    # Values are about 3; products with so many should come out near 1.
+    middle = 125 - round(math.log2(size) / 2)
+    shape = (num_experts, rows, size // 32)
+    return packed, torch.randint(
+        middle - 2, middle + 2, shape, generator=generator, device=device, dtype=torch.uint8
+    )
+
+
 def exactly(experts):
     """Returns the same experts in float64 on the CPU, where the reference runs."""
 
     def double(x):
         return None if x is None else x.detach().cpu().double()
 
+    def values(weights, scales, num_parts):
+        if scales is None:
+            return double(weights)
+        pairs = zip(weights.cpu(), scales.cpu(), strict=True)
+        each = [expert_values(*pair, torch.float64, num_parts=num_parts) for pair in pairs]
+        return torch.stack(each)
+
     return ExpertWeights(
-        gate_up=double(experts.gate_up),
-        down=double(experts.down),
+        gate_up=values(experts.gate_up, experts.gate_up_scale, 2),
+        down=values(experts.down, experts.down_scale, 1),
         gate_up_bias=double(experts.gate_up_bias),
         down_bias=double(experts.down_bias),
         alpha=experts.alpha,

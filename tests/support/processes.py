@@ -50,8 +50,17 @@ class ServiceProcess:
     It may be stopped and started again, on the same port. `log` is everything it wrote.
     """
 
-    def __init__(self, module: str, flags: dict[str, Flag], *, ready_timeout_s: float = 60) -> None:
+    def __init__(
+        self,
+        module: str,
+        flags: dict[str, Flag],
+        *,
+        ready_timeout_s: float = 60,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
         self.module = module
+        self.credentials = credentials
+        """What its health is asked with; None asks in plain text."""
         self.port = int(flags.pop("port", 0)) or free_port()
         self.ready_timeout_s = ready_timeout_s
         self._flags = flags
@@ -115,7 +124,7 @@ class ServiceProcess:
 
     def is_serving(self, service: str = "") -> bool:
         """Asks its health once; False when it does not answer within a second."""
-        with grpc.insecure_channel(self.address) as channel:
+        with self._channel() as channel:
             try:
                 answer = health_pb2_grpc.HealthStub(channel).Check(
                     health_pb2.HealthCheckRequest(service=service), timeout=1
@@ -123,6 +132,11 @@ class ServiceProcess:
             except grpc.RpcError:
                 return False
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def _channel(self) -> grpc.Channel:
+        if self.credentials is None:
+            return grpc.insecure_channel(self.address)
+        return grpc.secure_channel(self.address, self.credentials)
 
     @property
     def returncode(self) -> int | None:
@@ -242,14 +256,20 @@ class Stack:
         await asyncio.to_thread(self.__exit__, error_type, error, traceback)
 
 
-def start_engine(**flags: Flag) -> ServiceProcess:
+def start_engine(
+    *, credentials: grpc.ChannelCredentials | None = None, **flags: Flag
+) -> ServiceProcess:
     """An engine; enter it to start it and wait until it is ready."""
-    return ServiceProcess("services.engine", flags, ready_timeout_s=120)
+    return ServiceProcess("services.engine", flags, ready_timeout_s=120, credentials=credentials)
 
 
-def start_frontend(engine_address: str, **flags: Flag) -> ServiceProcess:
+def start_frontend(
+    engine_address: str, *, credentials: grpc.ChannelCredentials | None = None, **flags: Flag
+) -> ServiceProcess:
     """A frontend of the engine at `engine_address`; enter it to start it and wait."""
-    return ServiceProcess("services.frontend", {"engine_address": engine_address, **flags})
+    return ServiceProcess(
+        "services.frontend", {"engine_address": engine_address, **flags}, credentials=credentials
+    )
 
 
 def stack(

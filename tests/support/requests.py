@@ -43,6 +43,7 @@ def make_sampling(
 def make_request(
     prompt: Sequence[int] | int = 8,
     *,
+    resumed_token_ids: Sequence[int] = (),
     request_id: str | None = None,
     sampling: SamplingParams | None = None,
     priority: int = 0,
@@ -62,6 +63,7 @@ def make_request(
         request_id=request_id or f"request-{number}",
         handle=number,
         prompt_token_ids=list(prompt),
+        resumed_token_ids=list(resumed_token_ids),
         sampling=sampling or make_sampling(**sampling_fields),
         sink=RecordingSink(),
         priority=priority,

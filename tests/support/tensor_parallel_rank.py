@@ -28,7 +28,7 @@ def main() -> None:
         device=torch.device("cpu"),
         dtype=torch.float32,
         group=group,
-        fp8_products="fp8" in options,
+        keep_quantized="fp8" in options,
     )
     runner = PagedRunner(model)
     torch.save(runner.run(runner.add(TOKEN_IDS), chunk_size=4), output)

@@ -8,8 +8,14 @@ import pytest
 from protos.engine.v1 import batch_pb2, engine_pb2
 from services.engine import errors as engine_errors
 from services.engine.config import EngineConfig
+from services.engine.core.engine_core import EngineCore
+from services.engine.rpc.metrics import EngineFamilies
 from services.frontend import errors as frontend_errors
 from services.frontend.config import FrontendConfig
+from services.frontend.engine_client.client import EngineClient
+from services.frontend.pipeline.metrics import FrontendFamilies
+from services.frontend.pipeline.request_counts import RequestCounts
+from tests.support.engine_harness import engine_config
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
@@ -63,3 +69,17 @@ def test_links_between_documents_lead_somewhere():
         targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text())
         missing = [t for t in targets if not (document.parent / t).exists()]
         assert missing == [], f"{document.name} links to {missing}"
+
+
+def test_every_metric_is_documented():
+    text = (ROOT / "docs" / "observability.md").read_text()
+    core = EngineCore(
+        engine_config(), max_model_len=1, make_executor=None, on_readiness=lambda ready: None
+    )
+    families = [
+        *EngineFamilies(core, model="m", num_sessions=lambda: 0)(),
+        *FrontendFamilies(RequestCounts(), EngineClient("host:1"))(),
+    ]
+    names = [f.name + ("_total" if f.type == "counter" else "") for f in families]
+    assert len(names) > 40
+    assert [name for name in names if f"`{name}`" not in text] == []

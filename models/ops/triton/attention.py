@@ -29,8 +29,8 @@ def attend(
         return
     # The output holds the transformed queries until it is written: every program reads its own
     # queries before anything is written over them, and no other program's.
-    rotate_and_cache(q, k, v, output, cache, metadata.slot_mapping, transform)
-    queries = q if transform is None else output
+    queries, keys = (q, k) if transform is None else (output, k.new_empty(k.shape))
+    rotate_and_cache(q, k, v, queries, keys, cache, metadata.slot_mapping, transform)
     has_single_tokens = metadata.max_seqlen_q == 1 or metadata.seq_lens.shape[0] > 1
     if has_single_tokens:
         decode_attention(
@@ -39,6 +39,6 @@ def attend(
     if metadata.max_seqlen_q > 1:
         min_queries = 2 if has_single_tokens else 1
         prefill_attention(
-            queries, cache, metadata, output,
+            queries, keys, v, cache, metadata, output,
             min_queries=min_queries, sliding_window=sliding_window, sinks=sinks,
         )  # fmt: skip

@@ -5,7 +5,9 @@ import torch
 from models.ops.expert_forms import are_few
 from models.ops.experts import ExpertWeights
 from models.ops.triton.moe_grouped import apply_grouped
+from models.ops.triton.moe_grouped_quantized import apply_grouped_quantized
 from models.ops.triton.moe_pairs import apply_pairs
+from models.ops.triton.moe_pairs_quantized import apply_pairs_quantized
 from models.ops.triton.moe_routing import route as route
 
 
@@ -18,5 +20,8 @@ def apply_experts(
     be captured and replayed. Sums are added up in a fixed order: equal inputs give equal bits.
     """
     is_few = are_few(ids.numel(), len(experts.down), ids.shape[1])
-    apply = apply_pairs if is_few else apply_grouped
+    if experts.is_quantized:
+        apply = apply_pairs_quantized if is_few else apply_grouped_quantized
+    else:
+        apply = apply_pairs if is_few else apply_grouped
     return apply(hidden.contiguous(), weights, ids, experts)

@@ -40,7 +40,7 @@ _FLOAT_TILES = _Tiles(rows=16, columns=32, depth=32, num_warps=4, num_stages=2)
 
 
 @triton.jit
-def _place(tile, starts_ptr, NUM_EXPERTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_E: tl.constexpr):
+def place(tile, starts_ptr, NUM_EXPERTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_E: tl.constexpr):
     """Returns a tile's expert, its first row and the end of the expert's rows.
 
     Each expert's tiles start at its first row // ROWS + its number: enough for the worst case that
@@ -64,7 +64,7 @@ def _gate_up_kernel(
     DEPTH: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """Computes a tile of gated inner features of one expert."""
-    expert, first_row, end = _place(tl.program_id(1), starts_ptr, NUM_EXPERTS, ROWS, BLOCK_E)
+    expert, first_row, end = place(tl.program_id(1), starts_ptr, NUM_EXPERTS, ROWS, BLOCK_E)
     if first_row >= end:
         return
     rows = first_row + tl.arange(0, ROWS)
@@ -102,7 +102,7 @@ def _down_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """Computes a tile of output features of one expert, not yet weighted."""
-    expert, first_row, end = _place(tl.program_id(1), starts_ptr, NUM_EXPERTS, ROWS, BLOCK_E)
+    expert, first_row, end = place(tl.program_id(1), starts_ptr, NUM_EXPERTS, ROWS, BLOCK_E)
     if first_row >= end:
         return
     rows = first_row + tl.arange(0, ROWS)
@@ -153,14 +153,12 @@ def apply_grouped(
     hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights
 ) -> torch.Tensor:
     """Does what models.ops.triton.moe.apply_experts says; hidden is contiguous."""
-    num_tokens, hidden_size = hidden.shape
-    num_experts, _, inner = experts.down.shape
+    num_experts, hidden_size, inner = experts.down.shape
     top_k, num_pairs = ids.shape[1], ids.numel()
     tiles = _choose_tiles(hidden.dtype, num_pairs, num_experts)
     pairs, starts = sort_by_expert(ids, num_experts)
     between = hidden.new_empty(num_pairs, inner)
     results = hidden.new_empty(num_pairs, hidden_size)
-    output = torch.empty_like(hidden)
     num_tiles = num_pairs // tiles.rows + num_experts
     shape = {
         "HIDDEN": hidden_size, "INNER": inner, "NUM_EXPERTS": num_experts, "ROWS": tiles.rows,
@@ -182,6 +180,21 @@ def apply_grouped(
     _down_kernel[(triton.cdiv(hidden_size, columns), num_tiles)](
         between, experts.down, down_bias, pairs, starts, results, COLUMNS=columns, **shape
     )
+    return sum_by_token(results, weights)
+
+
+def sum_by_token(results: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Adds up what each token's experts returned, weighted, in the order of its choices.
+
+    Args:
+        results: [T * top_k, H], by token.
+        weights: [T, top_k] float32.
+
+    Returns:
+        [T, H], dtype of results.
+    """
+    (num_tokens, top_k), hidden_size = weights.shape, results.shape[1]
+    output = results.new_empty(num_tokens, hidden_size)
     block = min(_SUM_COLUMNS, triton.next_power_of_2(hidden_size))
     _sum_kernel[(num_tokens, triton.cdiv(hidden_size, block))](
         results, weights, output, HIDDEN=hidden_size, TOP_K=top_k, COLUMNS=block, num_warps=4

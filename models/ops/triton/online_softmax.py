@@ -1,7 +1,45 @@
-"""The inner loop of the attention kernels: paged keys and values, softmax in one pass."""
+"""The inner loop of the attention kernels: tiles of keys and values, softmax in one pass."""
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def fold_tile(
+    q, k, v, k_scale, v_scale, acc, highest, total, keys, end, positions, scale_log2,
+    IS_DIAGONAL: tl.constexpr, WINDOW: tl.constexpr, HAS_SCALES: tl.constexpr,
+):  # fmt: skip
+    """Folds one tile of keys and values of one kv head into a running softmax.
+
+    acc, highest and total are the weighted values, the highest scaled score and the sum of base-2
+    exponentials of each row of q so far. On the diagonal a row sees the keys up to its position
+    and before the end; off it all rows see all keys. With a WINDOW, on the diagonal, it sees no
+    more than so many. HAS_SCALES: scores and weights take those of the heads of k and v, [1, KEYS],
+    which are fewer numbers than keys and values.
+
+    Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
+    """
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if HAS_SCALES:
+        scores *= k_scale
+    if IS_DIAGONAL:
+        is_seen = (keys[None, :] <= positions[:, None]) & (keys < end)[None, :]
+        if WINDOW > 0:
+            is_seen = is_seen & (keys[None, :] > positions[:, None] - WINDOW)
+        scores = tl.where(is_seen, scores, float("-inf"))
+    # Scaled after the maximum, so that scaling and subtraction are one instruction.
+    new_highest = tl.maximum(highest, tl.max(scores, 1) * scale_log2)
+    if WINDOW > 0:
+        # A row may see no key of its first tiles; a number keeps that from being inf - inf.
+        new_highest = tl.where(new_highest == float("-inf"), -1e30, new_highest)
+    weights = tl.exp2(scores * scale_log2 - new_highest[:, None])
+    kept = tl.exp2(highest - new_highest)
+    total = total * kept + tl.sum(weights, 1)
+    acc = acc * kept[:, None]
+    if HAS_SCALES:
+        weights *= v_scale
+    acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
+    return acc, new_highest, total
 
 
 @triton.jit
@@ -12,15 +50,9 @@ def attend_keys(
     KEYS: tl.constexpr, IS_DIAGONAL: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
     HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
-    """Folds the keys in [start, end) of one kv head into a running softmax.
+    """Folds the cached keys in [start, end) of one kv head into a running softmax: fold_tile.
 
-    acc, highest and total are the weighted values, the highest scaled score and the sum of base-2
-    exponentials of each row of q so far. On the diagonal a row sees the keys up to its position;
-    off it all rows see all keys, and end - start is a multiple of KEYS. With a WINDOW, on the
-    diagonal, it sees no more than so many. HAS_SCALES: each head of k and v has one; scores and
-    weights take them, which are fewer numbers than keys and values.
-
-    Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
+    Off the diagonal end - start is a multiple of KEYS. HAS_SCALES: each head of k and v has one.
     """
     for first in tl.range(start, end, KEYS, num_stages=STAGES):
         keys = first + tl.arange(0, KEYS)
@@ -35,25 +67,37 @@ def attend_keys(
         at_keys = slot[:, None] * HEAD_DIM + dims[None, :]
         k = tl.load(k_ptr + at_keys, mask=in_keys, other=0.0).to(q.dtype)
         v = tl.load(v_ptr + at_keys, mask=in_keys, other=0.0).to(q.dtype)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        k_scale, v_scale = 1.0, 1.0
         if HAS_SCALES:
-            scores *= tl.load(k_scale_ptr + slot, mask=keys < end, other=0.0)[None, :]
+            k_scale = tl.load(k_scale_ptr + slot, mask=keys < end, other=0.0)[None, :]
+            v_scale = tl.load(v_scale_ptr + slot, mask=keys < end, other=0.0)[None, :]
+        acc, highest, total = fold_tile(
+            q, k, v, k_scale, v_scale, acc, highest, total, keys, end, positions, scale_log2,
+            IS_DIAGONAL, WINDOW, HAS_SCALES,
+        )  # fmt: skip
+    return acc, highest, total
+
+
+@triton.jit
+def attend_new_keys(
+    q, acc, highest, total, start, end, positions, new_k, new_v, first_token,
+    k_column, v_column, scale_log2,
+    KEYS: tl.constexpr, IS_DIAGONAL: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Folds the keys in [start, end) of a chunk, which begins at first_token: fold_tile.
+
+    They are rows of tensors, read in whole tiles. Positions count from the chunk's first token.
+    """
+    for first in tl.range(start, end, KEYS, num_stages=STAGES):
+        keys = first + tl.arange(0, KEYS)
+        k = new_k.load([first_token + first, k_column])
+        v = new_v.load([first_token + first, v_column])
         if IS_DIAGONAL:
-            is_seen = (keys[None, :] <= positions[:, None]) & is_key[None, :]
-            if WINDOW > 0:
-                is_seen = is_seen & (keys[None, :] > positions[:, None] - WINDOW)
-            scores = tl.where(is_seen, scores, float("-inf"))
-        # Scaled after the maximum, so that scaling and subtraction are one instruction.
-        new_highest = tl.maximum(highest, tl.max(scores, 1) * scale_log2)
-        if WINDOW > 0:
-            # A row may see no key of its first tiles; a number keeps that from being inf - inf.
-            new_highest = tl.where(new_highest == float("-inf"), -1e30, new_highest)
-        weights = tl.exp2(scores * scale_log2 - new_highest[:, None])
-        kept = tl.exp2(highest - new_highest)
-        total = total * kept + tl.sum(weights, 1)
-        acc = acc * kept[:, None]
-        if HAS_SCALES:
-            weights *= tl.load(v_scale_ptr + slot, mask=keys < end, other=0.0)[None, :]
-        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
-        highest = new_highest
+            # Behind the chunk are other requests, whose values a weight of 0 must not multiply:
+            # they may be no numbers.
+            v = tl.where((keys < end)[:, None], v, 0.0)
+        acc, highest, total = fold_tile(
+            q, k, v, 1.0, 1.0, acc, highest, total, keys, end, positions, scale_log2,
+            IS_DIAGONAL, WINDOW, False,
+        )  # fmt: skip
     return acc, highest, total

@@ -12,7 +12,10 @@ from models.ops.triton.dependent_launch import launch_options, let_next_start, w
 FEW_TOKENS = 64
 """Up to this many tokens, one program does one head of one token: a decode step wants programs."""
 
-_VARYING = ["slots_ptr", "num_tokens", "q_stride", "k_stride", "v_stride", "rotation_stride"]
+_VARYING = [
+    "slots_ptr", "num_tokens", "q_stride", "k_stride", "v_stride", "rotated_k_stride",
+    "rotation_stride",
+]  # fmt: skip
 
 
 @triton.jit
@@ -56,9 +59,9 @@ def _store(
 # Specialising on what varies from step to step would compile again while serving.
 @triton.jit(do_not_specialize=_VARYING)
 def _rotate_and_cache_kernel(
-    q_ptr, k_ptr, v_ptr, rotated_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr,
-    slots_ptr, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr,
-    num_tokens, q_stride, k_stride, v_stride, rotation_stride, eps,
+    q_ptr, k_ptr, v_ptr, rotated_q_ptr, rotated_k_ptr, k_cache_ptr, v_cache_ptr,
+    k_scale_ptr, v_scale_ptr, slots_ptr, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr,
+    num_tokens, q_stride, k_stride, v_stride, rotated_k_stride, rotation_stride, eps,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     HAS_ROTATION: tl.constexpr, HAS_NORM: tl.constexpr, TOKENS: tl.constexpr,
     BLOCK_HALF: tl.constexpr, HAS_SCALES: tl.constexpr, DEPENDENT: tl.constexpr,
@@ -87,6 +90,10 @@ def _rotate_and_cache_kernel(
                     first.to(tl.float32), second.to(tl.float32), k_weight_ptr, cos_ptr, sin_ptr,
                     at_rotation, dims, in_half, in_tile, eps, HEAD_DIM, HAS_NORM,
                 )  # fmt: skip
+                at_rotated = tokens[:, None] * rotated_k_stride + kv_head * HEAD_DIM + dims[None, :]
+                dtype = rotated_k_ptr.dtype.element_ty
+                tl.store(rotated_k_ptr + at_rotated, first.to(dtype), mask=in_tile)
+                tl.store(rotated_k_ptr + at_rotated + HALF, second.to(dtype), mask=in_tile)
             _store(
                 k_cache_ptr, k_scale_ptr, heads, dims, first, second, in_tokens, in_tile,
                 HEAD_DIM, HAS_SCALES,
@@ -109,15 +116,16 @@ def _rotate_and_cache_kernel(
             at_rotation, dims, in_half, in_tile, eps, HEAD_DIM, HAS_NORM,
         )  # fmt: skip
         at_rotated = (tokens[:, None] * NUM_HEADS + q_head) * HEAD_DIM + dims[None, :]
-        tl.store(rotated_ptr + at_rotated, rotated_first.to(first.dtype), mask=in_tile)
-        tl.store(rotated_ptr + at_rotated + HALF, rotated_second.to(second.dtype), mask=in_tile)
+        tl.store(rotated_q_ptr + at_rotated, rotated_first.to(first.dtype), mask=in_tile)
+        tl.store(rotated_q_ptr + at_rotated + HALF, rotated_second.to(second.dtype), mask=in_tile)
 
 
 def rotate_and_cache(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    rotated: torch.Tensor,
+    rotated_q: torch.Tensor,
+    rotated_k: torch.Tensor,
     cache: KVCacheData,
     slot_mapping: torch.Tensor,
     transform: HeadTransform | None,
@@ -131,11 +139,12 @@ def rotate_and_cache(
         q: [T, Hq, D], each token's heads contiguous; D is even.
         k: [T, Hk, D], likewise.
         v: [T, Hk, D], likewise.
-        rotated: [T, Hq, D], contiguous; takes the transformed queries.
+        rotated_q: [T, Hq, D], contiguous; takes the transformed queries.
+        rotated_k: [T, Hk, D], each token's heads contiguous; takes the transformed keys.
         cache: the layer's, changed in place.
         slot_mapping: [at most T] int64.
-        transform: what to do to queries and keys; None stores the keys as they are and writes no
-            queries.
+        transform: what to do to queries and keys; None stores the keys as they are and writes
+            nothing else.
     """
     num_tokens = slot_mapping.shape[0]
     _, num_heads, head_dim = q.shape
@@ -150,9 +159,9 @@ def rotate_and_cache(
         if transform.q_weight is not None and transform.k_weight is not None:
             q_weight, k_weight, has_norm = transform.q_weight, transform.k_weight, True
     _rotate_and_cache_kernel[(num_programs, triton.cdiv(num_tokens, tokens))](
-        q, k, v, rotated, cache.k, cache.v, *cache_scales(cache), slot_mapping,
+        q, k, v, rotated_q, rotated_k, cache.k, cache.v, *cache_scales(cache), slot_mapping,
         cos, sin, q_weight, k_weight,
-        num_tokens, q.stride(0), k.stride(0), v.stride(0), cos.stride(0), eps,
+        num_tokens, q.stride(0), k.stride(0), v.stride(0), rotated_k.stride(0), cos.stride(0), eps,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         HAS_ROTATION=transform is not None, HAS_NORM=has_norm, TOKENS=tokens,
         BLOCK_HALF=triton.next_power_of_2(head_dim // 2), HAS_SCALES=cache.k_scale is not None,

@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from models.ops.sample_tokens import NO_TOKEN
 from models.ops.token_weights import WEIGHT_BITS
 from models.ops.triton.candidate_search import (
     ANY_DEPTH,
@@ -186,7 +187,7 @@ def _choose_kernel(
     SIZE: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr, CHUNK: tl.constexpr, CHUNK_BLOCK: tl.constexpr,
     MAX_CANDIDATES: tl.constexpr, FEW: tl.constexpr, FEW_STEP: tl.constexpr, BLOCK: tl.constexpr,
-    ID_UNIT: tl.constexpr, ID_DIGITS: tl.constexpr, BINS: tl.constexpr,
+    ID_UNIT: tl.constexpr, ID_DIGITS: tl.constexpr, BINS: tl.constexpr, NO_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """Chooses the token of one row."""
     row = tl.program_id(0).to(tl.int64)
@@ -244,7 +245,9 @@ def _choose_kernel(
                 logits_ptr, chunk_weights, chunks, u, largest, scale, ANY_DEPTH, lightest,
                 SIZE, CHUNK,
             )  # fmt: skip
-    tl.store(token_ids_ptr + row, token_id.to(tl.int64))
+    # NaN, which compares with nothing, is not sound either; nor is a row without a finite logit.
+    is_sound = (largest > float("-inf")) & (largest < float("inf"))
+    tl.store(token_ids_ptr + row, tl.where(is_sound, token_id, NO_TOKEN).to(tl.int64))
 
 
 def sample_tokens(
@@ -298,7 +301,7 @@ def sample_tokens(
         SIZE=size, GROUPS=num_groups, GROUP=GROUP, GROUP_BLOCK=group_block,
         CHUNKS=num_chunks, CHUNK=chunk, CHUNK_BLOCK=triton.next_power_of_2(num_chunks),
         MAX_CANDIDATES=max_candidates, FEW=_FEW, FEW_STEP=_FEW_STEP, BLOCK=_BLOCK,
-        ID_UNIT=4 ** (id_digits - 1), ID_DIGITS=id_digits, BINS=NUM_BINS,
+        ID_UNIT=4 ** (id_digits - 1), ID_DIGITS=id_digits, BINS=NUM_BINS, NO_TOKEN=NO_TOKEN,
         num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
     return token_ids

@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from models.ops.sample_tokens import NO_TOKEN
+
 _BLOCK_ROWS = 128
 _BLOCK_LOGITS = 1024
 _MAX_SPLITS = 128
@@ -55,7 +57,7 @@ def _best_of_part_kernel(
 @triton.jit(do_not_specialize=["tokens_stride"])
 def _best_of_row_kernel(
     best_ptr, ids_ptr, token_ids_ptr, tokens_ptr, row_ids_ptr, positions_ptr, tokens_stride,
-    NUM_PARTS: tl.constexpr, NUM_LOGITS: tl.constexpr,
+    NUM_PARTS: tl.constexpr, NUM_LOGITS: tl.constexpr, NO_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """Finds the largest of a row's parts and writes its token."""
     request = tl.program_id(0)
@@ -65,8 +67,10 @@ def _best_of_row_kernel(
     token = tl.min(tl.where(best == largest, tl.load(ids_ptr + parts), NUM_LOGITS - 1), axis=0)
     row = tl.load(row_ids_ptr + request).to(tl.int64)
     position = tl.load(positions_ptr + request)
-    tl.store(token_ids_ptr + request, token)
-    tl.store(tokens_ptr + row * tokens_stride + position, token)
+    # Of NaN alone the largest is -inf: no comparison with it holds.
+    is_sound = (largest > float("-inf")) & (largest < float("inf"))
+    tl.store(token_ids_ptr + request, tl.where(is_sound, token, NO_TOKEN))
+    tl.store(tokens_ptr + row * tokens_stride + position, tl.where(is_sound, token, 0))
 
 
 def last_tokens(
@@ -104,6 +108,6 @@ def choose_greedily(
     )  # fmt: skip
     _best_of_row_kernel[(num_rows,)](
         best, ids, token_ids, tokens, row_ids, positions, tokens.stride(0),
-        NUM_PARTS=num_parts, NUM_LOGITS=num_logits, num_warps=1,
+        NUM_PARTS=num_parts, NUM_LOGITS=num_logits, NO_TOKEN=NO_TOKEN, num_warps=1,
     )  # fmt: skip
     return token_ids

@@ -24,37 +24,39 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotos/engine/v1/batch.proto\x12\x10octavo.engine.v1\"\x9c\x04\n\x0f\x42\x61tchDescriptor\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12*\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x19.octavo.engine.v1.Context\x12-\n\tgraph_key\x18\x03 \x01(\x0b\x32\x1a.octavo.engine.v1.GraphKey\x12?\n\x16\x63udagraph_runtime_mode\x18\x04 \x01(\x0e\x32\x1f.octavo.engine.v1.CUDAGraphMode\x12\x39\n\x0f\x66\x61llback_reason\x18\x05 \x01(\x0e\x32 .octavo.engine.v1.FallbackReason\x12:\n\rattn_metadata\x18\x06 \x01(\x0b\x32#.octavo.engine.v1.AttentionMetadata\x12\x34\n\x08sampling\x18\x07 \x01(\x0b\x32\".octavo.engine.v1.SamplingMetadata\x12\x42\n\x14spec_decode_metadata\x18\x08 \x01(\x0b\x32$.octavo.engine.v1.SpecDecodeMetadata\x12\x31\n\x0b\x64p_metadata\x18\t \x01(\x0b\x32\x1c.octavo.engine.v1.DPMetadata\x12\x38\n\x0frow_assignments\x18\n \x03(\x0b\x32\x1f.octavo.engine.v1.RowAssignment\"|\n\x07\x43ontext\x12\x12\n\nis_prefill\x18\x01 \x01(\x08\x12\x12\n\nbatch_size\x18\x02 \x01(\r\x12\x10\n\x08graph_bs\x18\x03 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x11\n\tmax_q_len\x18\x05 \x01(\r\x12\x10\n\x08is_draft\x18\x06 \x01(\x08\"T\n\x08GraphKey\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x10\n\x08graph_bs\x18\x02 \x01(\r\x12\x11\n\tmax_q_len\x18\x03 \x01(\r\x12\x0f\n\x07uniform\x18\x04 \x01(\x08\"\xbd\x01\n\x11\x41ttentionMetadata\x12\x17\n\x0fquery_start_loc\x18\x01 \x01(\x0c\x12\x10\n\x08seq_lens\x18\x02 \x01(\x0c\x12\x0f\n\x07row_ids\x18\x03 \x01(\x0c\x12\x14\n\x0cmax_seqlen_q\x18\x04 \x01(\r\x12\x14\n\x0cmax_seqlen_k\x18\x05 \x01(\r\x12@\n\x13\x62lock_table_updates\x18\x06 \x01(\x0b\x32#.octavo.engine.v1.BlockTableUpdates\"U\n\x11\x42lockTableUpdates\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\x0f\n\x07offsets\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x03 \x01(\x0c\x12\x11\n\tblock_ids\x18\x04 \x01(\x0c\"q\n\x10SamplingMetadata\x12\x16\n\x0esample_indices\x18\x01 \x01(\x0c\x12\x12\n\nall_greedy\x18\x02 \x01(\x08\x12\x19\n\x11needs_logit_edits\x18\x03 \x01(\x08\x12\x16\n\x0eneeds_logprobs\x18\x04 \x01(\x08\"{\n\rRowAssignment\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12/\n\x08sampling\x18\x04 \x01(\x0b\x32\x1d.octavo.engine.v1.RowSampling\"\x9c\x02\n\x0bRowSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12\x16\n\x0e\x62ias_token_ids\x18\t \x01(\x0c\x12\x13\n\x0b\x62ias_values\x18\n \x01(\x0c\x12\x15\n\rend_token_ids\x18\x0b \x01(\x0c\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x14\n\x0cnum_logprobs\x18\r \x01(\x05\"_\n\x12SpecDecodeMetadata\x12\x17\n\x0f\x64raft_token_ids\x18\x01 \x01(\x0c\x12\x16\n\x0enum_spec_steps\x18\x02 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\x0c\"*\n\nDPMetadata\x12\x1c\n\x14num_tokens_across_dp\x18\x01 \x01(\x0c\"\xd8\x01\n\nStepResult\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12\x18\n\x10num_top_logprobs\x18\x04 \x01(\r\x12\x15\n\rtop_token_ids\x18\x05 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x06 \x01(\x0c\x12\x12\n\nelapsed_us\x18\x07 \x01(\r\x12\x39\n\x0f\x66\x61llback_reason\x18\x08 \x01(\x0e\x32 .octavo.engine.v1.FallbackReason*\x83\x01\n\rCUDAGraphMode\x12\x1f\n\x1b\x43UDA_GRAPH_MODE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43UDA_GRAPH_MODE_NONE\x10\x01\x12\x1d\n\x19\x43UDA_GRAPH_MODE_PIECEWISE\x10\x02\x12\x18\n\x14\x43UDA_GRAPH_MODE_FULL\x10\x03*\xd4\x01\n\x0e\x46\x61llbackReason\x12\x1f\n\x1b\x46\x41LLBACK_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x46\x41LLBACK_REASON_ENFORCE_EAGER\x10\x01\x12\x1f\n\x1b\x46\x41LLBACK_REASON_UNSUPPORTED\x10\x02\x12\x1c\n\x18\x46\x41LLBACK_REASON_OVERSIZE\x10\x03\x12\x1e\n\x1a\x46\x41LLBACK_REASON_UNCAPTURED\x10\x04\x12\x1f\n\x1b\x46\x41LLBACK_REASON_QUARANTINED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotos/engine/v1/batch.proto\x12\x10octavo.engine.v1\"\xb6\x04\n\x0f\x42\x61tchDescriptor\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12*\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x19.octavo.engine.v1.Context\x12-\n\tgraph_key\x18\x03 \x01(\x0b\x32\x1a.octavo.engine.v1.GraphKey\x12?\n\x16\x63udagraph_runtime_mode\x18\x04 \x01(\x0e\x32\x1f.octavo.engine.v1.CUDAGraphMode\x12\x39\n\x0f\x66\x61llback_reason\x18\x05 \x01(\x0e\x32 .octavo.engine.v1.FallbackReason\x12:\n\rattn_metadata\x18\x06 \x01(\x0b\x32#.octavo.engine.v1.AttentionMetadata\x12\x34\n\x08sampling\x18\x07 \x01(\x0b\x32\".octavo.engine.v1.SamplingMetadata\x12\x42\n\x14spec_decode_metadata\x18\x08 \x01(\x0b\x32$.octavo.engine.v1.SpecDecodeMetadata\x12\x31\n\x0b\x64p_metadata\x18\t \x01(\x0b\x32\x1c.octavo.engine.v1.DPMetadata\x12\x38\n\x0frow_assignments\x18\n \x03(\x0b\x32\x1f.octavo.engine.v1.RowAssignment\x12\x18\n\x10num_failed_steps\x18\x1e \x01(\r\"|\n\x07\x43ontext\x12\x12\n\nis_prefill\x18\x01 \x01(\x08\x12\x12\n\nbatch_size\x18\x02 \x01(\r\x12\x10\n\x08graph_bs\x18\x03 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x11\n\tmax_q_len\x18\x05 \x01(\r\x12\x10\n\x08is_draft\x18\x06 \x01(\x08\"T\n\x08GraphKey\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x10\n\x08graph_bs\x18\x02 \x01(\r\x12\x11\n\tmax_q_len\x18\x03 \x01(\r\x12\x0f\n\x07uniform\x18\x04 \x01(\x08\"\xbd\x01\n\x11\x41ttentionMetadata\x12\x17\n\x0fquery_start_loc\x18\x01 \x01(\x0c\x12\x10\n\x08seq_lens\x18\x02 \x01(\x0c\x12\x0f\n\x07row_ids\x18\x03 \x01(\x0c\x12\x14\n\x0cmax_seqlen_q\x18\x04 \x01(\r\x12\x14\n\x0cmax_seqlen_k\x18\x05 \x01(\r\x12@\n\x13\x62lock_table_updates\x18\x06 \x01(\x0b\x32#.octavo.engine.v1.BlockTableUpdates\"U\n\x11\x42lockTableUpdates\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\x0f\n\x07offsets\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x03 \x01(\x0c\x12\x11\n\tblock_ids\x18\x04 \x01(\x0c\"q\n\x10SamplingMetadata\x12\x16\n\x0esample_indices\x18\x01 \x01(\x0c\x12\x12\n\nall_greedy\x18\x02 \x01(\x08\x12\x19\n\x11needs_logit_edits\x18\x03 \x01(\x08\x12\x16\n\x0eneeds_logprobs\x18\x04 \x01(\x08\"{\n\rRowAssignment\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12/\n\x08sampling\x18\x04 \x01(\x0b\x32\x1d.octavo.engine.v1.RowSampling\"\x9c\x02\n\x0bRowSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12\x16\n\x0e\x62ias_token_ids\x18\t \x01(\x0c\x12\x13\n\x0b\x62ias_values\x18\n \x01(\x0c\x12\x15\n\rend_token_ids\x18\x0b \x01(\x0c\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x14\n\x0cnum_logprobs\x18\r \x01(\x05\"_\n\x12SpecDecodeMetadata\x12\x17\n\x0f\x64raft_token_ids\x18\x01 \x01(\x0c\x12\x16\n\x0enum_spec_steps\x18\x02 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\x0c\"*\n\nDPMetadata\x12\x1c\n\x14num_tokens_across_dp\x18\x01 \x01(\x0c\"\x88\x02\n\nStepResult\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12\x18\n\x10num_top_logprobs\x18\x04 \x01(\r\x12\x15\n\rtop_token_ids\x18\x05 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x06 \x01(\x0c\x12\x12\n\nelapsed_us\x18\x07 \x01(\r\x12\x39\n\x0f\x66\x61llback_reason\x18\x08 \x01(\x0e\x32 .octavo.engine.v1.FallbackReason\x12.\n\x07\x66\x61ilure\x18\x1e \x01(\x0e\x32\x1d.octavo.engine.v1.StepFailure*\x83\x01\n\rCUDAGraphMode\x12\x1f\n\x1b\x43UDA_GRAPH_MODE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43UDA_GRAPH_MODE_NONE\x10\x01\x12\x1d\n\x19\x43UDA_GRAPH_MODE_PIECEWISE\x10\x02\x12\x18\n\x14\x43UDA_GRAPH_MODE_FULL\x10\x03*\xd4\x01\n\x0e\x46\x61llbackReason\x12\x1f\n\x1b\x46\x41LLBACK_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x46\x41LLBACK_REASON_ENFORCE_EAGER\x10\x01\x12\x1f\n\x1b\x46\x41LLBACK_REASON_UNSUPPORTED\x10\x02\x12\x1c\n\x18\x46\x41LLBACK_REASON_OVERSIZE\x10\x03\x12\x1e\n\x1a\x46\x41LLBACK_REASON_UNCAPTURED\x10\x04\x12\x1f\n\x1b\x46\x41LLBACK_REASON_QUARANTINED\x10\x05*e\n\x0bStepFailure\x12\x1c\n\x18STEP_FAILURE_UNSPECIFIED\x10\x00\x12\x1e\n\x1aSTEP_FAILURE_OUT_OF_MEMORY\x10\x01\x12\x18\n\x14STEP_FAILURE_SKIPPED\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.engine.v1.batch_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CUDAGRAPHMODE']._serialized_start=1972
-  _globals['_CUDAGRAPHMODE']._serialized_end=2103
-  _globals['_FALLBACKREASON']._serialized_start=2106
-  _globals['_FALLBACKREASON']._serialized_end=2318
+  _globals['_CUDAGRAPHMODE']._serialized_start=2046
+  _globals['_CUDAGRAPHMODE']._serialized_end=2177
+  _globals['_FALLBACKREASON']._serialized_start=2180
+  _globals['_FALLBACKREASON']._serialized_end=2392
+  _globals['_STEPFAILURE']._serialized_start=2394
+  _globals['_STEPFAILURE']._serialized_end=2495
   _globals['_BATCHDESCRIPTOR']._serialized_start=51
-  _globals['_BATCHDESCRIPTOR']._serialized_end=591
-  _globals['_CONTEXT']._serialized_start=593
-  _globals['_CONTEXT']._serialized_end=717
-  _globals['_GRAPHKEY']._serialized_start=719
-  _globals['_GRAPHKEY']._serialized_end=803
-  _globals['_ATTENTIONMETADATA']._serialized_start=806
-  _globals['_ATTENTIONMETADATA']._serialized_end=995
-  _globals['_BLOCKTABLEUPDATES']._serialized_start=997
-  _globals['_BLOCKTABLEUPDATES']._serialized_end=1082
-  _globals['_SAMPLINGMETADATA']._serialized_start=1084
-  _globals['_SAMPLINGMETADATA']._serialized_end=1197
-  _globals['_ROWASSIGNMENT']._serialized_start=1199
-  _globals['_ROWASSIGNMENT']._serialized_end=1322
-  _globals['_ROWSAMPLING']._serialized_start=1325
-  _globals['_ROWSAMPLING']._serialized_end=1609
-  _globals['_SPECDECODEMETADATA']._serialized_start=1611
-  _globals['_SPECDECODEMETADATA']._serialized_end=1706
-  _globals['_DPMETADATA']._serialized_start=1708
-  _globals['_DPMETADATA']._serialized_end=1750
-  _globals['_STEPRESULT']._serialized_start=1753
-  _globals['_STEPRESULT']._serialized_end=1969
+  _globals['_BATCHDESCRIPTOR']._serialized_end=617
+  _globals['_CONTEXT']._serialized_start=619
+  _globals['_CONTEXT']._serialized_end=743
+  _globals['_GRAPHKEY']._serialized_start=745
+  _globals['_GRAPHKEY']._serialized_end=829
+  _globals['_ATTENTIONMETADATA']._serialized_start=832
+  _globals['_ATTENTIONMETADATA']._serialized_end=1021
+  _globals['_BLOCKTABLEUPDATES']._serialized_start=1023
+  _globals['_BLOCKTABLEUPDATES']._serialized_end=1108
+  _globals['_SAMPLINGMETADATA']._serialized_start=1110
+  _globals['_SAMPLINGMETADATA']._serialized_end=1223
+  _globals['_ROWASSIGNMENT']._serialized_start=1225
+  _globals['_ROWASSIGNMENT']._serialized_end=1348
+  _globals['_ROWSAMPLING']._serialized_start=1351
+  _globals['_ROWSAMPLING']._serialized_end=1635
+  _globals['_SPECDECODEMETADATA']._serialized_start=1637
+  _globals['_SPECDECODEMETADATA']._serialized_end=1732
+  _globals['_DPMETADATA']._serialized_start=1734
+  _globals['_DPMETADATA']._serialized_end=1776
+  _globals['_STEPRESULT']._serialized_start=1779
+  _globals['_STEPRESULT']._serialized_end=2043
 # @@protoc_insertion_point(module_scope)

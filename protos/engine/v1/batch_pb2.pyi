@@ -22,6 +22,12 @@ class FallbackReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FALLBACK_REASON_OVERSIZE: _ClassVar[FallbackReason]
     FALLBACK_REASON_UNCAPTURED: _ClassVar[FallbackReason]
     FALLBACK_REASON_QUARANTINED: _ClassVar[FallbackReason]
+
+class StepFailure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STEP_FAILURE_UNSPECIFIED: _ClassVar[StepFailure]
+    STEP_FAILURE_OUT_OF_MEMORY: _ClassVar[StepFailure]
+    STEP_FAILURE_SKIPPED: _ClassVar[StepFailure]
 CUDA_GRAPH_MODE_UNSPECIFIED: CUDAGraphMode
 CUDA_GRAPH_MODE_NONE: CUDAGraphMode
 CUDA_GRAPH_MODE_PIECEWISE: CUDAGraphMode
@@ -32,9 +38,12 @@ FALLBACK_REASON_UNSUPPORTED: FallbackReason
 FALLBACK_REASON_OVERSIZE: FallbackReason
 FALLBACK_REASON_UNCAPTURED: FallbackReason
 FALLBACK_REASON_QUARANTINED: FallbackReason
+STEP_FAILURE_UNSPECIFIED: StepFailure
+STEP_FAILURE_OUT_OF_MEMORY: StepFailure
+STEP_FAILURE_SKIPPED: StepFailure
 
 class BatchDescriptor(_message.Message):
-    __slots__ = ("step_id", "context", "graph_key", "cudagraph_runtime_mode", "fallback_reason", "attn_metadata", "sampling", "spec_decode_metadata", "dp_metadata", "row_assignments")
+    __slots__ = ("step_id", "context", "graph_key", "cudagraph_runtime_mode", "fallback_reason", "attn_metadata", "sampling", "spec_decode_metadata", "dp_metadata", "row_assignments", "num_failed_steps")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     GRAPH_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +54,7 @@ class BatchDescriptor(_message.Message):
     SPEC_DECODE_METADATA_FIELD_NUMBER: _ClassVar[int]
     DP_METADATA_FIELD_NUMBER: _ClassVar[int]
     ROW_ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FAILED_STEPS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     context: Context
     graph_key: GraphKey
@@ -55,7 +65,8 @@ class BatchDescriptor(_message.Message):
     spec_decode_metadata: SpecDecodeMetadata
     dp_metadata: DPMetadata
     row_assignments: _containers.RepeatedCompositeFieldContainer[RowAssignment]
-    def __init__(self, step_id: _Optional[int] = ..., context: _Optional[_Union[Context, _Mapping]] = ..., graph_key: _Optional[_Union[GraphKey, _Mapping]] = ..., cudagraph_runtime_mode: _Optional[_Union[CUDAGraphMode, str]] = ..., fallback_reason: _Optional[_Union[FallbackReason, str]] = ..., attn_metadata: _Optional[_Union[AttentionMetadata, _Mapping]] = ..., sampling: _Optional[_Union[SamplingMetadata, _Mapping]] = ..., spec_decode_metadata: _Optional[_Union[SpecDecodeMetadata, _Mapping]] = ..., dp_metadata: _Optional[_Union[DPMetadata, _Mapping]] = ..., row_assignments: _Optional[_Iterable[_Union[RowAssignment, _Mapping]]] = ...) -> None: ...
+    num_failed_steps: int
+    def __init__(self, step_id: _Optional[int] = ..., context: _Optional[_Union[Context, _Mapping]] = ..., graph_key: _Optional[_Union[GraphKey, _Mapping]] = ..., cudagraph_runtime_mode: _Optional[_Union[CUDAGraphMode, str]] = ..., fallback_reason: _Optional[_Union[FallbackReason, str]] = ..., attn_metadata: _Optional[_Union[AttentionMetadata, _Mapping]] = ..., sampling: _Optional[_Union[SamplingMetadata, _Mapping]] = ..., spec_decode_metadata: _Optional[_Union[SpecDecodeMetadata, _Mapping]] = ..., dp_metadata: _Optional[_Union[DPMetadata, _Mapping]] = ..., row_assignments: _Optional[_Iterable[_Union[RowAssignment, _Mapping]]] = ..., num_failed_steps: _Optional[int] = ...) -> None: ...
 
 class Context(_message.Message):
     __slots__ = ("is_prefill", "batch_size", "graph_bs", "num_tokens", "max_q_len", "is_draft")
@@ -184,7 +195,7 @@ class DPMetadata(_message.Message):
     def __init__(self, num_tokens_across_dp: _Optional[bytes] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step_id", "token_ids", "logprobs", "num_top_logprobs", "top_token_ids", "top_logprobs", "elapsed_us", "fallback_reason")
+    __slots__ = ("step_id", "token_ids", "logprobs", "num_top_logprobs", "top_token_ids", "top_logprobs", "elapsed_us", "fallback_reason", "failure")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +204,7 @@ class StepResult(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_US_FIELD_NUMBER: _ClassVar[int]
     FALLBACK_REASON_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     token_ids: bytes
     logprobs: bytes
@@ -201,4 +213,5 @@ class StepResult(_message.Message):
     top_logprobs: bytes
     elapsed_us: int
     fallback_reason: FallbackReason
-    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., num_top_logprobs: _Optional[int] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., elapsed_us: _Optional[int] = ..., fallback_reason: _Optional[_Union[FallbackReason, str]] = ...) -> None: ...
+    failure: StepFailure
+    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., num_top_logprobs: _Optional[int] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., elapsed_us: _Optional[int] = ..., fallback_reason: _Optional[_Union[FallbackReason, str]] = ..., failure: _Optional[_Union[StepFailure, str]] = ...) -> None: ...

@@ -23,13 +23,15 @@ class FrontendMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[FrontendHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ...) -> None: ...
 
 class FrontendHello(_message.Message):
-    __slots__ = ("frontend_id",)
+    __slots__ = ("frontend_id", "wants_prefixes")
     FRONTEND_ID_FIELD_NUMBER: _ClassVar[int]
+    WANTS_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     frontend_id: str
-    def __init__(self, frontend_id: _Optional[str] = ...) -> None: ...
+    wants_prefixes: bool
+    def __init__(self, frontend_id: _Optional[str] = ..., wants_prefixes: _Optional[bool] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "priority", "timeout_ms", "cache_salt")
+    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "priority", "timeout_ms", "cache_salt", "traceparent", "num_resumed_tokens")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +39,8 @@ class Submit(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    NUM_RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     prompt_token_ids: bytes
@@ -44,7 +48,9 @@ class Submit(_message.Message):
     priority: int
     timeout_ms: int
     cache_salt: str
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    traceparent: str
+    num_resumed_tokens: int
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., traceparent: _Optional[str] = ..., num_resumed_tokens: _Optional[int] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("handles",)
@@ -137,18 +143,32 @@ class Finished(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., finish_reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., usage: _Optional[_Union[_sampling_pb2.Usage, _Mapping]] = ..., stop_token_id: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("step_age_ms", "num_running", "num_waiting", "num_free_blocks", "ready")
+    __slots__ = ("step_age_ms", "num_running", "num_waiting", "num_free_blocks", "ready", "prefixes", "num_used_blocks")
     STEP_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    NUM_USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     step_age_ms: int
     num_running: int
     num_waiting: int
     num_free_blocks: int
     ready: bool
-    def __init__(self, step_age_ms: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., ready: _Optional[bool] = ...) -> None: ...
+    prefixes: PrefixChanges
+    num_used_blocks: int
+    def __init__(self, step_age_ms: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., ready: _Optional[bool] = ..., prefixes: _Optional[_Union[PrefixChanges, _Mapping]] = ..., num_used_blocks: _Optional[int] = ...) -> None: ...
+
+class PrefixChanges(_message.Message):
+    __slots__ = ("reset", "added", "removed")
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    reset: bool
+    added: bytes
+    removed: bytes
+    def __init__(self, reset: _Optional[bool] = ..., added: _Optional[bytes] = ..., removed: _Optional[bytes] = ...) -> None: ...
 
 class Draining(_message.Message):
     __slots__ = ()
@@ -189,7 +209,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "architecture", "max_model_len", "vocab_size", "eos_token_ids", "default_sampling", "tokenizer_sha256", "engine_id", "block_size", "num_blocks", "device_name", "dtype", "num_parameters")
+    __slots__ = ("model", "architecture", "max_model_len", "vocab_size", "eos_token_ids", "default_sampling", "tokenizer_sha256", "engine_id", "block_size", "num_blocks", "device_name", "dtype", "num_parameters", "config_sha256")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -203,6 +223,7 @@ class GetModelInfoResponse(_message.Message):
     DEVICE_NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_SHA256_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
     max_model_len: int
@@ -216,7 +237,8 @@ class GetModelInfoResponse(_message.Message):
     device_name: str
     dtype: str
     num_parameters: int
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., engine_id: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., num_parameters: _Optional[int] = ...) -> None: ...
+    config_sha256: str
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., engine_id: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., num_parameters: _Optional[int] = ..., config_sha256: _Optional[str] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()
@@ -237,7 +259,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self, include_step_sizes: _Optional[bool] = ...) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("uptime_s", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_steps", "prompt_tokens", "cached_tokens", "output_tokens", "finished", "rejected", "num_preemptions", "num_worker_restarts", "worker_busy_us", "schedule_us", "graph_dispatch", "num_sessions", "ready", "num_tasks", "cudagraph_mode", "num_graphs_planned", "graphs", "decode_coverage", "other_coverage", "decode_steps", "other_steps", "num_late_builds")
+    __slots__ = ("uptime_s", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_steps", "prompt_tokens", "cached_tokens", "output_tokens", "finished", "rejected", "num_preemptions", "num_worker_restarts", "worker_busy_us", "schedule_us", "graph_dispatch", "num_sessions", "ready", "num_tasks", "cudagraph_mode", "num_graphs_planned", "graphs", "decode_coverage", "other_coverage", "decode_steps", "other_steps", "num_late_builds", "num_failed_steps", "num_batched_tokens_limit", "time_to_first_token_s", "inter_token_latency_s", "e2e_request_latency_s", "request_queue_time_s")
     class FinishedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -301,6 +323,12 @@ class GetStatsResponse(_message.Message):
     DECODE_STEPS_FIELD_NUMBER: _ClassVar[int]
     OTHER_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_LATE_BUILDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FAILED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BATCHED_TOKENS_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    TIME_TO_FIRST_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    INTER_TOKEN_LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    E2E_REQUEST_LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_QUEUE_TIME_S_FIELD_NUMBER: _ClassVar[int]
     uptime_s: float
     num_running: int
     num_waiting: int
@@ -329,7 +357,23 @@ class GetStatsResponse(_message.Message):
     decode_steps: _containers.ScalarMap[int, int]
     other_steps: _containers.ScalarMap[int, int]
     num_late_builds: int
-    def __init__(self, uptime_s: _Optional[float] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., finished: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., num_preemptions: _Optional[int] = ..., num_worker_restarts: _Optional[int] = ..., worker_busy_us: _Optional[int] = ..., schedule_us: _Optional[int] = ..., graph_dispatch: _Optional[_Mapping[str, int]] = ..., num_sessions: _Optional[int] = ..., ready: _Optional[bool] = ..., num_tasks: _Optional[int] = ..., cudagraph_mode: _Optional[str] = ..., num_graphs_planned: _Optional[int] = ..., graphs: _Optional[_Iterable[_Union[GraphStats, _Mapping]]] = ..., decode_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., other_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., decode_steps: _Optional[_Mapping[int, int]] = ..., other_steps: _Optional[_Mapping[int, int]] = ..., num_late_builds: _Optional[int] = ...) -> None: ...
+    num_failed_steps: int
+    num_batched_tokens_limit: int
+    time_to_first_token_s: Histogram
+    inter_token_latency_s: Histogram
+    e2e_request_latency_s: Histogram
+    request_queue_time_s: Histogram
+    def __init__(self, uptime_s: _Optional[float] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., finished: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., num_preemptions: _Optional[int] = ..., num_worker_restarts: _Optional[int] = ..., worker_busy_us: _Optional[int] = ..., schedule_us: _Optional[int] = ..., graph_dispatch: _Optional[_Mapping[str, int]] = ..., num_sessions: _Optional[int] = ..., ready: _Optional[bool] = ..., num_tasks: _Optional[int] = ..., cudagraph_mode: _Optional[str] = ..., num_graphs_planned: _Optional[int] = ..., graphs: _Optional[_Iterable[_Union[GraphStats, _Mapping]]] = ..., decode_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., other_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., decode_steps: _Optional[_Mapping[int, int]] = ..., other_steps: _Optional[_Mapping[int, int]] = ..., num_late_builds: _Optional[int] = ..., num_failed_steps: _Optional[int] = ..., num_batched_tokens_limit: _Optional[int] = ..., time_to_first_token_s: _Optional[_Union[Histogram, _Mapping]] = ..., inter_token_latency_s: _Optional[_Union[Histogram, _Mapping]] = ..., e2e_request_latency_s: _Optional[_Union[Histogram, _Mapping]] = ..., request_queue_time_s: _Optional[_Union[Histogram, _Mapping]] = ...) -> None: ...
+
+class Histogram(_message.Message):
+    __slots__ = ("bounds", "counts", "sum")
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    bounds: _containers.RepeatedScalarFieldContainer[float]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    sum: float
+    def __init__(self, bounds: _Optional[_Iterable[float]] = ..., counts: _Optional[_Iterable[int]] = ..., sum: _Optional[float] = ...) -> None: ...
 
 class GraphCoverage(_message.Message):
     __slots__ = ("sizes", "limit", "max_padding")

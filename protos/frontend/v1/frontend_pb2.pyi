@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerationOptions(_message.Message):
-    __slots__ = ("model", "request_id", "sampling", "stop", "priority", "cache_salt", "show_special_tokens")
+    __slots__ = ("model", "request_id", "sampling", "stop", "priority", "cache_salt", "show_special_tokens", "traceparent")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class GenerationOptions(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     SHOW_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     model: str
     request_id: str
     sampling: _sampling_pb2.SamplingParams
@@ -24,7 +25,8 @@ class GenerationOptions(_message.Message):
     priority: int
     cache_salt: str
     show_special_tokens: bool
-    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., show_special_tokens: _Optional[bool] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., show_special_tokens: _Optional[bool] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -191,3 +193,37 @@ class ModelCard(_message.Message):
     ready: bool
     architecture: str
     def __init__(self, name: _Optional[str] = ..., max_model_len: _Optional[int] = ..., default_sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., ready: _Optional[bool] = ..., architecture: _Optional[str] = ...) -> None: ...
+
+class ListEnginesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListEnginesResponse(_message.Message):
+    __slots__ = ("engines", "num_retries", "num_migrations")
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    NUM_RETRIES_FIELD_NUMBER: _ClassVar[int]
+    NUM_MIGRATIONS_FIELD_NUMBER: _ClassVar[int]
+    engines: _containers.RepeatedCompositeFieldContainer[EngineCard]
+    num_retries: int
+    num_migrations: int
+    def __init__(self, engines: _Optional[_Iterable[_Union[EngineCard, _Mapping]]] = ..., num_retries: _Optional[int] = ..., num_migrations: _Optional[int] = ...) -> None: ...
+
+class EngineCard(_message.Message):
+    __slots__ = ("address", "ready", "reason", "engine_id", "num_live", "num_running", "num_waiting", "num_known_prefixes")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_LIVE_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_KNOWN_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    ready: bool
+    reason: str
+    engine_id: str
+    num_live: int
+    num_running: int
+    num_waiting: int
+    num_known_prefixes: int
+    def __init__(self, address: _Optional[str] = ..., ready: _Optional[bool] = ..., reason: _Optional[str] = ..., engine_id: _Optional[str] = ..., num_live: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_known_prefixes: _Optional[int] = ...) -> None: ...

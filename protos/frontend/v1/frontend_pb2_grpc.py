@@ -66,6 +66,11 @@ class FrontendServiceStub:
                 request_serializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.ListEngines = channel.unary_unary(
+                '/octavo.frontend.v1.FrontendService/ListEngines',
+                request_serializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.ListEnginesRequest.SerializeToString,
+                response_deserializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.ListEnginesResponse.FromString,
+                _registered_method=True)
 
 
 class FrontendServiceServicer:
@@ -115,6 +120,13 @@ class FrontendServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListEngines(self, request, context):
+        """The engines behind this frontend, for operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FrontendServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -147,6 +159,11 @@ def add_FrontendServiceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.ListModelsRequest.FromString,
                     response_serializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'ListEngines': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEngines,
+                    request_deserializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.ListEnginesRequest.FromString,
+                    response_serializer=protos_dot_frontend_dot_v1_dot_frontend__pb2.ListEnginesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -313,6 +330,33 @@ class FrontendService:
             '/octavo.frontend.v1.FrontendService/ListModels',
             protos_dot_frontend_dot_v1_dot_frontend__pb2.ListModelsRequest.SerializeToString,
             protos_dot_frontend_dot_v1_dot_frontend__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListEngines(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.frontend.v1.FrontendService/ListEngines',
+            protos_dot_frontend_dot_v1_dot_frontend__pb2.ListEnginesRequest.SerializeToString,
+            protos_dot_frontend_dot_v1_dot_frontend__pb2.ListEnginesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,7 +9,7 @@ import grpc
 from protos.common.v1 import sampling_pb2
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from services.client.bench.workload import PlannedRequest
-from services.client.channel import open_channel
+from services.client.channel import OPEN, PLAIN, Access, Tls, open_channel
 from services.client.client import OctavoClient
 from services.client.errors import error_of_call
 from services.client.requests import Options, Sampling
@@ -34,9 +34,9 @@ class Target(Protocol):
 class FrontendTarget:
     """Sends text to a frontend, so that tokenizing is part of what is measured."""
 
-    def __init__(self, address: str, seed: int) -> None:
+    def __init__(self, address: str, seed: int, access: Access = OPEN) -> None:
         self.name = f"frontend {address}"
-        self._client = OctavoClient(address)
+        self._client = OctavoClient(address, access=access)
         self._rng = random.Random(seed)
         self._pool: list[str] = []
 
@@ -61,9 +61,9 @@ class FrontendTarget:
 class EngineTarget:
     """Sends token ids straight to an engine."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: Tls = PLAIN) -> None:
         self.name = f"engine {address}"
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, tls)
         self._stub = engine_pb2_grpc.EngineServiceStub(self._channel)  # type: ignore[no-untyped-call]  # generated
         self._vocab_size = 0
 

@@ -14,6 +14,7 @@ from services.client.bench.report import report, table_of
 from services.client.bench.runner import run
 from services.client.bench.target import EngineTarget, FrontendTarget
 from services.client.bench.workload import Load
+from services.client.channel import Access
 from services.client.flags import DEFAULT_FRONTEND, FrontendAddress
 
 
@@ -28,6 +29,7 @@ def bench_serving(
         typer.Option(help="Send token ids to the engine at host:port, past the frontend."),
     ] = None,
     frontend: FrontendAddress = DEFAULT_FRONTEND,
+    access: Access,
 ) -> None:
     """Sends a seeded load and reports time to first token, time between tokens and throughput.
 
@@ -44,7 +46,7 @@ def bench_serving(
     if json_file is not None and not json_file.parent.is_dir():
         raise typer.BadParameter(f"--json: there is no folder {json_file.parent}")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        result = runner.run(_bench(load, engine, frontend))
+        result = runner.run(_bench(load, engine, frontend, access))
     Console().print(table_of(result))
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=2) + "\n")
@@ -71,9 +73,13 @@ def bench_compare(
         typer.echo(line)
 
 
-async def _bench(load: Load, engine: str | None, frontend: str) -> dict[str, Any]:
+async def _bench(load: Load, engine: str | None, frontend: str, access: Access) -> dict[str, Any]:
     console = Console(stderr=True)
-    target = FrontendTarget(frontend, load.seed) if engine is None else EngineTarget(engine)
+    target = (
+        FrontendTarget(frontend, load.seed, access)
+        if engine is None
+        else EngineTarget(engine, access.tls)
+    )
     async with target:
         with console.status("running") as status:
             measured = await run(

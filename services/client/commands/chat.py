@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from services.client.channel import Access
 from services.client.client import OctavoClient
 from services.client.errors import OctavoError
 from services.client.flags import DEFAULT_FRONTEND, FrontendAddress, TimeoutSeconds
@@ -25,6 +26,7 @@ def chat(
     as_json: AsJson = False,
     timeout_s: TimeoutSeconds = None,
     frontend: FrontendAddress = DEFAULT_FRONTEND,
+    access: Access,
 ) -> None:
     """Talks with the model, with history; Ctrl-C ends an answer, Ctrl-D or /quit the program.
 
@@ -40,10 +42,10 @@ def chat(
     """
     conversation = Conversation(system)
     if message is None:
-        Repl(conversation, options, timeout_s).run(frontend)
+        Repl(conversation, options, timeout_s).run(frontend, access)
     else:
         conversation.ask(message)
-        asyncio.run(_ask_once(conversation, options, timeout_s, frontend, as_json))
+        asyncio.run(_ask_once(conversation, options, timeout_s, frontend, access, as_json))
 
 
 class Conversation:
@@ -86,7 +88,7 @@ class Repl:
         self._options = options
         self._timeout_s = timeout_s
 
-    def run(self, address: str) -> None:
+    def run(self, address: str, access: Access) -> None:
         """Talks until /quit or the end of the input."""
         is_terminal = sys.stdin.isatty()
         if is_terminal:
@@ -96,7 +98,7 @@ class Repl:
         # One loop for all answers: the channel belongs to it. Its run() turns Ctrl-C into the
         # cancellation of the answer.
         with asyncio.Runner() as runner:
-            client = runner.run(_connect(address))
+            client = runner.run(_connect(address, access))
             try:
                 while (line := _read_line("> " if is_terminal else "")) is not None:
                     if line == "/quit":
@@ -133,8 +135,8 @@ class Repl:
             return await show(stream)
 
 
-async def _connect(address: str) -> OctavoClient:
-    return OctavoClient(address)
+async def _connect(address: str, access: Access) -> OctavoClient:
+    return OctavoClient(address, access=access)
 
 
 def _read_line(prompt: str) -> str | None:
@@ -153,9 +155,10 @@ async def _ask_once(
     options: Options,
     timeout_s: float | None,
     address: str,
+    access: Access,
     as_json: bool,
 ) -> None:
-    async with OctavoClient(address) as client:
+    async with OctavoClient(address, access=access) as client:
         stream = client.chat(conversation.messages, options, timeout_s=timeout_s)
         if as_json:
             await show_json(stream)

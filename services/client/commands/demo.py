@@ -10,7 +10,7 @@ import typer
 
 from services.client.client import OctavoClient
 from services.client.requests import Message, Options, Sampling
-from services.client.stack import Stack, plan_stack
+from services.client.stack import Stack, model_flags, plan_stack
 from services.client.supervisor import Supervisor, run_until_signalled
 from services.client.terminal import show
 
@@ -37,7 +37,7 @@ def demo(
     """
     supervisor = Supervisor(lambda line: typer.echo(line, err=True))
     logs = Path(tempfile.mkdtemp(prefix="octavo-demo-"))
-    stack = plan_stack(model=model, log_folder=logs)
+    stack = plan_stack(engine_arguments=model_flags(model), log_folder=logs)
     asyncio.run(run_until_signalled(_demo(supervisor, stack, prompt, keep), supervisor.kill))
     if not keep:
         shutil.rmtree(logs)
@@ -46,7 +46,8 @@ def demo(
 async def _demo(supervisor: Supervisor, stack: Stack, prompt: str, keep: bool) -> None:
     is_kept = False
     try:
-        await supervisor.start(stack.engine)
+        [engine] = stack.engines
+        await supervisor.start(engine)
         await supervisor.start(stack.frontend)
         await _ask(stack.frontend.address, prompt)
         is_kept = keep
@@ -68,10 +69,11 @@ async def _ask(address: str, prompt: str) -> None:
 
 def _explain(supervisor: Supervisor, stack: Stack) -> None:
     pids = " ".join(str(pid) for pid in supervisor.pids)
+    [engine] = stack.engines
     typer.echo(
         "\nBoth services are still running.\n"
         f"  talk:   octavo chat --frontend {stack.frontend.address}\n"
-        f"  watch:  octavo stats --engine {stack.engine.address}\n"
-        f"  logs:   {stack.engine.log} {stack.frontend.log}\n"
+        f"  watch:  octavo stats --engine {engine.address}\n"
+        f"  logs:   {engine.log} {stack.frontend.log}\n"
         f"  stop:   kill {pids}"
     )

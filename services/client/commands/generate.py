@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from services.client.channel import Access
 from services.client.client import OctavoClient
 from services.client.flags import DEFAULT_FRONTEND, FrontendAddress, TimeoutSeconds
 from services.client.requests import Options
@@ -21,6 +22,7 @@ def generate(
     as_json: AsJson = False,
     timeout_s: TimeoutSeconds = None,
     frontend: FrontendAddress = DEFAULT_FRONTEND,
+    access: Access,
 ) -> None:
     """Continues a prompt; the text goes to standard output, what it cost to standard error.
 
@@ -32,13 +34,18 @@ def generate(
     - `cat prompt.txt | octavo generate --stop END`
     """
     text = sys.stdin.read() if prompt is None else prompt
-    asyncio.run(_generate(text, options, timeout_s=timeout_s, address=frontend, as_json=as_json))
+    asyncio.run(_generate(text, options, timeout_s, frontend, access, as_json))
 
 
 async def _generate(
-    prompt: str, options: Options, *, timeout_s: float | None, address: str, as_json: bool
+    prompt: str,
+    options: Options,
+    timeout_s: float | None,
+    address: str,
+    access: Access,
+    as_json: bool,
 ) -> None:
-    async with OctavoClient(address) as client:
+    async with OctavoClient(address, access=access) as client:
         stream = client.generate(prompt, options, timeout_s=timeout_s)
         if as_json:
             await show_json(stream)

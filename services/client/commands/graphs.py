@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from services.client.channel import open_channel
+from services.client.channel import Tls, open_channel
 from services.client.commands.stats import Engine, Stats
 from services.client.flags import DEFAULT_ENGINE, EngineAddress
 
@@ -23,6 +23,7 @@ def graphs(
         bool, typer.Option("--json", help="Print the figures as one line of JSON.")
     ] = False,
     engine: EngineAddress = DEFAULT_ENGINE,
+    tls: Tls,
 ) -> None:
     """Shows the captured graphs: what they cost, how often they run, how much is padding.
 
@@ -35,7 +36,7 @@ def graphs(
     """
     if context.invoked_subcommand is not None:
         return
-    stats = asyncio.run(_stats(engine))
+    stats = asyncio.run(_stats(engine, tls))
     if as_json:
         typer.echo(json.dumps(_figures(stats)))
     else:
@@ -61,8 +62,8 @@ def report(address: str, stats: Stats) -> Group:
     return Group(*parts)
 
 
-async def _stats(address: str) -> Stats:
-    async with open_channel(address) as channel:
+async def _stats(address: str, tls: Tls) -> Stats:
+    async with open_channel(address, tls) as channel:
         return await Engine(channel).stats()
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from services.client.channel import open_channel
+from services.client.channel import Tls, open_channel
 from services.client.commands.stats import Engine
 from services.client.flags import DEFAULT_ENGINE, EngineAddress
 from services.client.stack import service_command
@@ -30,6 +30,7 @@ def plan(
         bool, typer.Option("--json", help="Print the plan as one line of JSON.")
     ] = False,
     engine: EngineAddress = DEFAULT_ENGINE,
+    tls: Tls,
 ) -> None:
     """Shows today's capture sizes beside the best ones for the steps that were seen.
 
@@ -49,12 +50,12 @@ def plan(
     if histogram is not None:
         arguments += ["--histogram", str(histogram)]
     else:
-        stats = asyncio.run(_stats(engine))
+        stats = asyncio.run(_stats(engine, tls))
     # The planner is the engine's own: what it proposes is what `auto` takes.
     done = subprocess.run(service_command("engine", arguments), input=stats, check=False)
     raise typer.Exit(done.returncode)
 
 
-async def _stats(address: str) -> bytes:
-    async with open_channel(address) as channel:
+async def _stats(address: str, tls: Tls) -> bytes:
+    async with open_channel(address, tls) as channel:
         return (await Engine(channel).stats(include_step_sizes=True)).SerializeToString()

@@ -3,12 +3,17 @@
 import asyncio
 from typing import Annotated
 
+import grpc
 import typer
 
-from services.client.channel import open_channel
+from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
+from services.client.channel import Tls, open_channel
 from services.client.commands.stats import Engine
 from services.client.errors import OctavoError
 from services.client.health import READINESS, is_serving
+
+TIMEOUT_S = 2.0
+"""Limit of the call for details."""
 
 
 def health(
@@ -18,27 +23,53 @@ def health(
         str, typer.Option(help="Health service; empty tells readiness, `liveness` liveness.")
     ] = "",
     timeout_s: Annotated[float, typer.Option(min=0, help="Longest wait for an answer.")] = 2.0,
+    tls: Tls,
 ) -> None:
     """Exits 0 if a service is serving and 1 if not, for container health checks.
 
-    Of an engine that captures graphs it also tells how many of them can be used by now.
+    Of an engine that captures graphs it also tells how many of them can be used by now, of a
+    frontend with several engines how many of them it uses, and why not the others.
 
     Examples:
     - `octavo health 127.0.0.1:50051`
 
     - `octavo health 127.0.0.1:50051 --service liveness`
     """
-    serving = asyncio.run(is_serving(address, service=service, timeout_s=timeout_s))
-    graphs = asyncio.run(_graphs(address)) if serving and service == READINESS else ""
-    typer.echo(f"serving{graphs}" if serving else "not serving")
+    serving = asyncio.run(is_serving(address, service=service, timeout_s=timeout_s, tls=tls))
+    details = asyncio.run(_details(address, tls, serving=serving)) if service == READINESS else ""
+    typer.echo(("serving" if serving else "not serving") + details)
     raise typer.Exit(0 if serving else 1)
 
 
-async def _graphs(address: str) -> str:
+async def _details(address: str, tls: Tls, *, serving: bool) -> str:
+    """Returns what there is to say of graphs or of engines, for the end of the line."""
+    async with open_channel(address, tls) as channel:
+        engines = await _engines(channel)
+        return engines or (await _graphs(channel) if serving else "")
+
+
+async def _engines(channel: grpc.aio.Channel) -> str:
+    """Returns how many engines a frontend uses and why not the others.
+
+    It returns nothing for one engine that is used, and for an engine itself.
+    """
+    stub = frontend_pb2_grpc.FrontendServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
+    try:
+        listing = await stub.ListEngines(frontend_pb2.ListEnginesRequest(), timeout=TIMEOUT_S)
+    except grpc.aio.AioRpcError:
+        return ""
+    unused = [engine for engine in listing.engines if not engine.ready]
+    lines = [f"\n  {engine.address}: {engine.reason}" for engine in unused]
+    if len(listing.engines) == 1:
+        return "".join(lines)
+    num_used = len(listing.engines) - len(unused)
+    return "".join([f", engines {num_used}/{len(listing.engines)} used", *lines])
+
+
+async def _graphs(channel: grpc.aio.Channel) -> str:
     """Returns how far an engine's captures are; nothing for one without, or a frontend."""
     try:
-        async with open_channel(address) as channel:
-            stats = await Engine(channel).stats()
+        stats = await Engine(channel).stats()
     except OctavoError:
         return ""
     num_captured = sum(graph.captured for graph in stats.graphs)

@@ -13,7 +13,7 @@ from google.protobuf import proto
 
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from protos.engine.v1.recording_pb2 import RecordingHeader
-from services.client.channel import open_channel
+from services.client.channel import Tls, open_channel
 from services.client.errors import InternalError, OctavoError, error_of_call
 from services.client.flags import DEFAULT_ENGINE, EngineAddress
 
@@ -27,6 +27,7 @@ def record(
     steps: Annotated[int | None, typer.Option(min=1, help="Stop after this many steps.")] = None,
     seconds: Annotated[float | None, typer.Option(min=0, help="Stop after this long.")] = None,
     engine: EngineAddress = DEFAULT_ENGINE,
+    tls: Tls,
 ) -> None:
     """Records the engine's steps until so many steps, so many seconds or Ctrl-C.
 
@@ -42,7 +43,7 @@ def record(
     try:
         with partial.open("wb") as file:
             recorder = _Recorder(file)
-            stop_reason = asyncio.run(_record(engine, recorder, steps=steps, seconds=seconds))
+            stop_reason = asyncio.run(_record(engine, tls, recorder, steps=steps, seconds=seconds))
         if recorder.has_snapshot:
             partial.replace(out)
             typer.echo(recorder.summary(out))
@@ -108,11 +109,11 @@ class _Recorder:
 
 
 async def _record(
-    address: str, recorder: _Recorder, *, steps: int | None, seconds: float | None
+    address: str, tls: Tls, recorder: _Recorder, *, steps: int | None, seconds: float | None
 ) -> OctavoError | None:
     """Records until told to stop; returns what ended the recording otherwise."""
     request = engine_pb2.WatchStepsRequest(include_token_ids=True, include_snapshot=True)
-    async with open_channel(address) as channel:
+    async with open_channel(address, tls) as channel:
         stub = engine_pb2_grpc.EngineServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
         call = stub.WatchSteps(request)
         _stop_at(call.cancel, seconds)

@@ -7,14 +7,16 @@ from typing import Annotated
 
 import typer
 
-from services.client.stack import LOOPBACK, Stack, plan_stack
+from services.client.channel import Tls
+from services.client.stack import LOOPBACK, Stack, model_flags, plan_stack
 from services.client.supervisor import Supervisor, run_until_signalled
 
 Port = Annotated[
     int, typer.Option(min=0, max=65535, help="The frontend's port; 0 takes a free one.")
 ]
 EnginePort = Annotated[
-    int, typer.Option(min=0, max=65535, help="The engine's port on loopback; 0 takes a free one.")
+    int,
+    typer.Option(min=0, max=65535, help="The first engine's port on loopback; 0 takes free ones."),
 ]
 
 
@@ -27,6 +29,9 @@ def serve(
     host: Annotated[str, typer.Option(help="Address the frontend listens on.")] = LOOPBACK,
     port: Port = 50050,
     engine_port: EnginePort = 50051,
+    engines: Annotated[
+        int, typer.Option(min=1, max=64, help="Engines to run, on ports one after the other.")
+    ] = 1,
     engine_arg: Annotated[
         list[str],
         typer.Option(
@@ -37,8 +42,9 @@ def serve(
         list[str],
         typer.Option(help="Flag for the frontend, in the same form; repeatable."),
     ] = [],  # noqa: B006  typer copies it
+    tls: Tls,
 ) -> None:
-    """Starts both services and keeps them running until Ctrl-C or SIGTERM.
+    """Starts the services, one engine or several, and keeps them running until Ctrl-C or SIGTERM.
 
     A service that dies is started again, five times in a row at most. Stopping lets running
     requests finish; a second Ctrl-C does not wait.
@@ -48,15 +54,20 @@ def serve(
 
     - `octavo serve --model ~/models/qwen3-0.6b --host 0.0.0.0`
 
+    - `octavo serve --engines 2`
+
     - `octavo serve --engine-arg=--max-num-seqs=64 --engine-arg=--dtype=bfloat16`
+
+    - `octavo serve --frontend-arg="--tls-cert f.pem --tls-key f.key" --tls-ca ca.pem`
     """
     stack = plan_stack(
-        model=model,
         host=host,
         port=port,
         engine_port=engine_port,
-        engine_arguments=_words(engine_arg),
+        num_engines=engines,
+        engine_arguments=[*model_flags(model), *_words(engine_arg)],
         frontend_arguments=_words(frontend_arg),
+        tls=tls,
     )
     supervisor = Supervisor(_report)
     asyncio.run(run_until_signalled(_serve(supervisor, stack), supervisor.kill))
@@ -64,10 +75,12 @@ def serve(
 
 async def _serve(supervisor: Supervisor, stack: Stack) -> None:
     try:
-        await supervisor.start(stack.engine)
+        # At the same time: each of them loads the model by itself.
+        await asyncio.gather(*map(supervisor.start, stack.engines))
         await supervisor.start(stack.frontend)
         _report(f"talk to it:  octavo chat --frontend {stack.frontend.address}")
-        _report(f"watch it:    octavo stats --engine {stack.engine.address}")
+        for engine in stack.engines:
+            _report(f"watch it:    octavo stats --engine {engine.address}")
         await supervisor.watch()
     finally:
         _report("stopping")

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
-from services.client.channel import open_channel
+from services.client.channel import Tls, open_channel
 from services.client.errors import error_of_call
 from services.client.flags import DEFAULT_ENGINE, EngineAddress
 
@@ -32,6 +32,7 @@ def stats(
     ] = False,
     interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
     engine: EngineAddress = DEFAULT_ENGINE,
+    tls: Tls,
 ) -> None:
     """Shows the engine's requests, KV cache and rates, live until Ctrl-C.
 
@@ -44,11 +45,11 @@ def stats(
     """
     with suppress(KeyboardInterrupt):
         if as_json:
-            asyncio.run(_print_json(engine))
+            asyncio.run(_print_json(engine, tls))
         elif once or not sys.stdout.isatty():
-            asyncio.run(_print_table(engine))
+            asyncio.run(_print_table(engine, tls))
         else:
-            asyncio.run(_show_live(engine, interval_s))
+            asyncio.run(_show_live(engine, tls, interval_s))
 
 
 class Engine:
@@ -66,22 +67,21 @@ class Engine:
             raise error_of_call(error) from None
 
 
-async def _print_json(address: str) -> None:
-    async with open_channel(address) as channel:
+async def _print_json(address: str, tls: Tls) -> None:
+    async with open_channel(address, tls) as channel:
         stats = await Engine(channel).stats()
     fields = [field.name for field in stats.DESCRIPTOR.fields if field.name not in _GRAPH_FIELDS]
     figures = {name: getattr(stats, name) for name in fields}
-    plain = {k: dict(v) if isinstance(v, Mapping) else v for k, v in figures.items()}
-    typer.echo(json.dumps(plain))
+    typer.echo(json.dumps({name: _plain(figure) for name, figure in figures.items()}))
 
 
-async def _print_table(address: str) -> None:
-    async with open_channel(address) as channel:
+async def _print_table(address: str, tls: Tls) -> None:
+    async with open_channel(address, tls) as channel:
         Console().print(_table(address, await Engine(channel).stats()))
 
 
-async def _show_live(address: str, interval_s: float) -> None:
-    async with open_channel(address) as channel:
+async def _show_live(address: str, tls: Tls, interval_s: float) -> None:
+    async with open_channel(address, tls) as channel:
         engine, before = Engine(channel), None
         with Live(auto_refresh=False) as live:
             while True:
@@ -108,10 +108,15 @@ def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
         f"({cached_share:.0%} cached), {stats.num_steps} steps",
         "per step": f"{stats.worker_busy_us / steps / 1000:.2f} ms worker, "
         f"{stats.schedule_us / steps / 1000:.3f} ms scheduling",
+        "p50 / p99, ms": f"first token {_latency(stats.time_to_first_token_s)}, "
+        f"between tokens {_latency(stats.inter_token_latency_s)}, "
+        f"queue {_latency(stats.request_queue_time_s)}, "
+        f"request {_latency(stats.e2e_request_latency_s)}",
         "finished": _counts(stats.finished),
         "rejected": _counts(stats.rejected),
         "graphs": f"{sum(graph.captured for graph in stats.graphs)}/{stats.num_graphs_planned} "
-        f"captured; steps: {_counts(stats.graph_dispatch)}",
+        f"captured; steps: {_counts(stats.graph_dispatch)}; "
+        f"{sum(graph.padded_tokens for graph in stats.graphs)} padding tokens",
         "trouble": f"{stats.num_preemptions} preemptions, "
         f"{stats.num_worker_restarts} worker restarts, {stats.num_late_builds} late builds",
     }
@@ -135,6 +140,40 @@ def _rates(stats: Stats, before: Stats | None) -> str:
 def _bar(share: float, width: int = 20) -> str:
     filled = round(share * width)
     return "█" * filled + "░" * (width - filled)
+
+
+def _plain(figure: object) -> object:
+    """Returns what JSON can say of a figure."""
+    if isinstance(figure, engine_pb2.Histogram):
+        return {
+            "count": sum(figure.counts),
+            "sum": figure.sum,
+            **{f"p{percent}": _quantile(figure, percent / 100) for percent in (50, 90, 99)},
+        }
+    return dict(figure) if isinstance(figure, Mapping) else figure
+
+
+def _quantile(histogram: engine_pb2.Histogram, share: float) -> float | None:
+    """Returns the upper bound of the bucket that holds a quantile; None above the last bound."""
+    rank = share * sum(histogram.counts)
+    below = 0
+    for bound, count in zip(histogram.bounds, histogram.counts, strict=False):
+        below += count
+        if below and below >= rank:
+            return bound
+    return None
+
+
+def _latency(histogram: engine_pb2.Histogram) -> str:
+    """Returns median and tail, each as the bound that it does not exceed."""
+    if not sum(histogram.counts):
+        return "-"
+    median, tail = (_quantile(histogram, share) for share in (0.5, 0.99))
+    return f"{_at_most(median)} / {_at_most(tail)}"
+
+
+def _at_most(seconds: float | None) -> str:
+    return "beyond" if seconds is None else f"{seconds * 1000:g}"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from services.client.channel import Access
 from services.client.client import OctavoClient
 from services.client.flags import DEFAULT_FRONTEND, FrontendAddress, TimeoutSeconds
 from services.client.requests import Message
@@ -26,6 +27,7 @@ def tokenize(
     ids: Annotated[bool, typer.Option("--ids", help="Print only the ids, on one line.")] = False,
     timeout_s: TimeoutSeconds = 10.0,
     frontend: FrontendAddress = DEFAULT_FRONTEND,
+    access: Access,
 ) -> None:
     """Shows the tokens of a text: position, id, and the text of each by itself.
 
@@ -36,7 +38,7 @@ def tokenize(
     """
     content = sys.stdin.read() if text is None else text
     source = [Message(role="user", content=content)] if chat else content
-    tokens = asyncio.run(_tokenize(source, frontend, timeout_s))
+    tokens = asyncio.run(_tokenize(source, frontend, access, timeout_s))
     if ids:
         typer.echo(" ".join(str(token.id) for token in tokens))
         return
@@ -48,7 +50,7 @@ def tokenize(
 
 
 async def _tokenize(
-    text: str | list[Message], address: str, timeout_s: float | None
+    text: str | list[Message], address: str, access: Access, timeout_s: float | None
 ) -> list[Token]:
-    async with OctavoClient(address) as client:
+    async with OctavoClient(address, access=access) as client:
         return await client.tokenize(text, timeout_s=timeout_s)

@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import structlog
 
@@ -14,14 +14,20 @@ from services.engine.config import EngineConfig
 from services.engine.core.graph_coverage import GraphCoverage
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.live_requests import LiveRequests
+from services.engine.core.request_ends import RequestEnds
 from services.engine.core.stats import Counters, EngineLoad, EngineStats
 from services.engine.core.step_history import HistoryKeeper, StepHistory
 from services.engine.core.step_loop import StepLoop
+from services.engine.core.survivors import Survivors
 from services.engine.core.watchers import StepWatcher, StepWatchers
 from services.engine.core.worker_supervisor import Executor, WorkerSupervisor
 from services.engine.errors import DeadlineExpiredError, EngineError, EngineUnavailableError
+from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
 from services.engine.request import FinishReason, Request, RequestOutput
 from services.engine.scheduler.scheduler import Scheduler, SchedulerLimits
+
+if TYPE_CHECKING:
+    from services.telemetry.spans import Tracing
 
 log = structlog.get_logger()
 
@@ -41,7 +47,8 @@ class EngineCore:
     """The engine behind the RPCs. All methods belong to one event loop.
 
     `run` supervises a worker; while one is ready, requests are taken. A request's output goes to
-    its sink, and the last output has a finish reason or an error: no request hangs.
+    its sink, and the last output has a finish reason or an error: no request hangs. When a worker
+    is lost, requests wait for the next one and go on where they were.
     """
 
     def __init__(
@@ -51,6 +58,7 @@ class EngineCore:
         max_model_len: int,
         make_executor: Callable[[], Executor],
         on_readiness: Callable[[bool], None],
+        tracing: "Tracing | None" = None,
     ) -> None:
         """Prepares an engine that is not ready yet.
 
@@ -59,6 +67,7 @@ class EngineCore:
             max_model_len: most tokens of prompt and output together.
             make_executor: makes the executor of the next worker.
             on_readiness: hears whenever the engine begins or ceases to take requests.
+            tracing: gets the spans of requests; there are none without.
         """
         self.engine_id = uuid.uuid4().hex
         self.counters = Counters()
@@ -73,7 +82,8 @@ class EngineCore:
         self._graphs = GraphLedger(WorkerReady())
         self._history = HistoryKeeper(config, self.counters.step_sizes)
         self._coverage = GraphCoverage.of((), self.history)
-        self._live = LiveRequests(self.counters, self._expire)
+        self._live = LiveRequests(RequestEnds(self.counters, tracing), self._expire)
+        self._survivors = Survivors(self._live, patience_s=config.worker_patience_s, end=self.abort)
         self._drain_listeners: set[Callable[[], None]] = set()
         self._is_draining = False
         self._has_drained = asyncio.Event()
@@ -108,6 +118,7 @@ class EngineCore:
         finally:
             saving.cancel()
             self.watchers.close()
+            self._abort_all(EngineUnavailableError("the engine stopped"))
             self._save_history()
 
     def check_ready(self) -> None:
@@ -126,12 +137,14 @@ class EngineCore:
             DuplicateRequestError: its name belongs to a live request.
             QueueFullError: too many requests wait.
             InvalidRequestError: it can never fit.
+            RequestFaultError: the same request was to blame for the loss of a worker.
         """
         self.check_ready()
         assert self._steps is not None, "check_ready saw a step loop"
         if request.deadline_s is not None and request.deadline_s <= time.monotonic():
             raise DeadlineExpiredError("the request's time limit had passed when it arrived")
         self._live.check_is_new(request.request_id)
+        self._survivors.check(request)
         self._steps.scheduler.add(request)
         self._live.add(request)
         self._steps.wake()
@@ -199,15 +212,23 @@ class EngineCore:
 
     def load(self) -> EngineLoad:
         """Returns how busy the engine is now."""
-        if self._steps is None:
+        if self._steps is None or self.worker is None:
             return EngineLoad()
         scheduler = self._steps.scheduler
+        num_free_blocks = scheduler.stats.num_free_blocks
         return EngineLoad(
             step_age_s=self._steps.step_age_s,
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
-            num_free_blocks=scheduler.stats.num_free_blocks,
+            num_free_blocks=num_free_blocks,
+            num_used_blocks=self.worker.num_blocks - 1 - num_free_blocks,  # one is the null block
         )
+
+    def prefix_changes(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
+        """Returns which cached prefixes came and went behind a cursor; None begins anew."""
+        if self._steps is None:
+            return PrefixChanges(is_reset=True, cursor=None)
+        return self._steps.scheduler.prefix_changes(cursor, max_keys=max_keys)
 
     def stats(self) -> EngineStats:
         """Returns what the engine has done since it started."""
@@ -222,6 +243,7 @@ class EngineCore:
             cached_tokens=counters.cached_tokens + (0 if now is None else now.cached_tokens),
             output_tokens=counters.output_tokens + (0 if now is None else now.output_tokens),
             num_preemptions=counters.num_preemptions + (0 if now is None else now.num_preemptions),
+            num_batched_tokens_limit=0 if now is None else now.num_batched_tokens_limit,
             is_ready=self.is_ready,
             graphs=self._graphs,
             coverage=self._coverage,
@@ -245,16 +267,17 @@ class EngineCore:
             graphs=self._graphs,
             watchers=self.watchers,
         )
+        num_steps = self.counters.num_steps
+        self._survivors.hand_over(self._steps.scheduler)
         self._on_readiness(self.is_ready)
         try:
             await self._steps.run()
         finally:
+            in_flight = self._steps.requests_in_flight
             self._retire_scheduler()
             self._on_readiness(False)
             self.watchers.close_with_snapshot()
-            self._abort_all(
-                EngineUnavailableError("the engine lost the worker that ran this request")
-            )
+            self._survivors.take(in_flight, has_progressed=self.counters.num_steps > num_steps)
 
     async def _save_history_regularly(self) -> NoReturn:
         while True:

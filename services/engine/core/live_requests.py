@@ -4,20 +4,16 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 
-import structlog
-
-from services.engine.core.stats import Counters
+from services.engine.core.request_ends import RequestEnds
 from services.engine.errors import DuplicateRequestError
 from services.engine.request import OutputSink, Request, RequestOutput
-
-log = structlog.get_logger()
 
 
 class LiveRequests:
     """Knows every live request by its name and sees each of them to its end, exactly once."""
 
-    def __init__(self, counters: Counters, on_deadline: Callable[[Request], None]) -> None:
-        self._counters = counters
+    def __init__(self, ends: RequestEnds, on_deadline: Callable[[Request], None]) -> None:
+        self._ends = ends
         self._on_deadline = on_deadline
         self._requests: dict[str, Request] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -73,29 +69,6 @@ class LiveRequests:
         del self._requests[request.request_id]
         if timer := self._timers.pop(request.request_id, None):
             timer.cancel()
-        reason = output.finish_reason.value if output.finish_reason else "failed"
-        self._counters.finished[reason] += 1
-        _log_end(output, reason)
+        self._ends.record(output)
         if not self._requests:
             self._became_empty.set()
-
-
-def _log_end(output: RequestOutput, reason: str) -> None:
-    request = output.request
-    arrival_s = request.arrival_s
-    log.info(
-        "request_finished",
-        request_id=request.request_id,
-        finish_reason=reason,
-        error=None if output.error is None else type(output.error).__name__,
-        prompt_tokens=request.num_prompt_tokens,
-        cached_tokens=request.num_cached_tokens,
-        output_tokens=request.num_output_tokens,
-        queue_ms=_ms_between(arrival_s, request.first_scheduled_s),
-        ttft_ms=_ms_between(arrival_s, request.first_token_s),
-        duration_ms=_ms_between(arrival_s, time.monotonic()),
-    )
-
-
-def _ms_between(start_s: float, end_s: float | None) -> float | None:
-    return None if end_s is None else round((end_s - start_s) * 1000, 1)

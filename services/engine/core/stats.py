@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from services.engine.batch import FallbackReason
 from services.engine.core.graph_coverage import GraphCoverage
 from services.engine.core.graph_ledger import GraphLedger
+from services.engine.core.latencies import Latencies
 from services.engine.core.step_histogram import StepHistogram
 
 
@@ -18,6 +19,8 @@ class Counters:
     schedule_ns: int = 0
     num_worker_restarts: int = 0
     num_late_builds: int = 0
+    num_failed_steps: int = 0
+    """Steps that ran out of memory."""
     finished: Counter[str] = field(default_factory=Counter)
     """Requests that ended, by reason: stop, length, aborted, failed."""
     rejected: Counter[str] = field(default_factory=Counter)
@@ -25,6 +28,7 @@ class Counters:
     graph_dispatch: Counter[int] = field(default_factory=Counter)
     """Steps by FallbackReason."""
     step_sizes: StepHistogram = field(default_factory=StepHistogram)
+    latencies: Latencies = field(default_factory=Latencies)
     prompt_tokens: int = 0
     """Of schedulers that are gone; likewise the three below."""
     cached_tokens: int = 0
@@ -33,7 +37,7 @@ class Counters:
 
     def steps_by_dispatch(self) -> dict[str, int]:
         """Returns the steps by fallback reason in lower case; "graph" counts those that ran one."""
-        return {_dispatch_name(reason): count for reason, count in self.graph_dispatch.items()}
+        return {dispatch_name(reason): count for reason, count in self.graph_dispatch.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,8 @@ class EngineLoad:
     num_running: int = 0
     num_waiting: int = 0
     num_free_blocks: int = 0
+    num_used_blocks: int = 0
+    """Blocks that requests hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +64,15 @@ class EngineStats:
     cached_tokens: int
     output_tokens: int
     num_preemptions: int
+    num_batched_tokens_limit: int
     is_ready: bool
     graphs: GraphLedger
     coverage: GraphCoverage
     counters: Counters
 
 
-def _dispatch_name(reason: int) -> str:
+def dispatch_name(reason: int) -> str:
+    """Returns the word for why a step ran as it did."""
     if reason == FallbackReason.FALLBACK_REASON_UNSPECIFIED:
         return "graph"
     return FallbackReason.Name(reason).removeprefix("FALLBACK_REASON_").lower()

@@ -6,14 +6,18 @@ from collections import deque
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
+import structlog
+
 from protos.engine.v1.worker_pb2 import GraphReport, LateBuild
-from services.engine.batch import BatchDescriptor, StepResult
+from services.engine.batch import BatchDescriptor, StepFailure, StepResult
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.snapshot import PendingSnapshot
 from services.engine.core.stats import Counters
 from services.engine.core.watchers import StepWatchers
-from services.engine.request import RequestOutput
+from services.engine.request import Request, RequestOutput, StepMark
 from services.engine.scheduler.scheduler import ScheduledStep, Scheduler
+
+log = structlog.get_logger()
 
 MAX_STEPS_IN_FLIGHT = 2
 """One step runs while the next one waits at the worker, so that the device never waits for us."""
@@ -70,6 +74,13 @@ class StepLoop:
             return 0.0
         return time.monotonic() - self._progress_s
 
+    @property
+    def requests_in_flight(self) -> set[Request]:
+        """The requests of the steps whose results are to come."""
+        return {
+            request for step in self._in_flight for request in (*step.requests, *step.unsampled)
+        }
+
     def wake(self) -> None:
         """Tells the loop that the scheduler's requests have changed."""
         self._wake.set()
@@ -106,9 +117,12 @@ class StepLoop:
             if not self._results:
                 self._fill()
             while self._results:
-                outputs = self._update(self._results.popleft())
+                result = self._results.popleft()
+                outputs = self._update(result)
+                mark = StepMark(result.step_id, time.monotonic())
                 # The worker gets its next step before the last one's tokens are handed out.
                 self._fill()
+                self._counters.latencies.count_step(outputs, mark)
                 self._publish(outputs)
             await self._wake.wait()
             self._wake.clear()
@@ -118,6 +132,8 @@ class StepLoop:
         step = self._in_flight.popleft()
         assert step.step_id == result.step_id, "results come in the order of the steps"
         self._progress_s = time.monotonic()
+        if result.failure:
+            return self._retreat(step, result)
         started_ns = time.perf_counter_ns()
         outputs = self.scheduler.update(step, result)
         counters = self._counters
@@ -127,6 +143,22 @@ class StepLoop:
         counters.graph_dispatch[self._graphs.count(step.descriptor, result)] += 1
         counters.step_sizes.count(step.descriptor.context)
         self._watchers.publish(step, result)
+        return outputs
+
+    def _retreat(self, step: ScheduledStep, result: StepResult) -> list[RequestOutput]:
+        """Takes back a step that was not computed, and those that build on it."""
+        if result.failure == StepFailure.STEP_FAILURE_SKIPPED:
+            return []  # it was taken back together with the one that failed
+        self._counters.num_failed_steps += 1
+        outputs = self.scheduler.retreat([step, *self._in_flight])
+        log.warning(
+            "step_ran_out_of_memory",
+            step_id=step.step_id,
+            num_tokens=step.descriptor.context.num_tokens,
+            num_batched_tokens_limit=self.scheduler.stats.num_batched_tokens_limit,
+            num_ended=len(outputs),
+        )
+        self._watchers.close_with_snapshot()
         return outputs
 
     def _fill(self) -> None:

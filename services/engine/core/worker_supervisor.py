@@ -9,7 +9,8 @@ import structlog
 
 from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.core.stats import Counters
-from services.engine.core.step_loop import StepChannel
+from services.engine.core.step_loop import StepChannel, WorkerHungError
+from services.telemetry.stacks import show_stacks
 
 log = structlog.get_logger()
 
@@ -28,6 +29,9 @@ class Executor(StepChannel, Protocol):
         Raises:
             WorkerDiedError: it could not start; the message says why.
         """
+
+    async def show_stacks(self) -> None:
+        """Has a worker that does not answer write on standard error what its threads do."""
 
     async def stop(self) -> None:
         """Ends the worker, by force if need be."""
@@ -81,6 +85,9 @@ class WorkerSupervisor:
                 if not has_served:
                     raise
                 _log_lost(executor, error)
+                if isinstance(error, WorkerHungError):
+                    show_stacks()
+                    await executor.show_stacks()
             finally:
                 await executor.stop()
             if time.monotonic() - started_s > STABLE_AFTER_S:

@@ -15,6 +15,7 @@ from itertools import islice
 from services.engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from services.engine.kv_cache.cache_groups import CacheGroups
 from services.engine.kv_cache.prefix_index import PrefixIndex, chain_keys, root_key
+from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
 from services.engine.request import Request
 
 
@@ -56,6 +57,13 @@ class KVCache:
     def num_cached_blocks(self) -> int:
         """Free blocks whose content can still be found."""
         return self._num_cached_blocks
+
+    def prefix_changes(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
+        """Returns which prefixes came and went behind a cursor; None begins anew.
+
+        They are those of the first group, which no match can go beyond.
+        """
+        return self._indexes[0].changes_since(cursor, max_keys=max_keys)
 
     def match_prefix(self, request: Request) -> list[int]:
         """Returns the block table of the longest known prefix of the request's tokens.
@@ -141,6 +149,19 @@ class KVCache:
                 self._release(block_id)
         request.block_ids.clear()
         request.num_indexed_blocks = 0
+
+    def forget_from(self, request: Request, num_tokens: int) -> None:
+        """Makes nothing findable of what a request computed behind its first `num_tokens` tokens.
+
+        For steps that were ordered and then not computed, whether or not the request still lives.
+        """
+        first = num_tokens // self._block_size
+        for key in request.block_keys[first:]:
+            for index in self._indexes:
+                block_id = index.forget_key(key)
+                if block_id is not None and self._pool.is_free(block_id):
+                    self._num_cached_blocks -= 1
+        request.num_indexed_blocks = min(request.num_indexed_blocks, first)
 
     def _release(self, block_id: int) -> None:
         is_findable = any(block_id in index for index in self._indexes)

@@ -4,6 +4,8 @@ import hashlib
 from array import array
 from collections.abc import Iterable, Sequence
 
+from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor, PrefixJournal
+
 _KEY_BYTES = 16
 
 
@@ -17,6 +19,7 @@ def chain_keys(parent: bytes, token_ids: Sequence[int], block_size: int) -> list
 
     A key is a hash of the block's tokens and of the key before it, hence of the whole prefix. It
     is cryptographic because equal keys share content, across callers, without another look.
+    Frontends compute the same keys: docs/protocol.md defines them.
 
     Args:
         parent: key of the block before the first one, or the root key.
@@ -40,6 +43,7 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._block_by_key: dict[bytes, int] = {}
         self._key_by_block: dict[int, bytes] = {}
+        self._journal = PrefixJournal()
 
     def __len__(self) -> int:
         """Blocks that can be found."""
@@ -68,6 +72,7 @@ class PrefixIndex:
         if key not in self._block_by_key:
             self._block_by_key[key] = block_id
             self._key_by_block[block_id] = key
+            self._journal.record(key, is_present=True)
 
     def forget(self, block_id: int) -> bool:
         """Removes a block that is about to be overwritten; returns whether it was known."""
@@ -75,4 +80,17 @@ class PrefixIndex:
         if key is None:
             return False
         del self._block_by_key[key]
+        self._journal.record(key, is_present=False)
         return True
+
+    def forget_key(self, key: bytes) -> int | None:
+        """Removes a key; returns the block that could be found by it, if there was one."""
+        block_id = self._block_by_key.pop(key, None)
+        if block_id is not None:
+            del self._key_by_block[block_id]
+            self._journal.record(key, is_present=False)
+        return block_id
+
+    def changes_since(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
+        """Returns which keys came and went behind a cursor; None begins with those there are."""
+        return self._journal.since(cursor, self._block_by_key, max_keys=max_keys)

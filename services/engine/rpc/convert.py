@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from protos.common.v1 import sampling_pb2
+from protos.engine.v1 import engine_pb2
 from protos.engine.v1.engine_pb2 import (
     GenerateRequest,
     GetStatsResponse,
@@ -32,6 +33,8 @@ from services.engine.request import (
     Request,
     SamplingParams,
 )
+from services.telemetry.histogram import Histogram
+from services.telemetry.tracing import checked_traceparent
 
 MAX_NAME_LENGTH = 128
 """Characters in a request id or a frontend id."""
@@ -96,16 +99,24 @@ class RequestReader:
                 f"prompt_token_ids has {len(submit.prompt_token_ids)} bytes; each token takes 4"
             )
         arrival_s = time.monotonic()
-        prompt = np.frombuffer(submit.prompt_token_ids, _TOKEN_ID).tolist()
-        self._check_prompt(prompt)
+        token_ids = np.frombuffer(submit.prompt_token_ids, _TOKEN_ID).tolist()
+        self._check_prompt(token_ids)
+        num_prompt = len(token_ids) - submit.num_resumed_tokens
+        if num_prompt < 1:
+            raise InvalidRequestError(
+                f"num_resumed_tokens is {submit.num_resumed_tokens}; it must be below the"
+                f" {len(token_ids)} tokens given"
+            )
         return Request(
             request_id=submit.request_id,
             handle=submit.handle,
-            prompt_token_ids=prompt,
-            sampling=self._sampling(submit.sampling, len(prompt)),
+            prompt_token_ids=token_ids[:num_prompt],
+            resumed_token_ids=token_ids[num_prompt:],
+            sampling=self._sampling(submit.sampling, num_prompt),
             sink=sink,
             priority=submit.priority,
             cache_salt=submit.cache_salt,
+            traceparent=checked_traceparent(submit.traceparent),
             arrival_s=arrival_s,
             deadline_s=(
                 arrival_s + submit.timeout_ms / 1000 if submit.HasField("timeout_ms") else None
@@ -113,7 +124,12 @@ class RequestReader:
         )
 
     def from_generate(
-        self, message: GenerateRequest, sink: OutputSink, *, timeout_s: float | None
+        self,
+        message: GenerateRequest,
+        sink: OutputSink,
+        *,
+        timeout_s: float | None,
+        traceparent: str = "",
     ) -> Request:
         """Reads a request that has a call of its own.
 
@@ -121,6 +137,7 @@ class RequestReader:
             message: the request.
             sink: takes its output.
             timeout_s: what the call's gRPC deadline leaves; None where it has none.
+            traceparent: where the call belongs in a trace; empty: nowhere.
 
         Raises:
             InvalidRequestError, UnsupportedError: it can never be served as it is.
@@ -146,6 +163,7 @@ class RequestReader:
             cache_salt=message.cache_salt,
             arrival_s=arrival_s,
             deadline_s=None if timeout_s is None else arrival_s + timeout_s,
+            traceparent=traceparent,
         )
 
     def default_sampling(self) -> sampling_pb2.SamplingParams:
@@ -261,6 +279,12 @@ def stats_to_proto(
         num_preemptions=stats.num_preemptions,
         num_worker_restarts=counters.num_worker_restarts,
         num_late_builds=counters.num_late_builds,
+        num_failed_steps=counters.num_failed_steps,
+        num_batched_tokens_limit=stats.num_batched_tokens_limit,
+        time_to_first_token_s=_histogram_to_proto(counters.latencies.time_to_first_token),
+        inter_token_latency_s=_histogram_to_proto(counters.latencies.inter_token_latency),
+        e2e_request_latency_s=_histogram_to_proto(counters.latencies.e2e_request_latency),
+        request_queue_time_s=_histogram_to_proto(counters.latencies.request_queue_time),
         worker_busy_us=counters.worker_busy_us,
         schedule_us=counters.schedule_ns // 1000,
         graph_dispatch=counters.steps_by_dispatch(),
@@ -274,6 +298,10 @@ def stats_to_proto(
         decode_steps=step_sizes.decodes if step_sizes else {},
         other_steps=step_sizes.others if step_sizes else {},
     )
+
+
+def _histogram_to_proto(histogram: Histogram) -> engine_pb2.Histogram:
+    return engine_pb2.Histogram(bounds=histogram.bounds, counts=histogram.counts, sum=histogram.sum)
 
 
 def _coverage_to_proto(coverage: Coverage) -> GraphCoverage:

@@ -46,6 +46,11 @@ class EngineServicer(EngineServiceServicer):
         self._reader = RequestReader(model)
         self._num_sessions = 0
 
+    @property
+    def num_sessions(self) -> int:
+        """Frontends connected now."""
+        return self._num_sessions
+
     async def Session(  # noqa: N802  the protocol's name
         self,
         messages: AsyncIterator[FrontendMessage],
@@ -84,6 +89,7 @@ class EngineServicer(EngineServiceServicer):
             tokenizer_sha256=model.tokenizer.sha256,
             engine_id=self._core.engine_id,
             block_size=self._config.block_size,
+            config_sha256=model.config_sha256,
         )
         if worker is not None:
             info.num_blocks = worker.num_blocks

@@ -12,6 +12,7 @@ from protos.engine.v1.engine_pb2 import (
     EngineMessage,
     FrontendMessage,
     Heartbeat,
+    PrefixChanges,
     Rejected,
     Submit,
 )
@@ -23,12 +24,18 @@ from services.engine.errors import (
     EngineUnavailableError,
     InvalidRequestError,
 )
+from services.engine.kv_cache.prefix_journal import PrefixCursor
 from services.engine.request import Request, RequestOutput
 from services.engine.rpc.convert import RequestReader, check_known, check_name
 from services.engine.rpc.outbox import Outbox
 from services.engine.rpc.status import count_rejection, failure_of
 
 log = structlog.get_logger()
+
+MAX_PREFIX_KEYS = 65536
+"""Most keys of cached prefixes in one heartbeat: 512 KiB."""
+PREFIX_KEY_BYTES = 8
+"""Bytes of a key that travel; a frontend only guesses by them where a prefix may be cached."""
 
 
 class Session:
@@ -50,6 +57,8 @@ class Session:
         self._config = config
         self._context = context
         self._live: dict[int, Request] = {}
+        self._wants_prefixes = False
+        self._prefix_cursor: PrefixCursor | None = None
         self._outbox = Outbox(config, write=context.write, make_heartbeat=self._heartbeat)
         self.flush = self._outbox.flush
 
@@ -89,6 +98,7 @@ class Session:
         check_known(message)
         frontend_id: str = message.hello.frontend_id
         check_name(frontend_id, "frontend_id")
+        self._wants_prefixes = message.hello.wants_prefixes
         if self._core.is_draining:
             raise EngineUnavailableError("the engine is draining and opens no new sessions")
         hello = EngineHello(
@@ -170,6 +180,19 @@ class Session:
             num_running=load.num_running,
             num_waiting=load.num_waiting,
             num_free_blocks=load.num_free_blocks,
+            num_used_blocks=load.num_used_blocks,
             ready=self._core.is_ready,
+            prefixes=self._prefix_changes() if self._wants_prefixes else None,
         )
         return EngineMessage(heartbeat=heartbeat)
+
+    def _prefix_changes(self) -> PrefixChanges:
+        """Returns what the frontend does not know of the prefix cache yet."""
+        max_keys = min(MAX_PREFIX_KEYS, self._config.max_message_bytes // (4 * PREFIX_KEY_BYTES))
+        changes = self._core.prefix_changes(self._prefix_cursor, max_keys=max_keys)
+        self._prefix_cursor = changes.cursor
+        return PrefixChanges(
+            reset=changes.is_reset,
+            added=b"".join(key[:PREFIX_KEY_BYTES] for key in changes.added),
+            removed=b"".join(key[:PREFIX_KEY_BYTES] for key in changes.removed),
+        )

@@ -16,6 +16,7 @@ from services.engine.rpc.convert import (
     usage_of,
 )
 from services.engine.rpc.status import count_rejection
+from services.telemetry.tracing import read_traceparent
 
 
 class SingleCall:
@@ -67,7 +68,10 @@ class SingleCall:
         try:
             self._core.check_ready()
             request = self._reader.from_generate(
-                message, self, timeout_s=self._context.time_remaining()
+                message,
+                self,
+                timeout_s=self._context.time_remaining(),
+                traceparent=read_traceparent(self._context.invocation_metadata()),
             )
             self._core.submit(request)
         except EngineError as error:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from models.ops.sample_tokens import kept_weights, sample_tokens
+from models.ops.sample_tokens import kept_weights, sample_tokens, where_sound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,12 @@ class TokenChoice:
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """Returns the most likely token of each row [S, V], the lowest id on a tie, as [S] int64."""
-    return logits.argmax(dim=-1)
+    """Returns the most likely token of each row [S, V], the lowest id on a tie, as [S] int64.
+
+    A row whose largest logit is NaN or infinite gets NO_TOKEN.
+    """
+    largest, token_ids = logits.max(dim=-1)
+    return where_sound(largest, token_ids)
 
 
 def sample(logits: Tensor, choice: TokenChoice) -> Tensor:

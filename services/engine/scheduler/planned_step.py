@@ -1,9 +1,11 @@
 """One step: while it is planned, and once it is on its way."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from services.engine.batch import BatchBuilder, BatchDescriptor, row_assignment
+import numpy as np
+
+from services.engine.batch import BatchBuilder, BatchDescriptor, read_int32, row_assignment
 from services.engine.request import Request, SamplingParams
 from services.engine.scheduler.dispatcher import BatchShape, GraphDispatcher
 
@@ -18,12 +20,31 @@ class ScheduledStep:
     descriptor: BatchDescriptor
     requests: list[Request]
     """Those that sample a token, in the order of the result."""
+    unsampled: list[Request]
+    """Those that compute a part of their tokens and sample none, in the order of the batch."""
+
+    def starts(self) -> Iterator[tuple[Request, int]]:
+        """Yields every request of the step with the number of tokens computed before it."""
+        attention = self.descriptor.attn_metadata
+        starts = read_int32(attention.seq_lens) - np.diff(read_int32(attention.query_start_loc))
+        sampling = np.zeros(len(starts), bool)
+        sampling[read_int32(self.descriptor.sampling.sample_indices)] = True
+        yield from zip(self.requests, starts[sampling].tolist(), strict=True)
+        yield from zip(self.unsampled, starts[~sampling].tolist(), strict=True)
 
 
 class PlannedStep:
     """A step in the making: which request computes which tokens, and what budget is left."""
 
-    __slots__ = ("_batch", "_is_prefill", "_needs", "_row_needs", "_sampling", "budget")
+    __slots__ = (
+        "_batch",
+        "_is_prefill",
+        "_needs",
+        "_row_needs",
+        "_sampling",
+        "_unsampled",
+        "budget",
+    )
 
     def __init__(self, budget: int, row_needs: Sequence[int]) -> None:
         """Starts a step without requests.
@@ -36,6 +57,7 @@ class PlannedStep:
         self._row_needs = row_needs
         self._batch = BatchBuilder()
         self._sampling: list[Request] = []
+        self._unsampled: list[Request] = []
         self._is_prefill = False
         self._needs = 0
 
@@ -81,6 +103,8 @@ class PlannedStep:
                 if num_output >= request.sampling.min_tokens:
                     needs -= _MIN_TOKENS
             self._needs |= needs
+        else:
+            self._unsampled.append(request)
         batch.row_ids.append(row)
         batch.q_lens.append(q_len)
         batch.seq_lens.append(end)
@@ -109,7 +133,12 @@ class PlannedStep:
             mode=dispatch.mode,
             fallback_reason=dispatch.fallback_reason,
         )
-        return ScheduledStep(step_id=step_id, descriptor=descriptor, requests=self._sampling)
+        return ScheduledStep(
+            step_id=step_id,
+            descriptor=descriptor,
+            requests=self._sampling,
+            unsampled=self._unsampled,
+        )
 
 
 def sampling_needs(sampling: SamplingParams) -> int:

@@ -11,14 +11,21 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 
 from services.engine.batch import StepResult, read_int32, read_logprobs
-from services.engine.errors import QueueFullError
+from services.engine.errors import (
+    InvalidRequestError,
+    MemoryExhaustedError,
+    QueueFullError,
+    RequestFaultError,
+)
 from services.engine.kv_cache.cache import KVCache
+from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
 from services.engine.request import FinishReason, Request, RequestOutput, RequestStatus
 from services.engine.scheduler.dispatcher import GraphDispatcher
 from services.engine.scheduler.finish_rate import FinishRate
 from services.engine.scheduler.limits import SchedulerLimits
 from services.engine.scheduler.planned_step import PlannedStep, ScheduledStep, sampling_needs
 from services.engine.scheduler.stats import SchedulerStats
+from services.engine.scheduler.step_budget import StepBudget
 from services.engine.scheduler.waiting_queue import WaitingQueue, service_order
 
 __all__ = ["ScheduledStep", "Scheduler", "SchedulerLimits"]
@@ -49,6 +56,8 @@ class Scheduler:
             clock: tells the time of `Request.arrival_s`, in seconds.
         """
         self._limits = limits
+        self._budget = StepBudget(limits.max_num_batched_tokens)
+        self._num_failed_steps = 0
         self._clock = clock
         self._dispatcher = dispatcher or GraphDispatcher()
         self._cache = KVCache(
@@ -66,6 +75,7 @@ class Scheduler:
         self._finish_rate = FinishRate()
         self._num_added = 0
         self._last_step_id = 0
+        self._last_result_id = 0
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self._output_tokens = 0
@@ -106,7 +116,12 @@ class Scheduler:
             cached_tokens=self._cached_tokens,
             output_tokens=self._output_tokens,
             num_preemptions=self._num_preemptions,
+            num_batched_tokens_limit=self._budget.tokens,
         )
+
+    def prefix_changes(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
+        """Returns which cached prefixes came and went behind a cursor; None begins anew."""
+        return self._cache.prefix_changes(cursor, max_keys=max_keys)
 
     def add(self, request: Request) -> None:
         """Takes a new request into the waiting queue.
@@ -114,21 +129,40 @@ class Scheduler:
         It ends with FinishReason.LENGTH at the latest where `SchedulerLimits.bound_tokens` says.
 
         Raises:
-            InvalidRequestError: the prompt is too long for the model or for the KV cache.
+            InvalidRequestError: the prompt is too long for the model or for the KV cache, or the
+                request has been resumed with nothing left to do.
             QueueFullError: too many requests wait.
         """
         max_num_tokens = self._limits.bound_tokens(
             request.num_prompt_tokens, request.sampling.max_tokens
         )
+        if len(request.token_ids) >= max_num_tokens:
+            raise InvalidRequestError(
+                f"the request has {len(request.token_ids)} tokens already; it can have"
+                f" {max_num_tokens}"
+            )
         if len(self._waiting) >= self._limits.max_num_waiting:
             raise QueueFullError(
                 f"{len(self._waiting)} requests wait; the limit is {self._limits.max_num_waiting}",
                 retry_after_ms=self._finish_rate.retry_after_ms(self._clock()),
             )
         request.max_num_tokens = max_num_tokens
-        request.arrival_index = self._num_added
-        self._num_added += 1
-        self._waiting.push(request)
+        self._enqueue(request)
+
+    def resume(self, request: Request) -> None:
+        """Takes a request over whose worker is gone; it goes on behind the tokens known.
+
+        Raises:
+            InvalidRequestError: it fitted that worker's KV cache and does not fit this one's.
+        """
+        bound = self._limits.bound_tokens(request.num_prompt_tokens, request.sampling.max_tokens)
+        if bound < request.max_num_tokens:
+            raise InvalidRequestError(
+                f"the request may reach {request.max_num_tokens} tokens; "
+                f"the KV cache of the next worker holds {self._limits.num_cache_tokens}"
+            )
+        request.restart()
+        self._enqueue(request)
 
     def abort(self, request: Request) -> bool:
         """Ends a request without output and frees what it holds; returns whether it was live."""
@@ -145,7 +179,8 @@ class Scheduler:
         Returns:
             The step, or None when nothing can run before a result or a request comes in.
         """
-        step = PlannedStep(self._limits.max_num_batched_tokens, self._row_needs)
+        self._make_way_for_suspect()
+        step = PlannedStep(self._budget.tokens, self._row_needs)
         num_preemptions = self._num_preemptions
         self._continue_running(step)
         if num_preemptions == self._num_preemptions:
@@ -153,7 +188,10 @@ class Scheduler:
         if step.is_empty:
             return None
         self._last_step_id += 1
-        return step.order(self._last_step_id, self._dispatcher)
+        ordered = step.order(self._last_step_id, self._dispatcher)
+        if self._num_failed_steps:
+            ordered.descriptor.num_failed_steps = self._num_failed_steps
+        return ordered
 
     def update(self, step: ScheduledStep, result: StepResult) -> list[RequestOutput]:
         """Takes the tokens of a step, in the order of the steps, and ends who is done.
@@ -162,6 +200,8 @@ class Scheduler:
             One output for each request that sampled and is still live. One that ended since the
             step was scheduled has sampled in vain.
         """
+        self._last_result_id = step.step_id
+        self._budget.count_good_step()
         token_ids = read_int32(result.token_ids).tolist()
         now_s = self._clock()
         outputs: list[RequestOutput] = []
@@ -169,17 +209,69 @@ class Scheduler:
             if request.status is RequestStatus.FINISHED:
                 continue
             request.num_pending_tokens -= 1
+            if token_id < 0:
+                self._end(request)
+                error = RequestFaultError("the largest of its logits was NaN or infinite")
+                outputs.append(RequestOutput(request, [], error=error))
+                continue
             request.token_ids.append(token_id)
+            self._output_tokens += 1
             if request.first_token_s is None:
                 request.first_token_s = now_s
             output = RequestOutput(request, [token_id])
             outputs.append(output)
             self._finish_if_done(output, token_id)
         self._running = [r for r in self._running if r.status is RequestStatus.RUNNING]
-        self._output_tokens += len(outputs)
         if step.descriptor.sampling.needs_logprobs:
             _attach_logprobs(outputs, step, result)
         return outputs
+
+    def retreat(self, steps: Sequence[ScheduledStep]) -> list[RequestOutput]:
+        """Takes back the orders of a step that ran out of memory and of all that build on it.
+
+        Whoever runs starts over behind what was computed before them, and steps get smaller. One
+        that failed with a single token ends that token's request.
+
+        Args:
+            steps: the one that failed and those in flight behind it, which the worker skips.
+        """
+        failed = steps[0]
+        for step in steps:
+            for request, num_computed in step.starts():
+                self._cache.forget_from(request, num_computed)
+                request.num_computed_tokens = min(request.num_computed_tokens, num_computed)
+            for request in step.requests:
+                request.num_pending_tokens -= 1
+        while self._running:
+            self._preempt(self._running.pop())
+        self._num_failed_steps += 1
+        self._last_result_id = self._last_step_id
+        num_tokens = failed.descriptor.context.num_tokens
+        self._budget.halve(num_tokens)
+        request = (failed.requests + failed.unsampled)[0]
+        if num_tokens > 1 or request.status is RequestStatus.FINISHED:
+            return []
+        self._end(request)
+        error = MemoryExhaustedError("there is no memory left for a step of one token")
+        return [RequestOutput(request, [], error=error)]
+
+    def _enqueue(self, request: Request) -> None:
+        request.arrival_index = self._num_added
+        self._num_added += 1
+        self._waiting.push(request)
+
+    def _make_way_for_suspect(self) -> None:
+        """Takes back what everybody holds if a suspect is next: it has to run alone."""
+        request = self._waiting.peek()
+        if request is not None and request.is_suspect:
+            while self._running and not self._running[-1].is_suspect:
+                self._preempt(self._running.pop())
+
+    def _may_join(self, request: Request) -> bool:
+        """Whether a request may run in the next step: no suspect has company, sent or planned."""
+        if request.is_suspect:
+            return not self._running and self._last_result_id == self._last_step_id
+        return not (self._running and self._running[0].is_suspect)
 
     def _continue_running(self, step: PlannedStep) -> None:
         """Gives every running request its next tokens, preempting the last ones if need be."""
@@ -226,6 +318,7 @@ class Scheduler:
         self._release(request)
         request.num_computed_tokens = 0
         request.status = RequestStatus.WAITING
+        request.num_preemptions += 1
         self._waiting.push(request)
         self._num_preemptions += 1
 
@@ -235,10 +328,13 @@ class Scheduler:
         The next one comes in only if blocks for all of its tokens are free, though it may take
         them chunk by chunk: otherwise it would be the first to be preempted, over and over.
         """
-        while step.budget and len(self._running) < self._limits.max_running:
+        max_running = min(self._limits.max_running, self._budget.tokens)
+        while step.budget and len(self._running) < max_running:
             request = self._waiting.peek()
             if request is None or request.num_pending_tokens:
                 break  # tokens of a preempted request that are on their way must be known first
+            if not self._may_join(request):
+                break
             prefix = self._cache.match_prefix(request)
             num_tokens = len(request.token_ids)
             if not self._cache.fits(prefix, num_tokens):
@@ -262,7 +358,8 @@ class Scheduler:
         insort(self._running, request, key=service_order)
         if request.first_scheduled_s is None:
             request.first_scheduled_s = self._clock()
-            request.num_cached_tokens = request.num_computed_tokens
+            request.first_step_id = self.next_step_id
+            request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
             self._prompt_tokens += request.num_prompt_tokens
             self._cached_tokens += request.num_cached_tokens
 
@@ -309,5 +406,5 @@ def _attach_logprobs(outputs: list[RequestOutput], step: ScheduledStep, result: 
     by_request = dict(zip(step.requests, read_logprobs(result, wanted), strict=True))
     for output in outputs:
         position = by_request[output.request]
-        if position is not None:
+        if position is not None and output.token_ids:
             output.logprobs.append(position)

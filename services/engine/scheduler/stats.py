@@ -19,3 +19,5 @@ class SchedulerStats:
     """Tokens generated for requests that were still live."""
     num_preemptions: int
     """Times a running request gave its blocks back to start over."""
+    num_batched_tokens_limit: int
+    """Query tokens that a step may have now."""

@@ -5,9 +5,12 @@ import heapq
 from services.engine.request import Request, RequestStatus
 
 
-def service_order(request: Request) -> tuple[int, int]:
-    """Sorts requests into the order in which they are served: by priority, then by arrival."""
-    return (-request.priority, request.arrival_index)
+def service_order(request: Request) -> tuple[bool, int, int]:
+    """Sorts requests into the order in which they are served: by priority, then by arrival.
+
+    Suspects come before all others, who wait until each of them has run alone.
+    """
+    return (not request.is_suspect, -request.priority, request.arrival_index)
 
 
 class WaitingQueue:
@@ -17,7 +20,7 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int], Request]] = []
+        self._heap: list[tuple[tuple[bool, int, int], Request]] = []
         self._num_waiting = 0
 
     def __len__(self) -> int:

@@ -12,6 +12,7 @@ import sys
 from services.engine.config import EngineConfig
 from services.engine.worker.wire import Channel
 from services.telemetry.logging import configure_logging
+from services.telemetry.stacks import show_stacks_on_signal
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -21,6 +22,7 @@ def main() -> int:
     # Ctrl-C reaches the whole process group; the service drains first and ends its worker itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
+    show_stacks_on_signal()
     parser = argparse.ArgumentParser(prog="services.engine.worker")
     parser.add_argument("--socket-fd", type=int, required=True)
     parser.add_argument("--rank", type=int, required=True)

@@ -15,11 +15,14 @@ from protos.engine.v1.worker_pb2 import GraphReport, LateBuild, WorkerEvent, Wor
 from services.engine.batch import BatchDescriptor, StepResult
 from services.engine.config import EngineConfig
 from services.engine.worker.wire import WireError, framed, read_message
+from services.telemetry.stacks import STACKS_SIGNAL
 
 log = structlog.get_logger()
 
 STOP_GRACE_S = 5.0
 """Time a worker has to end after SIGTERM before it is killed."""
+STACKS_GRACE_S = 0.5
+"""Time a worker has to show its stacks before it is ended."""
 
 _IMPORT_ROOT = Path(__file__).resolve().parents[3]
 _READ_AHEAD_BYTES = 2**20
@@ -63,6 +66,7 @@ class WorkerExecutor:
                 await self._spawn()
                 return await self._wait_until_ready(on_progress or _ignore_progress)
         except TimeoutError:
+            await self.show_stacks()
             await self.stop()
             raise WorkerDiedError(
                 f"the worker was not ready within {self._config.worker_start_timeout_s} s"
@@ -92,6 +96,17 @@ class WorkerExecutor:
         if kind != "result":
             raise WorkerDiedError(f"the worker sent {kind}, not a result")
         return event.result
+
+    async def show_stacks(self) -> None:
+        """Has a worker that does not answer write on standard error what its threads do."""
+        pid = self.pid
+        if pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, STACKS_SIGNAL)
+            os.kill(pid, signal.SIGCONT)  # what was stopped handles no signal
+        # Were it ended at once, the signal that ends it would overtake.
+        await asyncio.sleep(STACKS_GRACE_S)
 
     async def stop(self) -> None:
         """Ends the worker, by force if it does not end in STOP_GRACE_S. May be called again."""

@@ -239,7 +239,9 @@ class ModelRunner:
         sampled = _sampled_rows(arrays, header)
         chosen = self._choose(descriptor, sampled, logits)
         token_ids = chosen.int()
-        self._buffers.append_tokens(sampled.row_ids, sampled.seq_lens, token_ids)
+        # The next step looks up a token of every row, also of one that has none (NO_TOKEN).
+        chosen = chosen.clamp(min=0)
+        self._buffers.append_tokens(sampled.row_ids, sampled.seq_lens, chosen.int())
         logprobs = None
         if sampling.needs_logprobs:
             num_top = self._row_sampling.num_logprobs(sampled)

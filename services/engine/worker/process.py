@@ -15,13 +15,14 @@ from protos.engine.v1.worker_pb2 import (
     WorkerProgress,
     WorkerReady,
 )
-from services.engine.batch import BatchDescriptor, StepResult
+from services.engine.batch import BatchDescriptor, StepFailure, StepResult
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.late_builds import LateBuilds
 from services.engine.config import EngineConfig
 from services.engine.worker.background_capture import BackgroundCapture
 from services.engine.worker.graph_setup import graph_report
 from services.engine.worker.startup import start_worker
+from services.engine.worker.step_memory import FailedStep, is_out_of_memory, release_memory
 from services.engine.worker.wire import Channel
 
 log = structlog.get_logger()
@@ -91,6 +92,7 @@ class StepServer:
         self._fail_on_late_build = fail_on_late_build
         self._late_builds = LateBuilds()
         self._pending: deque[Pending] = deque()
+        self._num_failed_steps = 0
         self.step_id = 0
         """The step read last; 0 before the first."""
 
@@ -111,7 +113,7 @@ class StepServer:
             if content is not None:
                 descriptor = BatchDescriptor.FromString(content)
                 self.step_id = descriptor.step_id
-                self._pending.append(runner.execute(descriptor))
+                self._pending.append(self._execute(runner, descriptor))
                 self._report_late_builds()
             while self._pending and self._pending[0].is_ready:
                 result = self._pending.popleft().message()
@@ -123,6 +125,24 @@ class StepServer:
                     self.report_graph(outcome)
             if not self._late_builds.is_armed and (capture is None or not capture.has_work):
                 self._late_builds.arm()
+
+    def _execute(self, runner: Runner, descriptor: BatchDescriptor) -> Pending:
+        """Runs a step, unless memory does not suffice or the step builds on one that was not run.
+
+        Once the service knows of a failure it assigns every row anew, so whatever the steps before
+        that left undone is made good.
+        """
+        if descriptor.num_failed_steps < self._num_failed_steps:
+            return FailedStep(descriptor.step_id, StepFailure.STEP_FAILURE_SKIPPED)
+        try:
+            return runner.execute(descriptor)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            log.warning("step_ran_out_of_memory", step_id=descriptor.step_id, error=str(error))
+        release_memory()
+        self._num_failed_steps += 1
+        return FailedStep(descriptor.step_id, StepFailure.STEP_FAILURE_OUT_OF_MEMORY)
 
     def report_progress(self, stage: str) -> None:
         """Tells the service how far the start has come."""

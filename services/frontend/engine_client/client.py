@@ -1,74 +1,88 @@
-"""Keeps one session with the engine, whatever happens to either side."""
+"""Keeps one session with one engine, whatever happens to either side."""
 
 import asyncio
-import uuid
+import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import grpc
 import structlog
 
 from protos.engine.v1.engine_pb2 import GetModelInfoRequest
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
+from services.frontend.engine_client.addresses import EngineAddress
+from services.frontend.engine_client.circuit_breaker import CircuitBreaker
+from services.frontend.engine_client.engine_view import EngineView
 from services.frontend.engine_client.messages import EngineRequest, ModelInfo
-from services.frontend.engine_client.session import EngineSession, ReadinessHandler, open_session
+from services.frontend.engine_client.model_identity import ModelIdentity
+from services.frontend.engine_client.session import EngineSession, open_session
 from services.frontend.engine_client.token_stream import TokenStream
-from services.frontend.engine_client.tokenizer_files import (
-    TokenizerFiles,
-    fetch_tokenizer_files,
-    read_tokenizer_files,
-    tokenizer_sha256,
-)
+from services.frontend.engine_client.tokenizer_files import TokenizerFiles, TokenizerStore
 from services.frontend.errors import EngineUnavailableError
 from services.telemetry.grpc_options import channel_options
+from services.telemetry.tls import ClientTls, TlsFilesError, open_channel
 
 CALL_TIMEOUT_S = 5.0
 """Limit of the short calls that precede a session."""
-TOKENIZER_TIMEOUT_S = 60.0
 FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 1.0
 
 log = structlog.get_logger()
 
 ModelHandler = Callable[[ModelInfo, TokenizerFiles], Awaitable[None]]
+"""Told what an engine serves before its session opens; refuses it with EngineUnavailableError."""
+AdmissionCheck = Callable[["EngineClient", ModelInfo], None]
+"""Refuses an engine with EngineUnavailableError, before anything else is asked of it."""
 
 
 class EngineClient:
-    """Submits requests to the engine while there is one, and finds it again when it was gone.
+    """Submits requests to one engine while it is there, and finds it again when it was gone.
 
     `run` does the work; everything else may be called at any time.
     """
 
     def __init__(
         self,
-        address: str,
+        address: EngineAddress,
         *,
-        tokenizer_folder: Path | None = None,
-        max_message_bytes: int = 16 * 2**20,
-        silence_timeout_s: float = 2.5,
+        frontend_id: str,
+        tokenizers: TokenizerStore,
+        max_message_bytes: int,
+        silence_timeout_s: float,
+        tls: ClientTls | None = None,
     ) -> None:
         """Connects nowhere yet.
 
         Args:
-            address: the engine, as a gRPC target.
-            tokenizer_folder: where the tokenizer's files are; fetched from the engine when None.
+            address: the engine.
+            frontend_id: names this frontend in the engine's log.
+            tokenizers: reads the tokenizer that the engine's model needs.
             max_message_bytes: largest message sent or taken.
             silence_timeout_s: an engine that says nothing for this long is lost.
+            tls: certificates; None speaks plain text.
         """
         self.address = address
-        self.frontend_id = f"frontend-{uuid.uuid4().hex[:8]}"
-        self._tokenizer_folder = tokenizer_folder
+        self.breaker = CircuitBreaker(address.target)
+        self.info: ModelInfo | None = None
+        """What the engine serves; None while there is no connection."""
+        self.identity: ModelIdentity | None = None
+        """The part of `info` in which engines must agree."""
+        self.is_leaving = False
+        """Set to send it nothing more; what it has may finish."""
+        self.last_sent_s = 0.0
+        """When it was last sent a request, in seconds of `time.monotonic()`."""
+        self._frontend_id = frontend_id
+        self._tokenizers = tokenizers
         self._max_message_bytes = max_message_bytes
         self._silence_timeout_s = silence_timeout_s
+        self._tls = tls
         self._session: EngineSession | None = None
-        self._files: TokenizerFiles = {}
         self._is_ready = False
         self._reason = "it has not answered yet"
 
     @property
     def is_ready(self) -> bool:
         """Whether the engine takes requests now."""
-        return self._is_ready
+        return self._is_ready and not self.is_leaving
 
     @property
     def num_live(self) -> int:
@@ -76,60 +90,83 @@ class EngineClient:
         return 0 if self._session is None else self._session.num_live
 
     @property
-    def unavailable(self) -> EngineUnavailableError:
-        """The error that says why there is no engine now."""
-        return EngineUnavailableError(f"no engine at {self.address}: {self._reason}")
+    def view(self) -> EngineView:
+        """What the engine says of itself; a blank view while there is no connection."""
+        return EngineView() if self._session is None else self._session.view
 
-    def submit(self, request: EngineRequest, *, engine_id: str) -> TokenStream:
+    @property
+    def reason(self) -> str:
+        """Why the engine gets no requests now; empty where it does."""
+        if self.is_leaving:
+            return "its address is gone"
+        if self._session is None:
+            return self._reason
+        if not self._is_ready:
+            return "it is draining" if self._session.is_draining else "it is not ready"
+        return "it failed requests and is spared for a while" if self.breaker.is_open else ""
+
+    def submit(self, request: EngineRequest) -> TokenStream:
         """Sends a request.
 
-        Args:
-            request: what to run.
-            engine_id: the engine whose tokenizer made the prompt. Another one refuses it.
-
         Raises:
-            EngineUnavailableError: there is no engine now, it is another one, or it is draining.
+            EngineUnavailableError: there is no engine now, or it is draining.
             InvalidRequestError: the request is too large to send.
+            DeadlineExpiredError: its time is over.
         """
         if self._session is None:
-            raise self.unavailable
-        if self._session.hello.engine_id != engine_id:
-            raise EngineUnavailableError("the engine was restarted")
-        return self._session.submit(request)
+            raise EngineUnavailableError(f"no engine at {self.address.target}: {self._reason}")
+        stream = self._session.submit(request)
+        self.breaker.note_sent()
+        self.last_sent_s = time.monotonic()
+        return stream
 
-    async def run(self, *, on_model: ModelHandler, on_readiness: ReadinessHandler) -> None:
+    async def run(
+        self,
+        *,
+        check: AdmissionCheck,
+        on_model: ModelHandler,
+        on_readiness: Callable[[], None],
+    ) -> None:
         """Keeps a session open until cancelled.
 
         Args:
-            on_model: told what each engine serves before its session opens; may refuse it with
-                EngineUnavailableError.
-            on_readiness: told each change of `is_ready`.
+            check: may refuse the engine for what it serves.
+            on_model: gets what the engine serves and its tokenizer; may refuse it too.
+            on_readiness: called after each change of `is_ready`.
         """
         backoff_s = FIRST_BACKOFF_S
         options = channel_options(self._max_message_bytes)
-        async with grpc.aio.insecure_channel(self.address, options=options) as channel:
-            stub = EngineServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
-            while True:
-                try:
-                    session = await self._connect(stub, on_model)
-                except (EngineUnavailableError, grpc.aio.AioRpcError) as error:
-                    self._note(_reason_of(error))
-                    backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
-                else:
+        if self.address.authority is not None:
+            options.append(("grpc.default_authority", self.address.authority))
+        while True:
+            try:
+                # A channel for each session: its certificates are those of now.
+                async with open_channel(self.address.target, options, self._tls) as channel:
+                    stub = EngineServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
+                    session = await self._connect(stub, check, on_model)
                     await self._serve(session, on_readiness)
                     backoff_s = FIRST_BACKOFF_S
-                await asyncio.sleep(backoff_s)
+            except (EngineUnavailableError, grpc.aio.AioRpcError, TlsFilesError) as error:
+                self._note("engine_not_used", _reason_of(error))
+                backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+            finally:
+                self.info = self.identity = None
+            await asyncio.sleep(backoff_s)
 
-    async def _connect(self, stub: EngineServiceStub, on_model: ModelHandler) -> EngineSession:
+    async def _connect(
+        self, stub: EngineServiceStub, check: AdmissionCheck, on_model: ModelHandler
+    ) -> EngineSession:
         info = await stub.GetModelInfo(
             GetModelInfoRequest(), timeout=CALL_TIMEOUT_S, wait_for_ready=True
         )
-        if tokenizer_sha256(self._files) != info.tokenizer_sha256:
-            self._files = await self._read_tokenizer(stub, info)
-        await on_model(info, self._files)
+        check(self, info)
+        # From here on, others must serve the same.
+        self.info, self.identity = info, ModelIdentity.of(info)
+        await on_model(info, await self._tokenizers.read(stub, info.tokenizer_sha256))
         session = await open_session(
             stub,
-            frontend_id=self.frontend_id,
+            frontend_id=self._frontend_id,
+            breaker=self.breaker,
             max_message_bytes=self._max_message_bytes,
             silence_timeout_s=self._silence_timeout_s,
         )
@@ -138,42 +175,28 @@ class EngineClient:
             raise EngineUnavailableError("it was restarted while its model was being read")
         return session
 
-    async def _read_tokenizer(self, stub: EngineServiceStub, info: ModelInfo) -> TokenizerFiles:
-        folder = self._tokenizer_folder
-        if folder is None:
-            files = await fetch_tokenizer_files(stub, timeout_s=TOKENIZER_TIMEOUT_S)
-        else:
-            files = await asyncio.to_thread(read_tokenizer_files, folder)
-        found = tokenizer_sha256(files)
-        if found != info.tokenizer_sha256:
-            raise EngineUnavailableError(
-                f"the tokenizer from {folder or 'the engine'} has the hash {found[:12]}, the"
-                f" engine's model needs {info.tokenizer_sha256[:12]}"
-            )
-        return files
-
-    async def _serve(self, session: EngineSession, on_readiness: ReadinessHandler) -> None:
+    async def _serve(self, session: EngineSession, on_readiness: Callable[[], None]) -> None:
         def set_ready(ready: bool) -> None:
             if ready != self._is_ready:
                 self._is_ready = ready
-                on_readiness(ready)
+                on_readiness()
 
-        log.info("engine_connected", address=self.address, engine_id=session.hello.engine_id)
+        log.info("engine_connected", address=self.address.target, engine_id=session.hello.engine_id)
         self._session = session
         try:
-            self._note(await session.run(set_ready))
+            self._note("engine_lost", await session.run(set_ready))
         finally:
             self._session = None
             set_ready(False)
 
-    def _note(self, reason: str) -> None:
+    def _note(self, event: str, reason: str) -> None:
         """Remembers why there is no engine, and logs it when that is news."""
         if reason != self._reason:
             self._reason = reason
-            log.warning("engine_lost", address=self.address, reason=reason)
+            log.warning(event, address=self.address.target, reason=reason)
 
 
-def _reason_of(error: EngineUnavailableError | grpc.aio.AioRpcError) -> str:
-    if isinstance(error, EngineUnavailableError):
+def _reason_of(error: EngineUnavailableError | grpc.aio.AioRpcError | TlsFilesError) -> str:
+    if not isinstance(error, grpc.aio.AioRpcError):
         return str(error)
     return f"{error.code().name}: {error.details()}"

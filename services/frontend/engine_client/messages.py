@@ -4,6 +4,8 @@ Sampling goes to the engine and log-probabilities and usage come back without be
 they stay the protobuf messages that they are on both wires.
 """
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,11 +49,30 @@ class EngineRequest:
     """One request in tokens; fields mean what Submit of protos/engine/v1/engine.proto says."""
 
     request_id: str
-    prompt_token_ids: list[int]
+    prompt_token_ids: bytes
+    """The prompt, and behind it the tokens that an engine made before it was lost; see
+    `pack_uint32`. Packed, because it is kept until the request has ended."""
+    num_resumed_tokens: int = 0
     sampling: SamplingParams | None = None
     priority: int = 0
     cache_salt: str = ""
-    timeout_ms: int | None = None
+    traceparent: str = ""
+    deadline_s: float | None = None
+    """When its time is over, in seconds of `time.monotonic()`; None sets no limit."""
+
+    @property
+    def timeout_ms(self) -> int | None:
+        """What is left of its time, at least 1 ms; None where there is no limit.
+
+        Raises:
+            DeadlineExpiredError: nothing is left.
+        """
+        if self.deadline_s is None:
+            return None
+        remaining_s = self.deadline_s - time.monotonic()
+        if remaining_s <= 0:
+            raise DeadlineExpiredError("the request's time was over before an engine had it")
+        return max(1, int(remaining_s * 1000))
 
 
 @dataclass(slots=True)
@@ -75,7 +96,7 @@ def read_uint32(data: bytes) -> list[int]:
     return values
 
 
-def pack_uint32(values: list[int]) -> bytes:
+def pack_uint32(values: Sequence[int]) -> bytes:
     """Packs a column of little-endian uint32; every value must fit."""
     return np.array(values, dtype="<u4").tobytes()
 

@@ -17,32 +17,47 @@ from protos.engine.v1.engine_pb2 import (
     StepOutput,
     Submit,
 )
+from services.frontend.engine_client.circuit_breaker import CircuitBreaker
+from services.frontend.engine_client.engine_view import EngineView
 from services.frontend.engine_client.messages import (
     EngineRequest,
     error_of,
-    pack_uint32,
     read_uint32,
 )
 from services.frontend.engine_client.token_stream import TokenStream
-from services.frontend.errors import EngineUnavailableError, InvalidRequestError
+from services.frontend.errors import (
+    EngineFaultError,
+    EngineUnavailableError,
+    InvalidRequestError,
+)
 
 ReadinessHandler = Callable[[bool], None]
 """Told whether the engine takes requests."""
 SILENCE_CHECKS = 5
 """Checks that must find nothing new before the engine counts as silent. A frontend that was itself
 held up misses one check, not all of them, so it does not blame its engine."""
+_COUNTED_ERRORS = (EngineUnavailableError, EngineFaultError)
+"""Failures that speak against the engine, not against the request."""
 
 
 class EngineSession:
     """Many requests over one stream: submits and aborts go out, packed steps come in."""
 
     def __init__(
-        self, call: Any, hello: EngineHello, *, max_message_bytes: int, silence_timeout_s: float
+        self,
+        call: Any,
+        hello: EngineHello,
+        *,
+        breaker: CircuitBreaker,
+        max_message_bytes: int,
+        silence_timeout_s: float,
     ) -> None:
         """Takes over a stream on which both sides have said hello; see `open_session`."""
         self.hello = hello
         self.is_draining = False
+        self.view = EngineView()
         self._call = call
+        self._breaker = breaker
         self._max_message_bytes = max_message_bytes
         self._silence_timeout_s = silence_timeout_s
         self._streams: dict[int, TokenStream] = {}
@@ -66,6 +81,7 @@ class EngineSession:
         Raises:
             InvalidRequestError: it is too large to send.
             EngineUnavailableError: the engine takes no more requests.
+            DeadlineExpiredError: its time is over.
         """
         if self.is_draining:
             raise EngineUnavailableError("the engine is draining")
@@ -73,11 +89,13 @@ class EngineSession:
         submit = Submit(
             handle=self._last_handle,
             request_id=request.request_id,
-            prompt_token_ids=pack_uint32(request.prompt_token_ids),
+            prompt_token_ids=request.prompt_token_ids,
+            num_resumed_tokens=request.num_resumed_tokens,
             sampling=request.sampling,
             priority=request.priority,
             timeout_ms=request.timeout_ms,
             cache_salt=request.cache_salt,
+            traceparent=request.traceparent,
         )
         # A message over the limit would end the stream, and with it everybody's requests.
         if submit.ByteSize() > self._max_message_bytes - 64:
@@ -119,6 +137,8 @@ class EngineSession:
                 task.cancel()
             self._call.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if not self.is_draining:
+                self._breaker.note_failure()
             self._fail_all(EngineUnavailableError(f"lost the engine: {reason}"))
         return reason
 
@@ -140,8 +160,12 @@ class EngineSession:
                     stream.put_admitted()
             case "rejected":
                 if stream := self._streams.pop(message.rejected.handle, None):
-                    stream.put_error(error_of(message.rejected.failure))
+                    error = error_of(message.rejected.failure)
+                    stream.put_error(error)
+                    if isinstance(error, _COUNTED_ERRORS):
+                        self._breaker.note_failure()
             case "heartbeat":
+                self.view.take(message.heartbeat)
                 self._offer_credit(1)
                 on_readiness(message.heartbeat.ready and not self.is_draining)
             case "draining":
@@ -161,9 +185,14 @@ class EngineSession:
             if stream := self._streams.get(handle):
                 stream.put(token_ids[start:end], logprobs.get(handle, ()))
             start = end
+        if handles:
+            self._breaker.note_success()
         for finished in step.finished:
             if stream := self._streams.pop(finished.handle, None):
                 stream.put_finished(finished)
+        failures = [error_of(each.failure) for each in step.finished if each.HasField("failure")]
+        if any(isinstance(error, _COUNTED_ERRORS) for error in failures):
+            self._breaker.note_failure()  # once: all requests of a lost worker fail together
 
     def _offer_credit(self, least: int) -> None:
         """Returns credit once `least` steps are owed; one at a time would double the traffic."""
@@ -215,9 +244,21 @@ class EngineSession:
 
 
 async def open_session(
-    stub: Any, *, frontend_id: str, max_message_bytes: int, silence_timeout_s: float
+    stub: Any,
+    *,
+    frontend_id: str,
+    breaker: CircuitBreaker,
+    max_message_bytes: int,
+    silence_timeout_s: float,
 ) -> EngineSession:
     """Opens the stream and waits for the engine's hello.
+
+    Args:
+        stub: the engine's service.
+        frontend_id: names this frontend.
+        breaker: told how the engine's requests fare.
+        max_message_bytes: largest message sent or taken.
+        silence_timeout_s: an engine that says nothing for this long is lost.
 
     Raises:
         EngineUnavailableError: the engine said no hello.
@@ -225,7 +266,8 @@ async def open_session(
     call = stub.Session()
     try:
         async with asyncio.timeout(silence_timeout_s):
-            await call.write(FrontendMessage(hello=FrontendHello(frontend_id=frontend_id)))
+            hello = FrontendHello(frontend_id=frontend_id, wants_prefixes=True)
+            await call.write(FrontendMessage(hello=hello))
             message = await call.read()
     except (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
         call.cancel()
@@ -236,6 +278,7 @@ async def open_session(
     return EngineSession(
         call,
         message.hello,
+        breaker=breaker,
         max_message_bytes=max_message_bytes,
         silence_timeout_s=silence_timeout_s,
     )

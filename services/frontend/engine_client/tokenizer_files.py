@@ -1,11 +1,15 @@
 """The files of the model's tokenizer, from the engine or from a folder, and their hash."""
 
+import asyncio
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from protos.engine.v1.engine_pb2 import GetTokenizerRequest
+from services.frontend.errors import EngineUnavailableError
+
+TOKENIZER_TIMEOUT_S = 60.0
 
 TOKENIZER_FILE_NAMES = (
     "added_tokens.json",
@@ -18,6 +22,41 @@ TOKENIZER_FILE_NAMES = (
 
 TokenizerFiles = Mapping[str, bytes]
 """Content by file name."""
+
+
+class TokenizerStore:
+    """The tokenizer that engines need, read once for all that need the same."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """Reads nothing yet.
+
+        Args:
+            folder: where the files are; fetched from an engine when None.
+        """
+        self._folder = folder
+        self._files: TokenizerFiles = {}
+
+    async def read(self, stub: Any, sha256: str) -> TokenizerFiles:
+        """Returns the files with this hash, if need be from the engine behind `stub`.
+
+        Raises:
+            EngineUnavailableError: what was found has another hash.
+            grpc.aio.AioRpcError: the engine did not answer.
+        """
+        if tokenizer_sha256(self._files) == sha256:
+            return self._files
+        if self._folder is None:
+            files = await fetch_tokenizer_files(stub, timeout_s=TOKENIZER_TIMEOUT_S)
+        else:
+            files = await asyncio.to_thread(read_tokenizer_files, self._folder)
+        found = tokenizer_sha256(files)
+        if found != sha256:
+            raise EngineUnavailableError(
+                f"the tokenizer from {self._folder or 'the engine'} has the hash {found[:12]}, the"
+                f" engine's model needs {sha256[:12]}"
+            )
+        self._files = files
+        return files
 
 
 async def fetch_tokenizer_files(stub: Any, *, timeout_s: float) -> TokenizerFiles:

@@ -1,5 +1,6 @@
 """The routes of the HTTP API."""
 
+import asyncio
 import time
 
 from starlette.applications import Starlette
@@ -11,17 +12,21 @@ from starlette.routing import Route
 from services.frontend.errors import FrontendError
 from services.frontend.http.generation import CHAT, COMPLETION, GenerationEndpoint
 from services.frontend.http.live_requests import LiveRequests
+from services.frontend.http.openapi import openapi_document
 from services.frontend.http.status import RefusedCallError, http_error_of
 from services.frontend.pipeline.pipeline import Pipeline, ServedModel
+from services.telemetry.metrics import Metrics
 
 
 class ServiceEndpoints:
     """What a client may ask about the service."""
 
-    def __init__(self, pipeline: Pipeline, live: LiveRequests) -> None:
+    def __init__(self, pipeline: Pipeline, live: LiveRequests, metrics: Metrics) -> None:
         self._pipeline = pipeline
         self._live = live
+        self._metrics = metrics
         self._created_s = int(time.time())
+        self._openapi = openapi_document()
 
     async def health(self, request: Request) -> Response:
         """Says 200 when requests are taken, else 503."""
@@ -49,6 +54,17 @@ class ServiceEndpoints:
             404, "embeddings are not served: Octavo generates text", code="unsupported_endpoint"
         )
 
+    async def describe(self, request: Request) -> Response:
+        """Describes the API."""
+        del request
+        return JSONResponse(self._openapi)
+
+    async def show_metrics(self, request: Request) -> Response:
+        """Tells the frontend's figures in the form that Prometheus reads."""
+        accept = request.headers.get("accept", "")
+        body, content_type = await asyncio.to_thread(self._metrics.render, accept)
+        return Response(body, headers={"content-type": content_type})
+
     def _card(self, model: ServedModel) -> dict[str, str | int]:
         return {
             "id": model.info.model,
@@ -62,6 +78,7 @@ class ServiceEndpoints:
 def make_app(
     pipeline: Pipeline,
     live: LiveRequests,
+    metrics: Metrics,
     *,
     max_body_bytes: int,
     slow_reader_timeout_s: float,
@@ -71,10 +88,11 @@ def make_app(
     Args:
         pipeline: runs the requests.
         live: counts them and ends them early.
+        metrics: the frontend's figures.
         max_body_bytes: largest body that is read.
         slow_reader_timeout_s: a client that takes nothing for this long loses its request.
     """
-    service = ServiceEndpoints(pipeline, live)
+    service = ServiceEndpoints(pipeline, live, metrics)
     chat, completion = (
         GenerationEndpoint(
             kind,
@@ -93,6 +111,8 @@ def make_app(
             Route("/v1/models", service.list_models),
             Route("/v1/models/{name:path}", service.show_model),
             Route("/health", service.health),
+            Route("/metrics", service.show_metrics),
+            Route("/openapi.json", service.describe),
         ],
         exception_handlers={
             HTTPException: _answer_routing_error,

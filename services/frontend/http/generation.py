@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
@@ -26,7 +26,8 @@ from services.frontend.http.writer import ResponseWriter
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Options, Output, Prompt
-from services.frontend.pipeline.request_log import RequestRecord, request_logged
+from services.frontend.pipeline.request_log import RequestRecord
+from services.telemetry.tracing import TRACEPARENT, checked_traceparent
 
 BODY_TIMEOUT_S = 30.0
 """A body that takes longer to arrive is refused."""
@@ -104,16 +105,23 @@ class GenerationEndpoint:
         )
         try:
             with self._live.place():
-                body = await _read_body(Request(scope, receive), max_bytes=self._max_body_bytes)
-                await self._live.run(receive, self._serve(body, request_id, writer))
+                request = Request(scope, receive)
+                body = await _read_body(request, max_bytes=self._max_body_bytes)
+                traceparent = checked_traceparent(request.headers.get(TRACEPARENT, ""))
+                work = self._serve(body, request_id, writer, traceparent=traceparent)
+                await self._live.run(receive, work)
         except ClientDisconnect:
             return
         except Exception as error:  # noqa: BLE001  the edge: everything becomes a status
             await writer.fail(error)
 
-    async def _serve(self, body: bytes, request_id: str, writer: ResponseWriter) -> None:
-        call = self._kind.read(body, request_id)
-        with request_logged(request_id, method=self._kind.method) as record:
+    async def _serve(
+        self, body: bytes, request_id: str, writer: ResponseWriter, *, traceparent: str
+    ) -> None:
+        with self._pipeline.requests.watch(
+            request_id, method=self._kind.method, traceparent=traceparent
+        ) as record:
+            call = self._kind.read(body, request_id)
             model = self._pipeline.model_named(call.options.model)
             sampling = call.options.sampling
             answer = self._kind.answer_class(
@@ -122,24 +130,23 @@ class GenerationEndpoint:
                 has_logprobs=sampling is not None and sampling.HasField("logprobs"),
                 streams_usage=call.includes_usage,
             )
-            generation = await self._pipeline.start(call.prompt, call.options)
-            async with aclosing(_outputs(generation, record)) as outputs:
-                if call.is_stream:
-                    await _write_stream(answer, outputs, writer, with_usage=call.includes_usage)
-                else:
-                    await writer.write(answer.whole(await _joined(outputs)))
+            generation = await self._pipeline.start(call.prompt, call.options, record=record)
+            # A generator that nobody has begun to read closes nothing.
+            with closing(generation):
+                async with aclosing(_outputs(generation, record)) as outputs:
+                    if call.is_stream:
+                        await _write_stream(answer, outputs, writer, with_usage=call.includes_usage)
+                    else:
+                        await writer.write(answer.whole(await _joined(outputs)))
 
 
 async def _outputs(generation: Generation, record: RequestRecord) -> AsyncGenerator[Output, None]:
-    """Goes through a request's outputs and ends it whatever happens."""
-    try:
-        async for output in generation:
-            record.observe(output)
-            if output.finish_reason == ABORTED:  # nobody here asked for it
-                raise EngineUnavailableError("the engine ended the request")
-            yield output
-    finally:
-        generation.close()
+    """Goes through a request's outputs."""
+    async for output in generation:
+        record.observe(output)
+        if output.finish_reason == ABORTED:  # nobody here asked for it
+            raise EngineUnavailableError("the engine ended the request")
+        yield output
 
 
 async def _write_stream(

@@ -7,10 +7,16 @@ from collections.abc import Iterator
 
 import structlog
 import uvicorn
+from starlette.types import ASGIApp
 
+from services.frontend.access.gate import Gate
+from services.frontend.http.access import RequireKey
 from services.frontend.http.app import make_app
+from services.frontend.http.guarded_protocol import limited
 from services.frontend.http.live_requests import LiveRequests
 from services.frontend.pipeline.pipeline import Pipeline
+from services.telemetry.metrics import Metrics
+from services.telemetry.tls import ServerTls
 
 GOODBYE_S = 1.0
 """Time that clients have to read the end of their responses."""
@@ -24,43 +30,57 @@ class HttpServer:
     def __init__(
         self,
         pipeline: Pipeline,
+        metrics: Metrics,
         *,
         max_body_bytes: int,
         max_live_requests: int,
         slow_reader_timeout_s: float,
+        max_connections: int,
+        header_timeout_s: float,
+        gate: Gate,
     ) -> None:
         self._live = LiveRequests(max_requests=max_live_requests)
-        app = make_app(
+        app: ASGIApp = make_app(
             pipeline,
             self._live,
+            metrics,
             max_body_bytes=max_body_bytes,
             slow_reader_timeout_s=slow_reader_timeout_s,
         )
-        self._server = _QuietServer(
-            uvicorn.Config(
-                app,
-                http="httptools",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-            )
+        if gate.requires_keys:
+            app = RequireKey(app, gate)
+        self._config = uvicorn.Config(
+            app,
+            http=limited(max_connections=max_connections, header_timeout_s=header_timeout_s),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
         )
+        self._server = _QuietServer(self._config)
         self._serving: asyncio.Task[None] | None = None
 
-    def start(self, host: str, port: int) -> int:
+    def start(self, host: str, port: int, tls: ServerTls | None = None) -> int:
         """Opens the port and returns it; port 0 takes a free one.
+
+        Args:
+            host: address to listen on.
+            port: port to listen on.
+            tls: certificates; None speaks plain text.
 
         Raises:
             OSError: the address cannot be listened on.
         """
         host = host.strip("[]")  # gRPC wants IPv6 addresses in brackets
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        if tls is not None:
+            context = tls.ssl_context()
+            self._config.ssl_context_factory = lambda config, default: context
         listener = socket.create_server((host, port), family=family)
         port = listener.getsockname()[1]
         self._serving = asyncio.create_task(self._server.serve([listener]))
-        log.info("http_listening", address=f"{host}:{port}", port=port)
+        log.info("http_listening", address=f"{host}:{port}", port=port, tls=tls is not None)
         return port
 
     def begin_drain(self) -> None:

@@ -12,9 +12,11 @@ from services.frontend.errors import (
     InvalidRequestError,
     OverloadedError,
     SlowReaderError,
+    UnauthenticatedError,
     UnknownModelError,
 )
 from services.telemetry.interceptors import internal_status
+from services.telemetry.status import shortened
 
 DEFAULT_RETRY_AFTER_S = 1
 
@@ -50,6 +52,7 @@ class HttpError:
 
 
 STATUSES: dict[type[FrontendError], tuple[int, str, str | None]] = {
+    UnauthenticatedError: (401, "invalid_request_error", "invalid_api_key"),
     InvalidRequestError: (400, "invalid_request_error", None),
     UnknownModelError: (404, "invalid_request_error", "model_not_found"),
     DuplicateRequestError: (409, "invalid_request_error", "duplicate_request"),
@@ -76,14 +79,16 @@ def http_error_of(error: BaseException) -> HttpError:
     One that callers may not know is logged and becomes 500 with an id.
     """
     if isinstance(error, RefusedCallError):
-        return HttpError(error.status, "invalid_request_error", str(error), error.code)
+        return HttpError(error.status, "invalid_request_error", shortened(str(error)), error.code)
     if not isinstance(error, FrontendError):
         return HttpError(500, "server_error", internal_status(error).message, "internal_error")
     status, kind, code = STATUSES[type(error)]
     param = "model" if isinstance(error, UnknownModelError) else None
     if isinstance(error, InvalidRequestError):
         param = error.field
-    return HttpError(status, kind, str(error), code, param, _retry_after_s(error, status))
+    return HttpError(
+        status, kind, shortened(str(error)), code, param, _retry_after_s(error, status)
+    )
 
 
 def _retry_after_s(error: FrontendError, status: int) -> int | None:

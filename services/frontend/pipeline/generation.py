@@ -2,8 +2,8 @@
 
 from typing import Self
 
+from services.frontend.access.metered_stream import MeteredStream
 from services.frontend.engine_client.messages import STOP, TokenBatch, Usage
-from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.errors import EngineFaultError, FrontendError
 from services.frontend.pipeline.request import Output
 from services.frontend.text.output_text import OutputText, TextPiece
@@ -13,7 +13,7 @@ class Generation:
     """One request's output. Iterate it to its end, or close it."""
 
     def __init__(
-        self, request_id: str, stream: TokenStream, text: OutputText, *, num_prompt_tokens: int
+        self, request_id: str, stream: MeteredStream, text: OutputText, *, num_prompt_tokens: int
     ) -> None:
         self.request_id = request_id
         self._stream = stream

@@ -5,12 +5,15 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from services.frontend.engine_client.client import EngineClient
-from services.frontend.engine_client.messages import EngineRequest, ModelInfo
+from services.frontend.access.caller import Lease
+from services.frontend.access.gate import Gate
+from services.frontend.access.metered_stream import MeteredStream
+from services.frontend.engine_client.messages import EngineRequest, ModelInfo, pack_uint32
+from services.frontend.engine_client.pool import EnginePool
 from services.frontend.engine_client.tokenizer_files import TokenizerFiles
 from services.frontend.errors import (
-    DeadlineExpiredError,
     EngineUnavailableError,
     InvalidRequestError,
     UnknownModelError,
@@ -23,11 +26,16 @@ from services.frontend.pipeline.request import (
     check_options,
     check_vocabulary,
 )
-from services.frontend.text.chat_template import ChatTemplate
+from services.frontend.pipeline.request_log import RequestLog, RequestRecord
 from services.frontend.text.detokenizer import Detokenizer
 from services.frontend.text.output_text import OutputText
 from services.frontend.text.stop_strings import StopStrings
+from services.frontend.text.template_process import TemplateProcess
+from services.frontend.text.template_source import find_template
 from services.frontend.text.tokenizer import Tokenizer, TokenizerFilesError
+
+if TYPE_CHECKING:
+    from services.telemetry.spans import Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +44,38 @@ class ServedModel:
 
     info: ModelInfo
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    template: TemplateProcess | None
 
 
 class Pipeline:
-    """Runs requests against the engine and knows the model that it serves."""
+    """Runs requests against the engines and knows the model that they serve."""
 
     def __init__(
-        self, engine: EngineClient, *, max_prompt_bytes: int, num_tokenizer_threads: int = 2
+        self,
+        engine: EnginePool,
+        *,
+        max_prompt_bytes: int,
+        num_tokenizer_threads: int = 2,
+        template_timeout_s: float = 2.0,
+        gate: Gate | None = None,
+        tracing: "Tracing | None" = None,
     ) -> None:
-        """Serves nothing until `load_model` was called."""
+        """Serves nothing until `load_model` was called.
+
+        Args:
+            engine: runs the requests.
+            max_prompt_bytes: longest prompt or conversation that is tokenized.
+            num_tokenizer_threads: threads that tokenize long texts.
+            template_timeout_s: longest time that a chat template may take.
+            gate: counts what callers use; None lets everybody use everything.
+            tracing: takes the spans of requests; None makes none.
+        """
         self.engine = engine
+        self.requests = RequestLog(tracing)
+        """Watches every request from before it is read to its end."""
+        self._gate = gate or Gate()
         self._max_prompt_bytes = max_prompt_bytes
+        self._template_timeout_s = template_timeout_s
         self._executor = ThreadPoolExecutor(num_tokenizer_threads, thread_name_prefix="tokenizer")
         self._model: ServedModel | None = None
 
@@ -57,7 +85,7 @@ class Pipeline:
         return self._model
 
     async def load_model(self, info: ModelInfo, files: TokenizerFiles) -> None:
-        """Takes the model that an engine serves; the handler that `EngineClient.run` wants.
+        """Takes the model that an engine serves; the handler that `EnginePool.run` wants.
 
         Raises:
             EngineUnavailableError: its tokenizer cannot be used.
@@ -65,15 +93,30 @@ class Pipeline:
         known = self._model
         if known is None or not _has_same_text(known.info, info):
             try:
-                known = await asyncio.to_thread(_read_model, info, files)
+                tokenizer = await asyncio.to_thread(Tokenizer, files, vocab_size=info.vocab_size)
+                template = await self._start_template(files)
             except TokenizerFilesError as error:
                 raise EngineUnavailableError(str(error)) from None
+            if known is not None and known.template is not None:
+                await known.template.close()
+            known = ServedModel(info, tokenizer, template)
         self._model = ServedModel(info, known.tokenizer, known.template)
 
     async def start(
-        self, prompt: Prompt, options: Options, *, timeout_s: float | None = None
+        self,
+        prompt: Prompt,
+        options: Options,
+        *,
+        record: RequestRecord,
+        timeout_s: float | None = None,
     ) -> Generation:
         """Submits a request and returns its output to be iterated, once the engine has taken it.
+
+        Args:
+            prompt: what to continue.
+            options: how.
+            record: notes how far the request has come.
+            timeout_s: time that it has; without limit when None.
 
         Raises:
             FrontendError: the request is refused.
@@ -82,23 +125,47 @@ class Pipeline:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         model = self.model_named(options.model)
         check_options(options)
+        lease = self._gate.begin()
+        try:
+            return await self._submit(
+                model, prompt, options, deadline_s=deadline_s, lease=lease, record=record
+            )
+        except BaseException:
+            lease.cancel()
+            raise
+
+    async def _submit(
+        self,
+        model: ServedModel,
+        prompt: Prompt,
+        options: Options,
+        *,
+        deadline_s: float | None,
+        lease: Lease,
+        record: RequestRecord,
+    ) -> Generation:
         token_ids = await self._prompt_tokens(model, prompt)
-        stream = self.engine.submit(
+        record.note_tokenized()
+        lease.charge_prompt(len(token_ids))
+        submitted = self.engine.submit(
             EngineRequest(
                 request_id=options.request_id,
-                prompt_token_ids=token_ids,
+                prompt_token_ids=pack_uint32(token_ids),
                 sampling=options.sampling,
                 priority=options.priority,
                 cache_salt=options.cache_salt,
-                timeout_ms=_remaining_ms(deadline_s),
+                deadline_s=deadline_s,
+                traceparent=record.traceparent,
             ),
-            engine_id=model.info.engine_id,
+            model=model.info,
         )
+        stream = MeteredStream(submitted, lease)
         try:
             await stream.admitted()
         except BaseException:  # the caller may be gone
             stream.abort()
             raise
+        record.note_admitted()
         token_bytes = model.tokenizer.token_bytes(show_special_tokens=options.show_special_tokens)
         text = OutputText(Detokenizer(token_bytes, token_ids), StopStrings(options.stop))
         return Generation(options.request_id, stream, text, num_prompt_tokens=len(token_ids))
@@ -144,9 +211,19 @@ class Pipeline:
             raise UnknownModelError(f"the model {name!r} is not served; {model.info.model!r} is")
         return model
 
-    def close(self) -> None:
-        """Lets go of the tokenizer's threads."""
+    async def close(self) -> None:
+        """Lets go of the tokenizer's threads and the template's process."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+        if self._model is not None and self._model.template is not None:
+            await self._model.template.close()
+
+    async def _start_template(self, files: TokenizerFiles) -> TemplateProcess | None:
+        source = find_template(files)
+        if source is None:
+            return None
+        template = TemplateProcess(source, timeout_s=self._template_timeout_s)
+        await template.start()
+        return template
 
     async def _prompt_tokens(self, model: ServedModel, prompt: Prompt) -> list[int]:
         """Returns a prompt's tokens, checked against what the model takes."""
@@ -163,7 +240,7 @@ class Pipeline:
 
     async def _encode(self, model: ServedModel, prompt: str | Conversation) -> list[int]:
         if isinstance(prompt, Conversation):
-            text = self._render(model, prompt)
+            text = await self._render(model, prompt)
         else:
             text = prompt
             self._check_size(len(text.encode()))
@@ -173,7 +250,7 @@ class Pipeline:
             executor=self._executor,
         )
 
-    def _render(self, model: ServedModel, conversation: Conversation) -> str:
+    async def _render(self, model: ServedModel, conversation: Conversation) -> str:
         messages = conversation.messages
         if not messages:
             raise InvalidRequestError("the conversation has 0 messages; it must have at least 1")
@@ -184,7 +261,7 @@ class Pipeline:
             raise InvalidRequestError(
                 f"the model {model.info.model!r} has no chat template; use Generate"
             )
-        return model.template.render(messages, max_bytes=2 * self._max_prompt_bytes)
+        return await model.template.render(messages, max_bytes=2 * self._max_prompt_bytes)
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self._max_prompt_bytes:
@@ -193,25 +270,6 @@ class Pipeline:
             )
 
 
-def _read_model(info: ModelInfo, files: TokenizerFiles) -> ServedModel:
-    tokenizer = Tokenizer(files, vocab_size=info.vocab_size)
-    return ServedModel(info, tokenizer, ChatTemplate.from_files(files))
-
-
 def _has_same_text(known: ModelInfo, new: ModelInfo) -> bool:
     """Whether tokenizer and template of one model serve the other."""
     return (known.tokenizer_sha256, known.vocab_size) == (new.tokenizer_sha256, new.vocab_size)
-
-
-def _remaining_ms(deadline_s: float | None) -> int | None:
-    """Returns what is left of a time budget, at least 1 ms.
-
-    Raises:
-        DeadlineExpiredError: nothing is left.
-    """
-    if deadline_s is None:
-        return None
-    remaining_s = deadline_s - time.monotonic()
-    if remaining_s <= 0:
-        raise DeadlineExpiredError("the request's time was over before it was sent to the engine")
-    return max(1, int(remaining_s * 1000))

@@ -40,6 +40,8 @@ class Options:
     priority: int = 0
     cache_salt: str = ""
     show_special_tokens: bool = False
+    traceparent: str = ""
+    """Where the request belongs in a trace; empty: nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,37 +1,81 @@
-"""One log line per request, whatever becomes of it."""
+"""What is told of every request, whatever becomes of it: a log line, counts, a span."""
 
 import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import structlog
 
 from services.frontend.engine_client.messages import FinishReason
 from services.frontend.errors import FrontendError
-from services.frontend.pipeline.request import Output
+from services.frontend.pipeline.request import MAX_REQUEST_ID_CHARACTERS, Output
+from services.frontend.pipeline.request_counts import RequestCounts
+
+if TYPE_CHECKING:
+    from services.telemetry.spans import RequestSpan, Tracing
 
 log = structlog.get_logger()
 
+CANCELLED = "cancelled"
+
 
 class RequestRecord:
-    """Notes what a request's log line says."""
+    """Notes what happens to one request."""
 
-    def __init__(self) -> None:
-        self._start_s = time.monotonic()
+    def __init__(
+        self,
+        counts: RequestCounts,
+        *,
+        start_s: float,
+        span: "RequestSpan | None",
+        traceparent: str,
+    ) -> None:
+        self.traceparent = traceparent if span is None else span.traceparent
+        """What tells the engine where the request belongs in a trace; may be empty."""
+        self._counts = counts
+        self._start_s = start_s
+        self._span = span
+        self._tokenized_s: float | None = None
+        self._admitted_s: float | None = None
         self._first_output_s: float | None = None
+        self._last_output_s = 0.0
         self._last: Output | None = None
+
+    def note_tokenized(self) -> None:
+        """Notes that the prompt is a list of tokens."""
+        self._tokenized_s = time.monotonic()
+        self._counts.tokenize.observe(self._tokenized_s - self._start_s)
+
+    def note_admitted(self) -> None:
+        """Notes that the engine has taken the request."""
+        self._admitted_s = time.monotonic()
+        if self._tokenized_s is not None:
+            self._counts.submit.observe(self._admitted_s - self._tokenized_s)
 
     def observe(self, output: Output) -> None:
         """Notes a piece of the request's output."""
+        now_s = time.monotonic()
+        num_tokens = len(output.token_ids)
         if self._first_output_s is None:
-            self._first_output_s = time.monotonic()
+            self._first_output_s = now_s
+            self._counts.time_to_first_token.observe(now_s - self._start_s)
+        elif num_tokens:
+            gap_s = (now_s - self._last_output_s) / num_tokens
+            self._counts.inter_token_latency.observe(gap_s, num_tokens)
+        self._last_output_s = now_s
         self._last = output
 
-    def facts(self) -> dict[str, str | int | float]:
-        """Returns what is known by now."""
-        now_s = time.monotonic()
-        facts: dict[str, str | int | float] = {"elapsed_ms": _ms(now_s - self._start_s)}
+    def end(self, error: str | None) -> dict[str, str | int | float]:
+        """Counts and traces the request's end and returns what is known of it.
+
+        Args:
+            error: name of the error that it ended with, if it was not served.
+        """
+        counts, end_s = self._counts, time.monotonic()
+        facts: dict[str, str | int | float] = {"elapsed_ms": _ms(end_s - self._start_s)}
         if self._first_output_s is not None:
             facts["ttft_ms"] = _ms(self._first_output_s - self._start_s)
         last = self._last
@@ -41,23 +85,82 @@ class RequestRecord:
             facts["prompt_tokens"] = last.usage.prompt_tokens
             facts["cached_tokens"] = last.usage.cached_tokens
             facts["output_tokens"] = last.usage.output_tokens
+            counts.prompt_tokens += last.usage.prompt_tokens
+            counts.cached_tokens += last.usage.cached_tokens
+            counts.output_tokens += last.usage.output_tokens
+        counts.e2e_request_latency.observe(end_s - self._start_s)
+        if error is not None:
+            counts.failed[error] += 1
+        elif "finish_reason" in facts:
+            counts.finished[str(facts["finish_reason"])] += 1
+        if self._span is not None:
+            self._add_phases(self._span, end_s)
+            self._span.end(end_s, error=error, **facts)
         return facts
 
+    def _add_phases(self, span: "RequestSpan", end_s: float) -> None:
+        """Adds a span for each phase that was reached; the last one goes on to the end."""
+        begun = [("tokenize", self._start_s)]
+        for name, start_s in (
+            ("submit", self._tokenized_s),
+            ("first token", self._admitted_s),
+            ("stream", self._first_output_s),
+        ):
+            if start_s is not None:
+                begun.append((name, start_s))
+        for (name, start_s), (_, stop_s) in pairwise([*begun, ("", end_s)]):
+            span.add_phase(name, start_s, stop_s)
 
-@contextmanager
-def request_logged(request_id: str, *, method: str) -> Iterator[RequestRecord]:
-    """Logs how the request inside ended, with its id on every line that is logged meanwhile."""
-    with structlog.contextvars.bound_contextvars(request_id=request_id):
-        record = RequestRecord()
-        try:
-            yield record
-        except FrontendError as error:
-            log.info("request_failed", method=method, error=type(error).__name__, **record.facts())
-            raise
-        except (asyncio.CancelledError, GeneratorExit):
-            log.info("request_cancelled", method=method, **record.facts())
-            raise
-        log.info("request_finished", method=method, **record.facts())
+
+class RequestLog:
+    """Watches every request of the frontend."""
+
+    def __init__(self, tracing: "Tracing | None" = None) -> None:
+        """Makes spans only where `tracing` takes them."""
+        self.counts = RequestCounts()
+        self._tracing = tracing
+
+    @contextmanager
+    def watch(
+        self, request_id: str, *, method: str, traceparent: str = ""
+    ) -> Iterator[RequestRecord]:
+        """Tells how the request inside ended, with its id on every line that is logged meanwhile.
+
+        Args:
+            request_id: names it.
+            method: how it was asked for.
+            traceparent: where the caller says that it belongs in a trace.
+        """
+        # One that is too long is refused further on, and must not fill the log.
+        request_id = request_id[:MAX_REQUEST_ID_CHARACTERS]
+        start_s, span = time.monotonic(), None
+        if self._tracing is not None:
+            span = self._tracing.start(
+                "frontend request",
+                traceparent=traceparent,
+                start_s=start_s,
+                request_id=request_id,
+                method=method,
+            )
+        self.counts.num_live += 1
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            record = RequestRecord(self.counts, start_s=start_s, span=span, traceparent=traceparent)
+            try:
+                yield record
+            except FrontendError as error:
+                name = type(error).__name__
+                log.info("request_failed", method=method, error=name, **record.end(name))
+                raise
+            except (asyncio.CancelledError, GeneratorExit):
+                log.info("request_cancelled", method=method, **record.end(CANCELLED))
+                raise
+            except BaseException as error:
+                record.end(type(error).__name__)  # whoever makes a status of it logs it
+                raise
+            else:
+                log.info("request_finished", method=method, **record.end(None))
+            finally:
+                self.counts.num_live -= 1
 
 
 def _ms(seconds: float) -> float:

@@ -8,8 +8,10 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from protos.common.v1.sampling_pb2 import FinishReason
 from protos.frontend.v1 import frontend_pb2
+from services.frontend.engine_client.pool import EnginePool
 from services.frontend.errors import InvalidRequestError
 from services.frontend.pipeline.request import MAX_MESSAGES, Conversation, Options, Output, Prompt
+from services.telemetry.tracing import checked_traceparent
 
 _GOES_ON = FinishReason.FINISH_REASON_UNSPECIFIED
 
@@ -47,6 +49,7 @@ def options_of(options: frontend_pb2.GenerationOptions) -> Options:
         priority=options.priority,
         cache_salt=options.cache_salt,
         show_special_tokens=options.show_special_tokens,
+        traceparent=checked_traceparent(options.traceparent),
     )
 
 
@@ -88,3 +91,23 @@ def output_to_proto(output: Output) -> frontend_pb2.Output:
         stop_token_id=output.stop_token_id,
         usage=output.usage,
     )
+
+
+def engines_to_proto(pool: EnginePool) -> frontend_pb2.ListEnginesResponse:
+    """Writes what a frontend knows of its engines."""
+    response = frontend_pb2.ListEnginesResponse(
+        num_retries=pool.counts.num_retries, num_migrations=pool.counts.num_migrations
+    )
+    for engine in pool.engines:
+        view = engine.view
+        response.engines.add(
+            address=engine.address.target,
+            ready=not engine.reason,
+            reason=engine.reason,
+            engine_id="" if engine.info is None else engine.info.engine_id,
+            num_live=engine.num_live,
+            num_running=view.heartbeat.num_running,
+            num_waiting=view.heartbeat.num_waiting,
+            num_known_prefixes=view.num_known_prefixes,
+        )
+    return response

@@ -10,9 +10,9 @@ from protos.frontend.v1 import frontend_pb2
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceServicer
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Options, Prompt
-from services.frontend.pipeline.request_log import request_logged
 from services.frontend.rpc.convert import (
     conversation_of,
+    engines_to_proto,
     input_of,
     options_of,
     output_to_proto,
@@ -21,6 +21,7 @@ from services.frontend.rpc.convert import (
 )
 from services.frontend.rpc.session import ClientSession
 from services.frontend.rpc.writer import Writer
+from services.telemetry.tracing import read_traceparent
 
 
 class FrontendServicer(FrontendServiceServicer):
@@ -79,6 +80,7 @@ class FrontendServicer(FrontendServiceServicer):
             Writer(context, timeout_s=self._slow_reader_timeout_s),
             draining=self._draining,
             time_remaining=context.time_remaining,
+            traceparent=read_traceparent(context.invocation_metadata()),
             max_live_requests=self._max_live_requests,
             max_prompt_bytes=self._max_prompt_bytes,
         )
@@ -125,6 +127,14 @@ class FrontendServicer(FrontendServiceServicer):
             )
         return response
 
+    async def ListEngines(  # noqa: N802  the protocol's name
+        self, request: frontend_pb2.ListEnginesRequest, context: grpc.aio.ServicerContext
+    ) -> frontend_pb2.ListEnginesResponse:
+        """Tells how each engine is, as far as this frontend knows."""
+        del context
+        refuse_unknown_fields(request)
+        return engines_to_proto(self._pipeline.engine)
+
     async def _respond(
         self,
         prompt: Prompt,
@@ -134,9 +144,12 @@ class FrontendServicer(FrontendServiceServicer):
     ) -> None:
         """Runs one request and writes its output. The call's deadline is the request's."""
         method = response_class.DESCRIPTOR.name.removesuffix("Response")
-        with request_logged(options.request_id, method=method) as record:
+        traceparent = options.traceparent or read_traceparent(context.invocation_metadata())
+        with self._pipeline.requests.watch(
+            options.request_id, method=method, traceparent=traceparent
+        ) as record:
             generation = await self._pipeline.start(
-                prompt, options, timeout_s=context.time_remaining()
+                prompt, options, record=record, timeout_s=context.time_remaining()
             )
             try:
                 # Only now: a refusal before it is a status alone, which clients may retry.

@@ -18,7 +18,6 @@ from services.frontend.errors import (
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Options, Prompt
-from services.frontend.pipeline.request_log import request_logged
 from services.frontend.rpc.convert import (
     conversation_of,
     options_of,
@@ -78,6 +77,7 @@ class ClientSession:
         *,
         draining: asyncio.Event,
         time_remaining: Callable[[], float | None],
+        traceparent: str,
         max_live_requests: int,
         max_prompt_bytes: int,
     ) -> None:
@@ -88,6 +88,7 @@ class ClientSession:
             writer: the client's end of the stream.
             draining: set once no new requests are to be taken.
             time_remaining: seconds left of the stream's deadline, which every request shares.
+            traceparent: where requests belong in a trace that do not say so themselves.
             max_live_requests: most unfinished requests.
             max_prompt_bytes: most bytes of a prompt that comes in parts.
         """
@@ -95,6 +96,7 @@ class ClientSession:
         self._writer = writer
         self._draining = draining
         self._time_remaining = time_remaining
+        self._traceparent = traceparent
         self._max_live_requests = max_live_requests
         self._max_prompt_bytes = max_prompt_bytes
         self._live: dict[int, _LiveRequest] = {}
@@ -244,9 +246,14 @@ class ClientSession:
             await self._write(live.handle, failure=failure_of(error))
 
     async def _generate(self, live: _LiveRequest, prompt: Prompt) -> None:
-        with request_logged(live.options.request_id, method="Session") as record:
+        options = live.options
+        with self._pipeline.requests.watch(
+            options.request_id,
+            method="Session",
+            traceparent=options.traceparent or self._traceparent,
+        ) as record:
             generation = await self._pipeline.start(
-                prompt, live.options, timeout_s=self._time_remaining()
+                prompt, options, record=record, timeout_s=self._time_remaining()
             )
             live.generation = generation
             try:

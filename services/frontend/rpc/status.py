@@ -11,12 +11,14 @@ from services.frontend.errors import (
     InvalidRequestError,
     OverloadedError,
     SlowReaderError,
+    UnauthenticatedError,
     UnknownModelError,
 )
 from services.telemetry.interceptors import internal_status
 from services.telemetry.status import Status
 
 STATUS_CODES: dict[type[FrontendError], grpc.StatusCode] = {
+    UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     UnknownModelError: grpc.StatusCode.NOT_FOUND,
     DuplicateRequestError: grpc.StatusCode.ALREADY_EXISTS,

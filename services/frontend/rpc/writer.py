@@ -23,7 +23,7 @@ class Writer:
         self._is_cut = False
 
     async def write(self, message: Message) -> None:
-        """Writes one message.
+        """Writes one message; one to a client that is gone goes nowhere.
 
         Raises:
             SlowReaderError: the client does not read; nothing can be written any more.
@@ -37,6 +37,8 @@ class Writer:
             except TimeoutError:
                 self._is_cut = True
                 raise self._slow_reader() from None
+            except grpc.aio.InternalError:
+                return  # gRPC cancels whoever serves the call, but has not got round to it
 
     def _slow_reader(self) -> SlowReaderError:
         return SlowReaderError(f"output lay unread for {self._timeout_s} s")

@@ -1,4 +1,9 @@
-"""Renders a conversation into the prompt that a model was trained on."""
+"""Renders a conversation into the prompt that a model was trained on.
+
+Templates come from model folders and are programs. The sandbox keeps them from everything but text;
+it does not keep them from taking for ever, so this runs in a process that can be ended: see
+`template_process`.
+"""
 
 import datetime
 import json
@@ -9,11 +14,12 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 
-from services.frontend.errors import InvalidRequestError
-from services.frontend.text.tokenizer import TokenizerFilesError
-
 Message = Mapping[str, str]
 """One message of a conversation: its role and its content."""
+
+
+class TemplateError(Exception):
+    """A template is not valid, refuses a conversation, or fails on it."""
 
 
 class ChatTemplate:
@@ -32,7 +38,7 @@ class ChatTemplate:
             variables: what the template sees beside the conversation, such as `bos_token`.
 
         Raises:
-            TokenizerFilesError: the source is not valid Jinja.
+            TemplateError: the source is not valid Jinja.
         """
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
@@ -43,38 +49,20 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise TokenizerFilesError(
+            raise TemplateError(
                 f"the chat template is wrong in line {error.lineno}: {error.message}"
             ) from None
+        except (ArithmeticError, RecursionError, SyntaxError, TypeError, ValueError) as error:
+            # Jinja computes constants when it compiles, and Python's own compiler has limits.
+            raise TemplateError(f"the chat template cannot be compiled: {error}") from None
         self._variables = dict(variables)
-
-    @classmethod
-    def from_files(cls, files: Mapping[str, bytes]) -> "ChatTemplate | None":
-        """Finds the template among a tokenizer's files: None when the model has none.
-
-        chat_template.jinja comes before the `chat_template` of tokenizer_config.json; of a list of
-        named templates the one named "default" counts.
-
-        Raises:
-            TokenizerFilesError: a file cannot be read or the template is not valid.
-        """
-        try:
-            config = json.loads(files.get("tokenizer_config.json", b"{}"))
-            own_file = files.get("chat_template.jinja")
-            source = own_file.decode() if own_file is not None else config.get("chat_template")
-        except ValueError as error:
-            raise TokenizerFilesError(f"the tokenizer's files cannot be read: {error}") from None
-        if isinstance(source, list):
-            named = {entry["name"]: entry["template"] for entry in source}
-            source = named.get("default")
-        return None if source is None else cls(source, _special_tokens(config))
 
     def render(self, messages: Sequence[Message], *, max_bytes: int) -> str:
         """Returns the prompt for the answer to a conversation.
 
         Raises:
-            InvalidRequestError: the template refuses the conversation, fails on it, or makes more
-                than `max_bytes` of it.
+            TemplateError: the template refuses the conversation, fails on it, or makes more than
+                `max_bytes` of it.
         """
         pieces = []
         num_bytes = 0
@@ -84,26 +72,22 @@ class ChatTemplate:
             ):
                 num_bytes += len(piece.encode())
                 if num_bytes > max_bytes:
-                    raise InvalidRequestError(
+                    raise TemplateError(
                         f"the conversation makes a prompt of more than {max_bytes} bytes"
                     )
                 pieces.append(piece)
         except jinja2.TemplateError as error:
-            raise InvalidRequestError(f"the chat template refuses: {error.message}") from None
-        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
-            raise InvalidRequestError(f"the chat template fails: {error}") from None
+            raise TemplateError(f"the chat template refuses: {error.message}") from None
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
+            raise TemplateError(f"the chat template fails: {error}") from None
         return "".join(pieces)
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns bos_token, eos_token and the like; in the file each is text or {"content": text}."""
-    tokens = {}
-    for name, value in config.items():
-        if name.endswith("_token"):
-            text = value.get("content") if isinstance(value, dict) else value
-            if isinstance(text, str):
-                tokens[name] = text
-    return tokens
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

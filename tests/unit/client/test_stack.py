@@ -1,5 +1,6 @@
 """Where the two services of `octavo serve` will listen."""
 
+import contextlib
 import socket
 
 import pytest
@@ -9,9 +10,23 @@ from services.client.supervisor import ServiceFailedError
 from tests.support.processes import free_port
 
 
+def first_of_free_ports(count: int) -> int:
+    """Returns a port that is free like those behind it."""
+    with contextlib.ExitStack() as probes:
+        while True:
+            first = free_port()
+            try:
+                for port in range(first, first + count):
+                    probes.enter_context(socket.create_server((LOOPBACK, port)))
+            except OSError:
+                continue
+            return first
+
+
 def test_free_ports_are_chosen_once_so_that_a_restart_keeps_them():
     stack = plan_stack()
-    assert stack.engine.address in stack.frontend.command
+    [engine] = stack.engines
+    assert engine.address in stack.frontend.command
     assert stack.frontend.address.rpartition(":")[2] in stack.frontend.command
 
 
@@ -19,7 +34,21 @@ def test_ports_that_are_named_are_kept():
     port, engine_port = free_port(), free_port()
     stack = plan_stack(port=port, engine_port=engine_port)
     assert stack.frontend.address == f"{LOOPBACK}:{port}"
-    assert stack.engine.address == f"{LOOPBACK}:{engine_port}"
+    assert [engine.address for engine in stack.engines] == [f"{LOOPBACK}:{engine_port}"]
+
+
+def test_several_engines_listen_one_after_the_other_and_the_frontend_knows_all():
+    engine_port = first_of_free_ports(3)
+    stack = plan_stack(engine_port=engine_port, num_engines=3)
+    addresses = [f"{LOOPBACK}:{engine_port + index}" for index in range(3)]
+    assert [engine.address for engine in stack.engines] == addresses
+    assert ",".join(addresses) in stack.frontend.command
+    assert [engine.name for engine in stack.engines] == ["engine-1", "engine-2", "engine-3"]
+
+
+def test_several_engines_on_free_ports_have_different_ones():
+    stack = plan_stack(num_engines=4)
+    assert len({engine.address for engine in stack.engines}) == 4
 
 
 @pytest.mark.parametrize("whose", ["port", "engine_port"])

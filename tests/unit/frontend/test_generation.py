@@ -67,7 +67,15 @@ async def test_a_call_without_deadline_has_no_budget():
     async with FakeEngine() as engine, frontend_stack(engine) as stack:
         await collect(stack.stub.Generate(generate()))
     assert not engine.submits[0].HasField("timeout_ms")
-    assert not engine.submits[0].HasField("sampling")
+
+
+async def test_a_call_that_says_nothing_of_sampling_gets_a_seed_of_its_own():
+    async with FakeEngine() as engine, frontend_stack(engine) as stack:
+        for _ in range(2):
+            await collect(stack.stub.Generate(generate()))
+    first, second = (submit.sampling for submit in engine.submits)
+    assert [field.name for field, _ in first.ListFields()] == ["seed"]
+    assert first.seed != second.seed
 
 
 async def test_token_prompts_are_used_as_they_are():

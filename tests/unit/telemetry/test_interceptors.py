@@ -4,6 +4,8 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+import structlog
+from google.protobuf.struct_pb2 import Struct
 
 from services.telemetry.interceptors import ErrorInterceptor
 from services.telemetry.status import Status
@@ -43,6 +45,8 @@ async def collecting(requests, context):
 def raise_what(request):
     if request == b"full":
         raise FullError("no room")
+    if request == b"gone":
+        raise grpc.aio.InternalError("cannot send")
     if request == b"bug":
         raise KeyError("secret")
 
@@ -54,6 +58,15 @@ class Methods(grpc.GenericRpcHandler):
             "/t/generator": grpc.unary_stream_rpc_method_handler(generator),
             "/t/coroutine": grpc.unary_stream_rpc_method_handler(coroutine),
             "/t/collecting": grpc.stream_unary_rpc_method_handler(collecting),
+            "/t/parsing_unary": grpc.unary_unary_rpc_method_handler(
+                unary, Struct.FromString, Struct.SerializeToString
+            ),
+            "/t/parsing_generator": grpc.unary_stream_rpc_method_handler(
+                generator, Struct.FromString, Struct.SerializeToString
+            ),
+            "/t/parsing_collecting": grpc.stream_unary_rpc_method_handler(
+                collecting, Struct.FromString
+            ),
         }.get(details.method)
 
 
@@ -69,10 +82,10 @@ async def serving():
 
 
 async def call(channel, method, request):
-    if method == "unary":
-        return [await channel.unary_unary("/t/unary")(request)]
-    if method == "collecting":
-        return [await channel.stream_unary("/t/collecting")(iter([request]))]
+    if method.endswith("unary"):
+        return [await channel.unary_unary(f"/t/{method}")(request)]
+    if method.endswith("collecting"):
+        return [await channel.stream_unary(f"/t/{method}")(iter([request]))]
     return [response async for response in channel.unary_stream(f"/t/{method}")(request)]
 
 
@@ -108,3 +121,32 @@ async def test_an_unknown_method_is_unimplemented():
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await channel.unary_unary("/t/other")(b"")
         assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize("method", ["parsing_unary", "parsing_generator", "parsing_collecting"])
+async def test_a_message_that_cannot_be_parsed_is_the_callers_mistake(method):
+    async with serving() as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await call(channel, method, b"\xff")
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.value.details() == "the message cannot be parsed"
+
+
+async def test_a_message_is_parsed_once_and_handed_over():
+    request = Struct()
+    request["key"] = "value"
+    async with serving() as channel:
+        answer = await channel.unary_unary("/t/parsing_unary")(request.SerializeToString())
+    assert Struct.FromString(answer) == request
+
+
+@METHODS
+async def test_a_write_that_fails_is_a_caller_that_went_away(method):
+    async with serving() as channel:
+        with (
+            structlog.testing.capture_logs() as logs,
+            pytest.raises(grpc.aio.AioRpcError) as error,
+        ):
+            await call(channel, method, b"gone")
+    assert error.value.code() is grpc.StatusCode.CANCELLED
+    assert logs == []

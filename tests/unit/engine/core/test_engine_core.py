@@ -188,24 +188,44 @@ class TestDeadline:
 
 class TestLostWorker:
     @pytest.mark.parametrize("how", ["dies", "hangs"])
-    async def test_ends_its_requests_and_is_replaced(self, how):
+    async def test_is_replaced_and_its_requests_go_on_where_they_were(self, how):
         async with running_core(engine_config(step_timeout_s=0.2)) as engine:
             sink = RecordingSink()
-            engine.core.submit(make_request(sink, max_tokens=NEVER_ENDS))
+            request = make_request(sink, max_tokens=NEVER_ENDS)
+            engine.core.submit(request)
             await sink.wait_for(lambda s: bool(s.token_ids))
             executor = engine.executors.last
             executor.die() if how == "dies" else executor.hang()
             last = await sink.wait_for_end()
-            assert isinstance(last.error, EngineUnavailableError)
-            assert not engine.core.is_ready
-            await engine.wait_until_ready()
+            assert last.finish_reason is FinishReason.LENGTH
+            assert sink.token_ids == expected_output(request.prompt_token_ids, request.sampling)
             assert engine.readiness == [True, False, True]
             assert engine.core.counters.num_worker_restarts == 1
-            again = RecordingSink()
-            request = make_request(again)
-            engine.core.submit(request)
-            await again.wait_for_end()
-            assert again.token_ids == expected_output(request.prompt_token_ids, request.sampling)
+            assert executor.num_stacks_shown == (how == "hangs")
+
+    async def test_without_a_successor_ends_its_requests_when_their_patience_does(self):
+        config = engine_config(worker_patience_s=0.05)
+        async with running_core(config) as engine:
+            sink = RecordingSink()
+            engine.core.submit(make_request(sink, max_tokens=NEVER_ENDS))
+            await sink.wait_for(lambda s: bool(s.token_ids))
+            engine.executors.options["start_error"] = "no device"
+            engine.executors.last.die()
+            last = await sink.wait_for_end()
+            assert isinstance(last.error, EngineUnavailableError)
+            assert not engine.core.is_ready
+
+    async def test_that_is_lost_again_at_once_gives_nobody_new_patience(self):
+        async with running_core(engine_config(worker_patience_s=0.3)) as engine:
+            engine.executors.last.hang()
+            sink = RecordingSink()
+            engine.core.submit(make_request(sink))
+            engine.executors.last.die()  # before any step was sent
+            while not sink.outputs:
+                await engine.wait_until_lost()
+                await engine.wait_until_ready()
+                engine.executors.last.die()
+            assert isinstance(sink.outputs[-1].error, EngineUnavailableError)
 
     async def test_keeps_the_totals_of_its_scheduler(self):
         async with running_core() as engine:

@@ -10,7 +10,9 @@ from tests.support.requests import make_request
 def step(step_id, requests=()):
     assignment = RowAssignment(row=0, token_ids=pack_int32([1, 2]), num_prompt_tokens=2)
     descriptor = BatchDescriptor(step_id=step_id, row_assignments=[assignment])
-    step = ScheduledStep(step_id=step_id, descriptor=descriptor, requests=list(requests))
+    step = ScheduledStep(
+        step_id=step_id, descriptor=descriptor, requests=list(requests), unsampled=[]
+    )
     return step, step_result(step_id, [5])
 
 

@@ -31,6 +31,20 @@ def test_a_submission_becomes_a_request():
     assert request.deadline_s == pytest.approx(request.arrival_s + 1.5)
 
 
+def test_the_tokens_of_another_engine_are_output_and_no_prompt():
+    request = read({"max_tokens": 10_000}, prompt=(1, 2, 3, 8, 9), num_resumed_tokens=2)
+    assert (request.prompt_token_ids, request.resumed_token_ids) == ([1, 2, 3], [8, 9])
+    assert request.token_ids == [1, 2, 3, 8, 9]
+    assert (request.num_prompt_tokens, request.num_output_tokens) == (3, 2)
+    assert request.sampling.max_tokens == MAX_MODEL_LEN - 3
+
+
+@pytest.mark.parametrize("num_resumed_tokens", [3, 4, 2**32 - 1])
+def test_a_request_without_prompt_cannot_be_resumed(num_resumed_tokens):
+    with pytest.raises(InvalidRequestError, match=f"num_resumed_tokens is {num_resumed_tokens}"):
+        read(num_resumed_tokens=num_resumed_tokens)
+
+
 def test_no_timeout_means_no_deadline():
     assert read().deadline_s is None
 

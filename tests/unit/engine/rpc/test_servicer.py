@@ -102,9 +102,11 @@ class TestGenerate:
         config = engine_config(max_num_waiting=1, max_num_seqs=1)
         async with running_service(config) as service:
             service.executors.last.hang()
-            calls = [service.stub.Generate(ask(max_tokens=LONG)) for _ in range(2)]
-            for call in calls:
-                await call.initial_metadata()
+            calls = []
+            for _ in range(2):  # the second one waits once the first one runs
+                calls.append(service.stub.Generate(ask(max_tokens=LONG)))
+                await calls[-1].initial_metadata()
+                await until(lambda: service.core.load().num_running == 1)
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await collect(service.stub.Generate(ask()))
             assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -132,8 +134,8 @@ class TestGenerate:
             assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             await until(lambda: service.core.load().num_running == 0)
 
-    async def test_a_lost_worker_ends_the_call_with_unavailable(self):
-        async with running_service() as service:
+    async def test_a_lost_worker_that_nobody_waits_for_ends_the_call_with_unavailable(self):
+        async with running_service(engine_config(worker_patience_s=0)) as service:
             call = service.stub.Generate(ask(max_tokens=LONG))
             await call.read()
             service.executors.last.die()

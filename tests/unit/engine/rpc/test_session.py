@@ -15,6 +15,7 @@ from protos.engine.v1.engine_pb2 import (
     GetStatsRequest,
     Submit,
 )
+from services.engine.kv_cache.prefix_index import chain_keys, root_key
 from services.engine.request import SamplingParams
 from tests.support.engine_harness import SEED, engine_config, running_service
 from tests.support.fake_worker import expected_output
@@ -207,8 +208,8 @@ class TestRejections:
             assert failure.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
             assert failure.retry_after_ms > 0
 
-    async def test_an_engine_whose_worker_is_gone_says_unavailable(self):
-        async with running_service() as service:
+    async def test_an_engine_whose_worker_is_gone_for_good_says_unavailable(self):
+        async with running_service(engine_config(worker_patience_s=0)) as service:
             frontend = await Frontend(service.stub).open()
             await frontend.submit(1, max_tokens=LONG)
             await frontend.read_until(lambda f: f.tokens)
@@ -365,3 +366,49 @@ class TestDrain:
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await call.read()
             assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+class TestRequestsOfAnotherEngine:
+    @pytest.mark.parametrize("num_done", [1, 7, 19])
+    async def test_a_resumed_request_makes_the_tokens_that_were_to_come(self, num_done):
+        async with running_service() as service:
+            frontend = await Frontend(service.stub).open()
+            whole = expected(max_tokens=20)
+            prompt = (1, 2, 3, *whole[:num_done])
+            await frontend.submit(1, prompt=prompt, num_resumed_tokens=num_done, max_tokens=20)
+            await frontend.read_until(lambda f: f.finished)
+            assert frontend.tokens[1] == whole[num_done:]
+            usage = frontend.finished[1].usage
+            assert (usage.prompt_tokens, usage.output_tokens) == (3, 20)
+            assert usage.cached_tokens <= 3
+
+    async def test_one_with_nothing_left_to_do_is_refused(self):
+        async with running_service() as service:
+            frontend = await Frontend(service.stub).open()
+            await frontend.submit(1, prompt=range(11), num_resumed_tokens=8, max_tokens=8)
+            await frontend.read_until(lambda f: f.rejected)
+            assert frontend.rejected[1].code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+
+
+def chunks(heartbeats):
+    added = b"".join(beat.prefixes.added for beat in heartbeats)
+    return [added[start : start + 8] for start in range(0, len(added), 8)]
+
+
+class TestPrefixes:
+    async def test_heartbeats_tell_what_can_be_found_where_hello_asks_for_it(self):
+        async with running_service(engine_config(block_size=4)) as service:
+            frontend = Frontend(service.stub)
+            await frontend.send(hello=FrontendHello(frontend_id="test", wants_prefixes=True))
+            await frontend.call.read()
+            await frontend.submit(1, prompt=range(8), cache_salt="mine", max_tokens=1)
+            keys = {key[:8] for key in chain_keys(root_key("mine"), range(8), 4)}
+            await frontend.read_until(lambda f: {*chunks(f.heartbeats)} == keys)
+            assert [beat.prefixes.reset for beat in frontend.heartbeats][:1] == [True]
+            assert not any(beat.prefixes.reset for beat in frontend.heartbeats[1:])
+
+    async def test_nobody_else_is_told(self):
+        async with running_service() as service:
+            frontend = await Frontend(service.stub).open()
+            await frontend.read_until(lambda f: f.heartbeats)
+            assert not frontend.heartbeats[0].HasField("prefixes")

@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.engine.errors import InvalidRequestError, QueueFullError
+from services.engine.batch import StepFailure
+from services.engine.errors import InvalidRequestError, MemoryExhaustedError, QueueFullError
 from services.engine.request import FinishReason, Request, RequestStatus
 from services.engine.scheduler.scheduler import ScheduledStep, Scheduler, SchedulerLimits
 from services.engine.scheduler.waiting_queue import service_order
@@ -49,16 +50,19 @@ class SchedulerMachine(RuleBasedStateMachine):
             **fields,
         )
         self.now_s = 0.0
+        self.capacity = self.limits.num_cache_tokens
+        self.live: list[Request] = []
+        self.start_worker()
+
+    def start_worker(self):
         self.scheduler = Scheduler(self.limits, clock=lambda: self.now_s)
         self.worker = FakeWorker(
             max_num_seqs=self.limits.max_num_seqs,
             max_model_len=MAX_MODEL_LEN,
             num_blocks=self.limits.num_blocks,
             block_size=BLOCK_SIZE,
-            windows=windows,
+            windows=self.limits.windows,
         )
-        self.capacity = self.limits.num_cache_tokens
-        self.live: list[Request] = []
         self.in_flight: deque[ScheduledStep] = deque()
 
     @rule(
@@ -96,12 +100,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def schedule(self):
         before = sorted(self.running(), key=service_order)
+        is_trial = any(request.is_suspect for request in self.live)
         step = self.scheduler.schedule()
+        if step is not None:
+            self.assert_suspects_are_alone(step)
         preempted = [r for r in before if r.status is RequestStatus.WAITING]
         # Those who lost their blocks are the last ones in service order, and never everybody.
         assert before[len(before) - len(preempted) :] == preempted
-        assert len(preempted) < max(len(before), 1)
-        if preempted:
+        assert is_trial or len(preempted) < max(len(before), 1)
+        if preempted and not is_trial:
             assert set(self.running()) < set(before), "admitted beside a preemption"
         if step is None:
             assert self.in_flight or not self.live, "nothing runs and nothing will"
@@ -117,6 +124,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now_s += 0.01
         step = self.in_flight.popleft()
         result = self.worker.execute(step.descriptor)
+        if result.failure == StepFailure.STEP_FAILURE_SKIPPED:
+            return
+        if result.failure:
+            self.retreat(step)
+            return
         for output in self.scheduler.update(step, result):
             request = output.request
             assert request in self.live
@@ -125,6 +137,24 @@ class SchedulerMachine(RuleBasedStateMachine):
             if output.is_last:
                 self.live.remove(request)
                 self.check_output(request, output.finish_reason)
+
+    @precondition(lambda self: self.in_flight)
+    @rule(memory_tokens=st.integers(0, 8))
+    def run_out_of_memory(self, memory_tokens):
+        """The oldest step fails if it is too large; later ones have memory enough again."""
+        self.worker.memory_tokens = memory_tokens
+        self.complete()
+        self.worker.memory_tokens = 2**31
+
+    def retreat(self, step):
+        num_tokens = step.descriptor.context.num_tokens
+        outputs = self.scheduler.retreat([step, *self.in_flight])
+        assert len(outputs) <= (num_tokens == 1)
+        for output in outputs:
+            assert isinstance(output.error, MemoryExhaustedError)
+            self.live.remove(output.request)
+        assert not self.running()
+        assert self.scheduler.stats.num_batched_tokens_limit <= max(1, num_tokens // 2)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -135,6 +165,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.live.remove(request)
         assert not request.block_ids
         assert request.row is None
+
+    @rule()
+    def lose_worker(self):
+        """Another one goes on with what is live; who was in a step that was lost is suspect."""
+        lost = {r for step in self.in_flight for r in (*step.requests, *step.unsampled)}
+        for request in lost:
+            request.trial_end = len(request.token_ids) + max(1, request.num_pending_tokens)
+        self.start_worker()
+        for request in self.live:
+            self.scheduler.resume(request)
+
+    def assert_suspects_are_alone(self, step):
+        sent = [{*each.requests, *each.unsampled} for each in (*self.in_flight, step)]
+        if any(request.is_suspect for request in sent[-1]):
+            assert len(set.union(*sent)) == 1
 
     @invariant()
     def counts_agree(self):

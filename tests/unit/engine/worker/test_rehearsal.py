@@ -18,9 +18,9 @@ def test_steps_of_all_kinds_run_at_the_same_time_on_runners_of_their_own(tmp_pat
     write_checkpoint(tmp_path, "qwen3")
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)
     for max_num_seqs, max_num_batched_tokens, num_runners in [
-        (256, 2048, 6),
+        (256, 2048, 7),
         (1, 4, 0),
-        (40, 40, 4),
+        (40, 40, 5),
     ]:
         limits = StepLimits(
             max_num_seqs=max_num_seqs,

@@ -1,13 +1,11 @@
 """Chat templates render conversations and can do nothing else."""
 
-import json
+import contextlib
 
 import pytest
 
-from services.frontend.errors import InvalidRequestError
-from services.frontend.text.chat_template import ChatTemplate
-from services.frontend.text.tokenizer import TokenizerFilesError
-from tests.support.byte_tokenizer import tokenizer_files
+from services.frontend.text.chat_template import ChatTemplate, TemplateError
+from tests.support.byte_tokenizer import CHAT_TEMPLATE
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -16,20 +14,12 @@ def render(source: str, messages: list[dict[str, str]] = HELLO, max_bytes: int =
     return ChatTemplate(source, {"bos_token": "<s>"}).render(messages, max_bytes=max_bytes)
 
 
-def template_of(config: dict[str, object], **files: bytes) -> ChatTemplate | None:
-    return ChatTemplate.from_files({"tokenizer_config.json": json.dumps(config).encode(), **files})
-
-
 def test_a_conversation_becomes_a_prompt_that_is_ready_for_the_answer():
-    template = ChatTemplate.from_files(tokenizer_files())
-    assert template is not None
-    assert template.render(HELLO, max_bytes=1000) == (
-        "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert render(CHAT_TEMPLATE) == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_a_template_refuses_with_its_own_words():
-    with pytest.raises(InvalidRequestError, match="roles must alternate"):
+    with pytest.raises(TemplateError, match="roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
 
 
@@ -37,6 +27,18 @@ def test_a_template_refuses_with_its_own_words():
     "source",
     [
         "{{ ''.__class__.__mro__ }}",
+        "{{ (''|attr('__class__')).__mro__ }}",
+        "{{ ''['__class__']['__mro__'] }}",
+        "{{ '{0.__class__.__mro__}'.format('') }}",
+        "{{ '{x.__class__}'.format_map({'x': ''}) }}",
+        "{{ strftime_now.__globals__.datetime }}",
+        "{{ self.__init__.__globals__.x }}",
+        "{{ messages.__getattribute__('append') }}",
+        "{{ messages.pop() }}",
+        "{{ messages[0].update({'role': 'system'}) }}",
+        "{{ messages | map(attribute='__class__.__mro__') | list | first }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}",
         "{{ messages.__class__.__base__.__subclasses__() }}",
         "{{ raise_exception.__globals__['json'] }}",
         "{{ messages.append(1) }}",
@@ -44,8 +46,10 @@ def test_a_template_refuses_with_its_own_words():
     ],
 )
 def test_a_template_cannot_leave_its_sandbox(source):
-    with pytest.raises(InvalidRequestError, match="chat template"):
-        render(source)
+    shown = ""
+    with contextlib.suppress(TemplateError):
+        shown = render(source)
+    assert shown == ""
 
 
 @pytest.mark.parametrize(
@@ -53,22 +57,22 @@ def test_a_template_cannot_leave_its_sandbox(source):
     ["{{ 1 / 0 }}", "{{ messages[0].nothing.more }}", "{{ 'a' + 1 }}", "{{ messages[9].role.x }}"],
 )
 def test_a_template_that_fails_is_the_requests_error(source):
-    with pytest.raises(InvalidRequestError, match="chat template"):
+    with pytest.raises(TemplateError, match="chat template"):
         render(source)
 
 
 def test_a_template_that_calls_itself_for_ever_is_the_requests_error():
-    with pytest.raises(InvalidRequestError, match="chat template"):
+    with pytest.raises(TemplateError, match="chat template"):
         render("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}")
 
 
 def test_a_prompt_that_grows_too_large_is_refused():
-    with pytest.raises(InvalidRequestError, match="more than 1000 bytes"):
+    with pytest.raises(TemplateError, match="more than 1000 bytes"):
         render("{% for i in range(99999) %}word {% endfor %}")
 
 
 def test_broken_jinja_is_refused_when_it_is_read():
-    with pytest.raises(TokenizerFilesError, match="line 1"):
+    with pytest.raises(TemplateError, match="line 1"):
         ChatTemplate("{% if %}", {})
 
 
@@ -80,33 +84,3 @@ def test_templates_find_what_they_expect():
     looping = "{% for m in messages %}{% continue %}{% endfor %}{{ add_generation_prompt }}"
     assert render(looping) == "True"
     assert render("{% if true %}\n  {% if true %}x{% endif %}\n{% endif %}\n") == "x"
-
-
-def test_a_template_comes_from_its_own_file_first():
-    template = template_of({"chat_template": "config"}, **{"chat_template.jinja": b"file"})
-    assert template is not None
-    assert template.render(HELLO, max_bytes=10) == "file"
-
-
-def test_of_named_templates_the_default_counts():
-    named = [{"name": "tools", "template": "no"}, {"name": "default", "template": "yes"}]
-    template = template_of({"chat_template": named})
-    assert template is not None
-    assert template.render(HELLO, max_bytes=10) == "yes"
-
-
-def test_special_tokens_may_be_written_out_as_objects():
-    config = {"chat_template": "{{ eos_token }}", "eos_token": {"content": "<end>"}}
-    template = template_of(config)
-    assert template is not None
-    assert template.render(HELLO, max_bytes=10) == "<end>"
-
-
-def test_a_model_may_have_no_template():
-    assert template_of({}) is None
-    assert ChatTemplate.from_files({}) is None
-
-
-def test_an_unreadable_configuration_is_named():
-    with pytest.raises(TokenizerFilesError, match="cannot be read"):
-        ChatTemplate.from_files({"tokenizer_config.json": b"{"})

@@ -41,7 +41,7 @@ def load_pair(folder, family, std):
     save_file({name: each * factors[name] for name, each in load_file(file).items()}, file)
     quantize_checkpoint(plain, quantized, "deepseek")
     return [
-        load_model(quantized, device=torch.device("cpu"), dtype=torch.float32, fp8_products=kept)
+        load_model(quantized, device=torch.device("cpu"), dtype=torch.float32, keep_quantized=kept)
         for kept in (False, True)
     ]
 

@@ -2,38 +2,107 @@
 
 import json
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from models.loading.checkpoint import CheckpointError
 from models.loading.loader import load_model
+from models.parallel.group import SINGLE, ParallelGroup
+from tests.support.mxfp4_checkpoints import pack_experts
 from tests.support.paged_runner import PagedRunner
 from tests.support.random_checkpoints import transformers_logits, write_checkpoint
 
 TOKEN_IDS = [5, 96, 0, 48, 49, 17, 33, 80, 2, 61]
 
 
-def pack_experts(folder, model) -> None:
-    """Gives a checkpoint and transformers' model of it the same random MXFP4 experts."""
-    tensors, parameters = load_file(folder / "model.safetensors"), model.state_dict()
-    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "down_proj"))]:
-        num_experts, num_inputs, num_outputs = tensors.pop(name).shape
-        shape = (num_experts, num_outputs, num_inputs // 32)
-        blocks = torch.randint(256, (*shape, 16), dtype=torch.uint8)
-        scales = torch.randint(121, 125, shape, dtype=torch.uint8)
-        parameters[name].copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
-        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-    save_file(tensors, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4"}
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def test_mxfp4_experts_give_the_logits_of_transformers(tmp_path):
-    reference = write_checkpoint(tmp_path, "gpt_oss", intermediate_size=64)
+@pytest.fixture
+def packed(tmp_path):
+    """Returns a folder with a packed checkpoint, and transformers' model of it."""
+    reference = write_checkpoint(tmp_path, "gpt_oss", hidden_size=64, intermediate_size=96)
     pack_experts(tmp_path, reference)
-    model = load_model(tmp_path, device=torch.device("cpu"), dtype=torch.float32)
+    return tmp_path, reference
+
+
+def load(folder, **options):
+    return load_model(folder, device=torch.device("cpu"), dtype=torch.float32, **options)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_mxfp4_experts_give_the_logits_of_transformers(packed, is_kept):
+    folder, reference = packed
+    model = load(folder, keep_quantized=is_kept)
+    down = model.model.layers[0].mlp.experts.down_proj
+    assert down.dtype == (torch.uint8 if is_kept else torch.float32)
     runner = PagedRunner(model)
     logits = runner.run(runner.add(TOKEN_IDS), chunk_size=4)
     expected = transformers_logits(reference, TOKEN_IDS)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_they_are_dequantised_on_a_cpu_by_default(packed):
+    experts = load(packed[0]).model.layers[0].mlp.experts
+    assert experts.down_proj.dtype == torch.float32
+    assert experts.down_proj_scale is None
+
+
+def test_rows_that_end_within_a_run_are_dequantised(tmp_path):
+    # No such blocks can be stored; made-up weights take any size.
+    write_checkpoint(tmp_path, "gpt_oss", hidden_size=64, intermediate_size=80)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    experts = load(tmp_path, keep_quantized=True, load_format="dummy").model.layers[0].mlp.experts
+    assert experts.down_proj.dtype == torch.float32
+
+
+def test_made_up_mxfp4_experts_are_sane(packed):
+    model = load(packed[0], keep_quantized=True, load_format="dummy")
+    assert model.model.layers[0].mlp.experts.gate_up_proj.dtype == torch.uint8
+    runner = PagedRunner(model)
+    logits = runner.run(runner.add(TOKEN_IDS), chunk_size=4)
+    assert logits.isfinite().all()
+    assert 0.1 < logits.std() < 10
+
+
+def test_a_kept_scale_that_is_no_number_is_refused(packed):
+    file = packed[0] / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.mlp.experts.down_proj_scales"
+    tensors[name][1, 2, 0] = 255
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=f"{name} holds NaN or infinity"):
+        load(packed[0], keep_quantized=True)
+
+
+def test_kept_blocks_need_their_scales(packed):
+    file = packed[0] / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.1.mlp.experts.down_proj_scales"]
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=r"down_proj_scales are missing"):
+        load(packed[0], keep_quantized=True)
+
+
+GROUPS = [ParallelGroup(rank=rank, size=2) for rank in range(2)]
+
+
+def test_shares_that_cut_a_run_are_dequantised(packed):
+    # 48 features are one run and a half.
+    share = load(packed[0], keep_quantized=True, group=GROUPS[1])
+    assert share.model.layers[1].mlp.experts.down_proj.dtype == torch.float32
+
+
+def test_ranks_together_hold_all_numbers(tmp_path):
+    pack_experts(tmp_path, write_checkpoint(tmp_path, "gpt_oss", intermediate_size=128))
+    whole, *shares = (
+        load(tmp_path, keep_quantized=True, group=group).model.layers[1].mlp.experts
+        for group in (SINGLE, *GROUPS)
+    )
+    for name in ("down_proj", "down_proj_scale"):
+        together = torch.cat([getattr(share, name) for share in shares], dim=-1)
+        assert torch.equal(together, getattr(whole, name))
+    for name in ("gate_up_proj", "gate_up_proj_scale"):
+        parts = [getattr(share, name).chunk(2, dim=1) for share in shares]
+        together = torch.cat([part[i] for i in range(2) for part in parts], dim=1)
+        assert torch.equal(together, getattr(whole, name))

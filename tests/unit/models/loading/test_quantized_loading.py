@@ -62,7 +62,7 @@ def test_weights_are_multiplied_out_exactly(load, kind):
 
 @each_kind
 def test_kept_weights_and_scales_are_the_stored_ones(load, kind):
-    model, plain = load(kind, fp8_products=True)
+    model, plain = load(kind, keep_quantized=True)
     qkv = model.model.layers[1].self_attn.qkv_proj
     is_blocked = KINDS[kind][0] == "block"
     assert qkv.method is (FP8_BLOCKS if is_blocked else FP8_ROWS)
@@ -76,7 +76,7 @@ def test_kept_weights_and_scales_are_the_stored_ones(load, kind):
 
 @each_kind
 def test_products_of_kept_weights_are_near_the_dequantised_ones(load, kind):
-    layers = [load(kind, fp8_products=kept)[0].model.layers[1] for kept in (False, True)]
+    layers = [load(kind, keep_quantized=kept)[0].model.layers[1] for kept in (False, True)]
     for path, size in (("self_attn.qkv_proj", 256), ("mlp.down_proj", 384)):
         x = torch.randn(5, size)
         exact, rounded = (layer.get_submodule(path)(x) for layer in layers)
@@ -85,7 +85,7 @@ def test_products_of_kept_weights_are_near_the_dequantised_ones(load, kind):
 
 @each_kind
 def test_kept_weights_serve_a_whole_model(load, kind):
-    assert logits(load(kind, fp8_products=True)[0]).isfinite().all()
+    assert logits(load(kind, keep_quantized=True)[0]).isfinite().all()
 
 
 @pytest.mark.parametrize("kind", ["deepseek", "compressed_channel"])
@@ -96,7 +96,7 @@ def test_heads_in_another_order_keep_their_scales(kind, tmp_path):
     write_checkpoint(plain, "deepseek_v3", **WIDE | {"num_key_value_heads": 4} | sizes)
     quantize_checkpoint(plain, folder, kind)
     multiplied, kept = (
-        load_model(folder, device=CPU, dtype=torch.float32, fp8_products=is_kept)
+        load_model(folder, device=CPU, dtype=torch.float32, keep_quantized=is_kept)
         .model.layers[1]
         .self_attn.q_b_proj
         for is_kept in (False, True)
@@ -111,7 +111,7 @@ def test_heads_in_another_order_keep_their_scales(kind, tmp_path):
 def test_layers_that_blocks_do_not_divide_are_dequantised(tmp_path, checkpoint):
     # Heads of 8 features: keys do not begin at a block.
     plain = quantize_checkpoint(checkpoint("llama")[0], tmp_path, "deepseek")
-    model = load_model(tmp_path, device=CPU, dtype=torch.float32, fp8_products=True)
+    model = load_model(tmp_path, device=CPU, dtype=torch.float32, keep_quantized=True)
     layer = model.model.layers[0]
     assert torch.equal(layer.self_attn.qkv_proj.weight, expected_packed(plain, 0, *QKV))
     assert layer.self_attn.o_proj.method is FP8_BLOCKS
@@ -125,22 +125,22 @@ def test_a_weight_that_the_checkpoint_left_alone_stays_so(load, wide, tmp_path):
     tensors.pop(f"{name}_scale_inv")
     tensors[name] = load_file(wide / "model.safetensors")[name]
     save_file(tensors, file)
-    model = load_model(tmp_path, device=CPU, dtype=torch.float32, fp8_products=True)
+    model = load_model(tmp_path, device=CPU, dtype=torch.float32, keep_quantized=True)
     # It is packed with two FP8 weights, and one parameter has one dtype.
     assert model.model.layers[0].self_attn.qkv_proj.method is UNQUANTIZED
     assert model.model.layers[1].self_attn.qkv_proj.method is FP8_BLOCKS
 
 
 @each_kind
-@pytest.mark.parametrize("fp8_products", [False, True])
-def test_dummy_weights_of_quantised_models_are_sane(load, kind, fp8_products):
-    model, _ = load(kind, load_format="dummy", fp8_products=fp8_products)
+@pytest.mark.parametrize("keep_quantized", [False, True])
+def test_dummy_weights_of_quantised_models_are_sane(load, kind, keep_quantized):
+    model, _ = load(kind, load_format="dummy", keep_quantized=keep_quantized)
     qkv = model.model.layers[0].self_attn.qkv_proj
-    assert (qkv.method is not UNQUANTIZED) == fp8_products
+    assert (qkv.method is not UNQUANTIZED) == keep_quantized
     result = logits(model)
     assert result.isfinite().all()
     assert 0.1 < result.std() < 10
-    again, _ = load(kind, load_format="dummy", fp8_products=fp8_products)
+    again, _ = load(kind, load_format="dummy", keep_quantized=keep_quantized)
     assert torch.equal(logits(again), result)
 
 
@@ -150,7 +150,7 @@ def test_dummy_weights_leave_ignored_modules_alone(load, tmp_path):
     config["quantization_config"]["modules_to_not_convert"] = ["lm_head", "model.layers.0"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = load_model(
-        tmp_path, device=CPU, dtype=torch.float32, load_format="dummy", fp8_products=True
+        tmp_path, device=CPU, dtype=torch.float32, load_format="dummy", keep_quantized=True
     )
     methods = [layer.self_attn.qkv_proj.method for layer in model.model.layers]
     assert methods == [UNQUANTIZED, FP8_BLOCKS]

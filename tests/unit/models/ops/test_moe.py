@@ -2,7 +2,14 @@ import pytest
 import torch
 
 from models.ops.moe import apply_experts, gated, route
-from tests.support.moe_case import NUM_EXPERTS, ROUTINGS, make_experts, make_logits
+from tests.support.moe_case import (
+    NUM_EXPERTS,
+    ROUTINGS,
+    exactly,
+    make_experts,
+    make_logits,
+    make_quantized_experts,
+)
 
 ALL_ROUTINGS = pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS)
 
@@ -17,6 +24,8 @@ def operator_arguments(num_tokens, routing, experts):
         experts.down,
         experts.gate_up_bias,
         experts.down_bias,
+        experts.gate_up_scale,
+        experts.down_scale,
         bias,
         routing.top_k,
         routing.is_sigmoid,
@@ -87,3 +96,13 @@ def test_clamped_gate_is_bounded_above_and_up_on_both_sides():
 def test_operator_passes_torchs_own_checks(routing, is_clamped):
     arguments = operator_arguments(5, routing, make_experts(is_clamped=is_clamped))
     torch.library.opcheck(torch.ops.octavo.fused_moe.default, arguments)
+
+
+@pytest.mark.parametrize(("kind", "inner"), [("fp8", 200), ("mxfp4", 96)])
+def test_quantised_experts_compute_with_the_numbers_they_stand_for(kind, inner):
+    experts = make_quantized_experts(kind, inner=inner, is_clamped=True)
+    weights, ids = route(*make_logits(8, ROUTINGS["softmax"]), ROUTINGS["softmax"])
+    hidden = torch.randn(8, 64)
+    exact = apply_experts(hidden.double(), weights.double(), ids, exactly(experts))
+    torch.testing.assert_close(apply_experts(hidden, weights, ids, experts).double(), exact,
+                               rtol=1e-5, atol=1e-5)  # fmt: skip

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from models.ops.sample_tokens import kept_weights
+from models.ops.sample_tokens import NO_TOKEN, kept_weights
 from models.ops.token_weights import WEIGHT_BITS, scale_of, weights_at
+from services.engine.sampling.sampler import sample
 from tests.support.sampling_kernels import (
     DTYPES,
     PARAMS,
@@ -11,6 +12,7 @@ from tests.support.sampling_kernels import (
     random_logits,
     reference_tokens,
 )
+from tests.support.sampling_rows import token_choice
 
 
 def test_weights_are_exponentials_in_units_of_the_largest():
@@ -44,9 +46,22 @@ def test_tokens_are_kept_ones_in_every_dtype_and_size(vocab_size, dtype):
 
 
 @pytest.mark.parametrize("name", odd_logits(9))
-def test_odd_logits_name_tokens_that_exist(name):
-    tokens = reference_tokens(odd_logits(50)[name], mixed_choice(len(PARAMS)))
-    assert ((tokens >= 0) & (tokens < 50)).all()
+def test_odd_logits_name_tokens_that_exist_unless_none_is_finite(name):
+    logits = odd_logits(50)[name]
+    tokens = reference_tokens(logits, mixed_choice(len(PARAMS)))
+    is_sound = logits.amax(-1).isfinite()
+    assert ((tokens >= 0) & (tokens < 50))[is_sound].all()
+    assert (tokens == NO_TOKEN)[~is_sound].all()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_row_whose_largest_logit_means_nothing_gets_no_token_and_its_neighbour_one(value):
+    logits = torch.zeros(2, 50)
+    logits[0, 7] = value
+    logits[1, 7] = 1.0
+    for params in PARAMS:
+        tokens = sample(logits, token_choice([params, {"temperature": 0.0}]))
+        assert tokens.tolist() == [NO_TOKEN, 7]
 
 
 def test_top_p_is_of_what_top_k_left_with_its_ties():

@@ -1,5 +1,6 @@
 import torch
 
+from models.ops.sample_tokens import NO_TOKEN
 from models.ops.step_tokens import choose_greedily, last_tokens
 from tests.support.step_tokens_case import check_choice, check_last_tokens
 
@@ -18,3 +19,12 @@ def test_the_lowest_of_equal_tokens_is_chosen():
     tokens = torch.zeros(2, 3, dtype=torch.int32)
     rows, positions = torch.tensor([0, 1]).int(), torch.tensor([0, 2]).int()
     assert choose_greedily(logits, tokens, rows, positions).tolist() == [0, 0]
+
+
+def test_rows_without_a_finite_logit_get_no_token_and_the_table_one_that_exists():
+    for value in (float("-inf"), float("nan"), float("inf")):
+        logits = torch.full((2, 9), value)
+        tokens = torch.ones(2, 3, dtype=torch.int32)
+        rows, positions = torch.tensor([0, 1]).int(), torch.tensor([0, 2]).int()
+        assert choose_greedily(logits, tokens, rows, positions).tolist() == [NO_TOKEN] * 2
+        assert tokens.tolist() == [[0, 1, 1], [1, 1, 0]]

@@ -53,7 +53,7 @@ def test_two_ranks_with_fp8_blocks_give_the_logits_of_one(tmp_path):
     shape = WIDE | {"intermediate_size": 512, "num_key_value_heads": 4}
     write_checkpoint(plain, "llama", **shape)
     quantize_checkpoint(plain, folder, "deepseek")
-    model = load_model(folder, device=torch.device("cpu"), dtype=torch.float32, fp8_products=True)
+    model = load_model(folder, device=torch.device("cpu"), dtype=torch.float32, keep_quantized=True)
     runner = PagedRunner(model)
     expected = runner.run(runner.add(TOKEN_IDS), chunk_size=4)
     for logits in run_two_ranks(folder, tmp_path, "fp8"):

@@ -14,7 +14,8 @@ from models.ops.triton.configurations import (
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256])
 def test_every_supported_head_has_tiles_that_tensor_cores_take(dtype, head_dim):
-    for tiles in (decode_tiles(dtype, head_dim), prefill_tiles(dtype, head_dim)):
+    prefill = [prefill_tiles(dtype, head_dim, has_prefix=prefix) for prefix in (False, True)]
+    for tiles in (decode_tiles(dtype, head_dim), *prefill):
         assert min(tiles.rows, tiles.keys) >= 16
 
 

@@ -44,9 +44,42 @@ for dtype, is_clamped in ((torch.float32, True), (torch.float16, False)):
             assert_rows_close(apply(hidden, weights, ids.int(), experts), exact)
 """
 
+QUANTIZED_PROGRAM = """
+import torch
+torch.set_num_threads(1)
+from models.ops import moe as reference
+from models.ops.triton.moe_grouped_quantized import apply_grouped_quantized
+from models.ops.triton.moe_pairs_quantized import apply_pairs_quantized
+from tests.support.moe_case import ROUTINGS, exactly, make_logits, make_quantized_experts
+from tests.support.tolerances import assert_rows_close
+
+routing = ROUTINGS["softmax"]
+# Sizes that no tile and no block divides.
+CASES = [
+    ("fp8", 136, 40, torch.float32, True),
+    ("fp8", 40, 136, torch.float16, False),
+    ("mxfp4", 64, 96, torch.float32, True),
+    ("mxfp4", 160, 32, torch.float16, False),
+]
+for kind, hidden_size, inner, dtype, is_clamped in CASES:
+    experts = make_quantized_experts(
+        kind, hidden=hidden_size, inner=inner, dtype=dtype, is_clamped=is_clamped
+    )
+    for num_tokens, apply in ((1, apply_pairs_quantized), (5, apply_grouped_quantized)):
+        weights, ids = reference.route(*make_logits(num_tokens, routing), routing)
+        hidden = torch.randn(num_tokens, hidden_size).to(dtype)
+        exact = reference.apply_experts(
+            hidden.double(), weights.double(), ids, exactly(experts)
+        )
+        actual = apply(hidden, weights, ids.int(), experts)
+        assert actual.dtype == dtype
+        assert_rows_close(actual, exact)
+"""
+
 
 @needs_triton
 @pytest.mark.slow
-def test_kernels_agree_with_the_references_in_the_interpreter():
+@pytest.mark.parametrize("program", [PROGRAM, QUANTIZED_PROGRAM], ids=["plain", "quantized"])
+def test_kernels_agree_with_the_references_in_the_interpreter(program):
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=250)
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=250)

@@ -26,8 +26,9 @@ check_sampling(random_logits(2, 32000, torch.float32), first=11)
 for logits in odd_logits(300).values():
     check_sampling(logits)
 check_sampling(odd_logits(20000)["all tied"][:3], first=2)
-drawn = drawn_by_kernel(torch.full((len(PARAMS), 300), torch.nan), mixed_choice(len(PARAMS)))
-assert ((drawn >= 0) & (drawn < 300)).all()
+for value in (torch.nan, torch.inf, -torch.inf):
+    logits = torch.full((len(PARAMS), 300), value)
+    assert (drawn_by_kernel(logits, mixed_choice(len(PARAMS))) == -1).all()
 for num_top in (0, 1, 20):
     check_logprobs(2, 5000, torch.bfloat16, num_top=num_top)
 """

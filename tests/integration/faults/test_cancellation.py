@@ -6,38 +6,23 @@ The worker is frozen meanwhile, so that no step can finish: what is free then wa
 import asyncio
 import os
 import signal
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 
-import grpc
 import numpy as np
 import psutil
 import pytest
 
 from protos.common.v1.sampling_pb2 import SamplingParams
 from protos.engine.v1.engine_pb2 import Abort, FrontendHello, FrontendMessage, Submit
-from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
 from tests.support.engine_client import begin, engine_stub, generate, get_stats
-from tests.support.processes import ServiceProcess, start_engine, start_frontend
+from tests.support.held import frozen, worker_of
+from tests.support.processes import ServiceProcess, start_engine
 from tests.support.waiting import until
 
 LONG_PROMPT = [3 + i % 500 for i in range(600)]
 SHORT_PROMPT = [5, 6, 7, 8]
 ENDLESS = {"max_tokens": 1200, "ignore_eos": True}
 MAX_STEPS_IN_FLIGHT = 2
-
-
-def worker_of(engine: ServiceProcess) -> psutil.Process:
-    (worker,) = psutil.Process(engine.pid).children()
-    return worker
-
-
-@contextmanager
-def frozen(worker: psutil.Process):
-    os.kill(worker.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(worker.pid, signal.SIGCONT)
 
 
 @pytest.fixture(scope="module")
@@ -164,24 +149,6 @@ async def test_a_client_that_leaves_the_queue_is_forgotten(engine, stub, client)
         holder.cancel()
         await stats_when(stub, is_idle)
     await assert_serves(stub)
-
-
-async def test_a_killed_frontend_leaves_nothing_behind():
-    async with start_engine(num_kv_blocks=200) as engine, engine_stub(engine.address) as stub:
-        async with (
-            start_frontend(engine.address) as frontend,
-            grpc.aio.insecure_channel(frontend.address) as channel,
-        ):
-            options = frontend_pb2.GenerationOptions(sampling=SamplingParams(**ENDLESS))
-            request = frontend_pb2.GenerateRequest(text="Once", options=options)
-            front = frontend_pb2_grpc.FrontendServiceStub(channel)
-            calls = [front.Generate(request) for _ in range(8)]
-            for call in calls:
-                await call.read()
-            frontend.kill()
-            stats = await stats_when(stub, is_idle)
-        assert stats.num_sessions == 0
-        assert stats.finished["aborted"] == len(calls)
 
 
 class TestKilledEngine:

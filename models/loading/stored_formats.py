@@ -1,0 +1,85 @@
+"""Decides which weights stay in the form in which they are stored, before any of them is read."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from models.layers.decoder import CausalLM
+from models.layers.moe import Experts
+from models.layers.quantization import QuantizableLinear, can_run_fp8, fits_fp8, use_fp8
+from models.loading.checkpoint import CheckpointTensor
+from models.loading.names import stored_modules
+from models.loading.plan import BLOCKS, FP8, SCALE
+from models.quantization_config import QuantizationConfig
+
+Stored = Mapping[str, CheckpointTensor] | None
+"""The checkpoint's tensors by their names in the model's family; None: weights are made up."""
+
+
+def can_keep(device: torch.device, dtype: torch.dtype, quantization: QuantizationConfig) -> bool:
+    """Returns whether a device multiplies with weights of a form, in a model of some dtype."""
+    if quantization.method == "mxfp4":
+        # A half has not the range of all scales.
+        return device.type == "cuda" and dtype != torch.float16
+    return can_run_fp8(device)
+
+
+def keep_stored_formats(model: CausalLM, stored: Stored) -> None:
+    """Makes the model's weights of the form in which they are stored, where there are products.
+
+    Args:
+        model: without values; its config says how weights are quantised.
+        stored: the checkpoint; without one, what its config does not leave out counts as stored.
+    """
+    quantization = model.config.quantization
+    assert quantization is not None, "the caller checked"
+    for path, layer in model.named_modules():
+        if quantization.method == "mxfp4":
+            if isinstance(layer, Experts) and layer.can_keep_mxfp4():
+                names = [f"{path}.gate_up_proj", f"{path}.down_proj"]
+                if _are_kept(names, model, stored, _is_mxfp4):
+                    layer.keep_mxfp4()
+        elif isinstance(layer, QuantizableLinear):
+            names = [f"{module}.weight" for module in stored_modules(model, path)]
+            if fits_fp8(layer, quantization.block_size) and _are_kept(
+                names, model, stored, _is_fp8
+            ):
+                use_fp8(layer, quantization.block_size)
+        elif isinstance(layer, Experts) and layer.can_keep_fp8(quantization.block_size):
+            names = _expert_names(path, model)
+            if names and _are_kept(names, model, stored, _is_fp8):
+                layer.keep_fp8()
+
+
+def _are_kept(
+    names: list[str],
+    model: CausalLM,
+    stored: Stored,
+    is_stored_so: Callable[[str, Mapping[str, CheckpointTensor]], bool],
+) -> bool:
+    """Returns whether all these tensors are stored in a form, or would be."""
+    quantization = model.config.quantization
+    assert quantization is not None, "the caller checked"
+    if stored is None:
+        return not any(quantization.ignores(name.rpartition(".")[0]) for name in names)
+    return all(is_stored_so(name, stored) for name in names)
+
+
+def _is_fp8(name: str, stored: Mapping[str, CheckpointTensor]) -> bool:
+    """Returns whether a weight is FP8 and has scales."""
+    return name in stored and stored[name].values.dtype == FP8 and name + SCALE in stored
+
+
+def _is_mxfp4(name: str, stored: Mapping[str, CheckpointTensor]) -> bool:
+    """Returns whether a weight is stored as 4-bit blocks."""
+    return name + BLOCKS in stored
+
+
+def _expert_names(path: str, model: CausalLM) -> list[str]:
+    """Returns the names of all tensors of a layer's experts; none where they are stored as one."""
+    parent, _, own_name = path.rpartition(".")
+    return [
+        f"{parent}.{each.checkpoint_name}"
+        for each in model.expert_mapping(model.config)
+        if each.parameter.startswith(f"{own_name}.")
+    ]

@@ -1,0 +1,26 @@
+"""Keeps what was left in a block by its last owner away from the one who has it now."""
+
+import torch
+from torch import Tensor
+
+
+def clear_unseen(gathered: Tensor, mask: Tensor, block_size: int) -> None:
+    """Zeroes, in place, what stands behind the last key that a query sees, in that key's block.
+
+    A mask is not enough: a weight of zero times NaN is NaN, and so is infinity less infinity. The
+    kernels load no such key; the references gather whole blocks. Blocks behind that one are the
+    null block, which no request writes.
+
+    Args:
+        gathered: [G, L, ...] contiguous, the blocks of G requests one after the other.
+        mask: [G, 1, Q, L] bool, keys that each query sees; the last query sees them all.
+        block_size: tokens of a block; L is a multiple of it.
+    """
+    num_requests = gathered.shape[0]
+    num_keys = mask[:, 0, -1].sum(-1)
+    last = torch.div(num_keys - 1, block_size, rounding_mode="floor")
+    blocks = gathered.view(num_requests, -1, block_size, gathered[0, 0].numel())
+    requests = torch.arange(num_requests, device=gathered.device)
+    slots = torch.arange(block_size, device=gathered.device) + (last * block_size)[:, None]
+    is_unseen = slots >= num_keys[:, None]
+    blocks[requests, last] = blocks[requests, last].masked_fill_(is_unseen[..., None], 0)

@@ -1,0 +1,73 @@
+"""How long requests took, as histograms."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from services.engine.request import Request, RequestOutput, StepMark
+from services.telemetry.histogram import LATENCY_BOUNDS_S, TOKEN_BOUNDS, Histogram
+
+
+def _latency() -> Histogram:
+    return Histogram(LATENCY_BOUNDS_S)
+
+
+def _tokens() -> Histogram:
+    return Histogram(TOKEN_BOUNDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Times in seconds and lengths in tokens.
+
+    The first two are counted as steps end, the rest as requests do, aborted and failed ones too.
+    """
+
+    time_to_first_token: Histogram = field(default_factory=_latency)
+    inter_token_latency: Histogram = field(default_factory=_latency)
+    e2e_request_latency: Histogram = field(default_factory=_latency)
+    request_queue_time: Histogram = field(default_factory=_latency)
+    request_prefill_time: Histogram = field(default_factory=_latency)
+    request_decode_time: Histogram = field(default_factory=_latency)
+    request_prompt_tokens: Histogram = field(default_factory=_tokens)
+    request_generation_tokens: Histogram = field(default_factory=_tokens)
+
+    def count_step(self, outputs: Sequence[RequestOutput], mark: StepMark) -> None:
+        """Counts the tokens of one step.
+
+        Requests that had their last token in the same step waited equally long, so a steady batch
+        costs one observation and not one per request.
+
+        Args:
+            outputs: what the step brought.
+            mark: the step; every request in it keeps it.
+        """
+        waited_since: list[StepMark] = []
+        for output in outputs:
+            request, num_tokens = output.request, len(output.token_ids)
+            if not num_tokens:
+                continue  # it only tells of an end
+            last = request.last_token
+            request.last_token = mark
+            if last is None:
+                request.first_token = mark
+                self.time_to_first_token.observe(mark.at_s - request.arrival_s)
+            elif num_tokens == 1:
+                waited_since.append(last)
+            else:
+                gap_s = (mark.at_s - last.at_s) / num_tokens
+                self.inter_token_latency.observe(gap_s, num_tokens)
+        for last, count in Counter(waited_since).items():
+            self.inter_token_latency.observe(mark.at_s - last.at_s, count)
+
+    def count_end(self, request: Request, end_s: float) -> None:
+        """Counts a request that has ended."""
+        started_s = request.first_scheduled_s
+        self.e2e_request_latency.observe(end_s - request.arrival_s)
+        self.request_queue_time.observe((started_s or end_s) - request.arrival_s)
+        self.request_prompt_tokens.observe(request.num_prompt_tokens)
+        self.request_generation_tokens.observe(request.num_output_tokens)
+        first, last = request.first_token, request.last_token
+        if started_s is not None and first is not None and last is not None:
+            self.request_prefill_time.observe(first.at_s - started_s)
+            self.request_decode_time.observe(last.at_s - first.at_s)

@@ -1,0 +1,104 @@
+"""What is told of every request when it ends: a count, a log line, its times, its spans."""
+
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from services.engine.core.stats import Counters
+from services.engine.errors import RequestFaultError
+from services.engine.request import Request, RequestOutput
+
+if TYPE_CHECKING:
+    from services.telemetry.spans import RequestSpan, Tracing
+
+log = structlog.get_logger()
+
+
+class RequestEnds:
+    """Tells the end of requests.
+
+    Spans are made here from the times that a request carries, so that tracing costs a step nothing.
+    """
+
+    def __init__(self, counters: Counters, tracing: "Tracing | None") -> None:
+        self._counters = counters
+        self._tracing = tracing
+
+    def record(self, output: RequestOutput) -> None:
+        """Records the end of a request, of which `output` is the last."""
+        request, end_s = output.request, time.monotonic()
+        reason = output.finish_reason.value if output.finish_reason else "failed"
+        error = None if output.error is None else type(output.error).__name__
+        self._counters.finished[reason] += 1
+        self._counters.latencies.count_end(request, end_s)
+        if isinstance(output.error, RequestFaultError):
+            log.error(
+                "request_was_to_blame",
+                request_id=request.request_id,
+                error_id=output.error.error_id,
+                reason=output.error.reason,
+            )
+        log.info(
+            "request_finished",
+            request_id=request.request_id,
+            finish_reason=reason,
+            error=error,
+            prompt_tokens=request.num_prompt_tokens,
+            cached_tokens=request.num_cached_tokens,
+            output_tokens=request.num_output_tokens,
+            queue_ms=_ms_between(request.arrival_s, request.first_scheduled_s),
+            ttft_ms=_ms_between(request.arrival_s, request.first_token_s),
+            duration_ms=_ms_between(request.arrival_s, end_s),
+        )
+        if self._tracing is not None:
+            span = self._tracing.start(
+                "engine request",
+                traceparent=request.traceparent,
+                start_s=request.arrival_s,
+                request_id=request.request_id,
+            )
+            _add_phases(span, request, end_s)
+            span.end(
+                end_s,
+                error=error,
+                finish_reason=reason,
+                prompt_tokens=request.num_prompt_tokens,
+                cached_tokens=request.num_cached_tokens,
+                output_tokens=request.num_output_tokens,
+                num_preemptions=request.num_preemptions,
+            )
+
+
+def _add_phases(span: "RequestSpan", request: Request, end_s: float) -> None:
+    """Adds spans of waiting, of the prompt and of the output, with the engine's steps in each.
+
+    Steps are named by their ids, which WatchSteps and recordings tell too.
+    """
+    started_s, first, last = request.first_scheduled_s, request.first_token, request.last_token
+    span.add_phase("queued", request.arrival_s, end_s if started_s is None else started_s)
+    if started_s is None:
+        return
+    if first is None or last is None:
+        span.add_phase("prefill", started_s, end_s, first_step=request.first_step_id)
+        return
+    span.add_phase(
+        "prefill",
+        started_s,
+        first.at_s,
+        first_step=request.first_step_id,
+        last_step=first.step_id,
+        num_steps=first.step_id - request.first_step_id + 1,
+    )
+    span.add_phase(
+        "decode",
+        first.at_s,
+        end_s,
+        first_step=first.step_id + 1,
+        last_step=last.step_id,
+        num_steps=last.step_id - first.step_id,
+    )
+
+
+def _ms_between(start_s: float, end_s: float | None) -> float | None:
+    return None if end_s is None else round((end_s - start_s) * 1000, 1)

@@ -1,0 +1,146 @@
+"""The requests whose worker was lost: who goes on with the next one, who is tried alone, who ends.
+
+Any request of the last steps may be what a worker died of. All of them start over with the next
+worker, one at a time and alone, until each has sampled what it was about to sample. If a worker is
+lost meanwhile, the one that was alone is to blame: it ends, and the same request is refused for a
+while. See docs/decisions/0007-suspects-run-alone.md.
+"""
+
+import asyncio
+import hashlib
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+
+from services.engine.core.live_requests import LiveRequests
+from services.engine.errors import (
+    EngineError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    RequestFaultError,
+)
+from services.engine.request import Request
+from services.engine.scheduler.scheduler import Scheduler
+
+log = structlog.get_logger()
+
+MAX_LOSSES = 3
+"""Workers that are lost with a request in their last steps before it is not tried again."""
+REFUSED_FOR_S = 600.0
+"""Time for which a request is refused that cost two workers their lives."""
+MAX_REFUSED = 1024
+"""Requests that are remembered so; the oldest is forgotten first."""
+
+
+class Survivors:
+    """Sees the live requests over from one worker to the next."""
+
+    def __init__(
+        self,
+        live: LiveRequests,
+        *,
+        patience_s: float,
+        end: Callable[[Request, EngineError], None],
+    ) -> None:
+        """Starts without a loss.
+
+        Args:
+            live: the engine's requests.
+            patience_s: how long they wait for the next worker before they end.
+            end: ends one of them.
+        """
+        self._live = live
+        self._patience_s = patience_s
+        self._end = end
+        self._refused_until_s: dict[bytes, float] = {}
+        self._give_up_s: float | None = None
+        self._giving_up: asyncio.TimerHandle | None = None
+
+    def check(self, request: Request) -> None:
+        """Raises RequestFaultError if the same request was to blame for a loss not long ago."""
+        if not self._refused_until_s:
+            return
+        until_s = self._refused_until_s.get(_fingerprint(request), 0.0)
+        if time.monotonic() < until_s:
+            error = RequestFaultError("the same request cost two workers their lives not long ago")
+            log.error(
+                "request_was_refused",
+                request_id=request.request_id,
+                error_id=error.error_id,
+                reason=error.reason,
+            )
+            raise error
+
+    def take(self, in_flight: set[Request], *, has_progressed: bool) -> None:
+        """Takes what is live after a worker was lost.
+
+        Args:
+            in_flight: the requests of the steps that it ran.
+            has_progressed: whether it had finished a step; else patience goes on running out.
+        """
+        suspects = in_flight.intersection(self._live.all())
+        num_live = len(self._live)
+        for request in suspects:
+            self._judge(request, is_alone=len(in_flight) == 1)
+        if not num_live:
+            return
+        log.warning(
+            "requests_lost_their_worker",
+            num_kept=len(self._live),
+            num_suspects=len(suspects),
+            num_ended=num_live - len(self._live),
+        )
+        now_s = time.monotonic()
+        if has_progressed or self._give_up_s is None:
+            self._give_up_s = now_s + self._patience_s
+        loop = asyncio.get_running_loop()
+        self._giving_up = loop.call_later(max(0.0, self._give_up_s - now_s), self._give_up)
+
+    def hand_over(self, scheduler: Scheduler) -> None:
+        """Gives the next worker's scheduler whatever is still live."""
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+        for request in self._live.all():
+            try:
+                scheduler.resume(request)
+            except InvalidRequestError as error:
+                self._end(request, EngineUnavailableError(str(error)))
+
+    def _judge(self, request: Request, *, is_alone: bool) -> None:
+        """Ends a request that was in a worker's last steps, or makes a suspect of it."""
+        request.num_losses += 1
+        if is_alone and request.is_suspect:
+            self._refuse(request)
+            reason = "it cost two workers their lives, the second one when it ran alone"
+            self._end(request, RequestFaultError(reason))
+        elif request.num_losses >= MAX_LOSSES:
+            self._end(
+                request,
+                EngineUnavailableError(
+                    f"the engine lost {request.num_losses} workers while they ran this request"
+                ),
+            )
+        else:
+            request.trial_end = len(request.token_ids) + max(1, request.num_pending_tokens)
+
+    def _refuse(self, request: Request) -> None:
+        if len(self._refused_until_s) >= MAX_REFUSED:
+            del self._refused_until_s[next(iter(self._refused_until_s))]
+        self._refused_until_s[_fingerprint(request)] = time.monotonic() + REFUSED_FOR_S
+
+    def _give_up(self) -> None:
+        error = EngineUnavailableError(
+            f"the engine lost its worker and had no other one within {self._patience_s} s"
+        )
+        for request in self._live.all():
+            self._end(request, error)
+
+
+def _fingerprint(request: Request) -> bytes:
+    """Returns what a request and its repetition have in common, which a seed is not."""
+    digest = hashlib.blake2b(array("i", request.prompt_token_ids).tobytes(), digest_size=16)
+    digest.update(repr(replace(request.sampling, seed=0)).encode())
+    return digest.digest()

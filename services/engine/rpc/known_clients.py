@@ -1,0 +1,51 @@
+"""Lets only certificates of certain names call."""
+
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from services.engine.errors import NotPermittedError
+from services.telemetry.call_scope import scoped
+
+_OPEN_PREFIX = "/grpc.health.v1.Health/"
+"""Probes show a certificate of the right authority, whatever its name."""
+
+
+class KnownClients(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is untyped
+    """Refuses callers whose certificate has none of the allowed names.
+
+    The handshake has checked the certificate by then. It stands behind `ErrorInterceptor`, which
+    turns its error into a status.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = frozenset(names)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wraps the method's handler."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method.startswith(_OPEN_PREFIX):
+            return handler
+        return scoped(handler, self._check)
+
+    @contextmanager
+    def _check(self, context: grpc.aio.ServicerContext) -> Iterator[None]:
+        names = _names_of(context)
+        if self._names.isdisjoint(names):
+            raise NotPermittedError(
+                f"the certificate's names {sorted(names)} are not among --tls-allowed-clients"
+            )
+        yield
+
+
+def _names_of(context: grpc.aio.ServicerContext) -> set[str]:
+    """Returns a caller's subject alternative names, or its common name if it has none."""
+    facts = context.auth_context()
+    values = facts.get("x509_subject_alternative_name") or facts.get("x509_common_name") or ()
+    return {value.decode(errors="replace") for value in values}

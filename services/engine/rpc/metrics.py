@@ -1,0 +1,131 @@
+"""The engine's figures for Prometheus: those of GetStats, read from the same counters.
+
+Where vLLM has a figure of the same meaning, ours is named like it, with `octavo_` in the place of
+`vllm:`.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from services.engine.batch import FallbackReason
+from services.engine.core.engine_core import EngineCore
+from services.engine.core.latencies import Latencies
+from services.engine.core.stats import Counters, EngineStats, dispatch_name
+from services.engine.request import FinishReason
+from services.engine.rpc.status import STATUS_CODES
+from services.telemetry.metrics import Families
+
+FINISHED = (*(reason.value for reason in FinishReason), "failed")
+REJECTED = tuple(code.name for code in STATUS_CODES.values())
+DISPATCHED = tuple(map(dispatch_name, FallbackReason.values()))
+"""Label values that are told from the start, with a count of 0."""
+
+
+class EngineFamilies:
+    """Tells an engine's figures of this moment."""
+
+    def __init__(self, core: EngineCore, *, model: str, num_sessions: Callable[[], int]) -> None:
+        """Labels every figure with the model's name."""
+        self._core = core
+        self._num_sessions = num_sessions
+        self._families = Families("octavo", model_name=model)
+
+    def __call__(self) -> Iterable[Any]:
+        """Returns every family."""
+        stats = self._core.stats()
+        yield from self._now(stats)
+        yield from self._totals(stats)
+        yield from self._steps(stats)
+        yield from self._latencies(stats.counters.latencies)
+
+    def _now(self, stats: EngineStats) -> Iterable[Any]:
+        gauge, load = self._families.gauge, stats.load
+        # The null block is never given out.
+        num_usable = max(stats.num_blocks - 1, 0)
+        used = (num_usable - load.num_free_blocks) / num_usable if num_usable else 0.0
+        yield gauge("num_requests_running", load.num_running, "Requests that hold blocks")
+        yield gauge("num_requests_waiting", load.num_waiting, "Requests that wait")
+        yield gauge("kv_cache_usage_perc", used, "Share of KV blocks that requests hold, 0 to 1")
+        yield gauge("kv_cache_blocks", num_usable, "KV blocks that requests can hold")
+        yield gauge("kv_cache_cached_blocks", stats.num_cached_blocks, "Free blocks with content")
+        yield gauge("sessions", self._num_sessions(), "Frontends connected")
+        yield gauge("ready", stats.is_ready, "1 while new requests are taken")
+        yield gauge("step_age_seconds", load.step_age_s, "Time since the last step, 0 when idle")
+        yield gauge("graphs_captured", len(stats.graphs.costs), "Graphs that may be replayed")
+        yield gauge("graphs_planned", stats.graphs.num_planned, "Graphs that are to be captured")
+
+    def _totals(self, stats: EngineStats) -> Iterable[Any]:
+        counter, counters = self._families.counter, self._families.counters
+        yield counter("prompt_tokens", stats.prompt_tokens, "Prompt tokens of admitted requests")
+        yield counter("generation_tokens", stats.output_tokens, "Tokens generated")
+        yield counter("prefix_cache_queries", stats.prompt_tokens, "Prompt tokens looked up")
+        yield counter("prefix_cache_hits", stats.cached_tokens, "Prompt tokens found computed")
+        yield counter("num_preemptions", stats.num_preemptions, "Requests that started over")
+        yield counter(
+            "worker_restarts", stats.counters.num_worker_restarts, "Workers started again"
+        )
+        yield counter("late_builds", stats.counters.num_late_builds, "Compilations while serving")
+        yield counters(
+            "request_success",
+            "finished_reason",
+            dict.fromkeys(FINISHED, 0) | stats.counters.finished,
+            "Requests that ended, by reason",
+        )
+        yield counters(
+            "requests_rejected",
+            "code",
+            dict.fromkeys(REJECTED, 0) | stats.counters.rejected,
+            "Requests that were refused, by status code",
+        )
+
+    def _steps(self, stats: EngineStats) -> Iterable[Any]:
+        counter, counts = self._families.counter, stats.counters
+        yield self._families.counters(
+            "steps",
+            "dispatch",
+            dict.fromkeys(DISPATCHED, 0) | counts.steps_by_dispatch(),
+            "Steps that ran a graph, or by the reason why they ran none",
+        )
+        yield counter("step_tokens", _num_step_tokens(counts), "Query tokens of all steps")
+        padded = sum(each.padded_tokens for each in stats.graphs.figures)
+        yield counter("graph_padded_tokens", padded, "Query tokens that only filled graphs")
+        yield counter("worker_busy_seconds", counts.worker_busy_us / 1e6, "Time of the worker")
+        yield counter("schedule_seconds", counts.schedule_ns / 1e9, "Time spent scheduling")
+
+    def _latencies(self, latencies: Latencies) -> Iterable[Any]:
+        histogram = self._families.histogram
+        yield histogram(
+            "time_to_first_token_seconds", latencies.time_to_first_token, "Arrival to first token"
+        )
+        yield histogram(
+            "inter_token_latency_seconds", latencies.inter_token_latency, "Token to token"
+        )
+        yield histogram(
+            "e2e_request_latency_seconds", latencies.e2e_request_latency, "Arrival to end"
+        )
+        yield histogram(
+            "request_queue_time_seconds", latencies.request_queue_time, "Arrival to first step"
+        )
+        yield histogram(
+            "request_prefill_time_seconds",
+            latencies.request_prefill_time,
+            "First step to first token",
+        )
+        yield histogram(
+            "request_decode_time_seconds", latencies.request_decode_time, "First to last token"
+        )
+        yield histogram(
+            "request_prompt_tokens", latencies.request_prompt_tokens, "Prompt tokens of a request"
+        )
+        yield histogram(
+            "request_generation_tokens",
+            latencies.request_generation_tokens,
+            "Tokens generated for a request",
+        )
+
+
+def _num_step_tokens(counters: Counters) -> int:
+    sizes = counters.step_sizes
+    return sum(
+        size * count for counts in (sizes.decodes, sizes.others) for size, count in counts.items()
+    )

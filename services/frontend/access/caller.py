@@ -1,0 +1,167 @@
+"""What the holder of one key uses, and when it is too much."""
+
+import time
+from collections.abc import Callable
+
+from services.frontend.access.key_file import Limits
+from services.frontend.errors import OverloadedError, UnauthenticatedError
+
+PLACE_RETRY_MS = 1000
+"""When to come back after too many requests at a time; they end when they end."""
+
+Clock = Callable[[], float]
+
+
+class Caller:
+    """Counts one key's requests and tokens against its limits.
+
+    Tokens come out of a bucket that holds a minute's worth and fills steadily. What a request costs
+    is known only as it runs, so it may overdraw the bucket; then the next one waits until the debt
+    is paid. A request that runs is never cut for its rate.
+    """
+
+    def __init__(self, name: str, limits: Limits, *, clock: Clock = time.monotonic) -> None:
+        """Starts with a full bucket.
+
+        Args:
+            name: what the log and messages call it.
+            limits: what it may use; may be changed later.
+            clock: seconds that pass steadily.
+        """
+        self.name = name
+        self.limits = limits
+        self._clock = clock
+        self._level = float(limits.tokens_per_minute or 0)
+        self._filled_s = clock()
+        self._live: set[Lease] = set()
+        self._is_revoked = False
+
+    def set_limits(self, limits: Limits) -> None:
+        """Changes what it may use; a debt stays, a new rate starts with a full bucket."""
+        self._fill()
+        if self.limits.tokens_per_minute is None:
+            self._level = float(limits.tokens_per_minute or 0)
+        self.limits = limits
+
+    def begin(self) -> "Lease":
+        """Takes a place for one request.
+
+        Raises:
+            UnauthenticatedError: the key was removed.
+            OverloadedError: it has too many unfinished requests, or tokens to pay back.
+        """
+        self.check_known()
+        limit = self.limits.max_live_requests
+        if limit is not None and len(self._live) >= limit:
+            raise OverloadedError(
+                f"the key {self.name!r} has {len(self._live)} unfinished requests; its limit is"
+                f" {limit}",
+                retry_after_ms=PLACE_RETRY_MS,
+            )
+        self._check_tokens(1)
+        lease = Lease(self)
+        self._live.add(lease)
+        return lease
+
+    def revoke(self) -> None:
+        """Ends its requests and refuses every later one: the key was removed."""
+        self._is_revoked = True
+        for lease in list(self._live):
+            lease.stop()
+
+    def check_known(self) -> None:
+        """Raises UnauthenticatedError if the key was removed."""
+        if self._is_revoked:
+            raise UnauthenticatedError("the API key was removed")
+
+    def take(self, num_tokens: int, *, checked: bool = False) -> None:
+        """Takes tokens out of the bucket, or puts them back where they are negative.
+
+        Args:
+            num_tokens: how many.
+            checked: refuse if the bucket does not hold them.
+
+        Raises:
+            OverloadedError: it does not.
+        """
+        if self.limits.tokens_per_minute is None:
+            return
+        if checked:
+            self._check_tokens(num_tokens)
+        self._level = min(self._level - num_tokens, float(self.limits.tokens_per_minute))
+
+    def leave(self, lease: "Lease") -> None:
+        """Gives a request's place back."""
+        self._live.discard(lease)
+
+    def _check_tokens(self, num_tokens: int) -> None:
+        """Raises OverloadedError unless the bucket holds so much, or is full."""
+        rate = self.limits.tokens_per_minute
+        if rate is None:
+            return
+        self._fill()
+        missing = min(num_tokens, rate) - self._level
+        if missing > 0:
+            raise OverloadedError(
+                f"the key {self.name!r} has used its {rate} tokens per minute",
+                retry_after_ms=int(missing / rate * 60_000) + 1,
+            )
+
+    def _fill(self) -> None:
+        now_s = self._clock()
+        rate = self.limits.tokens_per_minute
+        if rate is not None:
+            self._level = min(rate, self._level + (now_s - self._filled_s) * rate / 60)
+        self._filled_s = now_s
+
+
+class Lease:
+    """One request's place, from before its prompt is read to the end of its last stream.
+
+    It is given back once every stream that was attached is detached, or by `cancel`.
+    """
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._num_prompt_tokens = 0
+        self._stops: list[Callable[[], None]] = []
+
+    def charge_prompt(self, num_tokens: int) -> None:
+        """Pays for the prompt.
+
+        Raises:
+            OverloadedError: the caller has not that many tokens left.
+        """
+        self._caller.take(num_tokens, checked=True)
+        self._num_prompt_tokens = num_tokens
+
+    def charge_output(self, num_tokens: int) -> None:
+        """Pays for output.
+
+        Raises:
+            UnauthenticatedError: the caller's key was removed; the request is to end.
+        """
+        self._caller.take(num_tokens)
+        self._caller.check_known()
+
+    def attach(self, stop: Callable[[], None]) -> None:
+        """Adds a stream of the request; `stop` is called when it must end early."""
+        self._stops.append(stop)
+
+    def detach(self, stop: Callable[[], None]) -> None:
+        """Takes a stream that has ended away; a second time it does nothing."""
+        if stop in self._stops:
+            self._stops.remove(stop)
+        if not self._stops:
+            self._caller.leave(self)
+
+    def stop(self) -> None:
+        """Ends the request early."""
+        for stop in self._stops:
+            stop()
+
+    def cancel(self) -> None:
+        """Ends a request that was never run: its prompt costs nothing."""
+        self._caller.take(-self._num_prompt_tokens)
+        self._num_prompt_tokens = 0
+        self._caller.leave(self)

@@ -1,0 +1,142 @@
+"""Knows callers by their keys, and follows the file of keys while it changes."""
+
+import asyncio
+import hmac
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+import structlog
+
+from services.frontend.access.caller import Caller, Lease
+from services.frontend.access.key_file import (
+    MAX_KEY_CHARACTERS,
+    KeyFileError,
+    Limits,
+    digest_of,
+    read_key_file,
+)
+from services.frontend.errors import UnauthenticatedError
+
+POLL_S = 1.0
+"""How often the file is looked at."""
+_SCHEME = "bearer"
+
+log = structlog.get_logger()
+
+
+class Gate:
+    """Lets callers in: everybody without a file of keys, else whoever has a key of it."""
+
+    def __init__(self, key_file: Path | None = None) -> None:
+        """Reads the file.
+
+        Raises:
+            KeyFileError: it cannot be used.
+        """
+        self._path = key_file
+        # Callers are found under a keyed hash that nobody outside can compute, so how long the
+        # search takes says nothing about how much of a guess was right.
+        self._secret = secrets.token_bytes(32)
+        self._callers: dict[bytes, Caller] = {}
+        self._anonymous = Caller("", Limits())
+        self._current: ContextVar[Caller] = ContextVar("caller")
+        self._stamp: tuple[int, int, int] | None = None
+        if key_file is not None:
+            self._stamp = _stamp(key_file)
+            self._load(key_file)
+
+    @property
+    def requires_keys(self) -> bool:
+        """Whether callers need a key."""
+        return self._path is not None
+
+    def authenticate(self, authorization: str | None) -> Caller:
+        """Returns whoever holds the key in an `authorization` header, "Bearer KEY".
+
+        Raises:
+            UnauthenticatedError: there is none, or it is not known.
+        """
+        if authorization is None:
+            raise UnauthenticatedError("an API key is needed: authorization: Bearer KEY")
+        scheme, _, key = authorization.partition(" ")
+        key = key.strip()
+        is_key = 0 < len(key) <= MAX_KEY_CHARACTERS and key.isascii()
+        if scheme.lower() != _SCHEME or not is_key:
+            raise UnauthenticatedError("authorization is not of the form: Bearer KEY")
+        caller = self._callers.get(self._tag(digest_of(key)))
+        if caller is None:
+            raise UnauthenticatedError("the API key is not known")
+        return caller
+
+    @contextmanager
+    def acting_as(self, caller: Caller) -> Iterator[None]:
+        """Makes whatever is begun inside, and in tasks started inside, the caller's."""
+        token = self._current.set(caller)
+        try:
+            with structlog.contextvars.bound_contextvars(caller=caller.name):
+                yield
+        finally:
+            self._current.reset(token)
+
+    def begin(self) -> Lease:
+        """Takes a place for a request of whoever acts now.
+
+        Raises:
+            UnauthenticatedError: keys are needed, and nobody acts or the key was removed.
+            OverloadedError: the caller is at one of its limits.
+        """
+        if not self.requires_keys:
+            return self._anonymous.begin()
+        caller = self._current.get(None)
+        if caller is None:
+            raise UnauthenticatedError("an API key is needed")
+        return caller.begin()
+
+    async def watch(self) -> None:
+        """Follows the file until cancelled; one that is wrong changes nothing."""
+        while self._path is not None:
+            await asyncio.sleep(POLL_S)
+            self.refresh(self._path)
+
+    def refresh(self, path: Path) -> None:
+        """Reads the file again if it has changed."""
+        stamp = _stamp(path)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._load(path)
+        except KeyFileError as error:
+            log.warning("api_keys_not_reloaded", error=str(error))
+
+    def _load(self, path: Path) -> None:
+        known, self._callers = self._callers, {}
+        try:
+            keys = read_key_file(path)
+        except KeyFileError:
+            self._callers = known
+            raise
+        for key in keys:
+            tag = self._tag(key.digest)
+            caller = known.pop(tag, None) or Caller(key.name, key.limits)
+            caller.name = key.name
+            caller.set_limits(key.limits)
+            self._callers[tag] = caller
+        for removed in known.values():
+            removed.revoke()
+        log.info("api_keys_loaded", num_keys=len(keys), num_removed=len(known))
+
+    def _tag(self, digest: bytes) -> bytes:
+        return hmac.digest(self._secret, digest, "sha256")
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Returns what changes when a file does; None when it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -1,0 +1,135 @@
+"""Reads the file of API keys.
+
+    [keys.alice]
+    sha256 = "2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae"
+    tokens_per_minute = 60000
+    max_live_requests = 8
+
+    [keys.bob]
+    key = "a key in plain text, 16 characters or more, without blanks"
+
+Keys are random and long, so one round of SHA-256 protects them as well as a slow hash would.
+"""
+
+import hashlib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+MAX_FILE_BYTES = 4 * 2**20
+MAX_KEYS = 10_000
+MIN_KEY_CHARACTERS = 16
+MAX_KEY_CHARACTERS = 512
+
+Limit = Annotated[int, Field(ge=1, le=2**53)]
+
+
+class KeyFileError(ValueError):
+    """The file of API keys cannot be used. The message holds no part of a key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one key's holder may use."""
+
+    tokens_per_minute: int | None = None
+    """Tokens of prompts and output; None sets no limit."""
+    max_live_requests: int | None = None
+    """Requests that may be unfinished at a time; None sets no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """One entry of the file."""
+
+    name: str
+    digest: bytes
+    """SHA-256 of the key."""
+    limits: Limits
+
+
+class _Entry(BaseModel):
+    # Errors of pydantic show what they complain of, unless they are told not to.
+    model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
+
+    key: (
+        Annotated[
+            str,
+            Field(
+                min_length=MIN_KEY_CHARACTERS,
+                max_length=MAX_KEY_CHARACTERS,
+                pattern=r"\A[!-~]+\z",
+            ),
+        ]
+        | None
+    ) = None
+    sha256: Annotated[str, Field(pattern=r"\A[0-9a-fA-F]{64}\z")] | None = None
+    tokens_per_minute: Limit | None = None
+    max_live_requests: Limit | None = None
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
+
+    keys: dict[Annotated[str, Field(pattern=r"\A[A-Za-z0-9._@-]{1,64}\z")], _Entry] = Field(
+        min_length=1, max_length=MAX_KEYS
+    )
+
+
+def read_key_file(path: Path) -> list[ApiKey]:
+    """Returns the keys in a file; there is at least one.
+
+    Raises:
+        KeyFileError: it cannot be read, or something in it is wrong.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise KeyFileError(f"{path} is over the limit of {MAX_FILE_BYTES} bytes")
+        entries = _File.model_validate(tomllib.loads(content.decode())).keys
+    except OSError as error:
+        raise KeyFileError(f"{path} cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        raise KeyFileError(f"{path}: {_first_problem(error)}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise KeyFileError(f"{path} is not TOML: {_without_content(error)}") from None
+    return _checked(path, entries)
+
+
+def digest_of(key: str) -> bytes:
+    """Returns the SHA-256 by which a key is known."""
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _checked(path: Path, entries: Mapping[str, _Entry]) -> list[ApiKey]:
+    keys: dict[bytes, ApiKey] = {}
+    for name, entry in entries.items():
+        if (entry.key is None) == (entry.sha256 is None):
+            raise KeyFileError(f"{path}: keys.{name} needs one of key and sha256")
+        digest = bytes.fromhex(entry.sha256) if entry.sha256 else digest_of(entry.key or "")
+        if (other := keys.get(digest)) is not None:
+            raise KeyFileError(f"{path}: keys.{name} and keys.{other.name} are the same key")
+        limits = Limits(
+            tokens_per_minute=entry.tokens_per_minute, max_live_requests=entry.max_live_requests
+        )
+        keys[digest] = ApiKey(name=name, digest=digest, limits=limits)
+    return list(keys.values())
+
+
+def _first_problem(error: ValidationError) -> str:
+    [first, *_] = error.errors(include_url=False, include_context=False, include_input=False)
+    where = ".".join(str(part)[:64] for part in first["loc"]) or "the file"
+    return f"{where}: {first['msg']}"
+
+
+def _without_content(error: Exception) -> str:
+    """Says where a file is wrong and not what stands there, which may be half a key."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start} is not UTF-8"
+    _, found, position = str(error).rpartition("(at ")
+    return f"at {position.rstrip(')')}" if found else "it cannot be parsed"

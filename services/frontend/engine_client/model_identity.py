@@ -1,0 +1,46 @@
+"""Which engines may stand in for each other."""
+
+from dataclasses import dataclass, fields
+from typing import Self
+
+from services.frontend.engine_client.messages import ModelInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelIdentity:
+    """Everything that engines must agree in for one to go on where another stopped."""
+
+    model: str
+    architecture: str
+    config_sha256: str
+    tokenizer_sha256: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    default_sampling: bytes
+
+    @classmethod
+    def of(cls, info: ModelInfo) -> Self:
+        """Reads what an engine says of itself."""
+        return cls(
+            model=info.model,
+            architecture=info.architecture,
+            config_sha256=info.config_sha256,
+            tokenizer_sha256=info.tokenizer_sha256,
+            vocab_size=info.vocab_size,
+            max_model_len=info.max_model_len,
+            eos_token_ids=tuple(info.eos_token_ids),
+            default_sampling=info.default_sampling.SerializeToString(deterministic=True),
+        )
+
+    def difference(self, other: "ModelIdentity") -> str:
+        """Returns the first field that differs, for an operator; empty when none does."""
+        for field in fields(self):
+            ours, theirs = getattr(self, field.name), getattr(other, field.name)
+            if ours != theirs:
+                return f"its {field.name} is {_shown(theirs)}, theirs is {_shown(ours)}"
+        return ""
+
+
+def _shown(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else repr(value)

@@ -1,0 +1,216 @@
+"""All engines behind this frontend, as one."""
+
+import asyncio
+import random
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NoReturn
+
+import structlog
+
+from services.frontend.engine_client.addresses import AddressBook, EngineAddress
+from services.frontend.engine_client.client import EngineClient, ModelHandler
+from services.frontend.engine_client.messages import EngineRequest, ModelInfo, SamplingParams
+from services.frontend.engine_client.model_identity import ModelIdentity
+from services.frontend.engine_client.routed_stream import RoutedStream, RoutingCounts, Tried
+from services.frontend.engine_client.routing import choose
+from services.frontend.engine_client.token_stream import TokenStream
+from services.frontend.engine_client.tokenizer_files import TokenizerStore
+from services.frontend.errors import EngineUnavailableError
+from services.telemetry.tls import ClientTls
+
+log = structlog.get_logger()
+
+SEED_BITS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolLimits:
+    """What the pool allows its engines and their requests."""
+
+    max_message_bytes: int = 16 * 2**20
+    """Largest message sent or taken."""
+    silence_timeout_s: float = 2.5
+    """An engine that says nothing for this long is lost."""
+    max_attempts: int = 3
+    """Engines tried for one token of a request."""
+    resolve_interval_s: float = 5.0
+    """Time after which names are resolved again."""
+
+
+class EnginePool:
+    """Sends each request to the engine that suits it best, and on to another where that one fails.
+
+    All engines serve the same model: the first one that answers says which, and others are refused
+    for as long as an engine with that model is connected. `run` does the work; everything else may
+    be called at any time.
+    """
+
+    def __init__(
+        self,
+        addresses: AddressBook,
+        tokenizers: TokenizerStore,
+        limits: PoolLimits,
+        *,
+        tls: ClientTls | None = None,
+    ) -> None:
+        """Connects nowhere yet.
+
+        Args:
+            addresses: where engines are.
+            tokenizers: reads the tokenizer that the engines' model needs.
+            limits: what engines and requests are allowed.
+            tls: certificates; None speaks plain text.
+        """
+        self.counts = RoutingCounts()
+        self._addresses = addresses
+        self._tokenizers = tokenizers
+        self._limits = limits
+        self._tls = tls
+        self._frontend_id = f"frontend-{uuid.uuid4().hex[:8]}"
+        self._engines: dict[EngineAddress, EngineClient] = {}
+        self._tasks: dict[EngineAddress, asyncio.Task[None]] = {}
+        self._was_ready = False
+
+    @property
+    def engines(self) -> list[EngineClient]:
+        """The engines, in the order of their addresses; those that leave are the last."""
+        return list(self._engines.values())
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether some engine takes requests now."""
+        return any(engine.is_ready for engine in self._engines.values())
+
+    @property
+    def num_live(self) -> int:
+        """Requests that engines have and that are not over."""
+        return sum(engine.num_live for engine in self._engines.values())
+
+    @property
+    def unavailable(self) -> EngineUnavailableError:
+        """The error that says why no engine takes requests now."""
+        reasons = [
+            f"no engine at {engine.address.target}: {engine.reason or 'it was tried'}"
+            for engine in self._engines.values()
+        ]
+        if self._addresses.problem:
+            reasons.append(self._addresses.problem)
+        return EngineUnavailableError("; ".join(reasons) or "no engine has been looked for yet")
+
+    def submit(self, request: EngineRequest, *, model: ModelInfo) -> RoutedStream:
+        """Sends a request.
+
+        Args:
+            request: what to run.
+            model: the model whose tokenizer made the prompt. Engines with another refuse it.
+
+        Raises:
+            EngineUnavailableError: there is no engine now, or another model is served.
+            InvalidRequestError: the request is too large to send.
+            DeadlineExpiredError: its time is over.
+        """
+        return RoutedStream(
+            replace(request, sampling=_seeded(request.sampling)),
+            partial(self._send, ModelIdentity.of(model)),
+            max_attempts=self._limits.max_attempts,
+            counts=self.counts,
+        )
+
+    async def run(
+        self, *, on_model: ModelHandler, on_readiness: Callable[[bool], None]
+    ) -> NoReturn:
+        """Keeps sessions with all engines open until cancelled.
+
+        Args:
+            on_model: told what each engine serves before its session opens; may refuse it with
+                EngineUnavailableError.
+            on_readiness: told each change of `is_ready`.
+        """
+
+        def tell_readiness() -> None:
+            if self.is_ready != self._was_ready:
+                self._was_ready = self.is_ready
+                on_readiness(self._was_ready)
+
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._addresses.refresh()
+                for address in self._addresses.addresses:
+                    if address not in self._tasks:
+                        engine = self._engines[address] = self._make_engine(address)
+                        running = engine.run(
+                            check=self._check, on_model=on_model, on_readiness=tell_readiness
+                        )
+                        self._tasks[address] = tasks.create_task(running)
+                self._let_go()
+                tell_readiness()
+                await asyncio.sleep(self._limits.resolve_interval_s)
+
+    def _make_engine(self, address: EngineAddress) -> EngineClient:
+        return EngineClient(
+            address,
+            frontend_id=self._frontend_id,
+            tokenizers=self._tokenizers,
+            max_message_bytes=self._limits.max_message_bytes,
+            silence_timeout_s=self._limits.silence_timeout_s,
+            tls=self._tls,
+        )
+
+    def _let_go(self) -> None:
+        """Sends nothing more to engines whose address is gone, and leaves those that are done."""
+        current = set(self._addresses.addresses)
+        for address, engine in list(self._engines.items()):
+            is_gone = address not in current
+            if is_gone != engine.is_leaving:
+                engine.is_leaving = is_gone
+                log.info("engine_leaving" if is_gone else "engine_kept", address=address.target)
+            if is_gone and not engine.num_live:
+                self._tasks.pop(address).cancel()
+                del self._engines[address]
+
+    def _check(self, engine: EngineClient, info: ModelInfo) -> None:
+        """Refuses an engine that serves another model than those in use, or is one of them."""
+        for other in self._engines.values():
+            if other is engine or other.info is None or other.identity is None:
+                continue
+            if other.info.engine_id == info.engine_id:
+                raise EngineUnavailableError(f"it is the engine at {other.address.target}")
+            difference = other.identity.difference(ModelIdentity.of(info))
+            if difference:
+                raise EngineUnavailableError(
+                    f"it serves another model than the engines in use: {difference}"
+                )
+
+    def _send(
+        self, identity: ModelIdentity, request: EngineRequest, tried: Tried
+    ) -> tuple[EngineClient, TokenStream]:
+        """Sends a request to the best engine that was not tried.
+
+        Raises:
+            EngineUnavailableError: there is none.
+            InvalidRequestError: the request is too large to send.
+            DeadlineExpiredError: its time is over.
+        """
+        engines = [e for e in self._engines.values() if e.is_ready and e not in tried]
+        if not engines:
+            raise self.unavailable
+        if any(engine.identity != identity for engine in engines):
+            raise EngineUnavailableError("the engines serve another model since")
+        # Where every circuit is open, sparing engines would only turn all requests away.
+        choice = choose([e for e in engines if not e.breaker.wait_s] or engines, request)
+        stream = choice.engine.submit(request)
+        choice.engine.view.expect(choice.keys, num_blocks=choice.num_missing_blocks)
+        return choice.engine, stream
+
+
+def _seeded(sampling: SamplingParams | None) -> SamplingParams:
+    """Returns sampling with a seed, so that any engine goes on with the same random numbers."""
+    seeded = SamplingParams()
+    if sampling is not None:
+        seeded.CopyFrom(sampling)
+    if not seeded.HasField("seed"):
+        seeded.seed = random.getrandbits(SEED_BITS)
+    return seeded

@@ -1,0 +1,35 @@
+"""The keys of a prompt's blocks, as the engine computes them; docs/protocol.md defines them."""
+
+import hashlib
+
+import numpy as np
+
+_KEY_BYTES = 16
+COMPACT_KEY_BYTES = 8
+"""Bytes of a key that engines report."""
+
+
+def compact_keys(salt: str, token_ids: bytes, block_size: int, *, max_blocks: int) -> list[int]:
+    """Returns the keys of a prompt's full blocks in the form that engines report, as integers.
+
+    Args:
+        salt: the request's cache salt.
+        token_ids: the prompt, packed; a rest that fills no block has no key.
+        block_size: tokens in a block.
+        max_blocks: blocks, from the first one on, after which no more keys are computed.
+    """
+    stride = 4 * block_size
+    num_blocks = min(len(token_ids) // stride, max_blocks)
+    key = hashlib.blake2b(salt.encode(), digest_size=_KEY_BYTES).digest()
+    keys = []
+    for start in range(0, num_blocks * stride, stride):
+        block = token_ids[start : start + stride]
+        key = hashlib.blake2b(key + block, digest_size=_KEY_BYTES).digest()
+        keys.append(int.from_bytes(key[:COMPACT_KEY_BYTES], "little"))
+    return keys
+
+
+def read_keys(data: bytes) -> list[int]:
+    """Unpacks the keys that an engine reports."""
+    keys: list[int] = np.frombuffer(data, dtype="<u8").tolist()
+    return keys

@@ -1,0 +1,45 @@
+"""Asks HTTP callers for their keys."""
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.frontend.access.gate import Gate
+from services.frontend.errors import UnauthenticatedError
+from services.frontend.http.status import http_error_of
+
+_OPEN_PATHS = {"/health"}
+"""Probes have no keys."""
+
+log = structlog.get_logger()
+
+
+class RequireKey:
+    """An ASGI application that lets requests through to another under the name of their key."""
+
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+        self._app = app
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["path"] in _OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        try:
+            caller = self._gate.authenticate(Headers(scope=scope).get("authorization"))
+        except UnauthenticatedError as error:
+            host = (scope["client"] or ("",))[0]
+            log.info("call_refused", method=scope["method"], peer=host)
+            await _refusal(error)(scope, receive, send)
+            return
+        with self._gate.acting_as(caller):
+            await self._app(scope, receive, send)
+
+
+def _refusal(error: UnauthenticatedError) -> JSONResponse:
+    told = http_error_of(error)
+    # Whatever body is on its way is not waited for.
+    headers = {"www-authenticate": "Bearer", "connection": "close"}
+    return JSONResponse(told.body, status_code=told.status, headers=headers)

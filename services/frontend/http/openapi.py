@@ -1,0 +1,93 @@
+"""The description of the HTTP API, made from the models that read it."""
+
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from services.frontend.http.schema import ChatCompletionRequest, CompletionRequest
+
+_REFERENCE = "#/components/schemas/{model}"
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_REFUSALS = {
+    "400": "the request is wrong, or asks for something that is not served",
+    "404": "another model is served, or there is no such path",
+    "408": "the body took too long",
+    "413": "the body is too large",
+    "415": "the body is not application/json",
+    "429": "too many requests",
+    "503": "no engine takes requests now",
+    "504": "the request's time ran out",
+}
+
+
+def openapi_document() -> dict[str, Any]:
+    """Returns the API as an OpenAPI 3.1 document.
+
+    The bodies that it describes are those that are taken; what they mean is in docs/http.md.
+    """
+    requests = (ChatCompletionRequest, CompletionRequest)
+    _, definitions = models_json_schema(
+        [(request, "validation") for request in requests], ref_template=_REFERENCE
+    )
+    schemas = definitions["$defs"]
+    for request in requests:
+        # Unknown fields are read, to be refused by name unless they are null.
+        schemas[request.__name__]["additionalProperties"] = {"type": "null"}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Octavo", "version": "1", "description": "OpenAI-compatible inference."},
+        "paths": {
+            "/v1/chat/completions": {"post": _generation("Answers a conversation.", requests[0])},
+            "/v1/completions": {"post": _generation("Continues a prompt.", requests[1])},
+            "/v1/models": {"get": _lookup("Lists the model that is served.")},
+            "/v1/models/{name}": {
+                "get": _lookup("Describes one model.", "404"),
+                "parameters": [
+                    {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+                ],
+            },
+            "/health": {"get": _lookup("Says whether requests are taken.", "503")},
+            "/metrics": {"get": _lookup("Tells figures for Prometheus.", form="text/plain")},
+        },
+        "components": {"schemas": {**schemas, "Error": _ERROR}},
+    }
+
+
+def _generation(summary: str, request: type) -> dict[str, Any]:
+    reference = {"$ref": _REFERENCE.format(model=request.__name__)}
+    return {
+        "summary": summary,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": reference}}},
+        "responses": {
+            "200": {
+                "description": "the output, whole or as a stream",
+                "content": {"application/json": {}, "text/event-stream": {}},
+            },
+            **_refusals(*_REFUSALS),
+        },
+    }
+
+
+def _lookup(summary: str, *refusals: str, form: str = "application/json") -> dict[str, Any]:
+    answer = {"description": "the answer", "content": {form: {}}}
+    return {"summary": summary, "responses": {"200": answer, **_refusals(*refusals)}}
+
+
+def _refusals(*statuses: str) -> dict[str, Any]:
+    error = {"application/json": {"schema": {"$ref": _REFERENCE.format(model="Error")}}}
+    return {each: {"description": _REFUSALS[each], "content": error} for each in statuses}

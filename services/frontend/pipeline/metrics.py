@@ -1,0 +1,63 @@
+"""The frontend's figures for Prometheus."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from services.frontend.engine_client.pool import EnginePool
+from services.frontend.errors import EngineFaultError, FrontendError
+from services.frontend.pipeline.request_counts import RequestCounts
+from services.frontend.pipeline.request_log import CANCELLED
+from services.telemetry.metrics import Families
+
+FINISHED = ("stop", "length", "aborted")
+FAILED = (
+    CANCELLED,
+    EngineFaultError.__name__,
+    *(each.__name__ for each in FrontendError.__subclasses__()),
+)
+"""Label values that are told from the start, with a count of 0."""
+
+
+class FrontendFamilies:
+    """Tells a frontend's figures of this moment.
+
+    The prefix keeps them apart from the engine's of the same meaning, which have the network and
+    the tokenizer left out.
+    """
+
+    def __init__(self, counts: RequestCounts, engine: EnginePool) -> None:
+        self._counts = counts
+        self._engine = engine
+        self._families = Families("octavo_frontend")
+
+    def __call__(self) -> Iterable[Any]:
+        """Returns every family."""
+        counts, families = self._counts, self._families
+        yield families.gauge("requests_live", counts.num_live, "Requests that have not ended")
+        yield families.gauge("engine_ready", self._engine.is_ready, "1 while an engine is ready")
+        yield families.counters(
+            "request_success",
+            "finished_reason",
+            dict.fromkeys(FINISHED, 0) | counts.finished,
+            "Requests that were served, by finish reason",
+        )
+        yield families.counters(
+            "requests_failed",
+            "error",
+            dict.fromkeys(FAILED, 0) | counts.failed,
+            "Requests that were refused or failed, by error",
+        )
+        yield families.counter("prompt_tokens", counts.prompt_tokens, "Prompt tokens served")
+        yield families.counter("cached_tokens", counts.cached_tokens, "Those found computed")
+        yield families.counter("generation_tokens", counts.output_tokens, "Tokens generated")
+        yield families.histogram("tokenize_seconds", counts.tokenize, "Arrival to tokens")
+        yield families.histogram("submit_seconds", counts.submit, "Tokens to the engine's yes")
+        yield families.histogram(
+            "time_to_first_token_seconds", counts.time_to_first_token, "Arrival to first token"
+        )
+        yield families.histogram(
+            "inter_token_latency_seconds", counts.inter_token_latency, "Token to token"
+        )
+        yield families.histogram(
+            "e2e_request_latency_seconds", counts.e2e_request_latency, "Arrival to end"
+        )

@@ -1,0 +1,50 @@
+"""Asks gRPC callers for their keys."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import grpc
+import structlog
+
+from services.frontend.access.gate import Gate
+from services.frontend.errors import UnauthenticatedError
+from services.telemetry.call_scope import scoped
+
+_OPEN_PREFIX = "/grpc.health.v1.Health/"
+"""Probes have no keys."""
+
+log = structlog.get_logger()
+
+
+class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is untyped
+    """Lets a call through under the name of its key, `authorization: Bearer KEY`.
+
+    It stands behind `ErrorInterceptor`, which turns its errors into statuses.
+    """
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wraps the method's handler."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or method.startswith(_OPEN_PREFIX):
+            return handler
+        metadata = dict(handler_call_details.invocation_metadata)
+        authorization = metadata.get("authorization")
+
+        def enter(context: grpc.aio.ServicerContext) -> AbstractContextManager[None]:
+            try:
+                caller = self._gate.authenticate(authorization)
+            except UnauthenticatedError:
+                log.info("call_refused", method=method, peer=context.peer())
+                raise
+            return self._gate.acting_as(caller)
+
+        return scoped(handler, enter)

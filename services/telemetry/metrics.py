@@ -1,0 +1,127 @@
+"""Figures in Prometheus' form: made in the event loop, served from threads beside it."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from http.server import HTTPServer
+from itertools import accumulate
+
+import structlog
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from services.telemetry.histogram import Histogram
+
+COLLECT_TIMEOUT_S = 5.0
+"""A service that is held up for longer shows no figures."""
+
+log = structlog.get_logger()
+
+Source = Callable[[], Iterable[Metric]]
+"""Tells the figures of this moment; called in the event loop."""
+
+
+class Metrics:
+    """A service's figures, for whoever asks from another thread."""
+
+    def __init__(self, source: Source) -> None:
+        """Reads `source` in the running event loop, where the figures change."""
+        self.registry = CollectorRegistry()
+        self.registry.register(_LoopCollector(source, asyncio.get_running_loop()))
+        ProcessCollector(registry=self.registry)
+        self._server: HTTPServer | None = None
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """Returns the figures and their content type; not to be called in the event loop.
+
+        Args:
+            accept: the header of this name, which chooses the form.
+        """
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+    def serve(self, host: str, port: int) -> int:
+        """Opens a port that answers every GET with the figures, and returns it; 0 takes a free one.
+
+        Raises:
+            OSError: the address cannot be listened on.
+        """
+        self._server, _ = start_http_server(port, host.strip("[]"), self.registry)
+        port = self._server.server_port
+        log.info("metrics_listening", address=f"{host}:{port}", port=port)
+        return port
+
+    def close(self) -> None:
+        """Closes the port, if one is open; not to be called in the event loop."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+
+class _LoopCollector(Collector):
+    """Collects in the event loop, so that no figure changes while it is read."""
+
+    def __init__(self, source: Source, loop: asyncio.AbstractEventLoop) -> None:
+        self._source = source
+        self._loop = loop
+
+    def describe(self) -> Iterable[Metric]:
+        """Says nothing: the figures are not asked for at registration, which is in the loop."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Returns the figures of this moment.
+
+        Raises:
+            TimeoutError: the event loop does not get round to it.
+        """
+        return asyncio.run_coroutine_threadsafe(self._collect(), self._loop).result(
+            COLLECT_TIMEOUT_S
+        )
+
+    async def _collect(self) -> list[Metric]:
+        return list(self._source())
+
+
+class Families:
+    """Makes metric families that share a prefix and labels."""
+
+    def __init__(self, prefix: str, **labels: str) -> None:
+        """Names every family `<prefix>_<name>` and labels every sample."""
+        self._prefix = prefix
+        self._labels = labels
+
+    def gauge(self, name: str, value: float, meaning: str) -> Metric:
+        """Returns a value of this moment."""
+        family = GaugeMetricFamily(f"{self._prefix}_{name}", meaning, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def counter(self, name: str, value: float, meaning: str) -> Metric:
+        """Returns a total since the start; its name gets the suffix `_total`."""
+        family = CounterMetricFamily(f"{self._prefix}_{name}", meaning, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def counters(self, name: str, label: str, counts: Mapping[str, float], meaning: str) -> Metric:
+        """Returns totals since the start by one more label."""
+        labels = [*self._labels, label]
+        family = CounterMetricFamily(f"{self._prefix}_{name}", meaning, labels=labels)
+        for value, count in sorted(counts.items()):
+            family.add_metric([*self._labels.values(), value], count)
+        return family
+
+    def histogram(self, name: str, histogram: Histogram, meaning: str) -> Metric:
+        """Returns a histogram."""
+        family = HistogramMetricFamily(f"{self._prefix}_{name}", meaning, labels=list(self._labels))
+        bounds = [*map(str, histogram.bounds), "+Inf"]
+        buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+        family.add_metric(list(self._labels.values()), buckets, histogram.sum)
+        return family

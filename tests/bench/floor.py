@@ -1,0 +1,119 @@
+"""The least time that a step of a model can take: what it must read and multiply, once each.
+
+Weights count as they are stored, and of the experts only those that a batch touches. Reads are
+taken at 4,482 GB/s and products at 734 TFLOP/s, as measured on an H200; in 8 bits the arithmetic
+could be faster, but experts multiply in bfloat16 whatever they are stored as.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from models.config import ModelConfig
+from models.layers.decoder import CausalLM
+from models.layers.moe import Experts
+from models.loading.stored_formats import keep_stored_formats
+from models.registry import model_class
+
+BYTES_PER_MS = 4482e6
+FLOP_PER_MS = 734e9
+MEASURED_ON = "H200"
+"""Part of the name of the GPU that the two figures are of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFloor:
+    """What the steps of one model read and multiply.
+
+    dense_bytes: weights that every step reads. expert_bytes: all experts of all layers.
+    dense_numbers, expert_numbers: how many numbers those are; the head is counted apart, as only
+    sampled tokens go through it. num_experts, top_k: of each layer; 1 and 1 without experts.
+    cached: for each layer bytes per token and how many tokens a query sees at most.
+    """
+
+    dense_bytes: float
+    expert_bytes: float
+    dense_numbers: float
+    expert_numbers: float
+    head_numbers: float
+    num_experts: int
+    top_k: int
+    cached: Sequence[tuple[float, int | None]]
+
+    def weight_bytes(self, num_tokens: int) -> float:
+        """Returns what a step reads of the weights if tokens choose experts evenly.
+
+        An expert is left out by one token with probability 1 - k / E, by all with its power.
+        """
+        touched = 1 - (1 - self.top_k / self.num_experts) ** num_tokens
+        return self.dense_bytes + touched * self.expert_bytes
+
+    def decode_ms(self, batch: int, context: int) -> float:
+        """Returns the floor of a step of one token for each sequence of `context` tokens."""
+        cache = sum(size * min(context, window or context) for size, window in self.cached)
+        flop = 2 * batch * (self._active_numbers + self.head_numbers)
+        num_bytes = self.weight_bytes(batch) + batch * cache
+        return max(num_bytes / BYTES_PER_MS, flop / FLOP_PER_MS)
+
+    def prefill_ms(self, num_tokens: int) -> float:
+        """Returns the floor of one prompt's step, attention's own arithmetic left out."""
+        flop = 2 * num_tokens * self._active_numbers
+        return max(self.weight_bytes(num_tokens) / BYTES_PER_MS, flop / FLOP_PER_MS)
+
+    @property
+    def _active_numbers(self) -> float:
+        """Numbers of the layers that one token is multiplied with."""
+        return self.dense_numbers + self.expert_numbers * self.top_k / self.num_experts
+
+
+def step_floor(config: ModelConfig, cache_bytes_per_token: float) -> StepFloor:
+    """Returns the floor of a model's steps on one GPU.
+
+    Args:
+        config: the model's.
+        cache_bytes_per_token: what all layers cache of one token, in the cache's dtype.
+    """
+    with torch.device("meta"), torch.no_grad():
+        previous = torch.get_default_dtype()
+        torch.set_default_dtype(getattr(torch, config.dtype))
+        try:
+            model = model_class(config.architecture)(config)
+        finally:
+            torch.set_default_dtype(previous)
+    if config.quantization is not None:
+        keep_stored_formats(model, None)
+    experts = [module for module in model.modules() if isinstance(module, Experts)]
+    of_experts = {id(param) for module in experts for param in module.parameters()}
+    dense = [param for param in model.parameters() if id(param) not in of_experts]
+    head, embedding = model.lm_head.weight, model.model.embed_tokens.weight
+    # A step reads a few rows of an embedding, unless that is the head.
+    unread = 0 if head is embedding else embedding.nbytes
+    expert_numbers = sum(
+        3 * len(each.down_proj) * each.gate_up_proj.shape[1] // 2 * config.hidden_size
+        for each in experts
+    )
+    dense_numbers = sum(param.numel() for param in dense)
+    dense_numbers -= head.numel() if head is embedding else head.numel() + embedding.numel()
+    return StepFloor(
+        dense_bytes=sum(param.nbytes for param in dense) - unread,
+        expert_bytes=sum(param.nbytes for each in experts for param in each.parameters()),
+        dense_numbers=dense_numbers,
+        expert_numbers=expert_numbers,
+        head_numbers=head.numel(),
+        num_experts=config.moe.num_experts if config.moe else 1,
+        top_k=config.moe.num_experts_per_tok if config.moe else 1,
+        cached=_cached(config, model, cache_bytes_per_token),
+    )
+
+
+def _cached(
+    config: ModelConfig, model: CausalLM, bytes_per_token: float
+) -> list[tuple[float, int | None]]:
+    """Returns each layer's bytes per token and its window."""
+    numbers = [spec.numbers_per_token for spec in model.cache_specs()]
+    each = bytes_per_token / sum(numbers)
+    return [
+        (count * each, window)
+        for count, window in zip(numbers, config.sliding_windows, strict=True)
+    ]

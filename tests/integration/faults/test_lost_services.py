@@ -1,0 +1,180 @@
+"""SIGKILL, SIGSTOP and SIGTERM of the engine and of the frontend, while clients are served."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from protos.common.v1.sampling_pb2 import FinishReason, SamplingParams
+from protos.frontend.v1 import frontend_pb2 as pb
+from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
+from tests.support.engine_client import begin, engine_stub, generate
+from tests.support.held import assert_all_is_given_back, held_by, worker_of
+from tests.support.processes import ServiceProcess, Stack, stack, start_engine, start_frontend
+from tests.support.waiting import until
+
+LENGTH = FinishReason.FINISH_REASON_LENGTH
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+FROZEN_LIMIT_S = 5.0
+PROMPT = [5, 6, 7, 8]
+
+
+@pytest.fixture(scope="module")
+def services() -> Iterator[Stack]:
+    with stack() as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def client_of(frontend: ServiceProcess) -> AsyncIterator[FrontendServiceStub]:
+    async with grpc.aio.insecure_channel(frontend.address) as channel:
+        yield FrontendServiceStub(channel)
+
+
+def request(max_tokens: int) -> pb.GenerateRequest:
+    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    return pb.GenerateRequest(text="x", options=pb.GenerationOptions(sampling=sampling))
+
+
+async def last_of(answers) -> pb.Output:
+    return [response.output async for response in answers][-1]
+
+
+async def assert_unavailable(answers) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await last_of(answers)
+    assert caught.value.code() == UNAVAILABLE
+
+
+class TestEngine:
+    async def test_sigstop_is_noticed_in_time_and_its_return_too(self):
+        async with stack() as services, client_of(services.frontend) as stub:
+            baseline = await held_by(services.engine)
+            answers = aiter(stub.Generate(request(2000)))
+            await anext(answers)
+            services.engine.signal(signal.SIGSTOP)
+            started_s = time.monotonic()
+            await assert_unavailable(answers)
+            assert time.monotonic() - started_s < FROZEN_LIMIT_S
+            await assert_unavailable(stub.Generate(request(5)))
+            assert not await asyncio.to_thread(services.frontend.is_serving)
+            assert await asyncio.to_thread(services.frontend.is_serving, "liveness")
+            services.engine.signal(signal.SIGCONT)
+            await asyncio.to_thread(services.frontend.wait_ready)
+            assert (await last_of(stub.Generate(request(5)))).finish_reason == LENGTH
+            await assert_all_is_given_back(services.engine, baseline)
+
+    async def test_sigkill_ends_answers_and_it_is_found_again_on_its_port(self):
+        async with stack() as services, client_of(services.frontend) as stub:
+            baseline = await held_by(services.engine)
+            answers = aiter(stub.Generate(request(2000)))
+            await anext(answers)
+            services.engine.kill()
+            await assert_unavailable(answers)
+            services.engine.start()
+            await asyncio.to_thread(services.engine.wait_ready)
+            await asyncio.to_thread(services.frontend.wait_ready)
+            assert (await last_of(stub.Generate(request(5)))).finish_reason == LENGTH
+            await assert_all_is_given_back(services.engine, baseline)
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    async def test_sigterm_lets_the_running_request_finish_and_exits_0(self, number):
+        async with (
+            start_engine() as engine,
+            engine_stub(engine.address) as stub,
+            grpc.aio.insecure_channel(engine.address) as channel,
+        ):
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            assert (await watch.read()).status == SERVING
+            running = asyncio.create_task(generate(stub, PROMPT, max_tokens=1500, ignore_eos=True))
+            started = begin(stub, PROMPT, max_tokens=1500, ignore_eos=True)
+            await started.read()
+            engine.signal(number)
+            assert (await watch.read()).status == NOT_SERVING
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await generate(stub, PROMPT, max_tokens=5)
+            assert caught.value.code() == UNAVAILABLE
+            assert (await running).finish_reason == LENGTH
+            assert await asyncio.to_thread(engine.wait) == 0
+
+    async def test_a_second_signal_ends_it_at_once(self):
+        async with start_engine() as engine, engine_stub(engine.address) as stub:
+            await begin(stub, PROMPT, max_tokens=2000, ignore_eos=True).read()
+            os.kill(worker_of(engine).pid, signal.SIGSTOP)
+            engine.signal(signal.SIGTERM)
+            await until(lambda: "drain_began" in engine.log)
+            engine.signal(signal.SIGTERM)
+            assert await asyncio.to_thread(engine.wait) == 1
+
+
+class TestFrontend:
+    async def test_sigkill_frees_what_its_requests_held(self, services):
+        baseline = await held_by(services.engine)
+        async with (
+            start_frontend(services.engine.address) as frontend,
+            client_of(frontend) as stub,
+        ):
+            calls = [aiter(stub.Generate(request(1500))) for _ in range(8)]
+            for call in calls:
+                await anext(call)
+            frontend.kill()
+            await asyncio.gather(*map(assert_unavailable, calls))
+        await assert_all_is_given_back(services.engine, baseline)
+
+    async def test_sigstop_costs_its_own_requests_and_nobody_elses(self):
+        async with (
+            start_engine(slow_reader_timeout_s=1, credit_window=4) as engine,
+            start_frontend(engine.address) as frontend,
+            client_of(frontend) as stub,
+            engine_stub(engine.address) as direct,
+        ):
+            baseline = await held_by(engine)
+            expected = await generate(direct, PROMPT, max_tokens=600, ignore_eos=True)
+            calls = [aiter(stub.Generate(request(2000))) for _ in range(4)]
+            for call in calls:
+                await anext(call)
+            frontend.signal(signal.SIGSTOP)
+            assert await generate(direct, PROMPT, max_tokens=600, ignore_eos=True) == expected
+            await until(lambda: "session_closed" in engine.log, timeout_s=60)
+            frontend.signal(signal.SIGCONT)
+            endings = await asyncio.gather(*map(last_of, calls), return_exceptions=True)
+            for ending in endings:
+                if isinstance(ending, grpc.aio.AioRpcError):
+                    assert ending.code() == UNAVAILABLE
+                else:
+                    assert ending.finish_reason == LENGTH
+            await asyncio.to_thread(frontend.wait_ready)
+            assert (await last_of(stub.Generate(request(5)))).finish_reason == LENGTH
+            await assert_all_is_given_back(engine, baseline)
+
+    async def test_sigterm_lets_answers_finish_and_exits_0(self, services):
+        async with (
+            start_frontend(services.engine.address) as frontend,
+            client_of(frontend) as stub,
+        ):
+            answers = aiter(stub.Generate(request(300)))
+            await anext(answers)
+            frontend.signal(signal.SIGTERM)
+            assert (await last_of(answers)).finish_reason == LENGTH
+            assert await asyncio.to_thread(frontend.wait) == 0
+
+    async def test_a_second_signal_ends_it_at_once_whichever_it_is(self, services):
+        async with (
+            start_frontend(services.engine.address) as frontend,
+            client_of(frontend) as stub,
+        ):
+            answers = aiter(stub.Generate(request(2000)))
+            await anext(answers)
+            frontend.signal(signal.SIGTERM)
+            await until(lambda: "signal_received" in frontend.log)
+            frontend.signal(signal.SIGINT)
+            assert await asyncio.to_thread(frontend.wait) == -signal.SIGINT
+            await assert_unavailable(answers)

@@ -1,0 +1,110 @@
+"""SIGKILL, SIGSTOP and SIGTERM of the worker, through both real services.
+
+The promise: nobody's stream ends, and greedy output is what it is without the fault.
+"""
+
+import asyncio
+import os
+import signal
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from protos.common.v1.sampling_pb2 import FinishReason, SamplingParams
+from protos.frontend.v1 import frontend_pb2 as pb
+from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
+from tests.support.engine_client import engine_stub, get_stats
+from tests.support.held import assert_all_is_given_back, held_by, worker_of
+from tests.support.processes import Stack, stack
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+RECOVERY_LIMIT_S = 150.0
+"""A worker starts in a few seconds; this is for a machine that does much else."""
+TEXTS = ["Once upon a time", "What is 3 + 4?", "The sea"]
+
+
+def request(text: str, *, max_tokens: int = 400) -> pb.GenerateRequest:
+    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    return pb.GenerateRequest(text=text, options=pb.GenerationOptions(sampling=sampling))
+
+
+async def read_all(stream) -> tuple[list[int], int]:
+    outputs = [response.output async for response in stream]
+    token_ids = [token for output in outputs for token in output.token_ids]
+    return token_ids, outputs[-1].finish_reason
+
+
+async def uninterrupted(stub: FrontendServiceStub) -> list[tuple[list[int], int]]:
+    return await asyncio.gather(*(read_all(stub.Generate(request(text))) for text in TEXTS))
+
+
+async def interrupted(services: Stack, stub: FrontendServiceStub, number: signal.Signals):
+    """Sends the signal to the worker while every stream is under way; returns how they end."""
+    calls = [aiter(stub.Generate(request(text))) for text in TEXTS]
+    heads = [await anext(call) for call in calls]
+    os.kill(worker_of(services.engine).pid, number)
+    async with asyncio.timeout(RECOVERY_LIMIT_S):
+        tails = await asyncio.gather(*map(read_all, calls))
+    return [
+        ([*head.output.token_ids, *tokens], reason)
+        for head, (tokens, reason) in zip(heads, tails, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def services():
+    with stack(engine={"step_timeout_s": 2, "worker_patience_s": 300}) as running:
+        yield running
+
+
+@pytest.fixture
+async def stub(services):
+    async with grpc.aio.insecure_channel(services.frontend.address) as channel:
+        yield FrontendServiceStub(channel)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+async def test_of_the_worker_interrupts_streams_and_ends_none(services, stub, number):
+    baseline = await held_by(services.engine)
+    expected = await uninterrupted(stub)
+    async with engine_stub(services.engine.address) as engine:
+        before = await get_stats(engine)
+        async with grpc.aio.insecure_channel(services.engine.address) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            assert (await watch.read()).status == SERVING
+            assert await interrupted(services, stub, number) == expected
+            assert (await watch.read()).status == NOT_SERVING
+            assert (await watch.read()).status == SERVING
+            watch.cancel()
+        after = await get_stats(engine)
+    assert after.num_worker_restarts - before.num_worker_restarts == 1
+    assert after.finished["failed"] == before.finished["failed"]
+    await assert_all_is_given_back(services.engine, baseline)
+
+
+async def test_a_worker_that_hangs_leaves_its_stacks_in_the_log(services, stub):
+    await interrupted(services, stub, signal.SIGSTOP)
+    log = services.engine.log
+    hung = log.index("no step finished for")
+    assert "services/engine/worker/process.py" in log[hung:]
+    assert "services/engine/core/step_loop.py" in log[hung:]
+
+
+async def test_a_request_that_outlives_its_patience_ends_with_unavailable():
+    async with stack(engine={"worker_patience_s": 0}) as services:
+        baseline = await held_by(services.engine)
+        async with grpc.aio.insecure_channel(services.frontend.address) as channel:
+            stub = FrontendServiceStub(channel)
+            call = aiter(stub.Generate(request(TEXTS[0], max_tokens=1500)))
+            await anext(call)
+            os.kill(worker_of(services.engine).pid, signal.SIGKILL)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await read_all(call)
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+            await asyncio.to_thread(services.engine.wait_ready)
+            await asyncio.to_thread(services.frontend.wait_ready)
+            _, reason = await read_all(stub.Generate(request(TEXTS[0])))
+            assert reason == FinishReason.FINISH_REASON_LENGTH
+        await assert_all_is_given_back(services.engine, baseline)

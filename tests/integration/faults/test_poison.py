@@ -1,0 +1,109 @@
+"""A request that breaks the model, or kills its worker: it ends, and nobody else notices."""
+
+import asyncio
+import os
+import signal
+
+import grpc
+import pytest
+
+from protos.common.v1.sampling_pb2 import SamplingParams
+from protos.engine.v1.engine_pb2 import GenerateRequest
+from tests.support.engine_client import begin, engine_stub, generate, get_stats
+from tests.support.held import assert_all_is_given_back, held_by, worker_of
+from tests.support.poisoned_checkpoint import POISON, write_poisoned_checkpoint
+from tests.support.processes import start_engine
+
+PROMPT = [5, 6, 7, 8]
+KILLER = GenerateRequest(
+    prompt_token_ids=[3 + i % 500 for i in range(1200)],
+    sampling=SamplingParams(temperature=0, max_tokens=20),
+    priority=1,
+)
+"""At two tokens a step it takes seconds, in which the test finds it running."""
+
+
+async def read_all(call) -> list[int]:
+    token_ids: list[int] = []
+    while (response := await call.read()) is not grpc.aio.EOF:
+        token_ids += response.token_ids
+    return token_ids
+
+
+async def assert_fails(call) -> None:
+    """Reads a call that must end with INTERNAL and tell nothing but an id."""
+    with pytest.raises(grpc.aio.AioRpcError, match=r"internal error [0-9a-f]{12}") as caught:
+        await read_all(call)
+    assert caught.value.code() == grpc.StatusCode.INTERNAL
+
+
+@pytest.fixture(scope="module")
+def poisonable(tmp_path_factory):
+    model = write_poisoned_checkpoint(tmp_path_factory.mktemp("poisoned") / "tiny")
+    # So few blocks that what the poisonous request leaves is soon somebody else's.
+    with start_engine(model=model, num_kv_blocks=16, max_num_batched_tokens=32) as process:
+        yield process
+
+
+class TestNaN:
+    @pytest.mark.parametrize(
+        "sampling",
+        [
+            {},
+            {"temperature": 1.0, "seed": 3},
+            {"temperature": 0.7, "seed": 3, "top_k": 5, "logprobs": 3},
+            {"repetition_penalty": 1.2},
+        ],
+        ids=str,
+    )
+    async def test_ends_its_request_alone_and_leaves_clean_blocks(self, poisonable, sampling):
+        baseline = await held_by(poisonable)
+        async with engine_stub(poisonable.address) as stub:
+            before = await get_stats(stub)
+            expected = await generate(stub, PROMPT, max_tokens=80, ignore_eos=True)
+            beside = asyncio.create_task(generate(stub, PROMPT, max_tokens=80, ignore_eos=True))
+            for where in (3, 20, 40):
+                poisoned = [9 + i % 50 for i in range(40)]
+                poisoned.insert(where, POISON)
+                await assert_fails(begin(stub, poisoned, max_tokens=20, **sampling))
+            assert await beside == expected
+            assert await generate(stub, PROMPT, max_tokens=80, ignore_eos=True) == expected
+            after = await get_stats(stub)
+        assert after.num_worker_restarts == 0
+        assert after.finished["failed"] - before.finished["failed"] == 3
+        await assert_all_is_given_back(poisonable, baseline)
+
+
+class TestWorkerKiller:
+    """The test kills the worker whenever a certain request runs, as a bad kernel would."""
+
+    async def kill_when(self, engine, stub, condition) -> None:
+        async with asyncio.timeout(60):
+            while not condition(await get_stats(stub)):  # noqa: ASYNC110  nothing to wait for
+                await asyncio.sleep(0.01)
+        os.kill(worker_of(engine).pid, signal.SIGKILL)
+
+    async def test_ends_after_its_second_victim_and_is_refused_then(self):
+        async with (
+            start_engine(
+                max_num_batched_tokens=2, kv_cache_memory_mb=64, worker_patience_s=300
+            ) as engine,
+            engine_stub(engine.address) as stub,
+        ):
+            baseline = await held_by(engine)
+            expected = await read_all(begin(stub, PROMPT, max_tokens=400, ignore_eos=True))
+            beside = begin(stub, PROMPT, max_tokens=400, ignore_eos=True)
+            token_ids = list((await beside.read()).token_ids)
+            killer = stub.Generate(KILLER)
+            await self.kill_when(engine, stub, lambda stats: stats.num_running == 2)
+            # Its priority makes it the first to run alone.
+            await self.kill_when(
+                engine, stub, lambda stats: stats.num_worker_restarts == 1 and stats.num_running
+            )
+            await assert_fails(killer)
+            assert token_ids + await read_all(beside) == expected
+            await assert_fails(stub.Generate(KILLER))
+            stats = await get_stats(stub)
+            assert stats.num_worker_restarts == 2
+            assert stats.rejected["INTERNAL"] == 1
+            await assert_all_is_given_back(engine, baseline)

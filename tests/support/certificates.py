@@ -1,0 +1,69 @@
+"""Certificates for tests, in files as operators have them."""
+
+import datetime
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import trustme
+
+LOOPBACK = "127.0.0.1"
+DAY = datetime.timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A certificate and its private key."""
+
+    cert: Path
+    key: Path
+
+
+class Authority:
+    """Issues certificates into a folder. Two of them do not know each other."""
+
+    def __init__(self, folder: Path, name: str = "ca") -> None:
+        self._folder = folder
+        self._ca = trustme.CA(organization_name=name)
+        self.cert = folder / f"{name}.pem"
+        self._ca.cert_pem.write_to_path(str(self.cert))
+
+    def issue(self, file_name: str, *names: str, expired: bool = False) -> Pair:
+        """Writes a certificate for `names` to the folder, over an older one of that file name.
+
+        Files appear whole, as they do where they are mounted: each is moved into its place.
+        """
+        now = datetime.datetime.now(datetime.UTC)
+        issued = self._ca.issue_cert(
+            *names,
+            common_name=names[-1],
+            not_before=now - 2 * DAY,
+            not_after=now - DAY if expired else now + DAY,
+        )
+        pair = Pair(self._folder / f"{file_name}.pem", self._folder / f"{file_name}.key")
+        chain = b"".join(blob.bytes() for blob in issued.cert_chain_pems)
+        _put(pair.key, issued.private_key_pem.bytes())
+        _put(pair.cert, chain)
+        return pair
+
+
+def credentials(authority: Authority, pair: Pair | None = None) -> grpc.ChannelCredentials:
+    """Credentials of a client that trusts `authority` and shows `pair`."""
+    return grpc.ssl_channel_credentials(
+        authority.cert.read_bytes(),
+        pair.key.read_bytes() if pair else None,
+        pair.cert.read_bytes() if pair else None,
+    )
+
+
+def serial_of(pair: Pair) -> int:
+    """The serial number of a certificate in a file."""
+    from cryptography import x509
+
+    return x509.load_pem_x509_certificate(pair.cert.read_bytes()).serial_number
+
+
+def _put(path: Path, content: bytes) -> None:
+    fresh = path.with_suffix(path.suffix + ".new")
+    fresh.write_bytes(content)
+    fresh.replace(path)

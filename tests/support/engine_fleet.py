@@ -1,0 +1,63 @@
+"""Several real engines behind one real frontend, some of which die."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import grpc
+
+from protos.frontend.v1 import frontend_pb2 as pb
+from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
+from tests.support.processes import Flag, ServiceProcess, start_engine, start_frontend
+
+
+@dataclass
+class EngineFleet:
+    """The processes, and a client of the frontend."""
+
+    engines: list[ServiceProcess]
+    frontend: ServiceProcess
+    stub: FrontendServiceStub
+
+    async def listing(self) -> pb.ListEnginesResponse:
+        """What the frontend knows of its engines."""
+        return await self.stub.ListEngines(pb.ListEnginesRequest())
+
+    async def wait_for(self, condition: Callable[[pb.ListEnginesResponse], bool]) -> None:
+        """Returns once the frontend's view of its engines is as wanted."""
+        async with asyncio.timeout(60):
+            while not condition(await self.listing()):  # noqa: ASYNC110  another process has no event
+                await asyncio.sleep(0.02)
+
+    async def wait_until_ready(self, num_engines: int) -> None:
+        """Returns once so many engines take requests."""
+        await self.wait_for(lambda listing: num_ready(listing) >= num_engines)
+
+    async def serving(self) -> list[ServiceProcess]:
+        """The engines that have requests of the frontend now."""
+        busy = {card.address for card in (await self.listing()).engines if card.num_live}
+        return [engine for engine in self.engines if engine.address in busy]
+
+
+def num_ready(listing: pb.ListEnginesResponse) -> int:
+    """How many engines take requests."""
+    return sum(card.ready for card in listing.engines)
+
+
+@contextlib.asynccontextmanager
+async def engine_fleet(num_engines: int, **frontend_flags: Flag) -> AsyncIterator[EngineFleet]:
+    """Starts engines and a frontend and waits until all are ready; ends them whatever happens."""
+    engines = [start_engine(num_kv_blocks=512) for _ in range(num_engines)]
+    addresses = ",".join(engine.address for engine in engines)
+    frontend = start_frontend(addresses, **frontend_flags)
+    try:
+        for engine in engines:
+            engine.start()
+        async with frontend, grpc.aio.insecure_channel(frontend.address) as channel:
+            fleet = EngineFleet(engines, frontend, FrontendServiceStub(channel))
+            await fleet.wait_until_ready(num_engines)
+            yield fleet
+    finally:
+        for engine in engines:
+            await asyncio.to_thread(engine.__exit__, None, None, None)

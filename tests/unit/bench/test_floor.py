@@ -1,0 +1,68 @@
+"""Floors of public shapes, against what their papers and configurations say."""
+
+import json
+
+import pytest
+
+from models.config import ModelConfig
+from tests.bench.floor import BYTES_PER_MS, FLOP_PER_MS, step_floor
+from tests.bench.model_folder import read_shape
+
+
+def floor_of(shape, tmp_path, bytes_per_token=0.0):
+    (tmp_path / "config.json").write_text(json.dumps(read_shape(shape)))
+    return step_floor(ModelConfig.from_folder(tmp_path), bytes_per_token)
+
+
+# All parameters, and those that a token uses, in billions, without the embedding.
+@pytest.mark.parametrize(
+    ("shape", "all_numbers", "active_numbers"),
+    [
+        ("llama-3.1-8b", 7.50, 7.50),
+        ("mixtral-8x7b", 46.6, 12.7),
+        ("qwen3-30b-a3b", 30.2, 3.0),
+        ("gpt-oss-20b", 20.3, 3.61),
+        ("glm-4.5-air", 106.2, 12.0),
+        ("deepseek-v3", 670.1, 36.6),
+    ],
+)
+def test_parameters_are_those_of_the_public_models(shape, all_numbers, active_numbers, tmp_path):
+    floor = floor_of(shape, tmp_path)
+    head = floor.head_numbers
+    total = floor.dense_numbers + floor.expert_numbers + head
+    share = floor.top_k / floor.num_experts
+    active = floor.dense_numbers + floor.expert_numbers * share + head
+    assert total / 1e9 == pytest.approx(all_numbers, rel=0.01)
+    assert active / 1e9 == pytest.approx(active_numbers, rel=0.1)
+
+
+def test_a_dense_model_reads_its_weights_and_the_cache(tmp_path):
+    floor = floor_of("llama-3.1-8b", tmp_path, bytes_per_token=131072)
+    one, many = floor.decode_ms(1, 1000), floor.decode_ms(9, 1000)
+    assert one == pytest.approx((7.50e9 * 2 + 131072 * 1000) / BYTES_PER_MS, rel=0.01)
+    assert many - one == pytest.approx(8 * 131072 * 1000 / BYTES_PER_MS)
+    assert floor.prefill_ms(8192) == pytest.approx(2 * 8192 * 6.98e9 / FLOP_PER_MS, rel=0.01)
+
+
+def test_a_batch_reads_only_the_experts_that_it_touches(tmp_path):
+    floor = floor_of("qwen3-30b-a3b", tmp_path)
+    assert floor.weight_bytes(1) == pytest.approx(floor.dense_bytes + floor.expert_bytes / 16)
+    touched = (floor.weight_bytes(32) - floor.dense_bytes) / floor.expert_bytes
+    assert touched == pytest.approx(1 - (15 / 16) ** 32)
+    assert floor.weight_bytes(4096) == pytest.approx(floor.dense_bytes + floor.expert_bytes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "bytes_per_number"), [("gpt-oss-20b", 0.53125), ("deepseek-v3", 1.000244)]
+)
+def test_experts_count_as_they_are_stored(shape, bytes_per_number, tmp_path):
+    # With biases, where there are any.
+    floor = floor_of(shape, tmp_path)
+    assert floor.expert_bytes / floor.expert_numbers == pytest.approx(bytes_per_number, rel=2e-3)
+
+
+def test_a_window_bounds_what_is_read_of_the_cache(tmp_path):
+    floor = floor_of("gpt-oss-20b", tmp_path, bytes_per_token=24.0)
+    cache_ms = (floor.decode_ms(1, 1000) - floor.weight_bytes(1) / BYTES_PER_MS) * BYTES_PER_MS
+    # Every other of 24 layers sees 128 tokens.
+    assert cache_ms == pytest.approx(12 * 128 + 12 * 1000, rel=1e-3)

@@ -1,0 +1,74 @@
+"""The engine's figures as Prometheus reads them."""
+
+import asyncio
+import re
+
+import grpc
+import httpx
+import pytest
+
+from protos.common.v1.sampling_pb2 import SamplingParams
+from protos.engine.v1.engine_pb2 import GenerateRequest, GetStatsRequest
+from tests.support.engine_harness import engine_config, running_service
+from tests.support.otlp_collector import OtlpCollector
+from tests.support.processes import free_port
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def value(text: str, sample: str) -> float:
+    """The value of one sample, given with its labels."""
+    [found] = re.findall(rf"^{re.escape(sample)} (\S+)$", text, flags=re.MULTILINE)
+    return float(found)
+
+
+def ask(**changes) -> GenerateRequest:
+    wish = {"prompt_token_ids": [1, 2, 3], "sampling": SamplingParams(max_tokens=4, seed=1)}
+    return GenerateRequest(**{**wish, **changes})
+
+
+async def test_figures_are_those_of_the_stats():
+    port = free_port()
+    async with (
+        running_service(engine_config(metrics_port=port)) as service,
+        httpx.AsyncClient(timeout=20) as client,
+    ):
+        async for _ in service.stub.Generate(ask()):
+            pass
+        with pytest.raises(grpc.aio.AioRpcError):
+            await service.stub.Generate(ask(model="another")).read()
+        text = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
+        stats = await service.stub.GetStats(GetStatsRequest())
+    model = 'model_name="fake"'
+    assert value(text, f"octavo_generation_tokens_total{{{model}}}") == 4 == stats.output_tokens
+    assert value(text, f"octavo_prompt_tokens_total{{{model}}}") == 3 == stats.prompt_tokens
+    finished = f'octavo_request_success_total{{finished_reason="length",{model}}}'
+    assert value(text, finished) == 1 == stats.finished["length"]
+    rejected = f'octavo_requests_rejected_total{{code="NOT_FOUND",{model}}}'
+    assert value(text, rejected) == 1 == stats.rejected["NOT_FOUND"]
+    assert value(text, f"octavo_time_to_first_token_seconds_count{{{model}}}") == 1
+    assert sum(stats.time_to_first_token_s.counts) == 1
+    assert value(text, f"octavo_inter_token_latency_seconds_count{{{model}}}") == 3
+    assert sum(stats.inter_token_latency_s.counts) == 3
+    assert sum(stats.e2e_request_latency_s.counts) == sum(stats.request_queue_time_s.counts) == 1
+    assert value(text, f"octavo_step_tokens_total{{{model}}}") == 6
+    assert value(text, f"octavo_kv_cache_usage_perc{{{model}}}") == 0
+    steps = re.findall(r"^octavo_steps_total\{.*\} (\S+)$", text, flags=re.MULTILINE)
+    assert sum(map(float, steps)) == stats.num_steps
+
+
+async def test_a_call_is_traced_with_its_steps():
+    with OtlpCollector() as collector:
+        async with running_service(engine_config(otlp_endpoint=collector.endpoint)) as service:
+            call = service.stub.Generate(ask(), metadata=(("traceparent", PARENT),))
+            async for _ in call:
+                pass
+        spans = await asyncio.to_thread(collector.wait_for, 4)
+    by_name = {span.name: span for span in spans}
+    request = by_name["engine request"]
+    assert f"00-{request.trace_id}-{request.parent_id}-01" == PARENT
+    assert {span.parent_id for span in spans if span is not request} == {request.span_id}
+    assert by_name["prefill"].attributes["octavo.num_steps"] == 1
+    assert by_name["decode"].attributes["octavo.num_steps"] == 3
+    assert by_name["queued"].end_ns == by_name["prefill"].start_ns
+    assert request.attributes["octavo.finish_reason"] == "length"

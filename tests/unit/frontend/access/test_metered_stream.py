@@ -1,0 +1,97 @@
+"""However a stream ends, its request's place comes back and its tokens are paid."""
+
+import asyncio
+
+import pytest
+
+from services.frontend.access.caller import Caller
+from services.frontend.access.key_file import Limits
+from services.frontend.access.metered_stream import MeteredStream
+from services.frontend.engine_client.messages import ABORTED, STOP, TokenBatch
+from services.frontend.errors import EngineUnavailableError, OverloadedError, UnauthenticatedError
+
+
+class Script:
+    """A stream that yields what it was given, or raises it."""
+
+    def __init__(self, *batches: TokenBatch | Exception) -> None:
+        self._batches = list(batches)
+        self.num_aborts = 0
+
+    async def admitted(self) -> None:
+        pass
+
+    async def read(self) -> TokenBatch:
+        if not self._batches:
+            await asyncio.Event().wait()
+        batch = self._batches.pop(0)
+        if isinstance(batch, Exception):
+            raise batch
+        return batch
+
+    def abort(self) -> None:
+        self.num_aborts += 1
+        self._batches.append(TokenBatch(finish_reason=ABORTED))
+
+
+@pytest.fixture
+def caller() -> Caller:
+    return Caller("alice", Limits(max_live_requests=1))
+
+
+def batch(*token_ids: int, **fields: object) -> TokenBatch:
+    made = TokenBatch(**fields)
+    made.token_ids += token_ids
+    return made
+
+
+async def test_the_last_batch_gives_the_place_back(caller):
+    stream = MeteredStream(Script(batch(1), batch(2, finish_reason=STOP)), caller.begin())
+    await stream.read()
+    with pytest.raises(OverloadedError):
+        caller.begin()
+    await stream.read()
+    caller.begin()
+
+
+async def test_a_failure_an_abort_and_a_reader_that_leaves_give_it_back(caller):
+    failing = MeteredStream(Script(EngineUnavailableError("gone")), caller.begin())
+    with pytest.raises(EngineUnavailableError):
+        await failing.read()
+    MeteredStream(Script(), caller.begin()).abort()
+    reading = asyncio.create_task(MeteredStream(Script(), caller.begin()).read())
+    await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.wait({reading})
+    caller.begin()
+
+
+async def test_several_streams_of_one_request_share_its_place(caller):
+    lease = caller.begin()
+    streams = [MeteredStream(Script(batch(1, finish_reason=STOP)), lease) for _ in range(2)]
+    await streams[0].read()
+    with pytest.raises(OverloadedError):
+        caller.begin()
+    await streams[1].read()
+    caller.begin()
+
+
+async def test_a_removed_key_aborts_all_streams_also_those_that_wait(caller):
+    lease, scripts = caller.begin(), [Script(batch(1)), Script()]
+    streams = [MeteredStream(script, lease) for script in scripts]
+    await streams[0].read()
+    caller.revoke()
+    for stream, script in zip(streams, scripts, strict=True):
+        assert script.num_aborts == 1
+        with pytest.raises(UnauthenticatedError):
+            await stream.read()
+
+
+async def test_output_is_paid_for_as_it_comes():
+    caller = Caller("alice", Limits(tokens_per_minute=10), clock=lambda: 0.0)
+    stream = MeteredStream(Script(batch(1, 2, 3), batch(4, finish_reason=STOP)), caller.begin())
+    await stream.read()
+    await stream.read()
+    caller.begin().charge_prompt(6)
+    with pytest.raises(OverloadedError):
+        caller.begin()

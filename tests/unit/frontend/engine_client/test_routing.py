@@ -1,0 +1,177 @@
+"""Which of several engines gets a request."""
+
+import asyncio
+
+import grpc
+import numpy as np
+import pytest
+
+from protos.common.v1.failure_pb2 import Failure
+from protos.engine.v1.engine_pb2 import PrefixChanges
+from protos.frontend.v1 import frontend_pb2 as pb
+from services.frontend.engine_client.circuit_breaker import MAX_FAILURES
+from services.frontend.engine_client.messages import pack_uint32
+from services.frontend.engine_client.prefix_keys import compact_keys
+from tests.support.fake_engine import FakeEngine
+from tests.support.frontend_stack import FrontendStack, frontend_stack
+from tests.support.waiting import until
+
+PROMPT = list(range(10, 26))
+
+
+def request(tokens: list[int] = PROMPT, **options: object) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        tokens=pb.TokenIds(ids=tokens), options=pb.GenerationOptions(**options)
+    )
+
+
+async def ask(stack: FrontendStack, ask_for: pb.GenerateRequest | None = None) -> str:
+    call = stack.stub.Generate(ask_for or request())
+    return "".join([part.output.text async for part in call])
+
+
+async def heard(stack: FrontendStack, **fields: int) -> None:
+    """Waits until the frontend has had a heartbeat that says so."""
+    await until(
+        lambda: any(
+            all(getattr(engine.view.heartbeat, name) == value for name, value in fields.items())
+            for engine in stack.server.engine.engines
+        )
+    )
+
+
+async def settled(stack: FrontendStack, *engines: FakeEngine) -> None:
+    """Waits until the frontend knows what every engine has."""
+    views = [engine.view for engine in stack.server.engine.engines]
+    await until(
+        lambda: all(
+            view.num_load_blocks == sum(-(-len(live.prompt) // 4) for live in engine.live.values())
+            for view, engine in zip(views, engines, strict=True)
+        )
+    )
+
+
+def prefixes(tokens: list[int], salt: str = "") -> PrefixChanges:
+    keys = compact_keys(salt, pack_uint32(tokens), FakeEngine.block_size, max_blocks=100)
+    return PrefixChanges(reset=True, added=np.array(keys, "<u8").tobytes())
+
+
+async def knows_prefixes(stack: FrontendStack) -> None:
+    engines = stack.server.engine.engines
+    await until(lambda: any(engine.view.num_known_prefixes for engine in engines))
+
+
+async def test_requests_spread_over_engines():
+    first, second = FakeEngine(), FakeEngine(engine_id="engine-2")
+    async with first, second, frontend_stack(first, second) as stack:
+        for start in range(4):
+            await ask(stack, request(list(range(start, start + 9))))
+            await settled(stack, first, second)
+        assert (len(first.submits), len(second.submits)) == (2, 2)
+
+
+async def test_the_engine_that_holds_less_is_chosen():
+    busy = FakeEngine(load={"num_used_blocks": 100})
+    idle = FakeEngine(engine_id="engine-2")
+    async with busy, idle, frontend_stack(busy, idle) as stack:
+        await heard(stack, num_used_blocks=100)
+        for _ in range(3):
+            await ask(stack)
+        assert (len(busy.submits), len(idle.submits)) == (0, 3)
+
+
+async def test_the_engine_with_the_prefix_is_chosen():
+    cold = FakeEngine()
+    warm = FakeEngine(engine_id="engine-2", prefixes=prefixes(PROMPT))
+    async with cold, warm, frontend_stack(cold, warm) as stack:
+        await knows_prefixes(stack)
+        for _ in range(3):
+            await ask(stack)
+        assert (len(cold.submits), len(warm.submits)) == (0, 3)
+
+
+async def test_a_prefix_is_worth_no_more_than_the_tokens_it_saves():
+    cold = FakeEngine()
+    warm = FakeEngine(engine_id="engine-2", prefixes=prefixes(PROMPT), load={"num_used_blocks": 50})
+    async with cold, warm, frontend_stack(cold, warm) as stack:
+        await knows_prefixes(stack)
+        await heard(stack, num_used_blocks=50)
+        await ask(stack)
+        assert (len(cold.submits), len(warm.submits)) == (1, 0)
+
+
+async def test_a_prefix_under_another_salt_is_none():
+    cold = FakeEngine()
+    warm = FakeEngine(
+        engine_id="engine-2", prefixes=prefixes(PROMPT, "theirs"), load={"num_used_blocks": 1}
+    )
+    async with cold, warm, frontend_stack(cold, warm) as stack:
+        await knows_prefixes(stack)
+        await heard(stack, num_used_blocks=1)
+        await ask(stack, request(cache_salt="ours"))
+        await ask(stack, request(cache_salt="theirs"))
+        assert [submit.cache_salt for submit in cold.submits] == ["ours"]
+        assert [submit.cache_salt for submit in warm.submits] == ["theirs"]
+
+
+async def test_requests_that_begin_alike_follow_each_other_at_once():
+    first, second = FakeEngine(), FakeEngine(engine_id="engine-2")
+    long = list(range(200))
+    async with first, second, frontend_stack(first, second) as stack:
+        first.pause()
+        second.pause()
+        calls = [stack.stub.Generate(request([*long, index])) for index in range(2)]
+        await until(lambda: len(first.submits) + len(second.submits) == 2)
+        assert 0 in (len(first.submits), len(second.submits))
+        for call in calls:
+            call.cancel()
+
+
+async def test_an_engine_whose_step_takes_long_is_the_last_choice():
+    stuck = FakeEngine(load={"step_age_ms": 60_000})
+    busy = FakeEngine(engine_id="engine-2", load={"num_used_blocks": 1000})
+    async with stuck, busy, frontend_stack(stuck, busy) as stack:
+        await heard(stack, step_age_ms=60_000)
+        await ask(stack)
+        assert (len(stuck.submits), len(busy.submits)) == (0, 1)
+        await busy.die()
+        await until(lambda: sum(engine.is_ready for engine in stack.server.engine.engines) == 1)
+        assert await ask(stack) == "hello world"
+
+
+async def test_an_engine_that_fails_requests_is_spared():
+    broken = FakeEngine(rejection=Failure(code=14, message="no"))
+    sound = FakeEngine(engine_id="engine-2", load={"num_used_blocks": 1000})
+    async with broken, sound, frontend_stack(broken, sound) as stack:
+        await heard(stack, num_used_blocks=1000)
+        for _ in range(3 * MAX_FAILURES):
+            assert await ask(stack) == "hello world"
+        assert len(broken.submits) == MAX_FAILURES
+        cards = (await stack.stub.ListEngines(pb.ListEnginesRequest())).engines
+        assert [card.ready for card in cards] == [False, True]
+        assert "spared" in cards[0].reason
+
+
+async def test_the_only_engine_is_never_spared():
+    engine = FakeEngine(rejection=Failure(code=14, message="not now"))
+    async with engine, frontend_stack(engine) as stack:
+        for _ in range(2 * MAX_FAILURES):
+            with pytest.raises(grpc.aio.AioRpcError, match="not now"):
+                await ask(stack)
+        assert len(engine.submits) == 2 * MAX_FAILURES
+
+
+async def test_load_spreads_while_answers_are_running():
+    engines = [FakeEngine(engine_id=f"engine-{index}") for index in range(3)]
+    async with engines[0], engines[1], engines[2], frontend_stack(*engines) as stack:
+        for engine in engines:
+            engine.pause()
+        asks = []
+        for number in range(9):
+            asks.append(asyncio.create_task(ask(stack, request([number] * 9))))
+            await until(lambda: sum(len(engine.submits) for engine in engines) == len(asks))
+            await settled(stack, *engines)
+        assert [len(engine.submits) for engine in engines] == [3, 3, 3]
+        for engine in engines:
+            engine.resume()
+        assert await asyncio.gather(*asks) == ["hello world"] * 9

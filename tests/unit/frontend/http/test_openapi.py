@@ -1,0 +1,44 @@
+"""The API's description of itself."""
+
+import httpx
+import jsonschema
+import pytest
+
+from services.frontend.http.openapi import openapi_document
+from tests.support.fake_engine import FakeEngine
+from tests.support.frontend_stack import frontend_stack
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+COMPLETION = {"model": "m", "prompt": [1, 2]}
+
+
+def is_described(path: str, body: dict) -> bool:
+    document = openapi_document()
+    content = document["paths"][path]["post"]["requestBody"]["content"]
+    schema = {**content["application/json"]["schema"], "components": document["components"]}
+    return jsonschema.Draft202012Validator(schema).is_valid(body)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)]
+)
+def test_what_is_read_is_described(path, body):
+    assert is_described(path, body)
+    assert is_described(path, body | {"temperature": 0.5, "stop": ["a"], "made_up": None})
+    assert not is_described(path, body | {"temperature": 3})
+    assert not is_described(path, body | {"made_up": 1})
+    assert not is_described(path, {"model": "m"})
+
+
+async def test_the_document_is_served_and_every_path_of_it_exists():
+    async with (
+        FakeEngine() as engine,
+        frontend_stack(engine, http_port=0) as stack,
+        httpx.AsyncClient(base_url=stack.http_url, timeout=20) as client,
+    ):
+        document = (await client.get("/openapi.json")).json()
+        assert document == openapi_document()
+        for path, methods in document["paths"].items():
+            for method in {"get", "post"} & set(methods):
+                answer = await client.request(method, path.replace("{name}", "fake"), json={})
+                assert answer.status_code in (200, 400), path

@@ -1,0 +1,142 @@
+"""Hostile chat templates cost their own requests and nobody else anything."""
+
+import asyncio
+import contextlib
+import os
+
+import psutil
+import pytest
+
+from services.frontend.errors import (
+    EngineUnavailableError,
+    InvalidRequestError,
+    OverloadedError,
+)
+from services.frontend.text.template_process import TemplateProcess
+from services.frontend.text.template_source import TemplateSource
+from services.frontend.text.tokenizer import TokenizerFilesError
+from tests.support.waiting import until
+
+HELLO = [{"role": "user", "content": "hello"}]
+SLEEPLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+ON_WISH = "{% if messages[0].content == 'hang' %}" + SLEEPLESS + "{% endif %}fine"
+HANG = [{"role": "user", "content": "hang"}]
+
+
+@contextlib.asynccontextmanager
+async def running(source: str, *, timeout_s: float = 10):
+    template = TemplateProcess(TemplateSource(source, {"bos_token": "<s>"}), timeout_s=timeout_s)
+    try:
+        await template.start()
+        yield template
+    finally:
+        await template.close()
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children()}
+
+
+async def test_conversations_are_rendered_one_after_the_other():
+    async with running("{{ bos_token }}{{ messages[0].content }}") as template:
+        prompts = await asyncio.gather(
+            *(
+                template.render([{"role": "user", "content": f"é{n}\0"}], max_bytes=100)
+                for n in range(20)
+            )
+        )
+    assert prompts == [f"<s>é{n}\0" for n in range(20)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        SLEEPLESS,
+        # One C function that does not return for years.
+        "{% set n = messages | length %}{{ (n + 8) ** ((n + 8) ** (n + 8)) }}",
+    ],
+)
+async def test_a_template_without_end_is_stopped_while_the_event_loop_goes_on(source):
+    async with running(source, timeout_s=0.3) as template:
+        rendering = asyncio.create_task(template.render(HELLO, max_bytes=100))
+        num_turns = 0
+        while not rendering.done():
+            num_turns += 1
+            await asyncio.sleep(0.01)
+        with pytest.raises(InvalidRequestError, match=r"took over 0\.3 s"):
+            await rendering
+    assert num_turns > 5
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].content * 10**9 }}",
+        "{{ '%999999999d' % messages | length }}",
+        "{% set s = namespace(x=messages[0].content) %}"
+        "{% for i in range(60) %}{% set s.x = s.x ~ s.x %}{% endfor %}{{ s.x | length }}",
+    ],
+)
+async def test_a_template_gets_only_so_much_memory(source):
+    async with running(source) as template:
+        with pytest.raises(InvalidRequestError, match="too much memory"):
+            await template.render(HELLO, max_bytes=100)
+
+
+async def test_after_a_stop_the_next_conversation_is_rendered_as_ever():
+    async with running(ON_WISH, timeout_s=0.5) as template:
+        before = children()
+        with pytest.raises(InvalidRequestError, match="took over"):
+            await template.render(HANG, max_bytes=100)
+        assert not before & children()
+        assert await template.render(HELLO, max_bytes=100) == "fine"
+
+
+async def test_whoever_waits_behind_one_that_hangs_is_told_to_come_back():
+    async with running(ON_WISH, timeout_s=0.5) as template:
+        hanging = asyncio.create_task(template.render(HANG, max_bytes=100))
+        await asyncio.sleep(0)
+        crowd = [template.render(HANG, max_bytes=100) for _ in range(10)]
+        ends = await asyncio.gather(*crowd, hanging, return_exceptions=True)
+    assert {type(end) for end in ends} == {InvalidRequestError, OverloadedError}
+
+
+async def test_a_caller_that_goes_away_leaves_no_answer_behind_for_the_next():
+    async with running("{{ messages[0].content }}") as template:
+        leaving = asyncio.create_task(template.render(HANG, max_bytes=100))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        assert await template.render(HELLO, max_bytes=100) == "hello"
+        assert len(children()) == 1
+
+
+async def test_a_process_that_is_killed_is_replaced():
+    async with running("{{ messages[0].content }}") as template:
+        [pid] = children()
+        os.kill(pid, 9)
+        with pytest.raises(InvalidRequestError, match="broke down"):
+            await template.render(HELLO, max_bytes=100)
+        assert await template.render(HELLO, max_bytes=100) == "hello"
+
+
+async def test_a_template_sees_no_environment(monkeypatch):
+    monkeypatch.setenv("OCTAVO_SECRET", "hidden")
+    async with running("x"):
+        [pid] = children()
+        assert set(psutil.Process(pid).environ()) <= {"PYTHONPATH", "LC_CTYPE"}
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{{ 1 / }}", "{% set a.b.c = 1 %}"])
+async def test_a_template_that_cannot_be_compiled_is_refused_when_it_is_read(source):
+    with pytest.raises(TokenizerFilesError, match="chat template"):
+        async with running(source):
+            pass
+    await until(lambda: not children())
+
+
+async def test_a_closed_template_starts_no_process():
+    async with running("x") as template:
+        pass
+    with pytest.raises(EngineUnavailableError):
+        await template.render(HELLO, max_bytes=100)
+    assert not children()

@@ -1,0 +1,28 @@
+import pytest
+import torch
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from models.ops.expert_formats import expert_values, pack_mxfp4
+from models.ops.fp8_linear import BLOCK, FP8
+
+
+def test_packed_mxfp4_has_the_numbers_that_transformers_reads():
+    blocks = torch.randint(256, (3, 5, 4, 16), dtype=torch.uint8)
+    scales = torch.randint(100, 140, (3, 5, 4), dtype=torch.uint8)
+    expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).transpose(1, 2)
+    packed = pack_mxfp4(blocks)
+    assert packed.shape == (3, 5, 64)
+    for expert in range(3):
+        actual = expert_values(packed[expert], scales[expert], torch.float32)
+        assert torch.equal(actual, expected[expert])
+
+
+@pytest.mark.parametrize(("rows", "size"), [(128, 256), (200, 130)])
+def test_fp8_parts_that_stand_above_each_other_have_blocks_of_their_own(rows, size):
+    parts = [torch.randn(rows, size).to(FP8) for _ in range(2)]
+    scales = [torch.rand(-(-rows // BLOCK), -(-size // BLOCK)) for _ in range(2)]
+    together = expert_values(torch.cat(parts), torch.cat(scales), torch.float32, num_parts=2)
+    for i, (part, scale) in enumerate(zip(parts, scales, strict=True)):
+        row, column = torch.arange(rows) // BLOCK, torch.arange(size) // BLOCK
+        expected = part.float() * scale[row][:, column]
+        assert torch.equal(together[i * rows : (i + 1) * rows], expected)

@@ -1,0 +1,88 @@
+"""The endpoint for Prometheus: what it tells, from which thread, and when it cannot."""
+
+import asyncio
+import threading
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.telemetry import metrics as metrics_module
+from services.telemetry.histogram import Histogram
+from services.telemetry.metrics import Families, Metrics
+
+
+def families_of(text: str) -> dict[str, dict[tuple, float]]:
+    """Samples by name and labels."""
+    found: dict[str, dict[tuple, float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+async def scrape(metrics: Metrics) -> httpx.Response:
+    """Reads the port as Prometheus does."""
+    port = metrics.serve("127.0.0.1", 0)
+    try:
+        async with httpx.AsyncClient(timeout=20) as client:
+            return await client.get(f"http://127.0.0.1:{port}/metrics")
+    finally:
+        await asyncio.to_thread(metrics.close)
+
+
+async def test_every_kind_of_family_is_told():
+    families = Families("octavo", model_name="m")
+    histogram = Histogram([0.1, 1.0])
+    for value in (0.05, 0.5, 5.0):
+        histogram.observe(value)
+
+    def source():
+        yield families.gauge("running", 3, "Now")
+        yield families.counter("tokens", 7, "So far")
+        yield families.counters("steps", "dispatch", {"graph": 2, "oversize": 1}, "By reason")
+        yield families.histogram("latency_seconds", histogram, "Times")
+
+    found = families_of((await scrape(Metrics(source))).text)
+    model = ("model_name", "m")
+    assert found["octavo_running"] == {(model,): 3}
+    assert found["octavo_tokens_total"] == {(model,): 7}
+    assert found["octavo_steps_total"][("dispatch", "graph"), model] == 2
+    buckets = {dict(key)["le"]: n for key, n in found["octavo_latency_seconds_bucket"].items()}
+    assert buckets == {"0.1": 1, "1.0": 2, "+Inf": 3}
+    assert found["octavo_latency_seconds_count"] == {(model,): 3}
+    assert found["octavo_latency_seconds_sum"] == {(model,): pytest.approx(5.55)}
+    assert found["process_resident_memory_bytes"]
+
+
+async def test_figures_are_read_in_the_event_loop():
+    seen = []
+
+    def source():
+        seen.append(threading.current_thread())
+        return ()
+
+    await scrape(Metrics(source))
+    assert seen == [threading.main_thread()]
+
+
+async def test_a_service_that_is_held_up_fails_the_scrape(monkeypatch):
+    monkeypatch.setattr(metrics_module, "COLLECT_TIMEOUT_S", 0.05)
+    metrics = Metrics(lambda: ())
+    port = metrics.serve("127.0.0.1", 0)
+    answers = []
+    scraping = threading.Thread(
+        target=lambda: answers.append(httpx.get(f"http://127.0.0.1:{port}", timeout=20))
+    )
+    scraping.start()
+    scraping.join()  # the event loop does nothing meanwhile
+    await asyncio.to_thread(metrics.close)
+    assert answers[0].status_code == 500
+
+
+async def test_a_taken_port_is_an_error():
+    first, second = Metrics(lambda: ()), Metrics(lambda: ())
+    port = first.serve("127.0.0.1", 0)
+    with pytest.raises(OSError, match="in use"):
+        second.serve("127.0.0.1", port)
+    await asyncio.to_thread(first.close)
