@@ -20,6 +20,11 @@ RUN /opt/octavo/bin/pip install --no-cache-dir \
         -c constraints.txt -c "${TORCH_CONSTRAINTS}" ".[engine,tracing]"
 
 FROM python:3.12-slim
+# Triton and Inductor build what they launch with a C and C++ compiler, when the engine starts.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
 RUN useradd --create-home --uid 10001 octavo \
     # A volume that is mounted here begins with this owner.
     && install -d -o octavo -g octavo /home/octavo/.cache

@@ -13,6 +13,9 @@ from models.quantization_config import QuantizationConfig, QuantizationError
 
 CONFIG_FILE = "config.json"
 DTYPES = ("float32", "bfloat16", "float16")
+DRAFTING_ARCHITECTURES = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM")
+"""Families whose draft layers have the form of models.deepseek_mtp."""
+
 LAYER_TYPES = ("full_attention", "sliding_attention", "indexed_attention")
 
 _DEEPSEEK_V3 = {"rope_interleave": True, "scoring_func": "sigmoid", "norm_topk_prob": True}
@@ -70,6 +73,8 @@ class ModelConfig:
     mla: MlaConfig | None = None
     quantization: QuantizationConfig | None = None
     """How weights are stored, if not in `dtype`."""
+    num_draft_layers: int = 0
+    """Layers behind the last one that guess tokens ahead; only speculative decoding loads them."""
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ModelConfig":
@@ -114,7 +119,21 @@ class ModelConfig:
             moe=read_moe(fields, num_layers),
             mla=mla,
             quantization=_quantization(fields),
+            num_draft_layers=fields.count("num_nextn_predict_layers", 0, minimum=0),
         )
+
+    def require_draft_layers(self) -> None:
+        """Raises ConfigError unless the model has layers that guess tokens ahead."""
+        if self.architecture not in DRAFTING_ARCHITECTURES:
+            raise ConfigError(
+                f"num_speculative_tokens needs the draft layers of one of "
+                f"{', '.join(DRAFTING_ARCHITECTURES)}; the model is {self.architecture}"
+            )
+        if not self.num_draft_layers:
+            raise ConfigError(
+                "num_speculative_tokens needs draft layers; the model has none, for its "
+                "config.json has no num_nextn_predict_layers"
+            )
 
 
 def _refuse_unsupported(fields: Fields) -> None:

@@ -1,6 +1,6 @@
 """The decoder-only transformer around its attention: what all model files put together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, cast
 
 import torch
@@ -72,15 +72,17 @@ class Decoder(nn.Module):
             config.vocab_size, config.hidden_size, group=group
         )
         self.rotary = RotaryEmbedding(config.head_dim, config.max_position_embeddings, config.rope)
+        self._num_layers = len(layers)
         self.layers = nn.ModuleList(layers)
+        """The layers, and behind them those that only draft, where a loader appended some."""
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Maps [T] token ids at [T] positions to [T, hidden]."""
         stream: Stream = self.embed_tokens(input_ids), None
         rotation = self.rotary(positions)
-        for layer in self.layers:
-            stream = layer(stream, rotation)
+        for index in range(self._num_layers):
+            stream = self.layers[index](stream, rotation)
         return self.norm.add(*stream)[0]
 
 
@@ -111,7 +113,6 @@ class CausalLM(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self._layers = tuple(layers)
         self.model = Decoder(config, layers, group)
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, group=group)
         if config.tie_word_embeddings:
@@ -123,8 +124,9 @@ class CausalLM(nn.Module):
         return hidden
 
     def cache_specs(self) -> list[CacheSpec]:
-        """Returns what each layer caches of every token."""
-        return [cast("CacheSpec", layer.self_attn.cache_spec) for layer in self._layers]
+        """Returns what each layer caches of every token, layers that draft behind the others."""
+        layers = cast("Iterable[DecoderLayer]", self.model.layers)
+        return [cast("CacheSpec", layer.self_attn.cache_spec) for layer in layers]
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [S, hidden] to [S, vocab], of the hidden states' dtype."""

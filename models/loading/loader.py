@@ -10,8 +10,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from models.config import ModelConfig
+from models.deepseek_mtp import append_draft_layers
 from models.layers.decoder import CausalLM
 from models.loading.checkpoint import open_checkpoint
+from models.loading.draft_layers import share_with_draft_layers
 from models.loading.dummy import fill_with_random_weights
 from models.loading.plan import by_model_name, plan_loads
 from models.loading.stored_formats import can_keep, keep_stored_formats
@@ -28,6 +30,7 @@ def load_model(
     load_format: str = "safetensors",
     group: ParallelGroup = SINGLE,
     keep_quantized: bool | None = None,
+    with_draft_layers: bool = False,
     on_progress: Callable[[str], None] | None = None,
 ) -> CausalLM:
     """Builds the model that `folder`/config.json describes and gives it its weights.
@@ -40,6 +43,8 @@ def load_model(
         group: the ranks that share the model; this rank loads its own shards.
         keep_quantized: whether weights that are stored in 8 or 4 bits stay so where there are
             products for them, or are dequantised; None: as the device can.
+        with_draft_layers: whether the layers that guess tokens ahead are loaded too, for
+            models.deepseek_mtp.
         on_progress: called now and then with one line for the operator.
 
     Returns:
@@ -58,7 +63,10 @@ def load_model(
     with _tensor_defaults(device, dtype), torch.no_grad():
         with _WithoutStorage():
             model = build(config, group)
+            if with_draft_layers:
+                append_draft_layers(model, group)
         stored = None if tensors is None else by_model_name(tensors, model)
+        share_with_draft_layers(model, stored)
         quantization = config.quantization
         if quantization is not None:
             if keep_quantized is None:

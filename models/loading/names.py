@@ -12,6 +12,9 @@ from models.layers.weight import LoadsWeights, ShardId
 COMMON_RENAMES = {"weight_scale_inv": "weight_scale"}
 """DeepSeek calls the scale that weights are multiplied by an inverse."""
 
+REPEATED_IN_DRAFT_LAYERS = (".embed_tokens.weight", ".shared_head.head.weight")
+"""What checkpoints store again with every draft layer."""
+
 _LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
@@ -60,9 +63,13 @@ def is_derived(name: str, model: CausalLM) -> bool:
 
 
 def is_past_the_last_layer(name: str, model: CausalLM) -> bool:
-    """Returns whether a tensor belongs to a layer that only drafting models have."""
+    """Returns whether a tensor belongs to a draft layer, and the model does without it."""
     match = _LAYER_NUMBER.search(name)
-    return match is not None and int(match[1]) >= model.config.num_hidden_layers
+    if match is None:
+        return False
+    is_draft = int(match[1]) >= model.config.num_hidden_layers
+    is_loaded = int(match[1]) < len(model.model.layers)
+    return is_draft and (not is_loaded or name.endswith(REPEATED_IN_DRAFT_LAYERS))
 
 
 def _expert_tensors_by_parameter(model: CausalLM) -> dict[str, list[tuple[str, ShardId]]]:

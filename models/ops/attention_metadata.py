@@ -53,7 +53,8 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
         max_seqlen_k: longest sequence, in tokens.
         workspace: the worker's, from `make_attention_workspace`.
         is_recorded: a captured graph will repeat this with other content of the same tensors, so
-            nothing is read back anywhere. Needs max_seqlen_q 1, and max_seqlen_k to hold for all.
+            nothing is read back anywhere. Each request then has max_seqlen_q query tokens, and
+            max_seqlen_k must hold for all.
     """
     num_blocks = _num_blocks(max_seqlen_k, block_size)
     block_tables = block_table[:, :num_blocks].index_select(0, row_ids)
@@ -66,7 +67,7 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
     else:
         slot_mapping = _slot_mapping(block_tables, token_request, positions, block_size)
         if is_recorded:
-            groups = [_single_token_group(0, block_tables, seq_lens, block_size)]
+            groups = [_uniform_group(0, max_seqlen_q, block_tables, seq_lens, block_size)]
         else:
             groups = _split(query_start_loc.tolist(), seq_lens, block_tables, block_size)
     return AttentionMetadata(
@@ -130,7 +131,7 @@ def _split(
         if num_queries == 1:
             end, num_blocks = _single_token_run(starts, lengths, request, max_keys, block_size)
             tables = block_tables[request:end, :num_blocks]
-            groups.append(_single_token_group(start, tables, seq_lens[request:end], block_size))
+            groups.append(_uniform_group(start, 1, tables, seq_lens[request:end], block_size))
             request = end
         elif num_queries == 0:
             request += 1
@@ -157,20 +158,25 @@ def _single_token_run(
     return end, num_blocks
 
 
-def _single_token_group(
-    first_token: int, block_tables: torch.Tensor, seq_lens: torch.Tensor, block_size: int
+def _uniform_group(
+    first_token: int,
+    num_queries: int,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_size: int,
 ) -> AttentionGroup:
-    """Returns the group of requests that bring one query token each: it sees all keys."""
+    """Returns the group of requests with equally many query tokens: the last one sees all keys."""
     num_requests, num_blocks = block_tables.shape
     keys = torch.arange(num_blocks * block_size, device=block_tables.device)
+    behind = torch.arange(num_queries - 1, -1, -1, device=block_tables.device)
     # A dummy row has no tokens; seeing one key keeps its softmax finite.
-    mask = keys < seq_lens.clamp(min=1).unsqueeze(1)
+    num_seen = (seq_lens[:, None] - behind).clamp(min=1)
     return AttentionGroup(
         first_token=first_token,
         num_requests=num_requests,
-        num_queries=1,
+        num_queries=num_queries,
         block_ids=block_tables.reshape(-1),
-        mask=mask[:, None, None, :],
+        mask=(keys < num_seen[:, :, None])[:, None],
     )
 
 

@@ -60,7 +60,8 @@ def latent_attention_with_output(  # noqa: PLR0913  # an operator takes no datac
         # Triton is imported on first use: a CPU installation has none.
         from models.ops.triton.latent_attention import latent_attention
 
-        latent_attention(q, cache, metadata, output, scale, index)
+        is_prefill = context.context.is_prefill
+        latent_attention(q, cache, metadata, output, scale, index, is_prefill=is_prefill)
         return
     for group in metadata.groups:
         end = group.first_token + group.num_requests * group.num_queries

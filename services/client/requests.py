@@ -35,7 +35,7 @@ class Sampling:
     top_p: Annotated[float | None, "Keep the likeliest tokens that sum to this. Up to 1."] = None
     min_p: Annotated[float | None, "Drop tokens below this share of the likeliest one."] = None
     repetition_penalty: Annotated[
-        float | None, "Above 1 discourages tokens already in prompt or output. Up to 10."
+        float | None, "Above 1 discourages tokens already in prompt or output. 0.0625 to 10."
     ] = None
     frequency_penalty: Annotated[
         float | None, "Taken off a logit for each time its token was generated. -2 to 2."

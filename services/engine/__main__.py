@@ -118,7 +118,10 @@ def _read_flags(kind: type[_Config], arguments: Sequence[str]) -> _Config:
 def _open_model(config: EngineConfig) -> ModelFolder:
     try:
         return ModelFolder.open(
-            config.model, name=config.model_name, max_model_len=config.max_model_len
+            config.model,
+            name=config.model_name,
+            max_model_len=config.max_model_len,
+            num_speculative_tokens=config.num_speculative_tokens,
         )
     except ModelFolderError as error:
         raise _UsageError(str(error)) from error

@@ -19,6 +19,7 @@ from protos.engine.v1.batch_pb2 import (
     RowAssignment,
     RowSampling,
     SamplingMetadata,
+    SpecDecodeMetadata,
     StepFailure,
     StepResult,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "RowAssignment",
     "RowSampling",
     "SamplingMetadata",
+    "SpecDecodeMetadata",
     "StepFailure",
     "StepResult",
     "pack_float32",
@@ -40,6 +42,7 @@ __all__ = [
     "read_float32",
     "read_int32",
     "read_logprobs",
+    "read_tokens",
     "redacted",
     "row_assignment",
     "runtime_mode",
@@ -99,6 +102,7 @@ class BatchBuilder:
         "_block_offsets",
         "_block_rows",
         "all_greedy",
+        "drafts",
         "needs_logit_edits",
         "needs_logprobs",
         "q_lens",
@@ -114,6 +118,8 @@ class BatchBuilder:
         self.seq_lens: list[int] = []
         self.sample_indices: list[int] = []
         self.row_assignments: list[RowAssignment] = []
+        self.drafts: SpecDecodeMetadata | None = None
+        """What to verify and to guess; None without speculative decoding."""
         self.all_greedy = True
         self.needs_logit_edits = False
         self.needs_logprobs = False
@@ -173,6 +179,8 @@ class BatchBuilder:
         sampling.all_greedy = self.all_greedy
         sampling.needs_logit_edits = self.needs_logit_edits
         sampling.needs_logprobs = self.needs_logprobs
+        if self.drafts is not None:
+            descriptor.spec_decode_metadata.CopyFrom(self.drafts)
         return descriptor
 
 
@@ -241,14 +249,23 @@ def step_result(
     return result
 
 
+def read_tokens(result: StepResult) -> list[list[int]]:
+    """Returns the tokens that a step brought each sampling request, at least one."""
+    token_ids = read_int32(result.token_ids).tolist()
+    if not result.num_accepted_tokens:
+        return [[token_id] for token_id in token_ids]
+    ends = np.cumsum(read_int32(result.num_accepted_tokens) + 1).tolist()
+    return [token_ids[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
 def read_logprobs(
     result: StepResult, num_logprobs: Sequence[int | None]
 ) -> list[PositionLogprobs | None]:
-    """Returns the log-probabilities of a step, one entry per sampling request.
+    """Returns the log-probabilities of a step, one entry per sampled token.
 
     Args:
         result: a result with logprobs.
-        num_logprobs: most likely tokens that each request asked for; None asked for nothing.
+        num_logprobs: most likely tokens that the request of each token asked for; None: nothing.
     """
     chosen = read_float32(result.logprobs).tolist()
     shape = (len(chosen), result.num_top_logprobs)
@@ -279,4 +296,5 @@ def redacted(descriptor: BatchDescriptor, result: StepResult) -> tuple[BatchDesc
         shown.spec_decode_metadata.ClearField("draft_token_ids")
     shown_result.ClearField("token_ids")
     shown_result.ClearField("top_token_ids")
+    shown_result.ClearField("draft_token_ids")
     return shown, shown_result

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from models.cudagraph_mode import CUDAGraphMode
@@ -113,6 +113,8 @@ class EngineConfig(BaseSettings):
     """One value N: capture 1, 2, 4, 8 and multiples of 16 up to N; several: these sizes."""
     cudagraph_copy_inputs: bool = False
     """Copy the model's inputs to fixed addresses before compiled pieces run."""
+    num_speculative_tokens: int = Field(default=0, ge=0, le=8)
+    """Tokens that the model's draft layers guess ahead in each step; 0 turns speculation off."""
     capture_while_serving: bool = True
     """Be ready before anything is compiled or captured; that then happens between steps."""
     splitting_ops: list[OperatorName] = list(DEFAULT_SPLITTING_OPS)
@@ -157,6 +159,20 @@ class EngineConfig(BaseSettings):
     """Least severe line that is logged."""
     log_format: Literal["auto", "console", "json"] = "auto"
     """How lines look; auto means console on a terminal and json elsewhere."""
+
+    @field_validator("num_speculative_tokens")
+    @classmethod
+    def _check_speculation(cls, value: int, others: ValidationInfo) -> int:
+        """Refuses what speculation does not go together with; those fields stand before it."""
+        budget = others.data.get("max_num_batched_tokens", value + 1)
+        if value and budget <= value:
+            raise ValueError(f"it must be less than max_num_batched_tokens, which is {budget}")
+        block_size = others.data.get("block_size", value + 1)
+        if value and block_size <= value:
+            raise ValueError(f"it must be less than block_size, which is {block_size}")
+        if value and others.data.get("cudagraph_capture_sizes") == AUTO:
+            raise ValueError("it must be 0 with cudagraph_capture_sizes auto")
+        return value
 
     @property
     def model_name(self) -> str:

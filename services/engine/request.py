@@ -9,6 +9,8 @@ from services.engine.errors import EngineError, InvalidRequestError
 
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
+MIN_REPETITION_PENALTY = 0.0625
+"""Logits are divided by it; by 1e-37 they would be infinite, and the model would look broken."""
 MAX_STOP_TOKEN_IDS = 64
 MAX_EOS_TOKEN_IDS = 64
 
@@ -51,7 +53,7 @@ class SamplingParams:
         _check_range("temperature", self.temperature, 0, 100)
         _check_range("top_p", self.top_p, 0, 1, open_low=True)
         _check_range("min_p", self.min_p, 0, 1)
-        _check_range("repetition_penalty", self.repetition_penalty, 0, 10, open_low=True)
+        _check_range("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, 10)
         _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
         _check_range("presence_penalty", self.presence_penalty, -2, 2)
         _check_range("max_tokens", self.max_tokens, 1, math.inf)
@@ -146,6 +148,8 @@ class Request:
     """Tokens whose keys and values are in the cache or were ordered in a step already sent."""
     num_pending_tokens: int = 0
     """Sampled tokens of steps already sent whose values are not known yet."""
+    draft_token_ids: list[int] = field(default_factory=list)
+    """Guesses at the tokens that follow those known; the next step verifies them."""
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache held when the request first ran."""
     block_ids: list[int] = field(default_factory=list)
@@ -191,6 +195,7 @@ class Request:
         """Forgets what a worker that is gone held for it; only the tokens known are left."""
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = self.num_pending_tokens = 0
+        self.draft_token_ids = []
         self.block_ids.clear()
         self.num_indexed_blocks = 0
         self.row = None

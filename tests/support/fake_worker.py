@@ -21,12 +21,13 @@ from services.engine.batch import (
     RowSampling,
     StepFailure,
     StepResult,
+    pack_int32,
     read_int32,
     step_result,
 )
 from services.engine.config import EngineConfig
 from services.engine.request import SamplingParams
-from services.engine.worker.executor import WorkerDiedError
+from services.engine.worker.executor import WorkerDiedError, WorkerKilledError
 
 NULL_BLOCK = 0
 VOCAB_SIZE = 1000
@@ -95,6 +96,8 @@ class FakeWorker:
         self._num_computed: list[int | None] = [None] * max_num_seqs
         self._num_prompt = [0] * max_num_seqs
         self._sampling: list[RowSampling] = [RowSampling() for _ in range(max_num_seqs)]
+        # Drafts of each row in the step under way; they stand behind its known tokens.
+        self._num_drafts = [0] * max_num_seqs
 
     def execute(self, descriptor: BatchDescriptor) -> StepResult:
         """Runs one step.
@@ -114,6 +117,7 @@ class FakeWorker:
         if descriptor.context.num_tokens > self.memory_tokens:
             return self._fail(descriptor)
         self.update_tables(descriptor)
+        self._write_drafts(descriptor)
         rows, starts, ends = self._read_layout(descriptor)
         # All of a step's keys and values are written before any of its queries attends, layer by
         # layer, so a request may share blocks with one that computes them in the same step.
@@ -199,10 +203,13 @@ class FakeWorker:
         _require(attention.max_seqlen_k == seq_lens.max(), "max_seqlen_k")
         _require(context.graph_bs >= context.batch_size, "graph_bs is less than batch_size")
         prompt_lens = np.array([self._num_prompt[row] for row in rows])
-        is_prefill = bool(np.any((starts < prompt_lens) | (q_lens > 1)))
+        num_drafts = np.array([self._num_drafts[row] for row in rows])
+        is_prefill = bool(np.any((starts < prompt_lens) | (q_lens - num_drafts > 1)))
         _require(context.is_prefill == is_prefill, "is_prefill")
         for row, start, end in zip(rows.tolist(), starts.tolist(), seq_lens.tolist(), strict=True):
-            _require(end <= self._num_known[row], f"row {row} has no token {end - 1}")
+            known = self._num_known[row] + self._num_drafts[row]
+            _require(end <= known, f"row {row} has no token {end - 1}")
+            _require(end == known or not self._num_drafts[row], f"row {row} does not sample")
             computed = self._num_computed[row]
             _require(computed in (None, start), f"row {row} goes on at {start}, not {computed}")
             self._num_computed[row] = end
@@ -235,36 +242,89 @@ class FakeWorker:
     def _sample(self, descriptor: BatchDescriptor, rows: list[int], ends: list[int]) -> StepResult:
         indices = read_int32(descriptor.sampling.sample_indices).tolist()
         _require(indices == sorted(set(indices)), "sample_indices are not ascending")
-        due = [i for i, row in enumerate(rows) if ends[i] == self._num_known[row]]
+        known = [self._num_known[row] for row in rows]
+        due = [i for i, row in enumerate(rows) if ends[i] >= known[i]]
         _require(indices == due, f"{indices} sample, but {due} end at their last known token")
-        tokens: list[int] = []
-        for i in indices:
-            row, end = rows[i], ends[i]
-            _require(end < self._tokens.shape[1], f"row {row} is full")
-            token_id = self._next_token(row, end)
-            self._tokens[row, end] = token_id
-            self._num_known[row] = end + 1
-            tokens.append(token_id)
         sampling = descriptor.sampling
         params = [self._sampling[rows[i]] for i in indices]
         _require(sampling.all_greedy == all(p.temperature == 0 for p in params), "all_greedy")
-        _require(
-            sampling.needs_logit_edits == any(map(self._edits_logits, (rows[i] for i in indices))),
-            "needs_logit_edits",
-        )
+        edited = any(self._edits_logits(rows[i], known[i]) for i in indices)
+        _require(sampling.needs_logit_edits == edited, "needs_logit_edits")
         wanted = max((p.num_logprobs for p in params), default=-1)
         _require(sampling.needs_logprobs == (wanted >= 0), "needs_logprobs")
+        by_request = [self._verify(rows[i], known[i]) for i in indices]
+        tokens = [token_id for token_ids in by_request for token_id in token_ids]
         if wanted < 0:
-            return step_result(descriptor.step_id, tokens, elapsed_us=1)
-        ranks = np.arange(wanted)
-        return step_result(
-            descriptor.step_id,
-            tokens,
-            logprobs=[-0.5] * len(tokens),
-            top_token_ids=(np.array(tokens)[:, None] + ranks) % self._vocab_size,
-            top_logprobs=np.tile(-0.5 - ranks, (len(tokens), 1)),
-            elapsed_us=1,
-        )
+            result = step_result(descriptor.step_id, tokens, elapsed_us=1)
+        else:
+            ranks = np.arange(wanted)
+            result = step_result(
+                descriptor.step_id,
+                tokens,
+                logprobs=[-0.5] * len(tokens),
+                top_token_ids=(np.array(tokens)[:, None] + ranks) % self._vocab_size,
+                top_logprobs=np.tile(-0.5 - ranks, (len(tokens), 1)),
+                elapsed_us=1,
+            )
+        if descriptor.HasField("spec_decode_metadata"):
+            num_steps = descriptor.spec_decode_metadata.num_spec_steps
+            drafts = [self._draft(rows[i], ends[i], num_steps) for i in indices]
+            result.num_accepted_tokens = pack_int32([len(each) - 1 for each in by_request])
+            result.draft_token_ids = pack_int32(drafts)
+        return result
+
+    def _write_drafts(self, descriptor: BatchDescriptor) -> None:
+        """Puts the drafts of a step behind the known tokens of their rows."""
+        self._num_drafts = [0] * len(self._num_drafts)
+        if not descriptor.HasField("spec_decode_metadata"):
+            return
+        metadata = descriptor.spec_decode_metadata
+        rows = read_int32(descriptor.attn_metadata.row_ids).tolist()
+        counts = read_int32(metadata.num_draft_tokens).tolist()
+        token_ids = read_int32(metadata.draft_token_ids)
+        _require(len(counts) == len(rows), "a request without its number of drafts")
+        _require(sum(counts) == len(token_ids), "drafts missing or left over")
+        first = 0
+        for row, count in zip(rows, counts, strict=True):
+            _require(count <= metadata.num_spec_steps, f"row {row} has {count} drafts")
+            known = self._num_known[row]
+            _require(known + count <= self._tokens.shape[1], f"drafts of row {row} do not fit")
+            self._tokens[row, known : known + count] = token_ids[first : first + count]
+            self._num_drafts[row] = count
+            first += count
+
+    def _verify(self, row: int, position: int) -> list[int]:
+        """Samples behind a row's known tokens and behind each of its drafts that is confirmed."""
+        token_ids: list[int] = []
+        for _ in range(self._num_drafts[row] + 1):
+            _require(position < self._tokens.shape[1], f"row {row} is full")
+            token_ids.append(self._next_token(row, position))
+            drafted = self._tokens[row, position]
+            self._tokens[row, position] = token_ids[-1]
+            position += 1
+            if drafted != token_ids[-1] or len(token_ids) > self._num_drafts[row]:
+                break
+        self._num_known[row] = position
+        self._num_computed[row] = position - 1
+        # What was worked out of rejected drafts, and of what an earlier owner left, is void.
+        self._num_keys[row] = min(self._num_keys[row], position - 1)
+        return token_ids
+
+    def _draft(self, row: int, end: int, num_steps: int) -> list[int]:
+        """Guesses what follows a row's newest token, two times in three rightly."""
+        num_blocks, block_size = self._kv.shape
+        room = min(self._tokens.shape[1] - 1, (num_blocks - 1) * block_size)
+        slots = self._slots(row, end, max(end, min(end + num_steps - 1, room)))
+        _require(bool(np.all(slots >= block_size)), f"row {row} has no room to draft")
+        position = self._num_known[row]
+        key = int(self._row_keys(row, position)[position - 1])
+        token_ids: list[int] = []
+        for _ in range(num_steps):
+            token_id = _choose(key, self._sampling[row].seed, frozenset(), self._vocab_size)
+            is_wrong = _extend(key, 1) % 3 == 0
+            token_ids.append((token_id + is_wrong) % self._vocab_size)
+            key = _extend(key, token_ids[-1])
+        return token_ids
 
     def _next_token(self, row: int, end: int) -> int:
         sampling = self._sampling[row]
@@ -274,10 +334,10 @@ class FakeWorker:
         key = int(self._row_keys(row, end)[end - 1])
         return _choose(key, sampling.seed, forbidden, self._vocab_size)
 
-    def _edits_logits(self, row: int) -> bool:
-        """Whether the logits that led to the row's newest token had to be changed."""
+    def _edits_logits(self, row: int, position: int) -> bool:
+        """Whether the logits that lead to the row's token at a position must be changed."""
         sampling = self._sampling[row]
-        num_output = self._num_known[row] - 1 - self._num_prompt[row]
+        num_output = position - self._num_prompt[row]
         return bool(
             sampling.repetition_penalty != 1
             or sampling.frequency_penalty
@@ -344,7 +404,7 @@ class FakeExecutor:
         """Requests of each step that was received, in all."""
         self._worker: FakeWorker | None = None
         self._sent: deque[BatchDescriptor] = deque()
-        self._death: str | None = None
+        self._death: WorkerDiedError | None = None
         self._is_hung = False
         self._wake = asyncio.Event()
         self.num_starts = 0
@@ -406,7 +466,7 @@ class FakeExecutor:
         if self._sent:
             self._swallow(self._sent[0])
         if self._death is not None:
-            raise WorkerDiedError(self._death)
+            raise self._death
         assert self._worker is not None
         return self._worker.execute(self._sent.popleft())
 
@@ -419,9 +479,9 @@ class FakeExecutor:
         self._worker = None
         self.die("the worker was stopped")
 
-    def die(self, reason: str = "the worker died") -> None:
+    def die(self, reason: str = "the worker died", *, was_killed: bool = False) -> None:
         """Makes every receive() fail from now on, until the next start."""
-        self._death = reason
+        self._death = (WorkerKilledError if was_killed else WorkerDiedError)(reason)
         self._wake.set()
 
     def hang(self) -> None:

@@ -24,7 +24,7 @@ from services.engine.worker.graph_setup import (
     wire_keys,
 )
 from services.engine.worker.kv_memory import allocate_kv_cache
-from services.engine.worker.model_runner import ModelRunner
+from services.engine.worker.speculative_runner import make_runner
 from services.engine.worker.step_arrays import StepLimits
 from tests.support.engine_harness import RecordingSink
 
@@ -47,9 +47,16 @@ class GraphEngine:
         max_model_len: int = 64,
         num_blocks: int = 64,
         block_size: int = 4,
+        num_speculative_tokens: int = 0,
     ) -> None:
         target = torch.device(device)
-        self.model = load_model(folder, device=target, dtype=dtype, load_format=load_format)
+        self.model = load_model(
+            folder,
+            device=target,
+            dtype=dtype,
+            load_format=load_format,
+            with_draft_layers=num_speculative_tokens > 0,
+        )
         groups: tuple[LayerGroup, ...] = ()
         if has_groups:
             windows = self.model.config.sliding_windows
@@ -61,6 +68,7 @@ class GraphEngine:
             block_size=block_size,
             vocab_size=self.model.config.vocab_size,
             cache_groups=groups,
+            num_speculative_tokens=num_speculative_tokens,
         )
         pieces = piece_graphs(target, dtype)
         compiled = compile_model(
@@ -81,7 +89,7 @@ class GraphEngine:
             device=target,
             groups=groups,
         )
-        self.runner = ModelRunner(self.model, self.cache, limits=limits, device=target)
+        self.runner = make_runner(self.model, self.cache, limits=limits, device=target)
         install_model(self.runner, compiled, config, pieces)
         self.faults = []
         self.prepared = prepare_graphs(
@@ -106,6 +114,7 @@ class GraphEngine:
                 num_blocks=num_blocks,
                 enable_prefix_caching=True,
                 windows=tuple(group.window for group in groups) or (None,),
+                num_speculative_tokens=num_speculative_tokens,
             ),
             dispatcher=self.ledger.dispatcher,
         )

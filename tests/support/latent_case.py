@@ -31,6 +31,7 @@ class LatentCase:
     scale: float
     index: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int] | None = None
     """Queries, keys, weights and top_k."""
+    is_prefill: bool
 
     def run(self) -> torch.Tensor:
         """Runs the operator on the case's cache; returns the output."""
@@ -52,7 +53,7 @@ class LatentCase:
         num_requests = len(self.metadata.seq_lens)
         shape = Context(
             positions=self.positions,
-            is_prefill=self.metadata.max_seqlen_q > 1,
+            is_prefill=self.is_prefill,
             batch_size=num_requests,
             graph_bs=num_requests,
             num_tokens=len(self.q),
@@ -106,13 +107,15 @@ def make_latent_case(
     block_size=16,
     device="cpu",
     top_k=None,
+    is_prefill=None,
     seed=0,
 ):
     """Draws a case; blocks lie scattered, and the workspace is poisoned.
 
     With top_k there is an index, of 7 heads of size 20. Its weights are positive, so that a token
     that no head sees scores lowest: with others several such tokens tie for the last place in a
-    row or two of each case, and which of them is chosen is nobody's promise.
+    row or two of each case, and which of them is chosen is nobody's promise. Queries of
+    several tokens belong to prompts unless told otherwise.
     """
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -156,5 +159,6 @@ def make_latent_case(
             ),
         ),
         positions=positions,
+        is_prefill=max(query_lens) > 1 if is_prefill is None else is_prefill,
         scale=size**-0.5 * 1.3,
     )

@@ -148,12 +148,15 @@ def latent_attention(
     output: torch.Tensor,
     scale: float,
     index: IndexQueries | None = None,
+    *,
+    is_prefill: bool = True,
 ) -> None:
     """Attends each query to its sequence's latent vectors up to its own, or to those chosen.
 
-    T tokens, H heads, C and P as in models.ops.latent_attention. In steps of single tokens the keys
-    of a sequence are split over several programs, and a second kernel adds their results up in a
-    fixed order. Grids depend on T, H and the kind of step only, and nothing is read on the host,
+    T tokens, H heads, C and P as in models.ops.latent_attention. In steps of single tokens, and
+    of those that verify drafts, the keys of a sequence are split over several programs, and a
+    second kernel adds their results up in a fixed order. Grids depend on T, H and the kind of step
+    only, and nothing is read on the host,
     so that a launch may be captured and replayed.
 
     Args:
@@ -163,6 +166,7 @@ def latent_attention(
         output: [T, H, C], contiguous; a request without tokens gets zeros.
         scale: factor of the scores.
         index: chooses what is attended to; None: everything is.
+        is_prefill: whether a query of several tokens may be a chunk of a prompt.
 
     Raises:
         ValueError: an entry of the cache is not a multiple of 16 bytes; such rows were read from
@@ -179,7 +183,7 @@ def latent_attention(
         chosen = choose_keys(index, cache.index_keys, metadata)
     num_tokens, num_heads, size = q.shape
     latent = output.shape[-1]
-    splits = _num_splits(metadata, num_tokens)
+    splits = _num_splits(metadata, num_tokens, is_prefill=is_prefill)
     workspace = metadata.workspace
     is_split = splits > 1 and workspace is not None
     target, lse = output, metadata.seq_lens
@@ -208,8 +212,8 @@ def latent_attention(
         )  # fmt: skip
 
 
-def _num_splits(metadata: AttentionMetadata, num_tokens: int) -> int:
+def _num_splits(metadata: AttentionMetadata, num_tokens: int, *, is_prefill: bool) -> int:
     """Returns how many parts each sequence's keys are split into, by the shape of the step."""
-    if metadata.workspace is None or metadata.max_seqlen_q > 1:
+    if metadata.workspace is None or (is_prefill and metadata.max_seqlen_q > 1):
         return 1
     return max(1, min(MAX_SPLITS, MAX_LATENT_PARTIALS // num_tokens))

@@ -118,11 +118,23 @@ def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
         f"captured; steps: {_counts(stats.graph_dispatch)}; "
         f"{sum(graph.padded_tokens for graph in stats.graphs)} padding tokens",
         "trouble": f"{stats.num_preemptions} preemptions, "
-        f"{stats.num_worker_restarts} worker restarts, {stats.num_late_builds} late builds",
+        f"{stats.num_worker_restarts} worker restarts, {stats.num_late_builds} late builds, "
+        f"{stats.num_failed_steps} steps out of memory",
     }
+    if stats.num_speculative_tokens:
+        rows["drafts"] = _drafts(stats)
     for name, text in rows.items():
         table.add_row(name, text)
     return table
+
+
+def _drafts(stats: Stats) -> str:
+    accepted_share = stats.accepted_draft_tokens / max(stats.draft_tokens, 1)
+    per_step = 1 + stats.accepted_draft_tokens / max(stats.num_verifications, 1)
+    return (
+        f"{stats.accepted_draft_tokens} of {stats.draft_tokens} accepted ({accepted_share:.0%}), "
+        f"{per_step:.2f} tokens a step with {stats.num_speculative_tokens} drafts"
+    )
 
 
 def _rates(stats: Stats, before: Stats | None) -> str:

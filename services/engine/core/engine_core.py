@@ -25,6 +25,7 @@ from services.engine.errors import DeadlineExpiredError, EngineError, EngineUnav
 from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
 from services.engine.request import FinishReason, Request, RequestOutput
 from services.engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from services.engine.worker.executor import WorkerKilledError
 
 if TYPE_CHECKING:
     from services.telemetry.spans import Tracing
@@ -243,6 +244,7 @@ class EngineCore:
             cached_tokens=counters.cached_tokens + (0 if now is None else now.cached_tokens),
             output_tokens=counters.output_tokens + (0 if now is None else now.output_tokens),
             num_preemptions=counters.num_preemptions + (0 if now is None else now.num_preemptions),
+            num_speculative_tokens=self._config.num_speculative_tokens,
             num_batched_tokens_limit=0 if now is None else now.num_batched_tokens_limit,
             is_ready=self.is_ready,
             graphs=self._graphs,
@@ -255,7 +257,11 @@ class EngineCore:
         self.worker = ready
         self._graphs = GraphLedger(ready)
         history = self.history
-        self._coverage = GraphCoverage.of(ready.planned_graphs, history)
+        self._coverage = GraphCoverage.of(
+            ready.planned_graphs,
+            history,
+            decode_q_len=1 + self._config.num_speculative_tokens,
+        )
         if ready.planned_graphs:
             self._coverage.report(history)
         self._steps = StepLoop(
@@ -270,14 +276,22 @@ class EngineCore:
         num_steps = self.counters.num_steps
         self._survivors.hand_over(self._steps.scheduler)
         self._on_readiness(self.is_ready)
+        was_killed = False
         try:
             await self._steps.run()
+        except WorkerKilledError:
+            was_killed = True
+            raise
         finally:
             in_flight = self._steps.requests_in_flight
             self._retire_scheduler()
             self._on_readiness(False)
             self.watchers.close_with_snapshot()
-            self._survivors.take(in_flight, has_progressed=self.counters.num_steps > num_steps)
+            self._survivors.take(
+                in_flight,
+                was_killed=was_killed,
+                has_progressed=self.counters.num_steps > num_steps,
+            )
 
     async def _save_history_regularly(self) -> NoReturn:
         while True:
@@ -298,6 +312,7 @@ class EngineCore:
             num_blocks=ready.num_blocks,
             windows=tuple(window or None for window in ready.group_windows) or (None,),
             enable_prefix_caching=config.enable_prefix_caching,
+            num_speculative_tokens=config.num_speculative_tokens,
         )
 
     def _retire_scheduler(self) -> None:

@@ -50,20 +50,25 @@ class GraphCoverage:
     others: Coverage
 
     @classmethod
-    def of(cls, planned: Iterable[GraphKey], history: StepHistory) -> "GraphCoverage":
+    def of(
+        cls, planned: Iterable[GraphKey], history: StepHistory, *, decode_q_len: int = 1
+    ) -> "GraphCoverage":
         """Returns what the dispatcher will find once all planned graphs are captured.
 
         Args:
             planned: the graphs.
             history: tells the scheduler's limits.
+            decode_q_len: query tokens of each request in a step of decodes.
         """
         planned = list(planned)
         pieces = sorted(key.num_tokens for key in planned if not key.uniform)
-        full = sorted(key.graph_bs for key in planned if key.uniform and key.max_q_len == 1)
+        full = sorted(key.graph_bs for key in planned if key.uniform)
         # Decodes run as pieces where no whole graph is large enough.
-        beyond = [size for size in pieces if not full or size > full[-1]]
+        fitting = sorted({size // decode_q_len for size in pieces} - {0})
+        beyond = [size for size in fitting if not full or size > full[-1]]
+        max_decodes = min(history.max_num_seqs, history.max_num_batched_tokens // decode_q_len)
         return cls(
-            decodes=_reachable([*full, *beyond], history.max_decode_size),
+            decodes=_reachable([*full, *beyond], max_decodes),
             others=_reachable(pieces, history.max_num_batched_tokens),
         )
 

@@ -42,7 +42,14 @@ class ModelFolder:
     """Of config.json, hexadecimal."""
 
     @classmethod
-    def open(cls, folder: Path, *, name: str, max_model_len: int | None) -> "ModelFolder":
+    def open(
+        cls,
+        folder: Path,
+        *,
+        name: str,
+        max_model_len: int | None,
+        num_speculative_tokens: int = 0,
+    ) -> "ModelFolder":
         """Reads a folder in Hugging Face form.
 
         Args:
@@ -50,6 +57,7 @@ class ModelFolder:
                 and the tokenizer's files.
             name: what requests call the model.
             max_model_len: a limit below the model's own, in tokens; None keeps the model's.
+            num_speculative_tokens: tokens to guess ahead, for which the model needs draft layers.
 
         Raises:
             ModelFolderError: a file is missing or broken, asks for what is not supported or lies
@@ -59,6 +67,8 @@ class ModelFolder:
             raise ModelFolderError(f"{folder} is not a folder; --model names a checkpoint's folder")
         try:
             config = ModelConfig.from_folder(folder)
+            if num_speculative_tokens:
+                config.require_draft_layers()
         except ConfigError as error:
             raise ModelFolderError(str(error)) from error
         generation_path = folder / "generation_config.json"

@@ -67,37 +67,34 @@ class RequestEnds:
                 cached_tokens=request.num_cached_tokens,
                 output_tokens=request.num_output_tokens,
                 num_preemptions=request.num_preemptions,
+                num_losses=request.num_losses,
             )
 
 
 def _add_phases(span: "RequestSpan", request: Request, end_s: float) -> None:
     """Adds spans of waiting, of the prompt and of the output, with the engine's steps in each.
 
-    Steps are named by their ids, which WatchSteps and recordings tell too.
+    Steps are named by their ids, which WatchSteps and recordings tell too. A worker counts its own,
+    so a request that several workers ran has none to name.
     """
     started_s, first, last = request.first_scheduled_s, request.first_token, request.last_token
     span.add_phase("queued", request.arrival_s, end_s if started_s is None else started_s)
     if started_s is None:
         return
     if first is None or last is None:
-        span.add_phase("prefill", started_s, end_s, first_step=request.first_step_id)
+        span.add_phase("prefill", started_s, end_s)
         return
-    span.add_phase(
-        "prefill",
-        started_s,
-        first.at_s,
-        first_step=request.first_step_id,
-        last_step=first.step_id,
-        num_steps=first.step_id - request.first_step_id + 1,
-    )
-    span.add_phase(
-        "decode",
-        first.at_s,
-        end_s,
-        first_step=first.step_id + 1,
-        last_step=last.step_id,
-        num_steps=last.step_id - first.step_id,
-    )
+    prefill: dict[str, int] = {}
+    decode: dict[str, int] = {}
+    if not request.num_losses:
+        prefill = _steps(request.first_step_id, first.step_id)
+        decode = _steps(first.step_id + 1, last.step_id)
+    span.add_phase("prefill", started_s, first.at_s, **prefill)
+    span.add_phase("decode", first.at_s, end_s, **decode)
+
+
+def _steps(first: int, last: int) -> dict[str, int]:
+    return {"first_step": first, "last_step": last, "num_steps": last - first + 1}
 
 
 def _ms_between(start_s: float, end_s: float | None) -> float | None:

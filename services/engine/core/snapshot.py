@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protos.engine.v1.recording_pb2 import RowSnapshot, Snapshot
-from services.engine.batch import StepResult, pack_int32, read_int32, row_assignment
+from services.engine.batch import StepResult, pack_int32, read_tokens, row_assignment
 from services.engine.request import Request
 from services.engine.scheduler.scheduler import ScheduledStep
 
@@ -48,12 +48,13 @@ class PendingSnapshot:
 
     def take(self, step: ScheduledStep, result: StepResult) -> None:
         """Takes the tokens of a step that was in flight; the steps come in their order."""
-        for request, token_id in zip(
-            step.requests, read_int32(result.token_ids).tolist(), strict=True
-        ):
+        for request, token_ids in zip(step.requests, read_tokens(result), strict=True):
             row = self._rows.get(request)
             if row is not None:
-                row.token_ids.append(token_id)
+                row.token_ids += token_ids
+                if result.num_accepted_tokens:
+                    # What was computed of drafts that did not hold is void.
+                    row.num_computed_tokens = len(row.token_ids) - 1
         self._num_in_flight -= 1
 
     def message(self) -> Snapshot:

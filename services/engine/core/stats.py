@@ -3,11 +3,32 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from services.engine.batch import FallbackReason
+from services.engine.batch import BatchDescriptor, FallbackReason, StepResult, read_int32
 from services.engine.core.graph_coverage import GraphCoverage
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.latencies import Latencies
 from services.engine.core.step_histogram import StepHistogram
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """How well guessing ahead goes.
+
+    num_verified: draft tokens verified. num_accepted: those of them that held. num_verifications:
+    times a request's drafts were verified.
+    """
+
+    num_verified: int = 0
+    num_accepted: int = 0
+    num_verifications: int = 0
+
+    def count(self, descriptor: BatchDescriptor, result: StepResult) -> None:
+        """Counts one step that ran."""
+        if result.num_accepted_tokens:
+            num_drafts = read_int32(descriptor.spec_decode_metadata.num_draft_tokens)
+            self.num_verified += int(num_drafts.sum())
+            self.num_verifications += int((num_drafts > 0).sum())
+            self.num_accepted += int(read_int32(result.num_accepted_tokens).sum())
 
 
 @dataclass(slots=True)
@@ -27,6 +48,7 @@ class Counters:
     """Requests that were refused, by status code name."""
     graph_dispatch: Counter[int] = field(default_factory=Counter)
     """Steps by FallbackReason."""
+    drafts: DraftCounts = field(default_factory=DraftCounts)
     step_sizes: StepHistogram = field(default_factory=StepHistogram)
     latencies: Latencies = field(default_factory=Latencies)
     prompt_tokens: int = 0
@@ -64,6 +86,7 @@ class EngineStats:
     cached_tokens: int
     output_tokens: int
     num_preemptions: int
+    num_speculative_tokens: int
     num_batched_tokens_limit: int
     is_ready: bool
     graphs: GraphLedger

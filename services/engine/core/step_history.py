@@ -93,11 +93,11 @@ _FORM = TypeAdapter(StepHistory)
 
 
 def history_path(config: EngineConfig) -> Path | None:
-    """Returns the file of an engine's history; None if none is kept.
+    """Returns the file of an engine's history; None if none is kept, as with speculation.
 
     Its name tells the model's shape and the limits that bound the size of a step.
     """
-    if not config.histogram_dir:
+    if not config.histogram_dir or config.num_speculative_tokens:
         return None
     model = hashlib.sha256((config.model / CONFIG_FILE).read_bytes()).hexdigest()[:16]
     name = f"{model}-{config.max_num_seqs}-{config.max_num_batched_tokens}.json"

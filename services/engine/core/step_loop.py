@@ -20,7 +20,8 @@ from services.engine.scheduler.scheduler import ScheduledStep, Scheduler
 log = structlog.get_logger()
 
 MAX_STEPS_IN_FLIGHT = 2
-"""One step runs while the next one waits at the worker, so that the device never waits for us."""
+"""One step runs while the next one waits at the worker, so that the device never waits for us.
+With speculation there is one: what a step brought decides what the next one computes."""
 
 
 class WorkerHungError(Exception):
@@ -56,6 +57,7 @@ class StepLoop:
         watchers: StepWatchers,
     ) -> None:
         self.scheduler = scheduler
+        self._max_in_flight = 1 if scheduler.is_speculative else MAX_STEPS_IN_FLIGHT
         self._channel = channel
         self._step_timeout_s = step_timeout_s
         self._publish = publish
@@ -140,8 +142,10 @@ class StepLoop:
         counters.schedule_ns += time.perf_counter_ns() - started_ns
         counters.num_steps += 1
         counters.worker_busy_us += result.elapsed_us
+        counters.drafts.count(step.descriptor, result)
         counters.graph_dispatch[self._graphs.count(step.descriptor, result)] += 1
-        counters.step_sizes.count(step.descriptor.context)
+        if not self.scheduler.is_speculative:  # sizes are planned for one token a request
+            counters.step_sizes.count(step.descriptor.context)
         self._watchers.publish(step, result)
         return outputs
 
@@ -164,7 +168,7 @@ class StepLoop:
     def _fill(self) -> None:
         """Sends steps until enough are in flight or nothing can run."""
         started_ns = time.perf_counter_ns()
-        while len(self._in_flight) < MAX_STEPS_IN_FLIGHT:
+        while len(self._in_flight) < self._max_in_flight:
             step = self.scheduler.schedule()
             if step is None:
                 break

@@ -1,9 +1,9 @@
 """The requests whose worker was lost: who goes on with the next one, who is tried alone, who ends.
 
-Any request of the last steps may be what a worker died of. All of them start over with the next
-worker, one at a time and alone, until each has sampled what it was about to sample. If a worker is
-lost meanwhile, the one that was alone is to blame: it ends, and the same request is refused for a
-while. See docs/decisions/0007-suspects-run-alone.md.
+Any request of the last steps may be what a worker died of, unless somebody killed it. All of them
+start over with the next worker, one at a time and alone, until each has sampled what it was about
+to sample. If a worker is lost meanwhile, the one that was alone is to blame: it ends, and the same
+request is refused for a while. See docs/decisions/0007-suspects-run-alone.md.
 """
 
 import asyncio
@@ -74,23 +74,23 @@ class Survivors:
             )
             raise error
 
-    def take(self, in_flight: set[Request], *, has_progressed: bool) -> None:
+    def take(self, in_flight: set[Request], *, was_killed: bool, has_progressed: bool) -> None:
         """Takes what is live after a worker was lost.
 
         Args:
             in_flight: the requests of the steps that it ran.
+            was_killed: whether somebody ended it, so that nobody is suspect.
             has_progressed: whether it had finished a step; else patience goes on running out.
         """
-        suspects = in_flight.intersection(self._live.all())
         num_live = len(self._live)
-        for request in suspects:
-            self._judge(request, is_alone=len(in_flight) == 1)
+        for request in in_flight.intersection(self._live.all()):
+            self._judge(request, was_killed=was_killed, is_alone=len(in_flight) == 1)
         if not num_live:
             return
         log.warning(
             "requests_lost_their_worker",
             num_kept=len(self._live),
-            num_suspects=len(suspects),
+            num_suspects=sum(request.is_suspect for request in self._live.all()),
             num_ended=num_live - len(self._live),
         )
         now_s = time.monotonic()
@@ -109,10 +109,10 @@ class Survivors:
             except InvalidRequestError as error:
                 self._end(request, EngineUnavailableError(str(error)))
 
-    def _judge(self, request: Request, *, is_alone: bool) -> None:
+    def _judge(self, request: Request, *, was_killed: bool, is_alone: bool) -> None:
         """Ends a request that was in a worker's last steps, or makes a suspect of it."""
         request.num_losses += 1
-        if is_alone and request.is_suspect:
+        if is_alone and request.is_suspect and not was_killed:
             self._refuse(request)
             reason = "it cost two workers their lives, the second one when it ran alone"
             self._end(request, RequestFaultError(reason))
@@ -123,7 +123,7 @@ class Survivors:
                     f"the engine lost {request.num_losses} workers while they ran this request"
                 ),
             )
-        else:
+        elif not was_killed:
             request.trial_end = len(request.token_ids) + max(1, request.num_pending_tokens)
 
     def _refuse(self, request: Request) -> None:

@@ -101,6 +101,11 @@ def _settings(config: ReplayConfig, recorded: EngineSettings) -> ReplaySettings:
     Raises:
         ReplayError: the recording is of another model, or there is no such device.
     """
+    if recorded.num_speculative_tokens:
+        raise ReplayError(
+            f"the recording is of an engine with --num-speculative-tokens "
+            f"{recorded.num_speculative_tokens}; steps that verify drafts cannot be replayed"
+        )
     if config_sha256(config.model) != recorded.config_sha256:
         raise ReplayError(
             f"the recording is of model {recorded.model} ({recorded.architecture}); "

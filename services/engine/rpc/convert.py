@@ -297,6 +297,10 @@ def stats_to_proto(
         other_coverage=_coverage_to_proto(stats.coverage.others),
         decode_steps=step_sizes.decodes if step_sizes else {},
         other_steps=step_sizes.others if step_sizes else {},
+        num_speculative_tokens=stats.num_speculative_tokens,
+        draft_tokens=counters.drafts.num_verified,
+        accepted_draft_tokens=counters.drafts.num_accepted,
+        num_verifications=counters.drafts.num_verifications,
     )
 
 

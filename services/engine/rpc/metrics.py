@@ -51,6 +51,11 @@ class EngineFamilies:
         yield gauge("sessions", self._num_sessions(), "Frontends connected")
         yield gauge("ready", stats.is_ready, "1 while new requests are taken")
         yield gauge("step_age_seconds", load.step_age_s, "Time since the last step, 0 when idle")
+        yield gauge(
+            "batched_tokens_limit",
+            stats.num_batched_tokens_limit,
+            "Query tokens that a step may have",
+        )
         yield gauge("graphs_captured", len(stats.graphs.costs), "Graphs that may be replayed")
         yield gauge("graphs_planned", stats.graphs.num_planned, "Graphs that are to be captured")
 
@@ -64,7 +69,9 @@ class EngineFamilies:
         yield counter(
             "worker_restarts", stats.counters.num_worker_restarts, "Workers started again"
         )
+        yield counter("failed_steps", stats.counters.num_failed_steps, "Steps out of memory")
         yield counter("late_builds", stats.counters.num_late_builds, "Compilations while serving")
+        yield counter("failed_steps", stats.counters.num_failed_steps, "Steps out of memory")
         yield counters(
             "request_success",
             "finished_reason",

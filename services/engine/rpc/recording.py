@@ -43,4 +43,5 @@ def engine_settings(
         compilation_level=0 if config.enforce_eager else config.compilation_level,
         use_inductor=config.use_inductor,
         cudagraph_mode=worker.cudagraph_mode,
+        num_speculative_tokens=config.num_speculative_tokens,
     )

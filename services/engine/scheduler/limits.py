@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from services.engine.errors import InvalidRequestError
 from services.engine.kv_cache.cache_groups import CacheGroups
+from services.engine.spec_decode.draft_plan import DraftPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class SchedulerLimits:
     """Whether requests share the blocks of common prefixes."""
     windows: tuple[int | None, ...] = (None,)
     """For each group of layers the tokens that it keeps blocks of; None means all."""
+    num_speculative_tokens: int = 0
+    """Draft tokens of each request in a step; 0 without speculative decoding."""
 
     @property
     def max_running(self) -> int:
@@ -37,7 +40,8 @@ class SchedulerLimits:
         """What the groups of layers need of the blocks."""
         return CacheGroups(
             block_size=self.block_size,
-            max_query_tokens=self.max_num_batched_tokens,
+            # Blocks reach over the drafts that come next, too.
+            max_query_tokens=self.max_num_batched_tokens + self.num_speculative_tokens,
             windows=self.windows,
         )
 
@@ -48,6 +52,17 @@ class SchedulerLimits:
         Where that is more than max_model_len, it need not be all.
         """
         return self.cache_groups.num_tokens(self.num_blocks - 1, limit=self.max_model_len)
+
+    @property
+    def draft_plan(self) -> DraftPlan | None:
+        """How requests are guessed ahead; None if they are not."""
+        if not self.num_speculative_tokens:
+            return None
+        return DraftPlan(
+            num_tokens=self.num_speculative_tokens,
+            # The token behind all drafts, if they hold, is within max_model_len too.
+            max_seq_len=min(self.max_model_len - 1, self.num_cache_tokens),
+        )
 
     def bound_tokens(self, num_prompt_tokens: int, max_tokens: int) -> int:
         """Returns how many tokens a request can reach, prompt and output together.

@@ -5,7 +5,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from services.engine.batch import BatchBuilder, BatchDescriptor, read_int32, row_assignment
+from services.engine.batch import (
+    BatchBuilder,
+    BatchDescriptor,
+    SpecDecodeMetadata,
+    pack_int32,
+    read_int32,
+    row_assignment,
+)
 from services.engine.request import Request, SamplingParams
 from services.engine.scheduler.dispatcher import BatchShape, GraphDispatcher
 
@@ -38,20 +45,24 @@ class PlannedStep:
 
     __slots__ = (
         "_batch",
+        "_draft_token_ids",
         "_is_prefill",
         "_needs",
+        "_num_drafts",
+        "_num_spec_steps",
         "_row_needs",
         "_sampling",
         "_unsampled",
         "budget",
     )
 
-    def __init__(self, budget: int, row_needs: Sequence[int]) -> None:
+    def __init__(self, budget: int, row_needs: Sequence[int], *, num_spec_steps: int = 0) -> None:
         """Starts a step without requests.
 
         Args:
             budget: query tokens that may be added.
             row_needs: `sampling_needs` of the request in each row.
+            num_spec_steps: draft tokens to guess for each request that samples; 0: no speculation.
         """
         self.budget = budget
         self._row_needs = row_needs
@@ -60,6 +71,9 @@ class PlannedStep:
         self._unsampled: list[Request] = []
         self._is_prefill = False
         self._needs = 0
+        self._num_spec_steps = num_spec_steps
+        self._num_drafts: list[int] = []
+        self._draft_token_ids: list[int] = []
 
     @property
     def is_empty(self) -> bool:
@@ -87,13 +101,16 @@ class PlannedStep:
         Args:
             request: a request that has blocks for these tokens.
             row: its row.
-            q_len: tokens to compute, at least 1 and within the budget.
+            q_len: tokens to compute, at least 1 and within the budget; its first drafts are among
+                them if they are more than it has.
             num_tokens: all its tokens, known and pending.
         """
         batch = self._batch
         start = request.num_computed_tokens
         end = start + q_len
-        if end == num_tokens:
+        num_drafts = 0
+        if end >= num_tokens:
+            num_drafts = end - num_tokens
             batch.sample_indices.append(len(batch.row_ids))
             self._sampling.append(request)
             request.num_pending_tokens += 1
@@ -110,8 +127,11 @@ class PlannedStep:
         batch.seq_lens.append(end)
         request.num_computed_tokens = end
         self.budget -= q_len
-        if q_len > 1 or start < request.num_prompt_tokens:
+        if q_len - num_drafts > 1 or start < request.num_prompt_tokens:
             self._is_prefill = True
+        if self._num_spec_steps:
+            self._num_drafts.append(num_drafts)
+            self._draft_token_ids += request.draft_token_ids[:num_drafts]
 
     def order(self, step_id: int, dispatcher: GraphDispatcher) -> ScheduledStep:
         """Returns the finished step, with the graph that it replays."""
@@ -119,6 +139,12 @@ class PlannedStep:
         batch.all_greedy = not self._needs & _RANDOM
         batch.needs_logit_edits = bool(self._needs & (_LOGIT_EDITS | _MIN_TOKENS))
         batch.needs_logprobs = bool(self._needs & _LOGPROBS)
+        if self._num_spec_steps:
+            batch.drafts = SpecDecodeMetadata(
+                draft_token_ids=pack_int32(self._draft_token_ids),
+                num_spec_steps=self._num_spec_steps,
+                num_draft_tokens=pack_int32(self._num_drafts),
+            )
         dispatch = dispatcher.dispatch(
             BatchShape(
                 num_tokens=sum(batch.q_lens),

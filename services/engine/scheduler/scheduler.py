@@ -4,13 +4,17 @@ Steps overlap: the next one is scheduled before the results of the last ones are
 counts as computed what was ordered, and the tokens it sampled in steps on their way are pending:
 the worker has them, the scheduler does not know them yet. See services.engine.kv_cache.cache for
 why blocks and rows may be given to others meanwhile.
+
+With speculative decoding a step brings a request one token or more, so it is only scheduled again
+when its result is back.
 """
 
 import time
 from bisect import insort
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
-from services.engine.batch import StepResult, read_int32, read_logprobs
+from services.engine.batch import StepResult, read_logprobs, read_tokens
 from services.engine.errors import (
     InvalidRequestError,
     MemoryExhaustedError,
@@ -27,6 +31,7 @@ from services.engine.scheduler.planned_step import PlannedStep, ScheduledStep, s
 from services.engine.scheduler.stats import SchedulerStats
 from services.engine.scheduler.step_budget import StepBudget
 from services.engine.scheduler.waiting_queue import WaitingQueue, service_order
+from services.engine.spec_decode.draft_plan import cut_at_end
 
 __all__ = ["ScheduledStep", "Scheduler", "SchedulerLimits"]
 
@@ -56,6 +61,7 @@ class Scheduler:
             clock: tells the time of `Request.arrival_s`, in seconds.
         """
         self._limits = limits
+        self._drafts = limits.draft_plan
         self._budget = StepBudget(limits.max_num_batched_tokens)
         self._num_failed_steps = 0
         self._clock = clock
@@ -100,6 +106,11 @@ class Scheduler:
     def next_step_id(self) -> int:
         """The step that `schedule` plans next."""
         return self._last_step_id + 1
+
+    @property
+    def is_speculative(self) -> bool:
+        """Whether only the result of a step tells how many tokens it brought."""
+        return self._drafts is not None
 
     @property
     def has_work(self) -> bool:
@@ -180,7 +191,11 @@ class Scheduler:
             The step, or None when nothing can run before a result or a request comes in.
         """
         self._make_way_for_suspect()
-        step = PlannedStep(self._budget.tokens, self._row_needs)
+        step = PlannedStep(
+            self._budget.tokens,
+            self._row_needs,
+            num_spec_steps=self._limits.num_speculative_tokens,
+        )
         num_preemptions = self._num_preemptions
         self._continue_running(step)
         if num_preemptions == self._num_preemptions:
@@ -202,25 +217,30 @@ class Scheduler:
         """
         self._last_result_id = step.step_id
         self._budget.count_good_step()
-        token_ids = read_int32(result.token_ids).tolist()
         now_s = self._clock()
         outputs: list[RequestOutput] = []
-        for request, token_id in zip(step.requests, token_ids, strict=True):
+        is_speculative = self._drafts is not None
+        for request, token_ids in zip(step.requests, read_tokens(result), strict=True):
             if request.status is RequestStatus.FINISHED:
                 continue
             request.num_pending_tokens -= 1
-            if token_id < 0:
+            kept = cut_at_end(request, token_ids) if is_speculative else token_ids
+            if kept[-1] < 0:
                 self._end(request)
                 error = RequestFaultError("the largest of its logits was NaN or infinite")
                 outputs.append(RequestOutput(request, [], error=error))
                 continue
-            request.token_ids.append(token_id)
-            self._output_tokens += 1
+            request.token_ids += kept
+            self._output_tokens += len(kept)
             if request.first_token_s is None:
                 request.first_token_s = now_s
-            output = RequestOutput(request, [token_id])
+            output = RequestOutput(request, kept)
             outputs.append(output)
-            self._finish_if_done(output, token_id)
+        if self._drafts is not None:
+            self._drafts.settle(step.requests, result)
+        for output in outputs:
+            if output.token_ids:
+                self._finish_if_done(output, output.token_ids[-1])
         self._running = [r for r in self._running if r.status is RequestStatus.RUNNING]
         if step.descriptor.sampling.needs_logprobs:
             _attach_logprobs(outputs, step, result)
@@ -275,7 +295,7 @@ class Scheduler:
 
     def _continue_running(self, step: PlannedStep) -> None:
         """Gives every running request its next tokens, preempting the last ones if need be."""
-        running, block_size = self._running, self._limits.block_size
+        running, block_size, drafts = self._running, self._limits.block_size, self._drafts
         index = 0
         while index < len(running):  # preemption shortens the list from its end
             request = running[index]
@@ -283,16 +303,19 @@ class Scheduler:
             num_tokens = len(request.token_ids) + request.num_pending_tokens
             if num_tokens >= request.max_num_tokens:
                 continue  # its last token is on its way
+            if drafts is not None and request.num_pending_tokens:
+                continue  # it is not known where it will go on
             row = request.row
             assert row is not None, "a running request has a row"
-            q_len = num_tokens - request.num_computed_tokens
+            q_len = num_tokens - request.num_computed_tokens + len(request.draft_token_ids)
             if q_len > 1:  # leave a token for each one behind it
                 q_len = min(q_len, step.budget - (len(running) - index))
             num_blocks = len(request.block_ids)
             end = request.num_computed_tokens + q_len
-            if end * self._num_groups > num_blocks * block_size:
+            reach = end if drafts is None else drafts.reach(end)
+            if reach * self._num_groups > num_blocks * block_size:
                 self._cache.cache_full_blocks(request)
-                added = self._allocate(request, end)
+                added = self._allocate(request, reach)
                 if added is None:
                     break  # it gave up its own blocks, having been the last
                 step.add_blocks(row, num_blocks, added)
@@ -317,6 +340,7 @@ class Scheduler:
         """Takes back all that a request holds; it starts over when its turn comes again."""
         self._release(request)
         request.num_computed_tokens = 0
+        request.draft_token_ids = []
         request.status = RequestStatus.WAITING
         request.num_preemptions += 1
         self._waiting.push(request)
@@ -337,18 +361,22 @@ class Scheduler:
                 break
             prefix = self._cache.match_prefix(request)
             num_tokens = len(request.token_ids)
-            if not self._cache.fits(prefix, num_tokens):
+            if not self._cache.fits(prefix, self._reach(num_tokens)):
                 break
             self._waiting.pop()
             self._start(request, prefix)
             q_len = min(num_tokens - request.num_computed_tokens, step.budget)
-            added = self._cache.allocate(request, request.num_computed_tokens + q_len)
+            added = self._cache.allocate(request, self._reach(request.num_computed_tokens + q_len))
             assert added is not None, "all of its blocks were free"
             row = self._take_row(request)
             step.assign_row(row, request)
             step.add_blocks(row, 0, request.block_ids)
             step.compute(request, row, q_len, num_tokens)
             self._cache.cache_full_blocks(request)
+
+    def _reach(self, end: int) -> int:
+        """Returns how many tokens a request's blocks must hold when it computes up to `end`."""
+        return end if self._drafts is None else self._drafts.reach(end)
 
     def _start(self, request: Request, prefix: list[int]) -> None:
         """Makes a request that waited a running one, with the prefix that is already computed."""
@@ -402,9 +430,16 @@ class Scheduler:
 
 def _attach_logprobs(outputs: list[RequestOutput], step: ScheduledStep, result: StepResult) -> None:
     """Gives the outputs of requests that asked for log-probabilities theirs."""
-    wanted = [request.sampling.logprobs for request in step.requests]
-    by_request = dict(zip(step.requests, read_logprobs(result, wanted), strict=True))
+    counts = [len(token_ids) for token_ids in read_tokens(result)]
+    wanted = [
+        request.sampling.logprobs
+        for request, count in zip(step.requests, counts, strict=True)
+        for _ in range(count)
+    ]
+    positions = read_logprobs(result, wanted)
+    first = dict(zip(step.requests, accumulate(counts, initial=0), strict=False))
     for output in outputs:
-        position = by_request[output.request]
-        if position is not None and output.token_ids:
-            output.logprobs.append(position)
+        if output.request.sampling.logprobs is not None:
+            start = first[output.request]
+            found = positions[start : start + len(output.token_ids)]
+            output.logprobs += [position for position in found if position is not None]

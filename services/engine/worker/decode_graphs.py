@@ -12,6 +12,7 @@ from models.layers.decoder import CausalLM
 from models.ops.step_tokens import choose_greedily
 from services.engine.compilation.graphs.graph_runner import GraphOutcome, GraphRunner
 from services.engine.compilation.graphs.recorder import GraphRecorder
+from services.engine.sampling.sampler import greedy
 from services.engine.worker.forward_pass import ForwardPass, PassShape
 from services.engine.worker.input_buffers import InputBuffers, StepHeader
 from services.engine.worker.step_arrays import StepArrays, StepLimits
@@ -19,10 +20,10 @@ from services.engine.worker.step_arrays import StepArrays, StepLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedStep:
-    """What a graph made of R requests; overwritten by the next replay.
+    """What a graph made of R requests and their T query tokens; overwritten by the next replay.
 
-    hidden: [R, hidden]. logits: [R, V]. token_ids: [R] int32, each row's most likely token. Those
-        of the requests that sample stand in their rows already.
+    hidden: [T, hidden]. logits: [T, V]. token_ids: [T] int32, the most likely token behind each. If
+        each request has one query token, those of the requests that sample stand in their rows.
     """
 
     header: StepHeader
@@ -32,7 +33,7 @@ class DecodedStep:
 
 
 class DecodeGraphs:
-    """Captures and replays steps in which every request brings one token.
+    """Captures and replays steps in which every request brings one token, or it and its drafts.
 
     A graph gathers its inputs from the tables itself and writes greedy tokens back to them, so that
     a greedy step needs one copy, of its header, and one replay. Its attention is planned for the
@@ -72,23 +73,23 @@ class DecodeGraphs:
             key,
             self._program(key),
             self._buffers.fixed(key.graph_bs),
-            lambda variant: self._rehearse(key.graph_bs, variant),
+            lambda variant: self._rehearse(key, variant),
         )
 
     def replay(self, key: GraphKey, arrays: StepArrays) -> DecodedStep:
-        """Runs a step of R <= graph_bs single-token requests.
+        """Runs a step of R <= graph_bs requests of max_q_len tokens each.
 
         Raises:
             GraphFaultError: the graph would read the wrong memory; nothing was computed.
         """
-        header = self._buffers.write_decodes(arrays, key.graph_bs)
+        header = self._buffers.write_decodes(arrays, key.graph_bs, key.max_q_len)
         outputs = self._graphs.replay(key, self._buffers.fixed(key.graph_bs))
-        hidden, logits, token_ids = (output[: len(arrays.row_ids)] for output in outputs)
+        hidden, logits, token_ids = (output[: arrays.num_tokens] for output in outputs)
         return DecodedStep(header=header, hidden=hidden, logits=logits, token_ids=token_ids)
 
     def rehearse(self, key: GraphKey) -> None:
         """Runs what a graph would hold, without one: it builds every kernel that this takes."""
-        self._rehearse(key.graph_bs, 0)
+        self._rehearse(key, 0)
         self._program(key)()
 
     def drop(self, key: GraphKey) -> None:
@@ -98,7 +99,7 @@ class DecodeGraphs:
     def _program(self, key: GraphKey) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:
         shape = PassShape(
             is_prefill=False,
-            max_seqlen_q=1,
+            max_seqlen_q=key.max_q_len,
             max_seqlen_k=self._limits.max_model_len,
             mode=CUDAGraphMode.FULL,
             graph_key=key,
@@ -107,9 +108,11 @@ class DecodeGraphs:
         header = self._buffers.decodes(key.graph_bs)
 
         def program() -> tuple[Tensor, Tensor, Tensor]:
-            inputs = self._buffers.gather(header, key.graph_bs)
+            inputs = self._buffers.gather(header, key.num_tokens)
             hidden = self._forward(inputs, shape)
             logits = self._model.compute_logits(hidden)
+            if key.max_q_len > 1:
+                return hidden, logits, greedy(logits).int()
             token_ids = choose_greedily(
                 logits, self._buffers.tokens, header.row_ids, header.append_positions
             )
@@ -117,7 +120,7 @@ class DecodeGraphs:
 
         return program
 
-    def _rehearse(self, graph_bs: int, variant: int) -> None:
+    def _rehearse(self, key: GraphKey, variant: int) -> None:
         """Writes the header of dummy requests, some as long as can be.
 
         They write to the null block alone, and what they write does not depend on their order: two
@@ -125,17 +128,22 @@ class DecodeGraphs:
         """
         self._forward.refill_null_block()
         block_size, max_model_len = self._limits.block_size, self._limits.max_model_len
-        slots = np.arange(min(block_size, max_model_len))
-        halvings = np.minimum(slots + variant, 31)
-        num_full_blocks = (self._limits.max_blocks_per_seq - 1) >> halvings
+        graph_bs, q_len = key.graph_bs, key.max_q_len
+        # Where the last token of each goes; those before it take the slots down to the next one.
+        slots = np.arange(q_len - 1, min(block_size, max_model_len), q_len)
+        halvings = np.minimum(np.arange(len(slots)) + variant, 31)
+        num_full_blocks = np.minimum(
+            (self._limits.max_blocks_per_seq - 1) >> halvings,
+            (max_model_len - 1 - slots) // block_size,
+        )
         lengths = num_full_blocks * block_size + slots + 1
         chosen = (np.arange(graph_bs) + variant) % len(slots)
         self._buffers.write_header(
             StepArrays(
-                query_start_loc=np.arange(graph_bs + 1, dtype=np.int32),
+                query_start_loc=np.arange(graph_bs + 1, dtype=np.int32) * q_len,
                 seq_lens=lengths[chosen].astype(np.int32),
                 row_ids=np.full(graph_bs, self._buffers.dummy_row, np.int32),
                 sample_indices=np.empty(0, np.int32),
-                num_tokens=graph_bs,
+                num_tokens=key.num_tokens,
             )
         )

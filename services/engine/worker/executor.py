@@ -32,6 +32,14 @@ class WorkerDiedError(Exception):
     """The worker process is gone or could not start; the message says why."""
 
 
+class WorkerKilledError(WorkerDiedError):
+    """Somebody ended the worker process, which tells nothing about the steps that it ran."""
+
+
+_OUTSIDE_SIGNALS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+"""Sent by operators, supervisors and a kernel that is short of memory; a crash sends others."""
+
+
 class WorkerExecutor:
     """One worker process at a time.
 
@@ -172,7 +180,7 @@ class WorkerExecutor:
         try:
             event = WorkerEvent.FromString(await read_message(self._reader))
         except EOFError:
-            raise WorkerDiedError(await self._epitaph()) from None
+            raise await self._obituary() from None
         except WireError as error:
             raise WorkerDiedError(f"the worker does not make sense: {error}") from error
         if event.HasField("failure"):
@@ -182,19 +190,21 @@ class WorkerExecutor:
             raise WorkerDiedError(f"the worker failed {where}: {event.failure.error}")
         return event
 
-    async def _epitaph(self) -> str:
+    async def _obituary(self) -> WorkerDiedError:
         """Says how a worker ended that has hung up."""
         process = self._process
         if process is None:
-            return "the worker was stopped"
+            return WorkerDiedError("the worker was stopped")
         try:
             async with asyncio.timeout(STOP_GRACE_S):
                 code = await process.wait()
         except TimeoutError:
-            return "the worker hung up but still runs"
-        if code < 0:
-            return f"the worker was killed by {signal.Signals(-code).name}"
-        return f"the worker exited with code {code}"
+            return WorkerDiedError("the worker hung up but still runs")
+        if code >= 0:
+            return WorkerDiedError(f"the worker exited with code {code}")
+        number = signal.Signals(-code)
+        kind = WorkerKilledError if number in _OUTSIDE_SIGNALS else WorkerDiedError
+        return kind(f"the worker was killed by {number.name}")
 
 
 def _environment(config: EngineConfig) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """One forward pass of the model over inputs that lie in the worker's buffers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -73,6 +74,12 @@ class ForwardPass:
                 token_request: what stands behind is padding and writes no key and no value.
             shape: the rest.
         """
+        with self.context(inputs, shape):
+            return self.run_model(inputs.input_ids, inputs.positions)
+
+    @contextmanager
+    def context(self, inputs: StepInputs, shape: PassShape) -> Iterator[None]:
+        """Lets layers run over a step's inputs, for the length of the block."""
         num_tokens, batch_size = len(inputs.token_request), len(inputs.seq_lens)
         group_metadata = [
             build_attention_metadata(
@@ -108,7 +115,7 @@ class ForwardPass:
             cudagraph_runtime_mode=shape.mode,
         )
         with forward_context(context):
-            return self.run_model(inputs.input_ids, inputs.positions)
+            yield
 
     def _by_layer(
         self, group_metadata: Sequence[AttentionMetadata]

@@ -88,11 +88,12 @@ def prepare_graphs(
         pieces: the model's, which may come later; their recorder records all graphs.
         on_fault: hears of a graph that is given up while serving.
     """
-    mode = supported_mode(config.cudagraph_mode, _support(runner.device, config.level))
+    mode = supported_mode(config.cudagraph_mode, _support(runner.device, config.level, limits))
     keys = planned_keys(
         mode,
-        decode_sizes=config.capture_sizes(min(limits.max_num_seqs, limits.max_num_batched_tokens)),
+        decode_sizes=config.capture_sizes(limits.max_decodes),
         token_sizes=config.piece_sizes(limits.max_num_batched_tokens),
+        decode_q_len=limits.decode_q_len,
     )
     graphs = WorkerGraphs(
         keys,
@@ -125,9 +126,8 @@ def build_uncaptured_kernels(prepared: PreparedGraphs, limits: StepLimits) -> No
     """Runs decode steps on a GPU whose kernels no capture will build."""
     if prepared.mode.decode_mode() is CUDAGraphMode.FULL:
         return
-    largest = min(limits.max_num_seqs, limits.max_num_batched_tokens)
-    powers = [1 << exponent for exponent in range(largest.bit_length())]
-    prepared.graphs.rehearse_decodes(map(full_decode_key, powers))
+    powers = [1 << exponent for exponent in range(limits.max_decodes.bit_length())]
+    prepared.graphs.rehearse_decodes(full_decode_key(size, limits.decode_q_len) for size in powers)
 
 
 def estimate_graph_bytes(
@@ -189,10 +189,12 @@ def piece_graphs(device: torch.device, dtype: torch.dtype) -> PieceGraphs:
     return PieceGraphs(ReplayRecorder())
 
 
-def _support(device: torch.device, level: CompilationLevel) -> GraphSupport:
+def _support(device: torch.device, level: CompilationLevel, limits: StepLimits) -> GraphSupport:
     """Returns what can be captured; a CPU rehearses it, with attention over full block tables."""
-    support = attention_cudagraph_support(device)
-    can_decode = support >= AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    needed = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    if limits.decode_q_len > 1:
+        needed = AttentionCGSupport.UNIFORM_BATCH
+    can_decode = attention_cudagraph_support(device) >= needed
     # At level 1 Dynamo takes part in every step, and it does not run where operations are observed.
     is_observable = level != CompilationLevel.DYNAMO_AS_IS
     return GraphSupport(

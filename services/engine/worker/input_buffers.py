@@ -102,18 +102,18 @@ class InputBuffers:
         """Brings a step's arrays to the device and gathers its input tokens there."""
         return self.gather(self.write_header(arrays), arrays.num_tokens)
 
-    def write_decodes(self, arrays: StepArrays, graph_bs: int) -> StepHeader:
-        """Brings a step of single-token requests to the device, filled up with dummy requests.
+    def write_decodes(self, arrays: StepArrays, graph_bs: int, q_len: int = 1) -> StepHeader:
+        """Brings a step of `q_len` tokens a request to the device, filled up with dummy requests.
 
         Returns:
             The header without the dummies; `decodes` has them.
         """
         missing = graph_bs - len(arrays.row_ids)
-        self.write_header(arrays if not missing else self._filled_up(arrays, graph_bs))
+        self.write_header(arrays if not missing else self._filled_up(arrays, graph_bs, q_len))
         return self._header_slices(len(arrays.row_ids), len(arrays.sample_indices))
 
     def decodes(self, graph_bs: int) -> StepHeader:
-        """Returns the header of any step of `graph_bs` single-token requests."""
+        """Returns the header of any step of `graph_bs` requests."""
         return self._header_slices(graph_bs, 0)
 
     def fixed(self, graph_bs: int) -> Mapping[str, Tensor]:
@@ -220,14 +220,13 @@ class InputBuffers:
             append_positions=append_positions,
         )
 
-    def _filled_up(self, arrays: StepArrays, graph_bs: int) -> StepArrays:
-        """Appends dummy requests of one token to a step of single-token requests."""
-        missing = graph_bs - len(arrays.row_ids)
-        ones = np.ones(missing, np.int32)
+    def _filled_up(self, arrays: StepArrays, graph_bs: int, q_len: int) -> StepArrays:
+        """Appends dummy requests to a step, with as many tokens as each of its requests."""
+        ones = np.ones(graph_bs - len(arrays.row_ids), np.int32)
         return StepArrays(
-            query_start_loc=np.arange(graph_bs + 1, dtype=np.int32),
-            seq_lens=np.concatenate([arrays.seq_lens, ones]),
+            query_start_loc=np.arange(graph_bs + 1, dtype=np.int32) * q_len,
+            seq_lens=np.concatenate([arrays.seq_lens, ones * q_len]),
             row_ids=np.concatenate([arrays.row_ids, ones * self.dummy_row]),
             sample_indices=arrays.sample_indices,
-            num_tokens=graph_bs,
+            num_tokens=graph_bs * q_len,
         )

@@ -11,6 +11,7 @@ from services.engine.config import EngineConfig
 from services.engine.kv_cache.cache_groups import CacheGroups, LayerGroup
 from services.engine.worker.model_runner import ModelRunner
 from services.engine.worker.rehearsal import largest_step
+from services.engine.worker.speculative_runner import make_runner
 from services.engine.worker.step_arrays import StepLimits
 
 log = structlog.get_logger()
@@ -134,14 +135,14 @@ def probe_runner(
         device=device,
         groups=limits.cache_groups,
     )
-    return ModelRunner(model, cache, limits=limits, device=device)
+    return make_runner(model, cache, limits=limits, device=device)
 
 
 def _num_tokens(num_blocks: int, limits: StepLimits) -> int:
     """Returns how long a sequence can be that has all blocks for itself, up to max_model_len."""
     groups = CacheGroups(
         block_size=limits.block_size,
-        max_query_tokens=limits.max_num_batched_tokens,
+        max_query_tokens=limits.max_num_batched_tokens + limits.num_speculative_tokens,
         windows=tuple(group.window for group in limits.cache_groups) or (None,),
     )
     return groups.num_tokens(num_blocks - 1, limit=limits.max_model_len)

@@ -37,7 +37,7 @@ OutputWatcher = Callable[[Tensor, Tensor | None], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Computed:
+class ComputedStep:
     """What the model made of a step, and why it ran without the graph that it was to run.
 
     hidden: [T, hidden]. logits: [S, V] of the rows that sample; None if none does.
@@ -158,12 +158,13 @@ class ModelRunner:
             fallback_reason=computed.fallback_reason,
         )
 
-    def _compute(self, descriptor: BatchDescriptor, arrays: StepArrays) -> _Computed:
+    def _compute(self, descriptor: BatchDescriptor, arrays: StepArrays) -> ComputedStep:
         """Runs the model over the step's tokens as the scheduler ordered."""
         mode = runtime_mode(descriptor.cudagraph_runtime_mode)
         if mode is CUDAGraphMode.NONE:
             if self._graphs is not None and self._graphs.num_pending:
-                is_decode = descriptor.attn_metadata.max_seqlen_q == 1
+                num_decoded = len(arrays.seq_lens) * self._limits.decode_q_len
+                is_decode = arrays.num_tokens == num_decoded
                 self._graphs.note_missed(num_tokens=arrays.num_tokens, is_decode=is_decode)
             return self._run_eagerly(descriptor, arrays)
         key = self._ordered_graph(descriptor, mode)
@@ -171,30 +172,41 @@ class ModelRunner:
         if mode is CUDAGraphMode.FULL:
             decoded = self._graphs.replay_decodes(key, arrays)
             if decoded is not None:
-                return _of_sampling_rows(decoded, arrays)
+                return self._of_graph(decoded, arrays)
         else:
             inputs = self._buffers.write_step(arrays)
             hidden = self._graphs.replay_pieces(key, inputs, _pass_shape(descriptor))
             if hidden is not None:
                 logits = self._logits(arrays, inputs, hidden)
-                return _Computed(header=inputs, hidden=hidden, logits=logits)
+                return ComputedStep(header=inputs, hidden=hidden, logits=logits)
         return replace(
             self._run_eagerly(descriptor, arrays),
             fallback_reason=FallbackReason.FALLBACK_REASON_QUARANTINED,
         )
 
-    def _run_eagerly(self, descriptor: BatchDescriptor, arrays: StepArrays) -> _Computed:
+    def _run_eagerly(self, descriptor: BatchDescriptor, arrays: StepArrays) -> ComputedStep:
         """Runs the model without a graph."""
         inputs = self._buffers.write_step(arrays)
         hidden = self._forward(inputs, _pass_shape(descriptor))
         logits = self._logits(arrays, inputs, hidden)
-        return _Computed(header=inputs, hidden=hidden, logits=logits)
+        return ComputedStep(header=inputs, hidden=hidden, logits=logits)
 
     def _logits(self, arrays: StepArrays, header: StepHeader, hidden: Tensor) -> Tensor | None:
         """Maps the hidden states [T, hidden] of a step to the logits of the rows that sample."""
         if not len(arrays.sample_indices):
             return None
         return self._model.compute_logits(_last_hidden(arrays, header, hidden))
+
+    def _of_graph(self, decoded: DecodedStep, arrays: StepArrays) -> ComputedStep:
+        """Returns what a graph computed for the rows that sample; all of them as a rule."""
+        header, hidden = decoded.header, decoded.hidden
+        if not len(arrays.sample_indices):
+            return ComputedStep(header=header, hidden=hidden, logits=None)
+        logits, token_ids = decoded.logits, decoded.token_ids
+        if len(arrays.sample_indices) != len(arrays.seq_lens):
+            logits = logits.index_select(0, header.sample_indices)
+            token_ids = token_ids.index_select(0, header.sample_indices)
+        return ComputedStep(header=header, hidden=hidden, logits=logits, token_ids=token_ids)
 
     def _ordered_graph(self, descriptor: BatchDescriptor, mode: CUDAGraphMode) -> GraphKey:
         """Returns the graph that a step shall run.
@@ -216,7 +228,8 @@ class ModelRunner:
                 "which was never captured"
             )
         fits = shape.num_tokens <= key.num_tokens and shape.max_q_len <= key.max_q_len
-        if not fits or (key.uniform and shape.num_tokens != shape.batch_size):
+        is_uniform = shape.num_tokens == shape.batch_size * key.max_q_len
+        if not fits or (key.uniform and not is_uniform):
             raise ValueError(
                 f"the step's descriptor is invalid: it has {shape.num_tokens} tokens of "
                 f"{shape.batch_size} requests for {key}"
@@ -227,14 +240,14 @@ class ModelRunner:
         self,
         descriptor: BatchDescriptor,
         arrays: StepArrays,
-        computed: _Computed,
+        computed: ComputedStep,
     ) -> _Sampled:
         """Samples for the requests that are due and writes their tokens into their rows."""
         header, logits = computed.header, computed.logits
         if logits is None:
             return _Sampled(token_ids=header.row_ids.new_empty(0), logprobs=None)
         sampling = descriptor.sampling
-        if computed.token_ids is not None and not _needs_choice(sampling):
+        if computed.token_ids is not None and not needs_choice(sampling):
             return _Sampled(token_ids=computed.token_ids, logprobs=None)
         sampled = _sampled_rows(arrays, header)
         chosen = self._choose(descriptor, sampled, logits)
@@ -259,21 +272,9 @@ class ModelRunner:
         return sample(logits, self._row_sampling.choice(sampled))
 
 
-def _needs_choice(sampling: SamplingMetadata) -> bool:
+def needs_choice(sampling: SamplingMetadata) -> bool:
     """Whether a step wants more of its logits than each row's most likely token."""
     return not sampling.all_greedy or sampling.needs_logit_edits or sampling.needs_logprobs
-
-
-def _of_sampling_rows(decoded: DecodedStep, arrays: StepArrays) -> _Computed:
-    """Returns what a graph computed for the rows that sample; all of them in the common case."""
-    header, hidden = decoded.header, decoded.hidden
-    if not len(arrays.sample_indices):
-        return _Computed(header=header, hidden=hidden, logits=None)
-    logits, token_ids = decoded.logits, decoded.token_ids
-    if len(arrays.sample_indices) != len(arrays.seq_lens):
-        logits = logits.index_select(0, header.sample_indices)
-        token_ids = token_ids.index_select(0, header.sample_indices)
-    return _Computed(header=header, hidden=hidden, logits=logits, token_ids=token_ids)
 
 
 def _pass_shape(descriptor: BatchDescriptor) -> PassShape:

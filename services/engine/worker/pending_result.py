@@ -8,6 +8,7 @@ from torch import Tensor
 
 from services.engine.batch import FallbackReason, StepResult, step_result
 from services.engine.sampling.logprobs import Logprobs
+from services.engine.spec_decode.verification import Verified
 from services.engine.worker.transfer import to_host
 
 
@@ -18,6 +19,7 @@ class PendingResult:
     token_ids: [S] int32. done: absent on a CPU, where every step is done at once.
     started_ns: `time.perf_counter_ns()` when the step began.
     fallback_reason: why the ordered graph did not run; unspecified when the order was followed.
+    verified: with speculative decoding, what became of drafts; token_ids then has more of each row.
     """
 
     step_id: int
@@ -26,6 +28,7 @@ class PendingResult:
     done: torch.cuda.Event | None
     started_ns: int
     fallback_reason: FallbackReason
+    verified: Verified | None = None
 
     @classmethod
     def begin(
@@ -36,6 +39,7 @@ class PendingResult:
         *,
         started_ns: int,
         fallback_reason: FallbackReason,
+        verified: Verified | None = None,
     ) -> "PendingResult":
         """Starts to copy what was sampled to the host, behind the work queued so far."""
         host_token_ids = to_host(token_ids)
@@ -44,6 +48,11 @@ class PendingResult:
                 chosen=to_host(logprobs.chosen),
                 top_token_ids=to_host(logprobs.top_token_ids),
                 top=to_host(logprobs.top),
+            )
+        if verified is not None:
+            verified = Verified(
+                num_accepted=to_host(verified.num_accepted),
+                draft_token_ids=to_host(verified.draft_token_ids),
             )
         done = None
         if token_ids.is_cuda:
@@ -56,6 +65,7 @@ class PendingResult:
             done=done,
             started_ns=started_ns,
             fallback_reason=fallback_reason,
+            verified=verified,
         )
 
     @property
@@ -67,6 +77,13 @@ class PendingResult:
         """Returns the result, waiting for the device if it must."""
         if self.done is not None:
             self.done.synchronize()
+        result = self._sampled()
+        if self.verified is not None:
+            self.verified.trim(result)
+        return result
+
+    def _sampled(self) -> StepResult:
+        """Returns all that was sampled, which has arrived."""
         elapsed_us = (time.perf_counter_ns() - self.started_ns) // 1000
         if self.logprobs is None:
             return step_result(

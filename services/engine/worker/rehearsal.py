@@ -16,6 +16,8 @@ from services.engine.batch import (
     BatchDescriptor,
     CUDAGraphMode,
     FallbackReason,
+    SpecDecodeMetadata,
+    pack_int32,
     row_assignment,
 )
 from services.engine.request import SamplingParams
@@ -61,7 +63,7 @@ def largest_step(limits: StepLimits) -> BatchDescriptor:
     for row in range(num_requests):
         q_lens.append(min(limits.max_model_len, remaining - (num_requests - 1 - row)))
         remaining -= q_lens[-1]
-    return _step(q_lens, _EVERYTHING)
+    return _step(q_lens, _EVERYTHING, limits)
 
 
 def build_kernels(
@@ -79,7 +81,7 @@ def build_kernels(
         limits: the runners'; steps that exceed them are left out.
         kinds: lengths of the prompts of each step.
     """
-    steps = [_step(q_lens, _GREEDY) for q_lens in kinds if _fits(q_lens, limits)]
+    steps = [_step(q_lens, _GREEDY, limits) for q_lens in kinds if _fits(q_lens, limits)]
     runners = [make_runner() for _ in steps]
 
     def run(runner: ModelRunner, step: BatchDescriptor) -> None:
@@ -105,7 +107,7 @@ def _fits(q_lens: Sequence[int], limits: StepLimits) -> bool:
     )
 
 
-def _step(q_lens: Sequence[int], sampling: SamplingParams) -> BatchDescriptor:
+def _step(q_lens: Sequence[int], sampling: SamplingParams, limits: StepLimits) -> BatchDescriptor:
     """Builds a step of new requests whose prompts have these lengths; all of them sample.
 
     It writes the null block where it stands already, for that takes a kernel too.
@@ -119,6 +121,11 @@ def _step(q_lens: Sequence[int], sampling: SamplingParams) -> BatchDescriptor:
         builder.sample_indices.append(row)
         builder.row_assignments.append(
             row_assignment(row=row, token_ids=[0], num_prompt_tokens=1, sampling=sampling)
+        )
+    if limits.num_speculative_tokens:
+        builder.drafts = SpecDecodeMetadata(
+            num_spec_steps=limits.num_speculative_tokens,
+            num_draft_tokens=pack_int32([0] * len(q_lens)),
         )
     builder.all_greedy = sampling.is_greedy
     builder.needs_logit_edits = builder.needs_logprobs = sampling.logprobs is not None

@@ -43,6 +43,7 @@ from services.engine.worker.kv_memory import (
 )
 from services.engine.worker.model_runner import ModelRunner
 from services.engine.worker.rehearsal import FIRST_STEPS, build_kernels, other_steps
+from services.engine.worker.speculative_runner import make_runner
 from services.engine.worker.step_arrays import StepLimits
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ def _load(config: EngineConfig, rank: int, report_progress: Report) -> _Loaded:
         device=device,
         dtype=dtype,
         load_format=config.load_format,
+        with_draft_layers=config.num_speculative_tokens > 0,
         on_progress=report_progress,
     )
     load_s = time.monotonic() - started_s
@@ -173,6 +175,7 @@ def _load(config: EngineConfig, rank: int, report_progress: Report) -> _Loaded:
         block_size=config.block_size,
         vocab_size=model_config.vocab_size,
         cache_groups=group_layers(model_config.sliding_windows, max_model_len=max_model_len),
+        num_speculative_tokens=config.num_speculative_tokens,
     )
     return _Loaded(
         model=model,
@@ -257,7 +260,7 @@ def _make_runner(
         block_bytes=bytes_each,
         total_mb=num_blocks * bytes_each // 2**20,
     )
-    return ModelRunner(model, cache, limits=limits, device=device), num_blocks
+    return make_runner(model, cache, limits=limits, device=device), num_blocks
 
 
 def _announcement(

@@ -1,12 +1,13 @@
 """A descriptor's arrays on the host, checked before anything is written to the tables."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from services.engine.batch import BatchDescriptor, read_int32
 from services.engine.kv_cache.cache_groups import LayerGroup
+from services.engine.worker.step_drafts import StepDrafts
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -23,6 +24,18 @@ class StepLimits:
     vocab_size: int
     cache_groups: tuple[LayerGroup, ...] = ()
     """The model's layers by the blocks that they keep; empty: they are one group."""
+    num_speculative_tokens: int = 0
+    """Draft tokens of a request in a step at most; 0 without speculative decoding."""
+
+    @property
+    def decode_q_len(self) -> int:
+        """Query tokens of each request in a decode step: the newest and its drafts."""
+        return 1 + self.num_speculative_tokens
+
+    @property
+    def max_decodes(self) -> int:
+        """Most requests in a decode step."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens // self.decode_q_len)
 
     @property
     def max_blocks_per_seq(self) -> int:
@@ -44,7 +57,8 @@ class StepLimits:
 class StepArrays:
     """What a step's R requests are, of which S sample, T query tokens in all.
 
-    query_start_loc: [R + 1]. seq_lens, row_ids: [R]. sample_indices: [S], ascending.
+    query_start_loc: [R + 1]. seq_lens, row_ids: [R]. sample_indices: [S], ascending. drafts: of a
+    step with speculative decoding.
     """
 
     query_start_loc: Int32Array
@@ -52,6 +66,7 @@ class StepArrays:
     row_ids: Int32Array
     sample_indices: Int32Array
     num_tokens: int
+    drafts: StepDrafts | None = None
 
     @classmethod
     def read(cls, descriptor: BatchDescriptor, limits: StepLimits) -> "StepArrays":
@@ -69,10 +84,20 @@ class StepArrays:
             sample_indices=read_int32(descriptor.sampling.sample_indices),
             num_tokens=descriptor.context.num_tokens,
         )
-        _require_supported(descriptor)
+        _require_supported(descriptor, limits)
         arrays._check_shape(descriptor.context.batch_size, limits)
         arrays._check_values(attention.max_seqlen_q, attention.max_seqlen_k, limits)
-        return arrays
+        if not limits.num_speculative_tokens:
+            return arrays
+        drafts = StepDrafts.read(
+            descriptor.spec_decode_metadata,
+            query_start_loc=arrays.query_start_loc,
+            seq_lens=arrays.seq_lens,
+            row_ids=arrays.row_ids,
+            sample_indices=arrays.sample_indices,
+            vocab_size=limits.vocab_size,
+        )
+        return replace(arrays, drafts=drafts)
 
     def _check_shape(self, batch_size: int, limits: StepLimits) -> None:
         """Raises ValueError unless the arrays' sizes fit each other."""
@@ -160,9 +185,13 @@ def check_assignments(descriptor: BatchDescriptor, limits: StepLimits) -> None:
         _require(_is_below(token_ids, limits.vocab_size), "a token outside the vocabulary")
 
 
-def _require_supported(descriptor: BatchDescriptor) -> None:
+def _require_supported(descriptor: BatchDescriptor, limits: StepLimits) -> None:
     """Raises ValueError if the step asks for what this worker did not announce."""
-    _require(not descriptor.HasField("spec_decode_metadata"), "speculative decoding")
+    num_spec_steps = descriptor.spec_decode_metadata.num_spec_steps
+    _require(
+        num_spec_steps == limits.num_speculative_tokens,
+        f"num_spec_steps {num_spec_steps}, not {limits.num_speculative_tokens}",
+    )
     _require(not descriptor.HasField("dp_metadata"), "data parallelism")
 
 

@@ -58,7 +58,7 @@ class SharedFields(BaseModel):
 
     top_k: Count | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.0625, le=10)] | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
     stop_token_ids: (

@@ -88,14 +88,14 @@ class TestEngine:
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     async def test_sigterm_lets_the_running_request_finish_and_exits_0(self, number):
         async with (
-            start_engine() as engine,
+            start_engine(drain_timeout_s=120) as engine,
             engine_stub(engine.address) as stub,
             grpc.aio.insecure_channel(engine.address) as channel,
         ):
             watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
             assert (await watch.read()).status == SERVING
-            running = asyncio.create_task(generate(stub, PROMPT, max_tokens=1500, ignore_eos=True))
-            started = begin(stub, PROMPT, max_tokens=1500, ignore_eos=True)
+            running = asyncio.create_task(generate(stub, PROMPT, max_tokens=600, ignore_eos=True))
+            started = begin(stub, PROMPT, max_tokens=600, ignore_eos=True)
             await started.read()
             engine.signal(number)
             assert (await watch.read()).status == NOT_SERVING
@@ -148,7 +148,8 @@ class TestFrontend:
             endings = await asyncio.gather(*map(last_of, calls), return_exceptions=True)
             for ending in endings:
                 if isinstance(ending, grpc.aio.AioRpcError):
-                    assert ending.code() == UNAVAILABLE
+                    # It lost its engine, or believes that the client took nothing all the while.
+                    assert ending.code() in (UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
                 else:
                     assert ending.finish_reason == LENGTH
             await asyncio.to_thread(frontend.wait_ready)
@@ -157,7 +158,7 @@ class TestFrontend:
 
     async def test_sigterm_lets_answers_finish_and_exits_0(self, services):
         async with (
-            start_frontend(services.engine.address) as frontend,
+            start_frontend(services.engine.address, drain_timeout_s=120) as frontend,
             client_of(frontend) as stub,
         ):
             answers = aiter(stub.Generate(request(300)))

@@ -1,10 +1,11 @@
-"""SIGKILL, SIGSTOP and SIGTERM of the worker, through both real services.
+"""SIGKILL, SIGSTOP, SIGTERM and a crash of the worker, through both real services.
 
 The promise: nobody's stream ends, and greedy output is what it is without the fault.
 """
 
 import asyncio
 import os
+import random
 import signal
 
 import grpc
@@ -40,10 +41,13 @@ async def uninterrupted(stub: FrontendServiceStub) -> list[tuple[list[int], int]
     return await asyncio.gather(*(read_all(stub.Generate(request(text))) for text in TEXTS))
 
 
-async def interrupted(services: Stack, stub: FrontendServiceStub, number: signal.Signals):
+async def interrupted(
+    services: Stack, stub: FrontendServiceStub, number: signal.Signals, *, delay_s: float = 0
+):
     """Sends the signal to the worker while every stream is under way; returns how they end."""
     calls = [aiter(stub.Generate(request(text))) for text in TEXTS]
     heads = [await anext(call) for call in calls]
+    await asyncio.sleep(delay_s)
     os.kill(worker_of(services.engine).pid, number)
     async with asyncio.timeout(RECOVERY_LIMIT_S):
         tails = await asyncio.gather(*map(read_all, calls))
@@ -65,7 +69,7 @@ async def stub(services):
         yield FrontendServiceStub(channel)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGSEGV])
 async def test_of_the_worker_interrupts_streams_and_ends_none(services, stub, number):
     baseline = await held_by(services.engine)
     expected = await uninterrupted(stub)
@@ -82,6 +86,17 @@ async def test_of_the_worker_interrupts_streams_and_ends_none(services, stub, nu
     assert after.num_worker_restarts - before.num_worker_restarts == 1
     assert after.finished["failed"] == before.finished["failed"]
     await assert_all_is_given_back(services.engine, baseline)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(3600)
+async def test_of_the_worker_at_any_moment_changes_no_token(services, stub):
+    expected = await uninterrupted(stub)
+    delays = random.Random(3)
+    for _ in range(20):
+        number = delays.choice([signal.SIGKILL, signal.SIGSEGV])
+        delay_s = delays.uniform(0, 0.5)
+        assert await interrupted(services, stub, number, delay_s=delay_s) == expected
 
 
 async def test_a_worker_that_hangs_leaves_its_stacks_in_the_log(services, stub):

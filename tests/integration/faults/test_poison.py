@@ -75,13 +75,13 @@ class TestNaN:
 
 
 class TestWorkerKiller:
-    """The test kills the worker whenever a certain request runs, as a bad kernel would."""
+    """The worker crashes whenever a certain request runs: the test sees to that."""
 
-    async def kill_when(self, engine, stub, condition) -> None:
+    async def crash_when(self, engine, stub, condition) -> None:
         async with asyncio.timeout(60):
             while not condition(await get_stats(stub)):  # noqa: ASYNC110  nothing to wait for
                 await asyncio.sleep(0.01)
-        os.kill(worker_of(engine).pid, signal.SIGKILL)
+        os.kill(worker_of(engine).pid, signal.SIGSEGV)
 
     async def test_ends_after_its_second_victim_and_is_refused_then(self):
         async with (
@@ -95,9 +95,9 @@ class TestWorkerKiller:
             beside = begin(stub, PROMPT, max_tokens=400, ignore_eos=True)
             token_ids = list((await beside.read()).token_ids)
             killer = stub.Generate(KILLER)
-            await self.kill_when(engine, stub, lambda stats: stats.num_running == 2)
+            await self.crash_when(engine, stub, lambda stats: stats.num_running == 2)
             # Its priority makes it the first to run alone.
-            await self.kill_when(
+            await self.crash_when(
                 engine, stub, lambda stats: stats.num_worker_restarts == 1 and stats.num_running
             )
             await assert_fails(killer)

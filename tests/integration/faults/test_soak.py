@@ -129,10 +129,13 @@ def _worker_pid(services: Stack) -> int | None:
 
 async def _break_things(services: Stack, seed: int, tally: Tally) -> None:
     """One fault after the other, each some seconds after the services have got over the last."""
-    rng = random.Random(seed)
+    rng, last_fault = random.Random(seed), ""
     while True:
         await asyncio.sleep(rng.uniform(2, 6))
-        fault = rng.choice(["kill worker", "freeze worker", "kill worker", "restart engine"])
+        # Two freezes in a row could hit a suspect twice, which then would rightly be to blame.
+        choices = ["kill worker", "kill worker", "restart engine"]
+        fault = rng.choice(choices + ["freeze worker"] * (last_fault != "freeze worker"))
+        last_fault = fault
         pid = _worker_pid(services)
         if fault == "restart engine":
             services.engine.kill()

@@ -107,6 +107,10 @@ def test_enforce_eager_wins_over_the_level():
         {"cudagraph_capture_sizes": "some"},
         {"cuda_graph_sizes": []},
         {"compile_sizes": ["every_size"]},
+        {"num_speculative_tokens": 9},
+        {"num_speculative_tokens": 2, "block_size": 2},
+        {"num_speculative_tokens": 2, "max_num_batched_tokens": 2},
+        {"num_speculative_tokens": 1, "cudagraph_capture_sizes": "auto"},
     ],
 )
 def test_flags_out_of_bounds_are_refused(flags):

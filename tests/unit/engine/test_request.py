@@ -5,6 +5,7 @@ import math
 import pytest
 
 from services.engine.errors import InvalidRequestError
+from services.engine.request import MIN_REPETITION_PENALTY
 from tests.support.requests import make_request, make_sampling
 
 
@@ -18,6 +19,7 @@ from tests.support.requests import make_request, make_sampling
         ("top_p", 1.1),
         ("min_p", -0.1),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-38),
         ("frequency_penalty", 2.5),
         ("presence_penalty", -2.5),
         ("max_tokens", 0),
@@ -30,6 +32,10 @@ from tests.support.requests import make_request, make_sampling
 def test_a_value_out_of_range_is_refused_by_name(field, value):
     with pytest.raises(InvalidRequestError, match=field):
         make_sampling(**{field: value})
+
+
+def test_the_least_repetition_penalty_is_taken():
+    assert make_sampling(repetition_penalty=MIN_REPETITION_PENALTY).has_logit_edits
 
 
 def test_temperature_zero_is_greedy():

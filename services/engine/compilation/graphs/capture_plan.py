@@ -14,7 +14,7 @@ log = structlog.get_logger()
 class GraphSupport:
     """What can be captured.
 
-    full_decode: attention of one query token per request can be part of a graph.
+    full_decode: attention of a decode step's query tokens can be part of a graph.
     pieces: the model can be captured around its attention.
     """
 
@@ -50,9 +50,11 @@ def supported_mode(wanted: CUDAGraphMode, support: GraphSupport) -> CUDAGraphMod
     return mode
 
 
-def full_decode_key(batch_size: int) -> GraphKey:
-    """Returns the key of the graph of a whole decode step, one query token per request."""
-    return GraphKey(num_tokens=batch_size, graph_bs=batch_size, max_q_len=1, uniform=True)
+def full_decode_key(batch_size: int, q_len: int = 1) -> GraphKey:
+    """Returns the key of the graph of a whole decode step, `q_len` query tokens per request."""
+    return GraphKey(
+        num_tokens=batch_size * q_len, graph_bs=batch_size, max_q_len=q_len, uniform=True
+    )
 
 
 def piecewise_key(num_tokens: int) -> GraphKey:
@@ -61,7 +63,11 @@ def piecewise_key(num_tokens: int) -> GraphKey:
 
 
 def planned_keys(
-    mode: CUDAGraphMode, *, decode_sizes: tuple[int, ...], token_sizes: tuple[int, ...]
+    mode: CUDAGraphMode,
+    *,
+    decode_sizes: tuple[int, ...],
+    token_sizes: tuple[int, ...],
+    decode_q_len: int = 1,
 ) -> list[GraphKey]:
     """Returns the graphs to capture: whole decode steps first, and of each kind large ones first.
 
@@ -69,10 +75,11 @@ def planned_keys(
         mode: a supported one.
         decode_sizes: batch sizes of whole decode steps.
         token_sizes: numbers of query tokens of steps that run in pieces.
+        decode_q_len: query tokens of each request in a decode step.
     """
     keys = []
     if mode.decode_mode() is CUDAGraphMode.FULL:
-        keys += [full_decode_key(size) for size in sorted(decode_sizes, reverse=True)]
+        keys += [full_decode_key(size, decode_q_len) for size in sorted(decode_sizes, reverse=True)]
     if mode.requires_piecewise_compilation():
         keys += [piecewise_key(size) for size in sorted(token_sizes, reverse=True)]
     return keys

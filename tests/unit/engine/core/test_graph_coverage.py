@@ -44,6 +44,15 @@ def test_decodes_run_as_pieces_where_whole_graphs_end():
     assert only_pieces.others.sizes == [4, 32, 100]
 
 
+def test_with_drafts_a_decode_has_several_tokens():
+    verify = GraphKey(num_tokens=24, graph_bs=8, max_q_len=3, uniform=True)
+    planned = [pieces(2), pieces(3), pieces(31), pieces(32), verify]
+    coverage = GraphCoverage.of(planned, history(), decode_q_len=3)
+    assert coverage.decodes == Coverage(sizes=[8, 10], limit=16)
+    only_pieces = GraphCoverage.of(planned[:-1], history(), decode_q_len=3)
+    assert only_pieces.decodes.sizes == [1, 10]
+
+
 def test_a_gap_at_the_top_is_a_warning_and_the_figures_are_those_of_steps_seen_before():
     coverage = GraphCoverage.of([full(4), full(16), pieces(50)], history())
     report, warning = logged(coverage, history({3: 6, 16: 2}, {25: 1, 80: 1}))

@@ -68,3 +68,10 @@ def test_a_request_that_never_ran_has_only_waited():
     latencies.count_end(request, 12.0)
     assert latencies.request_queue_time.sum == 2.0
     assert num(latencies.request_prefill_time) == num(latencies.request_decode_time) == 0
+
+
+def test_a_step_that_ends_a_request_without_a_token_is_no_first_token():
+    latencies, request = Latencies(), arrived()
+    step(latencies, 12.0, request, num_tokens=0)
+    assert num(latencies.time_to_first_token) == 0
+    assert request.first_token is None

@@ -55,6 +55,11 @@ def test_a_larger_context_than_the_models_is_an_error(folder):
         read(folder, max_model_len=4096)
 
 
+def test_a_model_without_draft_layers_cannot_guess_ahead(folder):
+    with pytest.raises(ModelFolderError, match="the model is Qwen3ForCausalLM"):
+        ModelFolder.open(folder, name="m", max_model_len=None, num_speculative_tokens=1)
+
+
 @pytest.mark.parametrize(("stated", "ids"), [(7, {7}), ([7, 8], {7, 8})])
 def test_generation_config_knows_the_end_ids_better(folder, stated, ids):
     assert with_generation(folder, eos_token_id=stated).eos_token_ids == ids

@@ -46,7 +46,7 @@ actions = st.one_of(
 class Engine:
     """A scheduler and a fake worker, and the steps that were completed."""
 
-    def __init__(self, num_blocks, windows=(None,)):
+    def __init__(self, num_blocks, windows=(None,), num_speculative_tokens=0):
         self.num_blocks = num_blocks
         self.scheduler = Scheduler(
             SchedulerLimits(
@@ -58,6 +58,7 @@ class Engine:
                 num_blocks=num_blocks,
                 enable_prefix_caching=True,
                 windows=windows,
+                num_speculative_tokens=num_speculative_tokens,
             )
         )
         self.worker = make_worker(num_blocks, windows)
@@ -111,10 +112,10 @@ def make_worker(num_blocks, windows):
     )
 
 
-def replay(snapshot, steps, num_blocks, windows):
+def replay(snapshot, steps, num_blocks, windows, num_speculative_tokens):
     """Runs the steps on a worker with nothing in its cache; yields their results."""
     groups = tuple(LayerGroup(layers=(i,), window=window) for i, window in enumerate(windows))
-    limits = replace(LIMITS, cache_groups=groups)
+    limits = replace(LIMITS, cache_groups=groups, num_speculative_tokens=num_speculative_tokens)
     blocks = BlockNumbers(num_blocks, table_width=limits.block_table_width)
     for row in snapshot.rows:
         blocks.use(row.block_ids)
@@ -143,13 +144,14 @@ def replay(snapshot, steps, num_blocks, windows):
     after=st.lists(actions, max_size=40),
     num_blocks=st.integers(8, 14),
     windows=st.sampled_from([(None,), (None,), (5,), (None, 7)]),
+    num_speculative_tokens=st.sampled_from([0, 0, 2]),
 )
-@settings(max_examples=100)
+@settings(max_examples=150)
 def test_a_replay_from_a_snapshot_gives_the_results_of_the_worker(
-    before, after, num_blocks, windows
+    before, after, num_blocks, windows, num_speculative_tokens
 ):
     num_blocks *= len(windows)
-    engine = Engine(num_blocks, windows)
+    engine = Engine(num_blocks, windows, num_speculative_tokens)
     for action in before:
         engine.act(*action)
     engine.take_snapshot()
@@ -159,7 +161,7 @@ def test_a_replay_from_a_snapshot_gives_the_results_of_the_worker(
     snapshot = engine.snapshot.message()
     snapshot.engine.CopyFrom(EngineSettings(block_size=BLOCK_SIZE, num_blocks=num_blocks))
     steps = engine.completed[snapshot.next_step_id - 1 :]
-    results = list(replay(snapshot, steps, num_blocks, windows))
+    results = list(replay(snapshot, steps, num_blocks, windows, num_speculative_tokens))
     assert results == [result for _, result in steps]
 
 

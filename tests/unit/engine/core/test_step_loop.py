@@ -31,7 +31,7 @@ class LoggingChannel:
         return result
 
 
-async def make_loop():
+async def make_loop(num_speculative_tokens=0):
     config = engine_config()
     executor = FakeExecutor(config)
     await executor.start()
@@ -43,6 +43,7 @@ async def make_loop():
         block_size=16,
         num_blocks=64,
         enable_prefix_caching=True,
+        num_speculative_tokens=num_speculative_tokens,
     )
     channel = LoggingChannel(executor)
     loop = StepLoop(
@@ -77,6 +78,34 @@ async def test_the_next_step_is_sent_before_the_result_of_the_last_one_is_back()
     channel.allowed.release()
     await settle()
     assert channel.events[2:] == ["result 1", "send 3", "publish 1"]
+    await stop(task)
+
+
+async def test_with_speculation_the_next_step_waits_for_the_result():
+    loop, channel, task = await make_loop(num_speculative_tokens=2)
+    loop.scheduler.add(make_request(RecordingSink(), max_tokens=40))
+    loop.wake()
+    await settle()
+    assert channel.events == ["send 1"]
+    channel.allowed.release()
+    await settle()
+    assert channel.events[1:] == ["result 1", "send 2", "publish 1"]
+    await stop(task)
+
+
+async def test_drafts_are_counted_and_step_sizes_are_not():
+    loop, channel, task = await make_loop(num_speculative_tokens=2)
+    loop.scheduler.add(make_request(RecordingSink(), max_tokens=40))
+    loop.wake()
+    for _ in range(40):
+        channel.allowed.release()
+        await settle()
+    counters = loop._counters
+    assert counters.num_steps == counters.drafts.num_verifications + 1
+    assert counters.drafts.num_verified == 2 * counters.drafts.num_verifications
+    # The last step may bring more than was asked for.
+    assert 40 <= counters.num_steps + counters.drafts.num_accepted <= 42
+    assert counters.step_sizes.num_steps == 0
     await stop(task)
 
 

@@ -64,6 +64,17 @@ async def test_whoever_was_in_the_last_steps_runs_alone_until_it_has_proved_harm
         assert sizes[:6] == [1] * 6
 
 
+async def test_nobody_is_suspected_of_what_somebody_else_killed():
+    async with running_core() as engine:
+        requests, sinks = submit_innocents(engine)
+        for sink in sinks:
+            await sink.wait_for(lambda s: bool(s.token_ids))
+        engine.executors.last.die(was_killed=True)
+        await wait_for_ends(sinks)
+        assert engine.executors.last.batch_sizes[0] == 3
+        assert [request.num_losses for request in requests] == [1] * 3
+
+
 async def test_a_request_that_cost_two_workers_is_refused_and_another_prompt_is_not():
     async with running_core(poison_token=POISON) as engine:
         await poison(engine)

@@ -441,3 +441,88 @@ def test_min_tokens_needs_logit_edits_only_until_it_is_met():
     rig.add(make_request(4, min_tokens=2, end_token_ids=[5000]))
     steps = [rig.send(), rig.send(), rig.send()]
     assert [s.descriptor.sampling.needs_logit_edits for s in steps] == [True, True, False]
+
+
+def num_drafts(step: ScheduledStep) -> list[int]:
+    return read_int32(step.descriptor.spec_decode_metadata.num_draft_tokens).tolist()
+
+
+class TestDrafts:
+    def test_a_step_verifies_what_the_last_one_guessed(self):
+        rig = Rig(num_speculative_tokens=3)
+        rig.add(make_request(5))
+        assert (q_lens(rig.send()), num_drafts(rig.in_flight[0])) == ([5], [0])
+        rig.receive()
+        drafted = rig.scheduler.running[0].draft_token_ids
+        step = rig.send()
+        metadata = step.descriptor.spec_decode_metadata
+        assert (q_lens(step), num_drafts(step), metadata.num_spec_steps) == ([4], [3], 3)
+        assert read_int32(metadata.draft_token_ids).tolist() == drafted
+        assert not step.descriptor.context.is_prefill
+
+    def test_without_speculation_descriptors_know_nothing_of_it(self):
+        rig = Rig()
+        rig.add(make_request(5))
+        for _ in range(3):
+            assert not rig.send().descriptor.HasField("spec_decode_metadata")
+
+    def test_output_is_cut_where_it_ends(self):
+        rig = Rig(num_speculative_tokens=3)
+        prompt = list(range(6))
+        stop = end_token_after(prompt, 9)
+        stopped = make_request(prompt, max_tokens=30, end_token_ids=[stop])
+        limited = make_request(prompt, max_tokens=7)
+        rig.add(stopped, limited)
+        rig.run()
+        for request, reason in ((stopped, FinishReason.STOP), (limited, FinishReason.LENGTH)):
+            assert request.sink.token_ids == expected_output(prompt, request.sampling)
+            assert request.sink.outputs[-1].finish_reason is reason
+        assert len(limited.sink.outputs) < len(limited.sink.token_ids)
+        assert rig.scheduler.stats.output_tokens == sum(
+            len(request.sink.token_ids) for request in (stopped, limited)
+        )
+
+    def test_each_accepted_token_has_its_log_probabilities(self):
+        rig = Rig(num_speculative_tokens=3)
+        request = make_request(5, max_tokens=13, logprobs=2)
+        rig.add(request, make_request(5, max_tokens=13))
+        rig.run()
+        for output in request.sink.outputs:
+            assert [p.top_token_ids[0] for p in output.logprobs] == output.token_ids
+
+    def test_a_request_waits_for_its_result_and_others_do_not_wait_for_it(self):
+        rig = Rig(num_speculative_tokens=2)
+        rig.add(make_request(5))
+        rig.send()
+        assert rig.scheduler.schedule() is None
+        rig.add(make_request(6))
+        assert q_lens(rig.send()) == [6]
+
+    def test_a_small_budget_cuts_drafts_and_leaves_everybody_a_token(self):
+        rig = Rig(num_speculative_tokens=3, max_num_batched_tokens=6)
+        rig.add(*(make_request(1, max_tokens=30) for _ in range(4)))
+        rig.step()
+        step = rig.send()
+        assert (q_lens(step), num_drafts(step)) == ([3, 1, 1, 1], [2, 0, 0, 0])
+
+    def test_a_preempted_request_starts_over_without_drafts(self):
+        rig = Rig(num_speculative_tokens=3, num_blocks=8)
+        requests = [make_request(8, max_tokens=18) for _ in range(2)]
+        rig.add(*requests)
+        rig.run()
+        assert rig.scheduler.stats.num_preemptions > 0
+        for request in requests:
+            prompt = request.prompt_token_ids
+            assert request.sink.token_ids == expected_output(prompt, request.sampling)
+
+    def test_blocks_are_shared_once_their_tokens_are_final(self):
+        rig = Rig(num_speculative_tokens=3)
+        first = make_request(list(range(6)), max_tokens=14)
+        rig.add(first)
+        rig.run()
+        second = make_request(first.token_ids, max_tokens=14)
+        rig.add(second)
+        rig.run()
+        # Of 20 tokens the last was never computed, so four blocks are full.
+        assert second.num_cached_tokens == 4 * BLOCK_SIZE
+        assert second.sink.token_ids == expected_output(first.token_ids, second.sampling)

@@ -37,6 +37,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_batched_tokens=st.sampled_from([1, 3, 7, 20, 20]),
         enable_prefix_caching=st.booleans(),
         windows=st.sampled_from([(None,)] * 4 + WINDOWS),
+        num_speculative_tokens=st.sampled_from([0, 0, 1, 2, 5]),
     )
     def start(self, num_blocks, windows, **fields):
         # A window needs blocks for itself and a whole step's tokens.
@@ -132,7 +133,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for output in self.scheduler.update(step, result):
             request = output.request
             assert request in self.live
-            assert len(output.logprobs) == (request.sampling.logprobs is not None)
+            has_logprobs = request.sampling.logprobs is not None
+            assert len(output.logprobs) == len(output.token_ids) * has_logprobs
             request.sink.put(output)
             if output.is_last:
                 self.live.remove(request)
@@ -191,7 +193,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(set(rows)) == len(rows)
         for request in self.live:
             known_or_pending = len(request.token_ids) + request.num_pending_tokens
-            assert request.num_computed_tokens <= known_or_pending <= request.max_num_tokens
+            assert known_or_pending <= request.max_num_tokens
+            # Drafts are computed before it is known whether they hold, and void if not.
+            num_drafts = len(request.draft_token_ids) if request.num_pending_tokens else 0
+            assert request.num_computed_tokens <= known_or_pending + num_drafts
 
     @invariant()
     def no_block_is_lost_and_only_equal_prefixes_are_shared(self):
@@ -214,7 +219,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert content.setdefault(block_id, mine) == mine
             for group, window in enumerate(self.limits.windows):
                 held = sum(map(bool, request.block_ids[group::num_groups]))
-                tokens = self.limits.max_num_batched_tokens + (window or MAX_MODEL_LEN)
+                tokens = self.limits.cache_groups.max_query_tokens + (window or MAX_MODEL_LEN)
                 assert held <= tokens // BLOCK_SIZE + 2
         stats = self.scheduler.stats
         assert 0 not in content

@@ -4,9 +4,10 @@ import threading
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 
 from protos.engine.v1.worker_pb2 import WorkerEvent, WorkerReady
-from services.engine.batch import BatchDescriptor, step_result
+from services.engine.batch import BatchDescriptor, StepFailure, step_result
 from services.engine.worker.process import StepServer
 from services.engine.worker.wire import Channel
 
@@ -93,3 +94,40 @@ def test_results_come_in_the_order_of_the_steps(service_end):
     assert service.receive(0.01) is None
     first.is_ready = True
     assert [receive(service).result.step_id for _ in range(2)] == [1, 2]
+
+
+class TestOutOfMemory:
+    @pytest.fixture(
+        params=[
+            torch.OutOfMemoryError("CUDA out of memory."),
+            MemoryError(),
+            RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: not enough"),
+        ],
+        ids=["cuda", "python", "torch on a cpu"],
+    )
+    def full_device(self, request, service_end, monkeypatch):
+        """A device without memory for step 1."""
+        _, device, _ = service_end
+        execute = device.execute
+
+        def execute_unless_first(descriptor):
+            if descriptor.step_id == 1:
+                raise request.param
+            return execute(descriptor)
+
+        monkeypatch.setattr(device, "execute", execute_unless_first)
+        return device
+
+    def test_is_told_and_what_builds_on_the_step_is_skipped(self, service_end, full_device):
+        service, _, _ = service_end
+        order(service, 1)
+        order(service, 2)
+        results = [receive(service).result for _ in range(2)]
+        assert [(result.step_id, result.failure) for result in results] == [
+            (1, StepFailure.STEP_FAILURE_OUT_OF_MEMORY),
+            (2, StepFailure.STEP_FAILURE_SKIPPED),
+        ]
+        knowing = BatchDescriptor(step_id=3, num_failed_steps=1)
+        service.send(knowing.SerializeToString())
+        full_device.launched.get(timeout=WAIT_S).is_ready = True
+        assert receive(service).result.step_id == 3

@@ -57,3 +57,9 @@ def test_only_what_the_mode_runs_is_planned():
     assert planned_keys(Mode.NONE, **sizes) == []
     assert planned_keys(Mode.PIECEWISE, **sizes) == [piecewise_key(8)]
     assert [key.uniform for key in planned_keys(Mode.FULL_DECODE_ONLY, **sizes)] == [True, True]
+
+
+def test_decodes_with_drafts_have_several_query_tokens():
+    keys = planned_keys(Mode.FULL_DECODE_ONLY, decode_sizes=(1, 4), token_sizes=(), decode_q_len=3)
+    assert keys == [full_decode_key(4, 3), full_decode_key(1, 3)]
+    assert (keys[0].num_tokens, keys[0].graph_bs, keys[0].max_q_len) == (12, 4, 3)

@@ -20,7 +20,13 @@ from tests.support.latent_case import make_latent_case
 from tests.support.tolerances import assert_rows_close
 
 SIZES = {"num_heads": 5, "latent_dim": 24, "rope_dim": 8}
-for batch in (([1] * 4, [5, 1, 0, 170]), ([1, 7, 20, 1], [5, 7, 90, 33]), ([1], [300])):
+BATCHES = (
+    (([1] * 4, [5, 1, 0, 170]), False),
+    (([1, 7, 20, 1], [5, 7, 90, 33]), False),
+    (([1], [300]), False),
+    (([3] * 2, [5, 170]), True),
+)
+for batch, verifies in BATCHES:
     for dtype, top_k in ((torch.float32, None), (torch.float16, None), (torch.float32, 19)):
         case = make_latent_case(*batch, **SIZES, dtype=dtype, top_k=top_k)
         exact = case.exact().run()
@@ -32,7 +38,9 @@ for batch in (([1] * 4, [5, 1, 0, 170]), ([1, 7, 20, 1], [5, 7, 90, 33]), ([1], 
             case.cache.index_keys.flatten(0, 1).index_copy_(0, slots, index_k)
             index = IndexQueries(q=index_q, weights=weights, top_k=top_k)
         output = case.q.new_full((*case.q.shape[:2], 24), torch.nan)
-        latent_attention(case.q, case.cache, case.metadata, output, case.scale, index)
+        latent_attention(
+            case.q, case.cache, case.metadata, output, case.scale, index, is_prefill=not verifies
+        )
         live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
         assert_rows_close(output[live], exact[live])
         assert output[~live].count_nonzero() == 0

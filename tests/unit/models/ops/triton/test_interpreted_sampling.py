@@ -14,6 +14,7 @@ needs_triton = pytest.mark.skipif(
 PROGRAM = """
 import torch
 torch.set_num_threads(1)
+from models.ops.triton.step_tokens import choose_greedily
 from tests.support.sampling_kernels import *
 
 for vocab_size in (1, 7, 127, 5000):
@@ -29,6 +30,11 @@ check_sampling(odd_logits(20000)["all tied"][:3], first=2)
 for value in (torch.nan, torch.inf, -torch.inf):
     logits = torch.full((len(PARAMS), 300), value)
     assert (drawn_by_kernel(logits, mixed_choice(len(PARAMS))) == -1).all()
+    logits[1:] = 0
+    logits[1, 7] = 1
+    tokens, rows, positions = (torch.ones(2, 3).int(), *torch.tensor([[0, 1], [0, 2]]).int())
+    assert choose_greedily(logits[:2], tokens, rows, positions).tolist() == [-1, 7]
+    assert tokens.tolist() == [[0, 1, 1], [1, 1, 7]]
 for num_top in (0, 1, 20):
     check_logprobs(2, 5000, torch.bfloat16, num_top=num_top)
 """

@@ -1,0 +1,129 @@
+"""Multi-token prediction: the layers behind DeepSeek's last one, which guess tokens ahead.
+
+A draft layer joins what the model made of a token with the token that followed it, and guesses the
+one after that. It shares the model's rotation, and its embedding and head too unless the
+checkpoint has others.
+Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2.
+"""
+
+from typing import cast
+
+import torch
+from torch import nn
+
+from models.config import ModelConfig
+from models.layers.decoder import CausalLM, DecoderLayer
+from models.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from models.layers.latent_attention import LatentAttention
+from models.layers.linear import MergedColumnParallelLinear
+from models.layers.moe import feed_forward
+from models.layers.norm import RMSNorm
+from models.parallel.group import SINGLE, ParallelGroup
+
+
+class SharedHead(nn.Module):
+    """What turns a draft layer's output into logits.
+
+    head: None where it is the model's.
+    """
+
+    def __init__(self, config: ModelConfig, group: ParallelGroup) -> None:
+        super().__init__()
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.head: ParallelLMHead | None = ParallelLMHead(
+            config.vocab_size, config.hidden_size, group=group
+        )
+
+
+class DraftLayer(DecoderLayer):
+    """A decoder layer behind the projection that makes its input, named as checkpoints name it.
+
+    It is its own `mtp_block`: attention, feed-forward and norms stand beside the projection in a
+    checkpoint, under the number of a layer behind the last one.
+
+    embed_tokens: None where it is the model's.
+    """
+
+    def __init__(self, config: ModelConfig, layer_index: int, group: ParallelGroup) -> None:
+        attention = LatentAttention(config, layer_index, group)
+        super().__init__(config, attention, feed_forward(config, layer_index, group))
+        hidden = config.hidden_size
+        self.embed_tokens: VocabParallelEmbedding | None = VocabParallelEmbedding(
+            config.vocab_size, hidden, group=group
+        )
+        self.enorm = RMSNorm(hidden, config.rms_norm_eps)
+        self.hnorm = RMSNorm(hidden, config.rms_norm_eps)
+        # Every rank computes all of it: as a group of one would.
+        self.eh_proj = MergedColumnParallelLinear(2 * hidden, [hidden], bias=False, group=SINGLE)
+        self.shared_head = SharedHead(config, group)
+
+    def join(self, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Makes the block's input of T embeddings and of what stood before, all [T, hidden]."""
+        joined: torch.Tensor = self.eh_proj(
+            torch.cat((self.enorm(embedded), self.hnorm(hidden)), dim=-1)
+        )
+        return joined
+
+
+class DeepseekMTP(nn.Module):
+    """The draft layers of a model that was loaded with them.
+
+    Must run inside `models.forward_context.forward_context`, like the model. The cache of draft
+    layer i is the one behind those of the model's layers, number num_hidden_layers + i.
+    """
+
+    def __init__(self, model: CausalLM) -> None:
+        """Takes the draft layers of a model.
+
+        Raises:
+            ValueError: it was loaded without.
+        """
+        super().__init__()
+        decoder = model.model
+        layers = list(decoder.layers)[model.config.num_hidden_layers :]
+        if not layers:
+            raise ValueError(f"{model.config.architecture} was loaded without draft layers")
+        self.num_layers = len(layers)
+        self._layers = nn.ModuleList(layers)
+        self._model = model
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor, depth: int
+    ) -> torch.Tensor:
+        """Computes one guess for each of T tokens.
+
+        Args:
+            token_ids: [T], of each token's successor if depth is 0, else the one `depth` farther.
+            positions: [T] int64, of the token itself, whose slots the layer's cache entries take.
+            hidden: [T, hidden], what the model, or the draft layer before, made of the token.
+            depth: how many draft layers came before; past the last layer, that one runs again.
+
+        Returns:
+            [T, hidden], normalised: for `compute_logits` and for the next depth.
+        """
+        layer, decoder = self._layer(depth), self._model.model
+        embed = decoder.embed_tokens if layer.embed_tokens is None else layer.embed_tokens
+        stream = layer((layer.join(embed(token_ids), hidden), None), decoder.rotary(positions))
+        normed: torch.Tensor = layer.shared_head.norm.add(*stream)[0]
+        return normed
+
+    def compute_logits(self, hidden: torch.Tensor, depth: int) -> torch.Tensor:
+        """Maps [S, hidden] of a depth to the logits of the tokens it guesses, [S, vocab]."""
+        head = self._layer(depth).shared_head.head
+        logits: torch.Tensor = (self._model.lm_head if head is None else head)(hidden)
+        return logits
+
+    def _layer(self, depth: int) -> DraftLayer:
+        return cast("DraftLayer", self._layers[min(depth, self.num_layers - 1)])
+
+
+def append_draft_layers(model: CausalLM, group: ParallelGroup) -> None:
+    """Puts a model's draft layers behind its layers, without weights.
+
+    Raises:
+        ConfigError: it has none of this form.
+    """
+    config = model.config
+    config.require_draft_layers()
+    for number in range(config.num_draft_layers):
+        model.model.layers.append(DraftLayer(config, config.num_hidden_layers + number, group))

@@ -1,0 +1,1 @@
+"""Speculative decoding: what to guess ahead, and which guesses were right."""

@@ -1,0 +1,50 @@
+"""How many draft tokens a request brings into a step, and what it keeps of what comes back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.engine.batch import StepResult, read_int32
+from services.engine.request import Request, RequestStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftPlan:
+    """Speculation as the scheduler sees it.
+
+    num_tokens: drafts of each request. max_seq_len: most tokens of a request in a step, its drafts
+        among them: what the model and the KV cache have room for.
+    """
+
+    num_tokens: int
+    max_seq_len: int
+
+    def reach(self, end: int) -> int:
+        """Returns how many tokens a request's blocks must hold when it computes up to `end`.
+
+        Draft layers write ahead: all but the last of the drafts that follow get an entry.
+        """
+        return min(end + self.num_tokens - 1, self.max_seq_len)
+
+    def settle(self, requests: Sequence[Request], result: StepResult) -> None:
+        """Takes over what a step left of the requests that sampled in it and still run.
+
+        Their new tokens are known: the newest was sampled, all before it were computed. What was
+        computed of drafts behind them is void. Each will verify what drafts it has room for.
+        """
+        draft_token_ids = read_int32(result.draft_token_ids).reshape(-1, self.num_tokens).tolist()
+        for request, drafts in zip(requests, draft_token_ids, strict=True):
+            if request.status is RequestStatus.RUNNING:
+                num_tokens = len(request.token_ids)
+                request.num_computed_tokens = num_tokens - 1
+                request.draft_token_ids = drafts[: max(0, self.max_seq_len - num_tokens)]
+
+
+def cut_at_end(request: Request, token_ids: list[int]) -> list[int]:
+    """Returns a request's new tokens up to the one that ends it, if any does."""
+    sampling = request.sampling
+    num_too_few = sampling.min_tokens - request.num_output_tokens
+    within = token_ids[: request.max_num_tokens - len(request.token_ids)]
+    for index, token_id in enumerate(within):
+        if token_id in sampling.end_token_ids and index >= num_too_few:
+            return within[: index + 1]
+    return within

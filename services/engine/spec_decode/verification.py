@@ -1,0 +1,69 @@
+"""Which draft tokens hold, and what a step's result keeps of what was sampled behind them.
+
+Behind each draft the token is sampled as if nothing had been guessed, from the distribution that
+follows the drafts before it and with the random number of its position. A draft holds if it is that
+token; the first one that is not ends the row, with the token that was sampled in its place.
+
+That is rejection sampling for drafts that are not drawn but named, so that their distribution is
+one on one token: such a draft d is to be accepted with probability p(d), and the token x drawn from
+p is d that often; else the token is to follow p without d, and x does. So p is kept exactly, and
+since the random number is the position's, the tokens are those of a run without drafts.
+Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", section
+2.3.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from services.engine.batch import (
+    StepResult,
+    pack_float32,
+    pack_int32,
+    read_float32,
+    read_int32,
+)
+
+NO_DRAFT = -2
+"""Stands where a request has fewer drafts than others; nothing that is sampled is like it."""
+
+
+def count_accepted(sampled: Tensor, drafts: Tensor) -> Tensor:
+    """Returns how many drafts of each of S rows hold, from the first on: [S] int64.
+
+    Args:
+        sampled: [S, k + 1], what was sampled before each draft and behind the last.
+        drafts: [S, k], padded with NO_DRAFT.
+    """
+    return (sampled[:, :-1] == drafts).long().cumprod(dim=1).sum(dim=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What S rows made of their drafts, and what they guess next, in host memory.
+
+    num_accepted: [S] int32. draft_token_ids: [S, k] int32.
+    """
+
+    num_accepted: Tensor
+    draft_token_ids: Tensor
+
+    def trim(self, result: StepResult) -> None:
+        """Keeps in a result what was sampled up to the first draft that does not hold.
+
+        Args:
+            result: has k + 1 tokens of each row, and as many log-probabilities if any.
+        """
+        accepted, drafts = self.num_accepted.numpy(), self.draft_token_ids.numpy()
+        is_kept = (np.arange(drafts.shape[1] + 1) <= accepted[:, None]).ravel()
+        result.token_ids = pack_int32(read_int32(result.token_ids)[is_kept])
+        if result.logprobs:
+            shape = (len(is_kept), result.num_top_logprobs)
+            top_token_ids = read_int32(result.top_token_ids).reshape(shape)
+            top_logprobs = read_float32(result.top_logprobs).reshape(shape)
+            result.logprobs = pack_float32(read_float32(result.logprobs)[is_kept])
+            result.top_token_ids = pack_int32(top_token_ids[is_kept])
+            result.top_logprobs = pack_float32(top_logprobs[is_kept])
+        result.num_accepted_tokens = pack_int32(accepted)
+        result.draft_token_ids = pack_int32(drafts)

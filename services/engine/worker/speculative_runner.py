@@ -1,0 +1,164 @@
+"""Runs steps that verify draft tokens and make the next ones."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.deepseek_mtp import DeepseekMTP
+from models.forward_context import CacheData
+from models.layers.decoder import CausalLM
+from models.ops.table_entries import write_entries
+from services.engine.batch import BatchDescriptor
+from services.engine.sampling.logprobs import compute_logprobs
+from services.engine.spec_decode.verification import Verified, count_accepted
+from services.engine.worker.decode_graphs import DecodedStep
+from services.engine.worker.drafter import Drafter
+from services.engine.worker.input_buffers import StepHeader
+from services.engine.worker.model_runner import ComputedStep, ModelRunner, needs_choice
+from services.engine.worker.pending_result import PendingResult
+from services.engine.worker.row_sampling import SampledRows
+from services.engine.worker.step_arrays import StepArrays, StepLimits
+from services.engine.worker.step_drafts import StepDrafts
+from services.engine.worker.transfer import to_device
+
+
+def make_runner(
+    model: CausalLM, kv_cache_data: list[CacheData], *, limits: StepLimits, device: torch.device
+) -> ModelRunner:
+    """Returns a runner that speculates if the limits say so; the model then has draft layers."""
+    kind = SpeculativeRunner if limits.num_speculative_tokens else ModelRunner
+    return kind(model, kv_cache_data, limits=limits, device=device)
+
+
+class SpeculativeRunner(ModelRunner):
+    """A runner whose steps all have drafts, be it none for some requests, and make the next ones.
+
+    Drafts are written behind the known tokens of their rows, so that they are query tokens like
+    any others. What is sampled behind each of them sees the drafts before it: penalties, biases
+    and log-probabilities are those of the row as it would be.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kv_cache_data: list[CacheData],
+        *,
+        limits: StepLimits,
+        device: torch.device,
+    ) -> None:
+        super().__init__(model, kv_cache_data, limits=limits, device=device)
+        self._drafter = Drafter(DeepseekMTP(model), self._forward, self._buffers, limits=limits)
+
+    @torch.inference_mode()
+    def execute(self, descriptor: BatchDescriptor) -> PendingResult:
+        """Runs one step, or on CUDA queues it.
+
+        Raises:
+            ValueError: the descriptor is inconsistent or exceeds the worker's limits.
+        """
+        started_ns = time.perf_counter_ns()
+        arrays = StepArrays.read(descriptor, self._limits)
+        drafts = _drafts_of(arrays)
+        self.update_tables(descriptor)
+        tokens = self._buffers.tokens
+        entries = drafts.entries(tokens.shape[1])
+        if entries.size:
+            write_entries(tokens, to_device(entries, self._device))
+        computed = self._compute(descriptor, arrays)
+        candidates = self._candidates(drafts)
+        logprobs = None
+        if computed.logits is None:
+            sampled = candidates.row_ids
+        else:
+            sampled = self._sampled(descriptor, candidates, computed)
+            if descriptor.sampling.needs_logprobs:
+                num_top = self._row_sampling.num_logprobs(candidates)
+                chosen = sampled.long().clamp(min=0)
+                logprobs = compute_logprobs(computed.logits, chosen, num_top)
+        verified = self._verify(arrays, computed, candidates, sampled)
+        if self._on_outputs is not None:
+            self._on_outputs(computed.hidden, computed.logits)
+        return PendingResult.begin(
+            descriptor.step_id,
+            sampled,
+            logprobs,
+            started_ns=started_ns,
+            fallback_reason=computed.fallback_reason,
+            verified=verified,
+        )
+
+    def _logits(self, arrays: StepArrays, header: StepHeader, hidden: Tensor) -> Tensor | None:
+        """Maps the hidden states [T, hidden] of a step to logits where something is sampled."""
+        places = _drafts_of(arrays).places
+        if not places.size:
+            return None
+        index = to_device(places.ravel(), self._device)
+        return self._model.compute_logits(hidden.index_select(0, index))
+
+    def _of_graph(self, decoded: DecodedStep, arrays: StepArrays) -> ComputedStep:
+        """Returns what a graph computed where something is sampled; everywhere as a rule."""
+        computed = ComputedStep(header=decoded.header, hidden=decoded.hidden, logits=None)
+        places = _drafts_of(arrays).places
+        if not places.size:
+            return computed
+        logits, token_ids = decoded.logits, decoded.token_ids
+        if not np.array_equal(places.ravel(), np.arange(len(logits))):
+            index = to_device(places.ravel(), self._device)
+            logits, token_ids = logits.index_select(0, index), token_ids.index_select(0, index)
+        return replace(computed, logits=logits, token_ids=token_ids)
+
+    def _candidates(self, drafts: StepDrafts) -> SampledRows:
+        """Returns the rows and positions of all that is sampled, as if each were a row's newest."""
+        host_rows, host_positions = drafts.row_ids.ravel(), drafts.positions.ravel()
+        return SampledRows(
+            row_ids=to_device(host_rows, self._device),
+            seq_lens=to_device(host_positions, self._device),
+            host_row_ids=host_rows,
+            host_seq_lens=host_positions,
+        )
+
+    def _sampled(
+        self, descriptor: BatchDescriptor, candidates: SampledRows, computed: ComputedStep
+    ) -> Tensor:
+        """Returns a token for each candidate, [S * (k + 1)] int32."""
+        if computed.token_ids is not None and not needs_choice(descriptor.sampling):
+            return computed.token_ids
+        assert computed.logits is not None, "something is sampled"
+        return self._choose(descriptor, candidates, computed.logits).int()
+
+    def _verify(
+        self,
+        arrays: StepArrays,
+        computed: ComputedStep,
+        candidates: SampledRows,
+        sampled: Tensor,
+    ) -> Verified:
+        """Accepts drafts, writes each row's newest token and guesses what follows it."""
+        drafts = _drafts_of(arrays)
+        shape = drafts.places.shape
+        sampled = sampled.view(shape)
+        accepted = count_accepted(sampled, to_device(drafts.token_ids, self._device))
+        column = accepted[:, None]
+        row_ids = candidates.row_ids.view(shape)[:, 0].contiguous()
+        newest = candidates.seq_lens.view(shape).gather(1, column).squeeze(1)
+        # A row without a sound token (NO_TOKEN) gets one that can be looked up.
+        token_ids = sampled.gather(1, column).squeeze(1).clamp(min=0)
+        self._buffers.append_tokens(row_ids, newest, token_ids)
+        places = to_device(drafts.places, self._device).gather(1, column).squeeze(1)
+        next_drafts = self._drafter.draft(
+            arrays,
+            computed.header,
+            computed.hidden,
+            row_ids=row_ids,
+            newest=newest,
+            places=places,
+        )
+        return Verified(num_accepted=accepted.int(), draft_token_ids=next_drafts)
+
+
+def _drafts_of(arrays: StepArrays) -> StepDrafts:
+    assert arrays.drafts is not None, "descriptors of a speculating engine have drafts"
+    return arrays.drafts

@@ -1,0 +1,112 @@
+"""Speculation on a GPU: the tokens of a run without, by whole graphs."""
+
+import pytest
+import torch
+
+from models.cudagraph_mode import CUDAGraphMode
+from models.deepseek_mtp import DeepseekMTP
+from models.forward_context import forward_context
+from models.loading.loader import load_model
+from services.engine.batch import FallbackReason, read_int32
+from services.engine.compilation_config import CompilationConfig
+from tests.support.draft_checkpoints import write_draft_checkpoint
+from tests.support.graph_engine import GraphEngine
+from tests.support.paged_runner import PagedRunner
+
+pytestmark = pytest.mark.gpu
+
+PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12], [6, 17, 3, 8, 8], [70] * 17]
+NUM_OUTPUT = 24
+SIZES = (1, 2, 4, 8)
+RAN_GRAPH = FallbackReason.FALLBACK_REASON_UNSPECIFIED
+RANDOM = {"temperature": 1.0, "top_p": 0.9, "top_k": 20, "min_p": 0.01}
+EDITED = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "logprobs": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_draft_checkpoint(folder, agreement=0.98)
+    return folder
+
+
+def engine(folder, num_speculative_tokens, *sizes, **changes):
+    mode = CUDAGraphMode.FULL_DECODE_ONLY if sizes else CUDAGraphMode.NONE
+    config = CompilationConfig(cudagraph_mode=mode, cudagraph_capture_sizes=sizes or None)
+    made = GraphEngine(
+        folder, config, device="cuda", num_speculative_tokens=num_speculative_tokens, **changes
+    )
+    assert [outcome.fault for outcome in made.capture()] == [""] * len(sizes)
+    return made
+
+
+def num_accepted(engine):
+    return sum(int(read_int32(r.num_accepted_tokens).sum()) for _, r in engine.steps)
+
+
+def verifications(engine):
+    """Why each step that only verified drafts ran without a graph, if it did."""
+    return {
+        reason
+        for (descriptor, _), reason in zip(engine.steps, engine.reasons, strict=True)
+        if not descriptor.context.is_prefill
+    }
+
+
+@pytest.mark.parametrize("num_speculative_tokens", [1, 2, 3])
+@pytest.mark.parametrize("sampling", [{}, RANDOM, EDITED], ids=["greedy", "random", "edited"])
+def test_graphs_give_the_tokens_of_a_run_without_drafts(folder, num_speculative_tokens, sampling):
+    expected = engine(folder, 0).run(PROMPTS, NUM_OUTPUT, **sampling)
+    speculating = engine(folder, num_speculative_tokens, *SIZES)
+    assert speculating.run(PROMPTS, NUM_OUTPUT, **sampling) == expected
+    assert verifications(speculating) == {RAN_GRAPH}
+    assert num_accepted(speculating) > 0
+
+
+@pytest.mark.parametrize("options", [{}, {"num_blocks": 14, "max_num_batched_tokens": 16}], ids=str)
+def test_eager_steps_do_too(folder, options):
+    expected = engine(folder, 0, **options).run(PROMPTS, NUM_OUTPUT)
+    speculating = engine(folder, 3, **options)
+    assert speculating.run(PROMPTS, NUM_OUTPUT) == expected
+    assert num_accepted(speculating) > 0
+
+
+def test_sparse_attention_does_too(tmp_path):
+    write_draft_checkpoint(tmp_path, "deepseek_v32", agreement=0.98)
+    expected = engine(tmp_path, 0).run(PROMPTS, NUM_OUTPUT)
+    speculating = engine(tmp_path, 2, *SIZES)
+    assert speculating.run(PROMPTS, NUM_OUTPUT) == expected
+    assert verifications(speculating) == {RAN_GRAPH}
+
+
+def test_in_bfloat16_most_tokens_are_the_same(folder):
+    # Another number of query tokens rounds otherwise: a near tie may end differently.
+    options = {"dtype": torch.bfloat16}
+    expected = engine(folder, 0, **options).run(PROMPTS, NUM_OUTPUT)
+    speculating = engine(folder, 2, *SIZES, **options)
+    outputs = speculating.run(PROMPTS, NUM_OUTPUT)
+    common = [
+        next((i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), NUM_OUTPUT)
+        for x, y in zip(outputs, expected, strict=True)
+    ]
+    assert sum(common) > 0.5 * NUM_OUTPUT * len(PROMPTS)
+    assert num_accepted(speculating) > 0
+
+
+def test_drafts_are_those_of_the_cpu(folder):
+    def drafted(device):
+        model = load_model(
+            folder, device=torch.device(device), dtype=torch.float32, with_draft_layers=True
+        )
+        runner, layers = PagedRunner(model, device=device), DeepseekMTP(model)
+        sequence = runner.add(PROMPTS[1])
+        runner._grow(sequence, len(PROMPTS[1]))
+        input_ids, context = runner.prepare([(sequence, len(PROMPTS[1]))])
+        positions = context.context.positions
+        following = torch.tensor([*PROMPTS[1][1:], 23], device=device)
+        with forward_context(context), torch.inference_mode():
+            hidden = model(input_ids, positions)
+            return layers.compute_logits(layers(following, positions, hidden, 0), 0).cpu()
+
+    expected, actual = drafted("cpu"), drafted("cuda")
+    assert ((actual - expected).abs().max() / expected.abs().max()) < 1e-3

@@ -1,0 +1,178 @@
+"""A speculating engine gives the output of one that does not, and tells how well it guesses."""
+
+import asyncio
+import json
+import random
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from services.engine.config import TINY_CHECKPOINT
+from tests.support.draft_checkpoints import write_draft_checkpoint
+from tests.support.engine_client import begin, engine_stub, generate, get_stats
+from tests.support.processes import ROOT, start_engine
+from tests.support.random_checkpoints import SHAPE, write_checkpoint
+
+TOLERANCE = 1e-4
+LIMITS = {
+    "device": "cpu",
+    "max_model_len": 96,
+    "max_num_seqs": 6,
+    "max_num_batched_tokens": 24,
+    "num_kv_blocks": 40,
+    "block_size": 8,
+}
+SAMPLINGS = [
+    {},
+    {"max_tokens": 1},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
+    {"repetition_penalty": 1.4, "frequency_penalty": 0.5, "presence_penalty": 0.5},
+    {"logit_bias": {7: 3.0, 11: -100.0}},
+    {"min_tokens": 9, "stop_token_ids": list(range(0, 97, 4))},
+    {"stop_token_ids": list(range(0, 97, 9)), "temperature": 1.0},
+    {"logprobs": 3},
+    {"logprobs": 2, "temperature": 1.0, "repetition_penalty": 1.2},
+    {"max_tokens": 90},
+]
+"""What requests ask for; max_tokens 90 leads to the end of the context."""
+
+
+def add_tokenizer(folder):
+    """Engines do not start without one; these tests never use it."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY_CHECKPOINT / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("drafting")
+    write_draft_checkpoint(folder, agreement=0.98)
+    return add_tokenizer(folder)
+
+
+def requests():
+    """Prompts, some of them with a common beginning, and what each asks for."""
+    chance = random.Random(5)
+    common = [chance.randrange(SHAPE["vocab_size"]) for _ in range(20)]
+    made = []
+    for index in range(33):
+        own = [chance.randrange(SHAPE["vocab_size"]) for _ in range(chance.randint(1, 45))]
+        sampling = {"max_tokens": 30, "seed": index, **SAMPLINGS[index % len(SAMPLINGS)]}
+        made.append((common + own if index % 3 == 0 else own, sampling))
+    return made
+
+
+async def outputs(stub):
+    replies = await asyncio.gather(*(generate(stub, p, **sampling) for p, sampling in requests()))
+    return [(r.token_ids, r.finish_reason, r.stop_token_id) for r in replies], [
+        [
+            (top.token_id, top.logprob)
+            for position in reply.logprobs
+            for top in (position.chosen, *position.top)
+        ]
+        for reply in replies
+    ]
+
+
+async def serve(folder, **flags):
+    """Returns what an engine makes of all requests, and its figures afterwards."""
+    async with start_engine(model=folder, **flags) as engine, engine_stub(engine.address) as stub:
+        return await outputs(stub), await get_stats(stub)
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    found, stats = asyncio.run(serve(folder, **LIMITS))
+    assert (stats.num_speculative_tokens, stats.draft_tokens, stats.num_verifications) == (0, 0, 0)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("num_speculative_tokens", "flags"),
+    [
+        (1, {"enable_prefix_caching": False}),
+        (2, {"cudagraph_mode": "full_decode_only", "capture_while_serving": False}),
+        (3, {"num_kv_blocks": 20}),
+    ],
+)
+async def test_output_is_that_of_an_engine_that_does_not_speculate(
+    folder, expected, num_speculative_tokens, flags
+):
+    flags = {**LIMITS, **flags, "num_speculative_tokens": num_speculative_tokens}
+    (tokens, logprobs), stats = await serve(folder, **flags)
+    assert tokens == expected[0]
+    assert len(logprobs) == len(expected[1])
+    for found, wanted in zip(logprobs, expected[1], strict=True):
+        assert [token_id for token_id, _ in found] == [token_id for token_id, _ in wanted]
+        assert [value for _, value in found] == pytest.approx(
+            [value for _, value in wanted], abs=TOLERANCE
+        )
+    assert stats.num_speculative_tokens == num_speculative_tokens
+    assert 0 < stats.accepted_draft_tokens < stats.draft_tokens
+    assert stats.draft_tokens <= stats.num_verifications * num_speculative_tokens
+    if "num_kv_blocks" in flags and flags["num_kv_blocks"] < LIMITS["num_kv_blocks"]:
+        assert stats.num_preemptions > 0
+    if "cudagraph_mode" in flags:
+        assert {graph.max_q_len for graph in stats.graphs} == {1 + num_speculative_tokens}
+        assert stats.graph_dispatch["graph"] > 10
+
+
+async def test_a_request_that_goes_away_costs_the_others_nothing(folder, expected):
+    flags = {**LIMITS, "num_speculative_tokens": 2}
+    async with start_engine(model=folder, **flags) as engine, engine_stub(engine.address) as stub:
+        lost = [begin(stub, [5, 6, index], max_tokens=80, ignore_eos=True) for index in range(4)]
+        for call in lost:
+            await anext(aiter(call))
+        others = asyncio.create_task(outputs(stub))
+        for call in lost:
+            call.cancel()
+        tokens, _ = await others
+        stats = await get_stats(stub)
+    assert tokens == expected[0]
+    assert stats.num_running == 0
+    assert stats.finished["aborted"] == len(lost)
+    assert stats.num_free_blocks == stats.num_blocks - 1
+
+
+def test_the_command_tells_how_well_it_guesses(folder):
+    with start_engine(model=folder, **LIMITS, num_speculative_tokens=2) as engine:
+
+        async def some():
+            async with engine_stub(engine.address) as stub:
+                await generate(stub, [5, 17, 3], max_tokens=20, ignore_eos=True)
+
+        asyncio.run(some())
+        command = [sys.executable, "-m", "services.client.cli", "stats"]
+        command += ["--engine", engine.address]
+        shown = subprocess.run([*command, "--once"], cwd=ROOT, capture_output=True, text=True)
+        figures = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True)
+    assert "with 2 drafts" in " ".join(shown.stdout.split())
+    counts = json.loads(figures.stdout)
+    assert 0 < counts["accepted_draft_tokens"] <= counts["draft_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("variant", "flags", "reason"),
+    [
+        ("llama", {}, "the model is LlamaForCausalLM"),
+        (None, {"block_size": 2}, "must be less than block_size, which is 2"),
+        (None, {"max_num_batched_tokens": 2}, "less than max_num_batched_tokens, which is 2"),
+        (None, {"capture_sizes": "auto"}, "must be 0 with cudagraph_capture_sizes auto"),
+    ],
+)
+def test_what_it_cannot_work_with_is_refused_at_the_start(tmp_path, folder, variant, flags, reason):
+    if variant is not None:
+        write_checkpoint(tmp_path, variant)
+        folder = add_tokenizer(tmp_path)
+    flags = {"model": folder, "device": "cpu", **flags, "num_speculative_tokens": 2}
+    process = start_engine(**flags)
+    process.start()
+    try:
+        assert process.wait(60) == 2
+        assert reason in process.log
+    finally:
+        process.kill()

@@ -1,0 +1,79 @@
+"""What a request keeps of what a step brought it."""
+
+import pytest
+
+from services.engine.batch import StepResult, pack_int32
+from services.engine.request import RequestStatus
+from services.engine.spec_decode.draft_plan import DraftPlan, cut_at_end
+from tests.support.requests import make_request
+
+PLAN = DraftPlan(num_tokens=3, max_seq_len=12)
+
+
+def running(num_tokens: int):
+    request = make_request(num_tokens)
+    request.status = RequestStatus.RUNNING
+    request.max_num_tokens = 100
+    request.num_computed_tokens = num_tokens + 2
+    return request
+
+
+def settle(*requests):
+    drafts = [[10 * i + j for j in range(3)] for i in range(len(requests))]
+    PLAN.settle(requests, StepResult(draft_token_ids=pack_int32(drafts)))
+
+
+def test_what_was_computed_of_drafts_that_do_not_hold_is_void():
+    request = running(8)
+    settle(request)
+    assert request.num_computed_tokens == 7
+    assert request.draft_token_ids == [0, 1, 2]
+
+
+def test_each_request_gets_its_own_drafts():
+    first, second = running(4), running(5)
+    settle(first, second)
+    assert (first.draft_token_ids, second.draft_token_ids) == ([0, 1, 2], [10, 11, 12])
+
+
+@pytest.mark.parametrize(("num_tokens", "num_drafts"), [(9, 3), (10, 2), (12, 0), (13, 0)])
+def test_drafts_end_where_the_sequence_must(num_tokens, num_drafts):
+    request = running(num_tokens)
+    settle(request)
+    assert len(request.draft_token_ids) == num_drafts
+
+
+@pytest.mark.parametrize("status", [RequestStatus.WAITING, RequestStatus.FINISHED])
+def test_who_does_not_run_starts_over_without_drafts(status):
+    request = running(8)
+    request.status, request.num_computed_tokens = status, 0
+    settle(request)
+    assert (request.num_computed_tokens, request.draft_token_ids) == (0, [])
+
+
+def test_blocks_reach_over_what_the_draft_layers_write_ahead():
+    assert [PLAN.reach(end) for end in (5, 9, 11, 12)] == [7, 11, 12, 12]
+    assert DraftPlan(num_tokens=1, max_seq_len=12).reach(5) == 5
+
+
+def cut(tokens, *, num_output=0, **sampling):
+    request = make_request([1, 2, 3], **sampling)
+    request.max_num_tokens = 3 + request.sampling.max_tokens
+    request.token_ids += [50] * num_output
+    return cut_at_end(request, tokens)
+
+
+def test_tokens_behind_an_end_token_are_dropped():
+    assert cut([4, 9, 5, 9], end_token_ids=[9]) == [4, 9]
+    assert cut([4, 5], end_token_ids=[9]) == [4, 5]
+
+
+def test_tokens_behind_max_tokens_are_dropped():
+    assert cut([4, 5, 6, 7], max_tokens=6, num_output=4) == [4, 5]
+
+
+def test_an_end_token_among_the_first_min_tokens_ends_nothing():
+    options = {"end_token_ids": [9], "min_tokens": 4}
+    assert cut([9, 9, 9, 5], num_output=2, **options) == [9, 9, 9]
+    assert cut([9, 9], num_output=2, **options) == [9, 9]
+    assert cut([9, 9], num_output=4, **options) == [9]
