@@ -16,7 +16,12 @@ DTYPES = ("float32", "bfloat16", "float16")
 DRAFTING_ARCHITECTURES = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM")
 """Families whose draft layers have the form of models.deepseek_mtp."""
 
-LAYER_TYPES = ("full_attention", "sliding_attention", "indexed_attention")
+LAYER_TYPES = (
+    "full_attention",
+    "sliding_attention",
+    "indexed_attention",
+    "deepseek_sparse_attention",  # what transformers 5.17 called the one before
+)
 
 _DEEPSEEK_V3 = {"rope_interleave": True, "scoring_func": "sigmoid", "norm_topk_prob": True}
 

@@ -12,7 +12,7 @@ from services.client.errors import CancelledError, InternalError, error_of_call
 from services.client.requests import (
     Message,
     Options,
-    chat_messages,
+    Tool,
     chat_request,
     generate_request,
 )
@@ -69,10 +69,11 @@ class OctavoClient:
         messages: Sequence[Message],
         options: Options | None = None,
         *,
+        tools: Sequence[Tool] = (),
         timeout_s: float | None = None,
     ) -> Stream:
         """Answers a conversation through the model's chat template."""
-        request = chat_request(messages, options or Options())
+        request = chat_request(messages, options or Options(), tools)
         call = self._stub.Chat(
             request, timeout=timeout_s, metadata=self._metadata + call_metadata()
         )
@@ -90,7 +91,7 @@ class OctavoClient:
         if isinstance(text, str):
             request.text = text
         else:
-            request.conversation.messages.extend(chat_messages(text))
+            request.conversation.messages.extend(message.to_proto() for message in text)
         call = self._stub.Tokenize(request, timeout=timeout_s, metadata=self._metadata)
         response = await _answer(call)
         return [
@@ -135,7 +136,7 @@ async def _chunks(call: Any) -> AsyncIterator[Chunk]:
     try:
         async for response in call:
             chunk = chunk_of(response.output)
-            is_complete = chunk.finish_reason is not None
+            is_complete = chunk.usage is not None
             yield chunk
     except grpc.aio.AioRpcError as error:
         raise error_of_call(error) from None

@@ -3,10 +3,13 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+
+from services.client.requests import Options
+from services.client.structured_output import Structure
 
 DEFAULT_FRONTEND = "127.0.0.1:50050"
 DEFAULT_ENGINE = "127.0.0.1:50051"
@@ -53,6 +56,15 @@ def expand_dataclasses(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # read by inspect
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def structured(options: Options, structure: Structure) -> Options:
+    """Returns options with the output that flags ask for; a mistake ends the command."""
+    try:
+        wanted = structure.read()
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return replace(options, sampling=replace(options.sampling, structured_output=wanted))
 
 
 def _flags(kind: Any) -> Iterator[inspect.Parameter]:

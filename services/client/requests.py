@@ -8,6 +8,33 @@ from typing import Annotated
 from protos.common.v1 import sampling_pb2
 from protos.frontend.v1 import frontend_pb2
 from services.client.errors import InvalidRequestError
+from services.client.structured_output import StructuredOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function that the model may call, in the form that its chat template asks for."""
+
+    name: str
+    description: str = ""
+    parameters: str | None = None
+    """JSON Schema of the parameters, as JSON text."""
+
+    def to_proto(self) -> frontend_pb2.Tool:
+        """Returns the wire form."""
+        return frontend_pb2.Tool(
+            name=self.name, description=self.description, parameters=self.parameters
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call that the model made."""
+
+    id: str = ""
+    name: str
+    arguments: str
+    """The text of a JSON object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +43,24 @@ class Message:
 
     role: str
     """Who speaks, such as system, user or assistant."""
-    content: str
+    content: str = ""
     """What is said."""
+    tool_calls: Sequence[ToolCall] = ()
+    """Tools that the model called; only in the assistant's messages."""
+    tool_call_id: str | None = None
+    """The call that a message of the role "tool" answers."""
+
+    def to_proto(self) -> frontend_pb2.ChatMessage:
+        """Returns the wire form."""
+        return frontend_pb2.ChatMessage(
+            role=self.role,
+            content=self.content,
+            tool_calls=[
+                frontend_pb2.ToolCall(id=call.id, name=call.name, arguments=call.arguments)
+                for call in self.tool_calls
+            ],
+            tool_call_id=self.tool_call_id,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +90,16 @@ class Sampling:
     logprobs: Annotated[
         int | None, "Report log-probabilities of each token and of this many likeliest ones."
     ] = None
+    prompt_logprobs: Annotated[
+        int | None, "Report the same of each prompt token but the first; computes all of them."
+    ] = None
     min_tokens: Annotated[int | None, "Output tokens before which nothing may end."] = None
     ignore_eos: Annotated[bool | None, "Go on past the model's end-of-sequence tokens."] = None
     stop_token_ids: Annotated[Sequence[int], "Token id that ends the output; repeatable."] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Added to the logits of these token ids."""
+    structured_output: StructuredOutput | None = None
+    """What the output must be."""
 
     def to_proto(self) -> sampling_pb2.SamplingParams:
         """Returns the wire form, with only the fields that are set.
@@ -62,7 +110,9 @@ class Sampling:
         params = sampling_pb2.SamplingParams()
         for item in fields(self):
             value = getattr(self, item.name)
-            if value is not None:
+            if isinstance(value, StructuredOutput):
+                params.structured_output.CopyFrom(value.to_proto())
+            elif value is not None:
                 with _fits(item.name, value):
                     params.MergeFrom(sampling_pb2.SamplingParams(**{item.name: value}))
         return params
@@ -79,6 +129,7 @@ class Options:
     priority: Annotated[int, "Higher runs first."] = 0
     cache_salt: Annotated[str, "Requests with different salts share no cached blocks."] = ""
     show_special_tokens: Annotated[bool | None, "Show special tokens in the text."] = None
+    n: Annotated[int | None, "Outputs of the prompt; their seeds follow each other."] = None
 
     def to_proto(self) -> frontend_pb2.GenerationOptions:
         """Returns the wire form.
@@ -96,6 +147,9 @@ class Options:
         )
         with _fits("priority", self.priority):
             options.priority = self.priority
+        if self.n is not None:
+            with _fits("n", self.n):
+                options.n = self.n
         return options
 
 
@@ -110,14 +164,15 @@ def generate_request(prompt: str | Sequence[int], options: Options) -> frontend_
     return request
 
 
-def chat_request(messages: Sequence[Message], options: Options) -> frontend_pb2.ChatRequest:
+def chat_request(
+    messages: Sequence[Message], options: Options, tools: Sequence[Tool] = ()
+) -> frontend_pb2.ChatRequest:
     """Returns the wire form of a conversation."""
-    return frontend_pb2.ChatRequest(options=options.to_proto(), messages=chat_messages(messages))
-
-
-def chat_messages(messages: Sequence[Message]) -> list[frontend_pb2.ChatMessage]:
-    """Returns the wire form of a conversation's messages."""
-    return [frontend_pb2.ChatMessage(role=item.role, content=item.content) for item in messages]
+    return frontend_pb2.ChatRequest(
+        options=options.to_proto(),
+        messages=[item.to_proto() for item in messages],
+        tools=[item.to_proto() for item in tools],
+    )
 
 
 @contextmanager

@@ -43,12 +43,15 @@ class PositionLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """What is new since the last chunk. Only the last one has `finish_reason` and `usage`."""
+    """What is new since the last chunk of the same output. The last one of all has `usage`."""
 
     request_id: str
+    index: int = 0
+    """Which output of the prompt this is more of; each ends with a `finish_reason` of its own."""
     text: str
     token_ids: Sequence[int]
     logprobs: Sequence[PositionLogprobs] = ()
+    prompt_logprobs: Sequence[PositionLogprobs] = ()
     finish_reason: FinishReason | None = None
     stop_string: str | None = None
     stop_token_id: int | None = None
@@ -63,6 +66,8 @@ class Completion:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+    """Of the prompt's tokens from the second on, where they were asked for."""
     finish_reason: FinishReason | None = None
     stop_string: str | None = None
     stop_token_id: int | None = None
@@ -74,6 +79,7 @@ class Completion:
         self.text += chunk.text
         self.token_ids.extend(chunk.token_ids)
         self.logprobs.extend(chunk.logprobs)
+        self.prompt_logprobs.extend(chunk.prompt_logprobs)
         self.finish_reason = chunk.finish_reason
         self.stop_string = chunk.stop_string
         self.stop_token_id = chunk.stop_token_id
@@ -106,9 +112,11 @@ def chunk_of(output: frontend_pb2.Output) -> Chunk:
     """Reads one message of output."""
     return Chunk(
         request_id=output.request_id,
+        index=output.index,
         text=output.text,
         token_ids=tuple(output.token_ids),
         logprobs=tuple(_position(item) for item in output.logprobs),
+        prompt_logprobs=tuple(_position(item) for item in output.prompt_logprobs),
         finish_reason=_finish_reason(output.finish_reason),
         stop_string=output.stop_string if output.HasField("stop_string") else None,
         stop_token_id=output.stop_token_id if output.HasField("stop_token_id") else None,

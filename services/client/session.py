@@ -10,7 +10,7 @@ import grpc
 
 from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
 from services.client.errors import InternalError, OctavoError, error_of, error_of_call
-from services.client.requests import Message, Options, chat_request, generate_request
+from services.client.requests import Message, Options, Tool, chat_request, generate_request
 from services.client.responses import Chunk, chunk_of
 from services.client.stream import Stream
 from services.client.tracing import traceparent
@@ -56,10 +56,16 @@ class Session:
         request.options.traceparent = traceparent()
         return self._submit(frontend_pb2.SessionRequest(handle=handle, generate=request))
 
-    def chat(self, messages: Sequence[Message], options: Options | None = None) -> Stream:
+    def chat(
+        self,
+        messages: Sequence[Message],
+        options: Options | None = None,
+        *,
+        tools: Sequence[Tool] = (),
+    ) -> Stream:
         """Answers a conversation."""
         handle = self._new_handle()
-        request = chat_request(messages, options or Options())
+        request = chat_request(messages, options or Options(), tools)
         request.options.traceparent = traceparent()
         return self._submit(frontend_pb2.SessionRequest(handle=handle, chat=request))
 
@@ -122,7 +128,7 @@ class Session:
             return
         chunk = chunk_of(response.output)
         arrivals.put_nowait(chunk)
-        if chunk.finish_reason is not None:
+        if chunk.usage is not None:
             del self._live[response.handle]
 
     def _end(self, error: OctavoError) -> None:
@@ -138,7 +144,7 @@ async def _chunks(arrivals: asyncio.Queue[Chunk | OctavoError]) -> AsyncIterator
         item = await arrivals.get()
         if isinstance(item, OctavoError):
             raise item
-        is_last = item.finish_reason is not None
+        is_last = item.usage is not None
         yield item
 
 

@@ -1,5 +1,6 @@
 """One answer as it arrives."""
 
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from typing import Self
 
@@ -9,7 +10,7 @@ from services.client.responses import Chunk, Completion
 class Stream:
     """An answer, chunk by chunk: iterate over it, or await `completion()` for all of it.
 
-    It ends after the chunk with a finish reason. Leaving a loop early keeps the request running
+    It ends after the chunk with the usage. Leaving a loop early keeps the request running
     until `cancel` is called or, used as an async context manager, the block is left.
     """
 
@@ -34,8 +35,15 @@ class Stream:
         self._cancel()
 
     async def completion(self) -> Completion:
-        """Returns the whole answer once it is complete."""
-        completion = Completion()
+        """Returns the whole answer once it is complete; the first one where `n` asked for more."""
+        return (await self.completions())[0]
+
+    async def completions(self) -> list[Completion]:
+        """Returns all answers once they are complete; the usage of each is that of all."""
+        answers: defaultdict[int, Completion] = defaultdict(Completion)
         async for chunk in self:
-            completion.add(chunk)
-        return completion
+            answers[chunk.index].add(chunk)
+            if chunk.usage is not None:
+                for answer in answers.values():
+                    answer.usage = chunk.usage
+        return [answer for _, answer in sorted(answers.items())]

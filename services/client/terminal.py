@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -40,17 +41,25 @@ class Answer:
 
 
 async def show(stream: Stream) -> Answer:
-    """Writes an answer to standard output as it comes, and a line break after it."""
-    completion = Completion()
+    """Writes an answer to standard output as it comes, and a line break after it.
+
+    Of several answers the first comes so, and the others whole behind it, each under its number.
+    """
+    answers: defaultdict[int, Completion] = defaultdict(Completion)
     started = time.perf_counter()
     ttft_s = None
     async for chunk in stream:
         if ttft_s is None and chunk.token_ids:
             ttft_s = time.perf_counter() - started
-        typer.echo(chunk.text, nl=False)
-        completion.add(chunk)
+        if chunk.index == 0:
+            typer.echo(chunk.text, nl=False)
+        answers[chunk.index].add(chunk)
     elapsed_s = time.perf_counter() - started
     typer.echo()
+    for index, other in sorted(answers.items())[1:]:
+        typer.echo(f"--- {index + 1}\n{other.text}")
+    completion = answers[0]
+    completion.usage = chunk.usage
     return Answer(completion=completion, ttft_s=ttft_s or elapsed_s, elapsed_s=elapsed_s)
 
 

@@ -42,10 +42,12 @@ __all__ = [
     "read_float32",
     "read_int32",
     "read_logprobs",
+    "read_prompt_logprobs",
     "read_tokens",
     "redacted",
     "row_assignment",
     "runtime_mode",
+    "set_prompt_logprobs",
     "step_result",
 ]
 
@@ -93,7 +95,8 @@ class BatchBuilder:
 
     The scheduler appends to the lists itself: a method call per running request would double what
     a steady decode step costs. `row_ids`, `q_lens` and `seq_lens` have one entry per request;
-    `sample_indices` holds the requests that sample, as indices into them.
+    `sample_indices` holds the requests that sample, as indices into them; `grammar_rows` those
+    whose token a grammar decides, as indices into `sample_indices`, `grammar_masks` their bits.
     """
 
     __slots__ = (
@@ -103,8 +106,12 @@ class BatchBuilder:
         "_block_rows",
         "all_greedy",
         "drafts",
+        "grammar_masks",
+        "grammar_rows",
         "needs_logit_edits",
         "needs_logprobs",
+        "num_prompt_logprobs",
+        "prompt_logprob_requests",
         "q_lens",
         "row_assignments",
         "row_ids",
@@ -123,6 +130,10 @@ class BatchBuilder:
         self.all_greedy = True
         self.needs_logit_edits = False
         self.needs_logprobs = False
+        self.grammar_rows: list[int] = []
+        self.grammar_masks: list[bytes] = []
+        self.prompt_logprob_requests: list[int] = []
+        self.num_prompt_logprobs = 0
         self._block_rows: list[int] = []
         self._block_offsets: list[int] = []
         self._block_counts: list[int] = []
@@ -179,6 +190,12 @@ class BatchBuilder:
         sampling.all_greedy = self.all_greedy
         sampling.needs_logit_edits = self.needs_logit_edits
         sampling.needs_logprobs = self.needs_logprobs
+        if self.grammar_rows:
+            sampling.grammar_rows = pack_int32(self.grammar_rows)
+            sampling.grammar_masks = b"".join(self.grammar_masks)
+        if self.prompt_logprob_requests:
+            sampling.prompt_logprob_requests = pack_int32(self.prompt_logprob_requests)
+            sampling.num_prompt_logprobs = self.num_prompt_logprobs
         if self.drafts is not None:
             descriptor.spec_decode_metadata.CopyFrom(self.drafts)
         return descriptor
@@ -283,6 +300,49 @@ def read_logprobs(
     ]
 
 
+def set_prompt_logprobs(
+    result: StepResult,
+    logprobs: npt.ArrayLike,
+    top_token_ids: npt.ArrayLike,
+    top_logprobs: npt.ArrayLike,
+) -> None:
+    """Adds what a step found out about N prompt tokens: [N], [N, n] and [N, n]."""
+    result.prompt_logprobs = pack_float32(logprobs)
+    result.num_prompt_top_logprobs = np.shape(top_token_ids)[1]
+    result.prompt_top_token_ids = pack_int32(top_token_ids)
+    result.prompt_top_logprobs = pack_float32(top_logprobs)
+
+
+def read_prompt_logprobs(
+    result: StepResult, counts: Sequence[tuple[int, int]]
+) -> list[list[PositionLogprobs]]:
+    """Returns the log-probabilities of prompt tokens of a step, request after request.
+
+    Args:
+        result: a result with them.
+        counts: for each request its tokens and the most likely ones that it asked for.
+    """
+    chosen = read_float32(result.prompt_logprobs).tolist()
+    shape = (len(chosen), result.num_prompt_top_logprobs)
+    top_ids = read_int32(result.prompt_top_token_ids).reshape(shape)
+    top_logprobs = read_float32(result.prompt_top_logprobs).reshape(shape)
+    told: list[list[PositionLogprobs]] = []
+    start = 0
+    for num_tokens, num_top in counts:
+        told.append(
+            [
+                PositionLogprobs(
+                    logprob=chosen[i],
+                    top_token_ids=tuple(top_ids[i, :num_top].tolist()),
+                    top_logprobs=tuple(top_logprobs[i, :num_top].tolist()),
+                )
+                for i in range(start, start + num_tokens)
+            ]
+        )
+        start += num_tokens
+    return told
+
+
 def redacted(descriptor: BatchDescriptor, result: StepResult) -> tuple[BatchDescriptor, StepResult]:
     """Returns copies of a step that name no token, for those who may not read texts."""
     shown, shown_result = BatchDescriptor(), StepResult()
@@ -294,7 +354,10 @@ def redacted(descriptor: BatchDescriptor, result: StepResult) -> tuple[BatchDesc
         assignment.sampling.ClearField("end_token_ids")
     if shown.HasField("spec_decode_metadata"):
         shown.spec_decode_metadata.ClearField("draft_token_ids")
+    shown.sampling.ClearField("grammar_rows")  # they tell the caller's grammar
+    shown.sampling.ClearField("grammar_masks")
     shown_result.ClearField("token_ids")
     shown_result.ClearField("top_token_ids")
+    shown_result.ClearField("prompt_top_token_ids")
     shown_result.ClearField("draft_token_ids")
     return shown, shown_result

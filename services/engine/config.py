@@ -93,6 +93,8 @@ class EngineConfig(BaseSettings):
     """Most query tokens in one step; prompts are computed in chunks that fit."""
     max_num_waiting: int = Field(default=1024, ge=1)
     """Most requests that wait; beyond it they are refused with RESOURCE_EXHAUSTED."""
+    priority_ageing_s: float = Field(default=10.0, gt=0, le=3600)
+    """Seconds of waiting that are worth one step of priority, so that nobody waits for ever."""
     enable_prefix_caching: bool = True
     """Reuse the blocks of prompts that begin alike."""
     num_threads: int = Field(default=1, ge=1)
@@ -143,6 +145,14 @@ class EngineConfig(BaseSettings):
     """Time that requests wait for a lost worker's successor; then they end with UNAVAILABLE."""
     drain_timeout_s: float = Field(default=30.0, ge=0)
     """Time that running requests have to finish after SIGTERM or Drain."""
+    max_grammar_bytes: int = Field(default=2**16, ge=1)
+    """Longest schema, regular expression or grammar of a request, in bytes."""
+    max_structured_requests: int = Field(default=256, ge=1)
+    """Most live requests whose output follows a grammar; beyond it they are refused."""
+    grammar_timeout_s: float = Field(default=5.0, gt=0, le=30)
+    """Longest time to compile a grammar, and to find out what it allows for one token."""
+    num_grammar_threads: int = Field(default=4, ge=1, le=64)
+    """Threads that find out what grammars allow, beside the steps."""
     credit_window: int = Field(default=64, ge=1)
     """Step messages a session may leave unread before steps are merged."""
     slow_reader_timeout_s: float = Field(default=10.0, gt=0)

@@ -2,6 +2,7 @@
 
 import enum
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,6 +14,7 @@ MIN_REPETITION_PENALTY = 0.0625
 """Logits are divided by it; by 1e-37 they would be infinite, and the model would look broken."""
 MAX_STOP_TOKEN_IDS = 64
 MAX_EOS_TOKEN_IDS = 64
+MAX_PRIORITY = 100
 
 
 class FinishReason(enum.Enum):
@@ -47,6 +49,7 @@ class SamplingParams:
     min_tokens: int = 0
     max_tokens: int
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         """Checks every range."""
@@ -60,6 +63,8 @@ class SamplingParams:
         _check_range("min_tokens", self.min_tokens, 0, self.max_tokens)
         if self.logprobs is not None:
             _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequestError(
                 f"logit_bias has {len(self.logit_bias)} entries; the limit is {MAX_LOGIT_BIAS}"
@@ -86,11 +91,49 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:
-    """Log-probabilities of one output position, before penalties, temperature and truncation."""
+    """Log-probabilities of one position, before penalties, temperature and truncation."""
 
     logprob: float
     top_token_ids: tuple[int, ...]
     top_logprobs: tuple[float, ...]
+
+
+class GrammarKind(enum.Enum):
+    """The forms in which a request can say what its output must be."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    LARK = "lark"
+    CHOICE = "choice"
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """What a request's output must be; see StructuredOutput of protos/common/v1/sampling.proto."""
+
+    kind: GrammarKind
+    texts: tuple[str, ...] = ()
+    """The schema, expression or grammar; of a choice all texts; nothing for a JSON object."""
+
+
+class Constraint(Protocol):
+    """Decides on the host, between two tokens of a request, which tokens may come next."""
+
+    @property
+    def mask(self) -> bytes | None:
+        """A bit for each token that may come next, as grammar_masks of batch.proto has them.
+
+        None while it is being worked out, and for good once the request is over.
+        """
+
+    def advance(self, token_id: int) -> None:
+        """Takes the token that was chosen; the mask behind it comes later."""
+
+    def listen(
+        self, on_mask: Callable[[], None], on_end: Callable[[EngineError | None], None]
+    ) -> None:
+        """Calls `on_mask` for each new mask and `on_end` once: complete, or why it cannot go on."""
 
 
 class OutputSink(Protocol):
@@ -139,6 +182,9 @@ class Request:
     deadline_s: float | None = None
     traceparent: str = ""
     """Where the request belongs in a trace; empty: nowhere."""
+    structured_output: StructuredOutput | None = None
+    constraint: Constraint | None = None
+    """What keeps the output to `structured_output`; set before the request is submitted."""
 
     status: RequestStatus = RequestStatus.WAITING
     token_ids: list[int] = field(init=False)
@@ -158,8 +204,12 @@ class Request:
     """Prefix-index keys of the full blocks hashed so far; kept when the blocks are given back."""
     num_indexed_blocks: int = 0
     """Blocks held, from the first on, whose content other requests may already find."""
+    num_prompt_logprobs: int = 0
+    """Prompt tokens whose log-probabilities are known; those of the first one never are."""
     max_num_tokens: int = 0
     """Most tokens of prompt and output together; set when the scheduler takes the request."""
+    rank_s: float = 0.0
+    """The moment as which its arrival counts; set when the scheduler takes the request."""
     arrival_index: int = 0
     """Place in the order of submission; set when the scheduler takes the request."""
     row: int | None = None
@@ -187,6 +237,20 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether the whole prompt must be computed, for log-probabilities not known yet."""
+        return (
+            self.sampling.prompt_logprobs is not None
+            and self.num_prompt_logprobs < self.num_prompt_tokens - 1
+        )
+
+    @property
+    def awaits_mask(self) -> bool:
+        """Whether the next token cannot be ordered yet: which ones may come is not known."""
+        constraint = self.constraint
+        return constraint is not None and bool(self.num_pending_tokens or constraint.mask is None)
+
+    @property
     def is_suspect(self) -> bool:
         """Whether the request may have cost a worker its life and has not been cleared since."""
         return len(self.token_ids) < self.trial_end
@@ -209,6 +273,8 @@ class RequestOutput:
     token_ids: list[int]
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     """One entry per token id where the request asked for log-probabilities, else empty."""
+    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+    """Of the prompt tokens behind those told before, from the second token on."""
     finish_reason: FinishReason | None = None
     error: EngineError | None = None
     """Why the request failed; then finish_reason is None and nothing more comes."""

@@ -13,6 +13,7 @@ from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.core.model_folder import ModelFolder
 from services.engine.core.worker_supervisor import Executor
+from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.rpc.known_clients import KnownClients
 from services.engine.rpc.metrics import EngineFamilies
 from services.engine.rpc.servicer import EngineServicer
@@ -48,6 +49,14 @@ class EngineServer:
             on_readiness=self._health.set_ready,
             tracing=self._tracing,
         )
+        self._grammars = GrammarCompiler(
+            model.tokenizer_json,
+            vocab_size=model.vocab_size,
+            eos_token_ids=model.eos_token_ids,
+            max_live=config.max_structured_requests,
+            timeout_s=config.grammar_timeout_s,
+            num_threads=config.num_grammar_threads,
+        )
         self._exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
         self._server = make_server(
@@ -59,7 +68,7 @@ class EngineServer:
             max_streams_per_connection=config.max_streams_per_connection,
             interceptors=_interceptors(config),
         )
-        servicer = EngineServicer(self.core, model, config)
+        servicer = EngineServicer(self.core, model, config, self._grammars)
         engine_pb2_grpc.add_EngineServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
         self._metrics = Metrics(
             EngineFamilies(self.core, model=model.name, num_sessions=lambda: servicer.num_sessions)
@@ -82,6 +91,7 @@ class EngineServer:
         await self._server.start()
         self._tasks.append(asyncio.create_task(self._run_core()))
         self._tasks.append(asyncio.create_task(self._exit_when_drained()))
+        self._grammars.load()
         log.info(
             "engine_listening", address=f"{config.host}:{port}", port=port, tls=tls is not None
         )
@@ -107,6 +117,7 @@ class EngineServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._grammars.close()
         await asyncio.to_thread(self._metrics.close)
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)

@@ -70,6 +70,8 @@ class FrontendConfig(BaseSettings):
     """A chat template that takes longer to render a conversation is stopped."""
     max_live_requests: int = Field(default=1024, ge=1)
     """Requests that one client session, or HTTP as a whole, may have unfinished."""
+    max_samples: int = Field(default=16, ge=1, le=128)
+    """Most outputs that one request may have of its prompt (n)."""
     num_tokenizer_threads: int = Field(default=2, ge=1, le=64)
     """Threads that tokenize long texts beside the event loop."""
     engine_silence_timeout_s: float = Field(default=2.5, gt=0)

@@ -65,6 +65,7 @@ class FrontendServer:
             self.engine,
             tracing=self._tracing,
             max_prompt_bytes=config.max_prompt_bytes,
+            max_samples=config.max_samples,
             num_tokenizer_threads=config.num_tokenizer_threads,
             template_timeout_s=config.template_timeout_s,
             gate=self._gate,

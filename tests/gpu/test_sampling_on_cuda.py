@@ -10,6 +10,7 @@ from tests.support.sampling_kernels import (
     DTYPES,
     PARAMS,
     check_logprobs,
+    check_masks,
     check_penalties,
     check_sampling,
     drawn_by_kernel,
@@ -29,6 +30,12 @@ def test_uniform_numbers_are_equal_bit_for_bit():
     positions = torch.arange(1000, dtype=torch.int32)
     on_cuda = uniform(seeds.cuda(), positions.cuda())
     assert torch.equal(on_cuda.cpu(), uniform(seeds, positions))
+
+
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def test_masked_logits_are_exactly_those_of_the_reference(vocab_size):
+    for num_rows in (1, 3, 256):
+        check_masks(num_rows, vocab_size, device="cuda")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

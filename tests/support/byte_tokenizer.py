@@ -16,6 +16,24 @@ CHAT_TEMPLATE = """\
 {{- "<|im_start|>assistant\\n" }}
 {%- endif %}
 """
+TOOL_TEMPLATE = """\
+{%- if tools %}
+{{- "<|im_start|>system\\n" }}
+{%- for tool in tools %}{{ (tool | tojson) + "\\n" }}{% endfor %}
+{{- "<|im_end|>\\n" }}
+{%- endif %}
+{%- for message in messages %}
+{{- "<|im_start|>" + message.role + "\\n" }}
+{%- if message.content is string %}{{- message.content }}{%- endif %}
+{%- for call in message.tool_calls or [] %}
+{{- "<call>" + call.function.name + " " + (call.function.arguments | tojson(indent=None)) }}
+{%- endfor %}
+{{- "<|im_end|>\\n" }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "<|im_start|>assistant\\n" }}{%- endif %}
+"""
+"""A chat template that knows tools, the model's calls of them and their answers."""
+
 CORPUS = ["hello world, how are you today? I am fine, thank you.\n", "one two three four five. "]
 
 

@@ -10,6 +10,7 @@ from models.ops import sample_tokens as sampling
 from models.ops import top_logprobs as logprobs
 from services.engine.sampling.sampler import TokenChoice
 from tests.support.sampling_rows import token_choice
+from tests.support.token_masks import pack_bits
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PARAMS = [
@@ -142,3 +143,17 @@ def check_logprobs(
     assert torch.equal(ids, expected[1]), f"{dtype} {vocab_size}: {ids} for {expected[1]}"
     torch.testing.assert_close(chosen, expected[0], rtol=1e-5, atol=2e-5)
     torch.testing.assert_close(top, expected[2], rtol=1e-5, atol=2e-5)
+
+
+def check_masks(num_rows: int, vocab_size: int, *, device: str = "cpu") -> None:
+    """Compares the masking of half of the rows; the others must not change."""
+    from models.ops.triton import mask_tokens as kernel
+
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = torch.randn(num_rows, vocab_size, generator=generator).to(device)
+    rows = torch.arange(num_rows - 1, -1, -2, dtype=torch.int32, device=device)
+    is_allowed = torch.rand(len(rows), vocab_size, generator=generator) < 0.5
+    expected = logits.cpu().clone()
+    expected[rows.cpu().long()] = expected[rows.cpu().long()].masked_fill(~is_allowed, -torch.inf)
+    kernel.mask_tokens(logits, rows, pack_bits(is_allowed).to(device))
+    assert torch.equal(logits.cpu(), expected)

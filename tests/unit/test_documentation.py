@@ -12,7 +12,9 @@ from services.engine.core.engine_core import EngineCore
 from services.engine.rpc.metrics import EngineFamilies
 from services.frontend import errors as frontend_errors
 from services.frontend.config import FrontendConfig
-from services.frontend.engine_client.client import EngineClient
+from services.frontend.engine_client.addresses import AddressBook
+from services.frontend.engine_client.pool import EnginePool, PoolLimits
+from services.frontend.engine_client.tokenizer_files import TokenizerStore
 from services.frontend.pipeline.metrics import FrontendFamilies
 from services.frontend.pipeline.request_counts import RequestCounts
 from tests.support.engine_harness import engine_config
@@ -76,9 +78,10 @@ def test_every_metric_is_documented():
     core = EngineCore(
         engine_config(), max_model_len=1, make_executor=None, on_readiness=lambda ready: None
     )
+    pool = EnginePool(AddressBook(["host:1"]), TokenizerStore(None), PoolLimits())
     families = [
         *EngineFamilies(core, model="m", num_sessions=lambda: 0)(),
-        *FrontendFamilies(RequestCounts(), EngineClient("host:1"))(),
+        *FrontendFamilies(RequestCounts(), pool)(),
     ]
     names = [f.name + ("_total" if f.type == "counter" else "") for f in families]
     assert len(names) > 40

@@ -83,11 +83,11 @@ def _rotate_and_cache_kernel(
         heads = slots * NUM_KV_HEADS + kv_head
         if head < NUM_KV_HEADS:
             k_ptrs = k_ptr + tokens[:, None] * k_stride + kv_head * HEAD_DIM + dims[None, :]
-            first = tl.load(k_ptrs, mask=in_tile, other=0.0)
-            second = tl.load(k_ptrs + HALF, mask=in_tile, other=0.0)
+            first = tl.load(k_ptrs, mask=in_tile, other=0.0).to(tl.float32)
+            second = tl.load(k_ptrs + HALF, mask=in_tile, other=0.0).to(tl.float32)
             if HAS_ROTATION:
                 first, second = _transform(
-                    first.to(tl.float32), second.to(tl.float32), k_weight_ptr, cos_ptr, sin_ptr,
+                    first, second, k_weight_ptr, cos_ptr, sin_ptr,
                     at_rotation, dims, in_half, in_tile, eps, HEAD_DIM, HAS_NORM,
                 )  # fmt: skip
                 at_rotated = tokens[:, None] * rotated_k_stride + kv_head * HEAD_DIM + dims[None, :]
@@ -100,8 +100,8 @@ def _rotate_and_cache_kernel(
             )  # fmt: skip
         else:
             v_ptrs = v_ptr + tokens[:, None] * v_stride + kv_head * HEAD_DIM + dims[None, :]
-            first = tl.load(v_ptrs, mask=in_tile, other=0.0)
-            second = tl.load(v_ptrs + HALF, mask=in_tile, other=0.0)
+            first = tl.load(v_ptrs, mask=in_tile, other=0.0).to(tl.float32)
+            second = tl.load(v_ptrs + HALF, mask=in_tile, other=0.0).to(tl.float32)
             _store(
                 v_cache_ptr, v_scale_ptr, heads, dims, first, second, in_tokens, in_tile,
                 HEAD_DIM, HAS_SCALES,
@@ -109,15 +109,16 @@ def _rotate_and_cache_kernel(
     elif HAS_ROTATION:
         q_head = head - 2 * NUM_KV_HEADS
         q_ptrs = q_ptr + tokens[:, None] * q_stride + q_head * HEAD_DIM + dims[None, :]
-        first = tl.load(q_ptrs, mask=in_tile, other=0.0)
-        second = tl.load(q_ptrs + HALF, mask=in_tile, other=0.0)
-        rotated_first, rotated_second = _transform(
-            first.to(tl.float32), second.to(tl.float32), q_weight_ptr, cos_ptr, sin_ptr,
+        first = tl.load(q_ptrs, mask=in_tile, other=0.0).to(tl.float32)
+        second = tl.load(q_ptrs + HALF, mask=in_tile, other=0.0).to(tl.float32)
+        first, second = _transform(
+            first, second, q_weight_ptr, cos_ptr, sin_ptr,
             at_rotation, dims, in_half, in_tile, eps, HEAD_DIM, HAS_NORM,
         )  # fmt: skip
         at_rotated = (tokens[:, None] * NUM_HEADS + q_head) * HEAD_DIM + dims[None, :]
-        tl.store(rotated_q_ptr + at_rotated, rotated_first.to(first.dtype), mask=in_tile)
-        tl.store(rotated_q_ptr + at_rotated + HALF, rotated_second.to(second.dtype), mask=in_tile)
+        dtype = rotated_q_ptr.dtype.element_ty
+        tl.store(rotated_q_ptr + at_rotated, first.to(dtype), mask=in_tile)
+        tl.store(rotated_q_ptr + at_rotated + HALF, second.to(dtype), mask=in_tile)
 
 
 def rotate_and_cache(

@@ -125,16 +125,24 @@ class BlockTableUpdates(_message.Message):
     def __init__(self, rows: _Optional[bytes] = ..., offsets: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ...) -> None: ...
 
 class SamplingMetadata(_message.Message):
-    __slots__ = ("sample_indices", "all_greedy", "needs_logit_edits", "needs_logprobs")
+    __slots__ = ("sample_indices", "all_greedy", "needs_logit_edits", "needs_logprobs", "grammar_rows", "grammar_masks", "prompt_logprob_requests", "num_prompt_logprobs")
     SAMPLE_INDICES_FIELD_NUMBER: _ClassVar[int]
     ALL_GREEDY_FIELD_NUMBER: _ClassVar[int]
     NEEDS_LOGIT_EDITS_FIELD_NUMBER: _ClassVar[int]
     NEEDS_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_ROWS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_MASKS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROB_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     sample_indices: bytes
     all_greedy: bool
     needs_logit_edits: bool
     needs_logprobs: bool
-    def __init__(self, sample_indices: _Optional[bytes] = ..., all_greedy: _Optional[bool] = ..., needs_logit_edits: _Optional[bool] = ..., needs_logprobs: _Optional[bool] = ...) -> None: ...
+    grammar_rows: bytes
+    grammar_masks: bytes
+    prompt_logprob_requests: bytes
+    num_prompt_logprobs: int
+    def __init__(self, sample_indices: _Optional[bytes] = ..., all_greedy: _Optional[bool] = ..., needs_logit_edits: _Optional[bool] = ..., needs_logprobs: _Optional[bool] = ..., grammar_rows: _Optional[bytes] = ..., grammar_masks: _Optional[bytes] = ..., prompt_logprob_requests: _Optional[bytes] = ..., num_prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class RowAssignment(_message.Message):
     __slots__ = ("row", "token_ids", "num_prompt_tokens", "sampling")
@@ -195,7 +203,7 @@ class DPMetadata(_message.Message):
     def __init__(self, num_tokens_across_dp: _Optional[bytes] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step_id", "token_ids", "logprobs", "num_top_logprobs", "top_token_ids", "top_logprobs", "elapsed_us", "fallback_reason", "num_accepted_tokens", "draft_token_ids", "failure")
+    __slots__ = ("step_id", "token_ids", "logprobs", "num_top_logprobs", "top_token_ids", "top_logprobs", "elapsed_us", "fallback_reason", "num_accepted_tokens", "draft_token_ids", "failure", "prompt_logprobs", "num_prompt_top_logprobs", "prompt_top_token_ids", "prompt_top_logprobs")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +215,10 @@ class StepResult(_message.Message):
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     token_ids: bytes
     logprobs: bytes
@@ -218,4 +230,8 @@ class StepResult(_message.Message):
     num_accepted_tokens: bytes
     draft_token_ids: bytes
     failure: StepFailure
-    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., num_top_logprobs: _Optional[int] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., elapsed_us: _Optional[int] = ..., fallback_reason: _Optional[_Union[FallbackReason, str]] = ..., num_accepted_tokens: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., failure: _Optional[_Union[StepFailure, str]] = ...) -> None: ...
+    prompt_logprobs: bytes
+    num_prompt_top_logprobs: int
+    prompt_top_token_ids: bytes
+    prompt_top_logprobs: bytes
+    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., num_top_logprobs: _Optional[int] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., elapsed_us: _Optional[int] = ..., fallback_reason: _Optional[_Union[FallbackReason, str]] = ..., num_accepted_tokens: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., failure: _Optional[_Union[StepFailure, str]] = ..., prompt_logprobs: _Optional[bytes] = ..., num_prompt_top_logprobs: _Optional[int] = ..., prompt_top_token_ids: _Optional[bytes] = ..., prompt_top_logprobs: _Optional[bytes] = ...) -> None: ...

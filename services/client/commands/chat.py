@@ -9,8 +9,9 @@ import typer
 from services.client.channel import Access
 from services.client.client import OctavoClient
 from services.client.errors import OctavoError
-from services.client.flags import DEFAULT_FRONTEND, FrontendAddress, TimeoutSeconds
+from services.client.flags import DEFAULT_FRONTEND, FrontendAddress, TimeoutSeconds, structured
 from services.client.requests import Message, Options
+from services.client.structured_output import Structure
 from services.client.terminal import Answer, AsJson, show, show_json
 
 COMMANDS = "/system TEXT sets the system message, /reset forgets the conversation, /quit leaves"
@@ -23,6 +24,7 @@ def chat(
     ] = None,
     system: Annotated[str, typer.Option(help="System message.")] = "",
     options: Options,
+    structure: Structure,
     as_json: AsJson = False,
     timeout_s: TimeoutSeconds = None,
     frontend: FrontendAddress = DEFAULT_FRONTEND,
@@ -40,6 +42,7 @@ def chat(
 
     - `octavo chat --system "You are a kind storyteller." --max-tokens 200`
     """
+    options = structured(options, structure)
     conversation = Conversation(system)
     if message is None:
         Repl(conversation, options, timeout_s).run(frontend, access)

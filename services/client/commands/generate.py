@@ -8,8 +8,9 @@ import typer
 
 from services.client.channel import Access
 from services.client.client import OctavoClient
-from services.client.flags import DEFAULT_FRONTEND, FrontendAddress, TimeoutSeconds
+from services.client.flags import DEFAULT_FRONTEND, FrontendAddress, TimeoutSeconds, structured
 from services.client.requests import Options
+from services.client.structured_output import Structure
 from services.client.terminal import AsJson, show, show_json
 
 
@@ -19,6 +20,7 @@ def generate(
         str | None, typer.Argument(help="Text to continue; standard input if absent.")
     ] = None,
     options: Options,
+    structure: Structure,
     as_json: AsJson = False,
     timeout_s: TimeoutSeconds = None,
     frontend: FrontendAddress = DEFAULT_FRONTEND,
@@ -32,7 +34,10 @@ def generate(
     - `octavo generate "Once upon a time" --max-tokens 40 --temperature 0`
 
     - `cat prompt.txt | octavo generate --stop END`
+
+    - `octavo generate "A date: " --regex "[0-9]{4}-[0-9]{2}-[0-9]{2}"`
     """
+    options = structured(options, structure)
     text = sys.stdin.read() if prompt is None else prompt
     asyncio.run(_generate(text, options, timeout_s, frontend, access, as_json))
 

@@ -5,6 +5,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 import structlog
@@ -148,6 +149,8 @@ class EngineCore:
         self._survivors.check(request)
         self._steps.scheduler.add(request)
         self._live.add(request)
+        if request.constraint is not None:
+            request.constraint.listen(self._wake, partial(self._complete, request))
         self._steps.wake()
 
     def abort(self, request: Request, error: EngineError | None = None) -> None:
@@ -155,13 +158,7 @@ class EngineCore:
 
         Its sink gets a last output: with `error`, or with the finish reason ABORTED.
         """
-        if request not in self._live:
-            return
-        if self._steps is not None:
-            self._steps.scheduler.abort(request)
-            self._steps.wake()
-        reason = FinishReason.ABORTED if error is None else None
-        self._live.publish([RequestOutput(request, [], finish_reason=reason, error=error)])
+        self._end(request, FinishReason.ABORTED if error is None else None, error)
 
     async def drain(self, timeout_s: float) -> DrainReport:
         """Takes no more requests and waits for the live ones, at most `timeout_s`, then cuts them.
@@ -265,7 +262,11 @@ class EngineCore:
         if ready.planned_graphs:
             self._coverage.report(history)
         self._steps = StepLoop(
-            scheduler=Scheduler(self._limits(ready), dispatcher=self._graphs.dispatcher),
+            scheduler=Scheduler(
+                self._limits(ready),
+                dispatcher=self._graphs.dispatcher,
+                priority_ageing_s=self._config.priority_ageing_s,
+            ),
             channel=executor,
             step_timeout_s=self._config.step_timeout_s,
             publish=self._live.publish,
@@ -292,6 +293,25 @@ class EngineCore:
                 was_killed=was_killed,
                 has_progressed=self.counters.num_steps > num_steps,
             )
+
+    def _wake(self) -> None:
+        """Tells the step loop of the worker that there is now, if there is one, to look again."""
+        if self._steps is not None:
+            self._steps.wake()
+
+    def _complete(self, request: Request, error: EngineError | None) -> None:
+        """Ends a request whose grammar allows nothing more, or cannot go on."""
+        self._end(request, FinishReason.STOP if error is None else None, error)
+
+    def _end(
+        self, request: Request, reason: FinishReason | None, error: EngineError | None
+    ) -> None:
+        if request not in self._live:
+            return
+        if self._steps is not None:
+            self._steps.scheduler.abort(request)
+            self._steps.wake()
+        self._live.publish([RequestOutput(request, [], finish_reason=reason, error=error)])
 
     async def _save_history_regularly(self) -> NoReturn:
         while True:

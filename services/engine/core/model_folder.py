@@ -41,6 +41,12 @@ class ModelFolder:
     config_sha256: str
     """Of config.json, hexadecimal."""
 
+    @property
+    def tokenizer_json(self) -> bytes:
+        """Content of tokenizer.json."""
+        [content] = [f.content for f in self.tokenizer.files if f.name == "tokenizer.json"]
+        return content
+
     @classmethod
     def open(
         cls,

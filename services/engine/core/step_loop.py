@@ -144,8 +144,7 @@ class StepLoop:
         counters.worker_busy_us += result.elapsed_us
         counters.drafts.count(step.descriptor, result)
         counters.graph_dispatch[self._graphs.count(step.descriptor, result)] += 1
-        if not self.scheduler.is_speculative:  # sizes are planned for one token a request
-            counters.step_sizes.count(step.descriptor.context)
+        counters.step_sizes.count(step.descriptor.context)
         self._watchers.publish(step, result)
         return outputs
 

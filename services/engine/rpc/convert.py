@@ -26,13 +26,17 @@ from services.engine.core.stats import EngineStats
 from services.engine.core.step_histogram import StepHistogram
 from services.engine.errors import InvalidRequestError, UnknownModelError, UnsupportedError
 from services.engine.request import (
+    MAX_PRIORITY,
     MAX_STOP_TOKEN_IDS,
     FinishReason,
     OutputSink,
     PositionLogprobs,
     Request,
+    RequestOutput,
     SamplingParams,
+    StructuredOutput,
 )
+from services.engine.rpc.structured_output import structured_output_of
 from services.telemetry.histogram import Histogram
 from services.telemetry.tracing import checked_traceparent
 
@@ -40,6 +44,9 @@ MAX_NAME_LENGTH = 128
 """Characters in a request id or a frontend id."""
 
 MAX_SEED_BITS = 64
+
+MAX_PROMPT_LOGPROBS = 100_000
+"""Log-probabilities that a prompt may have: they go to a client in one message of 1.4 MB."""
 
 _TOKEN_ID = np.dtype("<u4")
 
@@ -82,6 +89,7 @@ class RequestReader:
     """Turns what callers send into requests for one model."""
 
     model: ModelFolder
+    max_grammar_bytes: int = 2**16
 
     def from_submit(self, submit: Submit, sink: OutputSink) -> Request:
         """Reads a request of a session.
@@ -112,15 +120,18 @@ class RequestReader:
             handle=submit.handle,
             prompt_token_ids=token_ids[:num_prompt],
             resumed_token_ids=token_ids[num_prompt:],
+            # Whoever has tokens was told of the prompt before them.
+            num_prompt_logprobs=num_prompt - 1 if submit.num_resumed_tokens else 0,
             sampling=self._sampling(submit.sampling, num_prompt),
             sink=sink,
-            priority=submit.priority,
+            priority=_priority(submit.priority),
             cache_salt=submit.cache_salt,
             traceparent=checked_traceparent(submit.traceparent),
             arrival_s=arrival_s,
             deadline_s=(
                 arrival_s + submit.timeout_ms / 1000 if submit.HasField("timeout_ms") else None
             ),
+            structured_output=self._structured_output(submit.sampling),
         )
 
     def from_generate(
@@ -159,11 +170,12 @@ class RequestReader:
             prompt_token_ids=prompt,
             sampling=self._sampling(message.sampling, len(prompt)),
             sink=sink,
-            priority=message.priority,
+            priority=_priority(message.priority),
             cache_salt=message.cache_salt,
             arrival_s=arrival_s,
             deadline_s=None if timeout_s is None else arrival_s + timeout_s,
             traceparent=traceparent,
+            structured_output=self._structured_output(message.sampling),
         )
 
     def default_sampling(self) -> sampling_pb2.SamplingParams:
@@ -231,11 +243,40 @@ class RequestReader:
             min_tokens=given.min_tokens,
             max_tokens=min(given.max_tokens, room) if has("max_tokens") else room,
             logprobs=given.logprobs if has("logprobs") else None,
+            prompt_logprobs=self._num_prompt_logprobs(given, num_prompt),
         )
+
+    def _num_prompt_logprobs(
+        self, given: sampling_pb2.SamplingParams, num_prompt: int
+    ) -> int | None:
+        if not given.HasField("prompt_logprobs"):
+            return None
+        num_entries = num_prompt * (1 + given.prompt_logprobs)
+        if num_entries > MAX_PROMPT_LOGPROBS:
+            raise InvalidRequestError(
+                f"prompt_logprobs of {given.prompt_logprobs} for {num_prompt} prompt tokens are "
+                f"{num_entries} log-probabilities; the limit is {MAX_PROMPT_LOGPROBS}"
+            )
+        return int(given.prompt_logprobs)
+
+    def _structured_output(self, given: sampling_pb2.SamplingParams) -> StructuredOutput | None:
+        if not given.HasField("structured_output"):
+            return None
+        if given.ignore_eos:
+            raise InvalidRequestError("structured_output cannot go with ignore_eos: it must end")
+        return structured_output_of(given.structured_output, self.max_grammar_bytes)
 
     def _end_token_ids(self, given: sampling_pb2.SamplingParams) -> frozenset[int]:
         own = frozenset(given.stop_token_ids)
         return own if given.ignore_eos else own | self.model.eos_token_ids
+
+
+def _priority(priority: int) -> int:
+    if abs(priority) > MAX_PRIORITY:
+        raise InvalidRequestError(
+            f"priority is {priority}; it must be in [{-MAX_PRIORITY}, {MAX_PRIORITY}]"
+        )
+    return priority
 
 
 def usage_of(request: Request) -> sampling_pb2.Usage:
@@ -256,6 +297,14 @@ def logprobs_to_proto(token_id: int, entry: PositionLogprobs) -> sampling_pb2.Po
             for top_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
         ],
     )
+
+
+def prompt_logprobs_to_proto(output: RequestOutput) -> list[sampling_pb2.PositionLogprobs]:
+    """Returns what an output tells of prompt tokens as it travels; those before it are told."""
+    entries, request = output.prompt_logprobs, output.request
+    first = 1 + request.num_prompt_logprobs - len(entries)
+    token_ids = request.prompt_token_ids[first : first + len(entries)]
+    return list(map(logprobs_to_proto, token_ids, entries))
 
 
 def stats_to_proto(

@@ -65,6 +65,9 @@ class EngineFamilies:
         yield counter("generation_tokens", stats.output_tokens, "Tokens generated")
         yield counter("prefix_cache_queries", stats.prompt_tokens, "Prompt tokens looked up")
         yield counter("prefix_cache_hits", stats.cached_tokens, "Prompt tokens found computed")
+        drafts = stats.counters.drafts
+        yield counter("spec_decode_num_draft_tokens", drafts.num_verified, "Drafts verified")
+        yield counter("spec_decode_num_accepted_tokens", drafts.num_accepted, "Drafts that held")
         yield counter("num_preemptions", stats.num_preemptions, "Requests that started over")
         yield counter(
             "worker_restarts", stats.counters.num_worker_restarts, "Workers started again"

@@ -27,6 +27,7 @@ from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.core.model_folder import ModelFolder
 from services.engine.errors import NotPermittedError
+from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.rpc.convert import RequestReader, check_known, stats_to_proto
 from services.engine.rpc.recording import engine_settings, opening
 from services.engine.rpc.session import Session
@@ -39,11 +40,14 @@ TOKENIZER_PART_BYTES = 2**18
 class EngineServicer(EngineServiceServicer):
     """What a frontend may ask of the engine. Errors are raised; the interceptor maps them."""
 
-    def __init__(self, core: EngineCore, model: ModelFolder, config: EngineConfig) -> None:
+    def __init__(
+        self, core: EngineCore, model: ModelFolder, config: EngineConfig, grammars: GrammarCompiler
+    ) -> None:
         self._core = core
         self._model = model
         self._config = config
-        self._reader = RequestReader(model)
+        self._reader = RequestReader(model, max_grammar_bytes=config.max_grammar_bytes)
+        self._grammars = grammars
         self._num_sessions = 0
 
     @property
@@ -60,7 +64,7 @@ class EngineServicer(EngineServiceServicer):
         del messages  # read through the context
         self._num_sessions += 1
         try:
-            await Session(self._core, self._reader, self._config, context).run()
+            await Session(self._core, self._reader, self._config, context, self._grammars).run()
         finally:
             self._num_sessions -= 1
 
@@ -70,7 +74,9 @@ class EngineServicer(EngineServiceServicer):
         context: "grpc.aio.ServicerContext[GenerateRequest, GenerateResponse]",
     ) -> None:
         """Serves one request over one call."""
-        await SingleCall(self._core, self._reader, self._config, context).run(request)
+        await SingleCall(self._core, self._reader, self._config, context, self._grammars).run(
+            request
+        )
 
     async def GetModelInfo(  # noqa: N802  the protocol's name
         self, request: GetModelInfoRequest, context: grpc.aio.ServicerContext
@@ -116,10 +122,13 @@ class EngineServicer(EngineServiceServicer):
         del context
         check_known(request)
         core = self._core
+        # Capture sizes are planned for steps of one query token a request, or of prompts.
+        is_speculative = self._config.num_speculative_tokens > 0
+        has_step_sizes = request.include_step_sizes and not is_speculative
         stats = stats_to_proto(
             core.stats(),
             num_sessions=self._num_sessions,
-            step_sizes=core.history.histogram if request.include_step_sizes else None,
+            step_sizes=core.history.histogram if has_step_sizes else None,
         )
         stats.num_tasks = len(asyncio.all_tasks())
         return stats

@@ -24,8 +24,9 @@ from services.engine.errors import (
     EngineUnavailableError,
     InvalidRequestError,
 )
+from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.kv_cache.prefix_journal import PrefixCursor
-from services.engine.request import Request, RequestOutput
+from services.engine.request import Request, RequestOutput, StructuredOutput
 from services.engine.rpc.convert import RequestReader, check_known, check_name
 from services.engine.rpc.outbox import Outbox
 from services.engine.rpc.status import count_rejection, failure_of
@@ -51,7 +52,11 @@ class Session:
         reader: RequestReader,
         config: EngineConfig,
         context: grpc.aio.ServicerContext,
+        grammars: GrammarCompiler,
     ) -> None:
+        self._grammars = grammars
+        self._preparing: dict[int, asyncio.Task[None]] = {}
+        """Requests, by handle, whose grammar is being compiled."""
         self._core = core
         self._reader = reader
         self._config = config
@@ -123,8 +128,7 @@ class Session:
             case "abort":
                 check_known(message)
                 for handle in message.abort.handles:
-                    if request := self._live.get(handle):
-                        self._core.abort(request)
+                    self._abort(handle)
             case "credit":
                 check_known(message)
                 self._outbox.credit(message.credit.steps_read)
@@ -137,19 +141,59 @@ class Session:
     def _submit(self, submit: Submit) -> None:
         """Takes a request or rejects it; a rejection touches nobody else."""
         handle = submit.handle
+        is_taken = handle in self._live or handle in self._preparing
         try:
-            if handle in self._live or self._outbox.holds_ending_of(handle):
+            if is_taken or self._outbox.holds_ending_of(handle):
                 raise DuplicateRequestError(f"handle {handle} belongs to a live request")
             self._core.check_ready()
             request = self._reader.from_submit(submit, self)
+        except EngineError as error:
+            self._reject(handle, error)
+            return
+        if request.structured_output is None:
+            self._admit(request)
+        else:
+            task = asyncio.create_task(self._prepare(request, request.structured_output))
+            self._preparing[handle] = task
+            task.add_done_callback(lambda done: self._end_preparing(handle, done))
+
+    def _admit(self, request: Request) -> None:
+        """Hands a request to the core and tells the frontend what became of it."""
+        try:
             self._core.submit(request)
         except EngineError as error:
-            count_rejection(self._core.counters, error)
-            rejected = Rejected(handle=handle, failure=failure_of(error))
-            self._outbox.answer(EngineMessage(rejected=rejected))
+            self._reject(request.handle, error)
         else:
-            self._live[handle] = request
-            self._outbox.answer(EngineMessage(admitted=Admitted(handle=handle)))
+            self._live[request.handle] = request
+            self._outbox.answer(EngineMessage(admitted=Admitted(handle=request.handle)))
+
+    async def _prepare(self, request: Request, wanted: StructuredOutput) -> None:
+        """Gives a request its grammar, which may take a while, and then to the core."""
+        try:
+            request.constraint = await self._grammars.constrain(wanted, request.resumed_token_ids)
+        except EngineError as error:
+            self._reject(request.handle, error)
+        else:
+            self._admit(request)
+
+    def _end_preparing(self, handle: int, task: asyncio.Task[None]) -> None:
+        del self._preparing[handle]
+        if not task.cancelled() and (error := task.exception()):
+            self._outbox.fail(error)
+        self._close_if_drained()
+
+    def _abort(self, handle: int) -> None:
+        """Ends a request early, or keeps one that is not admitted yet from being so."""
+        if request := self._live.get(handle):
+            self._core.abort(request)
+        elif task := self._preparing.get(handle):
+            task.cancel()
+            self._reject(handle, EngineUnavailableError("the caller gave the request up"))
+
+    def _reject(self, handle: int, error: EngineError) -> None:
+        count_rejection(self._core.counters, error)
+        rejected = Rejected(handle=handle, failure=failure_of(error))
+        self._outbox.answer(EngineMessage(rejected=rejected))
 
     def _end_receiving(self, receiving: asyncio.Task[None]) -> None:
         """Ends the stream after the frontend's last word: a half-close or a broken rule."""
@@ -166,10 +210,12 @@ class Session:
         self._close_if_drained()
 
     def _close_if_drained(self) -> None:
-        if self._core.is_draining and not self._live:
+        if self._core.is_draining and not self._live and not self._preparing:
             self._outbox.close()
 
     def _abort_all(self) -> None:
+        for task in self._preparing.values():
+            task.cancel()
         for request in list(self._live.values()):
             self._core.abort(request)
 

@@ -8,11 +8,13 @@ from protos.engine.v1.engine_pb2 import GenerateRequest, GenerateResponse
 from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.errors import EngineError, SlowReaderError
+from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.request import RequestOutput
 from services.engine.rpc.convert import (
     FINISH_REASONS,
     RequestReader,
     logprobs_to_proto,
+    prompt_logprobs_to_proto,
     usage_of,
 )
 from services.engine.rpc.status import count_rejection
@@ -31,7 +33,9 @@ class SingleCall:
         reader: RequestReader,
         config: EngineConfig,
         context: grpc.aio.ServicerContext,
+        grammars: GrammarCompiler,
     ) -> None:
+        self._grammars = grammars
         self._core = core
         self._reader = reader
         self._timeout_s = config.slow_reader_timeout_s
@@ -47,6 +51,8 @@ class SingleCall:
         response.token_ids.extend(output.token_ids)
         if output.logprobs:
             response.logprobs.extend(map(logprobs_to_proto, output.token_ids, output.logprobs))
+        if output.prompt_logprobs:
+            response.prompt_logprobs.extend(prompt_logprobs_to_proto(output))
         if output.stop_token_id is not None:
             response.stop_token_id = output.stop_token_id
         if output.finish_reason is not None:
@@ -73,6 +79,8 @@ class SingleCall:
                 timeout_s=self._context.time_remaining(),
                 traceparent=read_traceparent(self._context.invocation_metadata()),
             )
+            if request.structured_output is not None:
+                request.constraint = await self._grammars.constrain(request.structured_output)
             self._core.submit(request)
         except EngineError as error:
             count_rejection(self._core.counters, error)
@@ -92,7 +100,7 @@ class SingleCall:
             self._wake.clear()
             has_ended = self._has_ended
             response, self._response = self._response, GenerateResponse()
-            if response.token_ids or response.finish_reason:
+            if response.token_ids or response.finish_reason or response.prompt_logprobs:
                 await self._write_in_time(response)
         if self._error is not None:
             raise self._error

@@ -5,7 +5,12 @@ import numpy as np
 from protos.common.v1.sampling_pb2 import PositionLogprobs
 from protos.engine.v1.engine_pb2 import EngineMessage, Finished, RequestLogprobs, StepOutput
 from services.engine.request import RequestOutput
-from services.engine.rpc.convert import FINISH_REASONS, logprobs_to_proto, usage_of
+from services.engine.rpc.convert import (
+    FINISH_REASONS,
+    logprobs_to_proto,
+    prompt_logprobs_to_proto,
+    usage_of,
+)
 from services.engine.rpc.status import failure_of
 
 _UINT32 = np.dtype("<u4")
@@ -19,17 +24,18 @@ class StepColumns:
     A request comes once in a message, whatever the number of steps merged.
     """
 
-    __slots__ = ("_finished", "_logprobs", "_tokens", "num_bytes")
+    __slots__ = ("_finished", "_logprobs", "_prompt_logprobs", "_tokens", "num_bytes")
 
     def __init__(self) -> None:
         self.num_bytes = 0
         """About what the message takes on the wire."""
         self._tokens: dict[int, list[int]] = {}
         self._logprobs: dict[int, list[PositionLogprobs]] = {}
+        self._prompt_logprobs: dict[int, list[PositionLogprobs]] = {}
         self._finished: dict[int, Finished] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._tokens or self._finished)
+        return bool(self._tokens or self._finished or self._prompt_logprobs)
 
     def has_ending_of(self, handle: int) -> bool:
         """Whether the message will tell that this request has ended."""
@@ -48,6 +54,10 @@ class StepColumns:
             self.num_bytes += _BYTES_PER_ENTRY * len(token_ids)
             if output.logprobs:
                 self._add_logprobs(handle, output)
+        if output.prompt_logprobs:
+            told = prompt_logprobs_to_proto(output)
+            self._prompt_logprobs.setdefault(output.request.handle, []).extend(told)
+            self.num_bytes += _BYTES_PER_ENTRY * sum(1 + len(entry.top) for entry in told)
         if output.is_last:
             self._add_ending(output)
 
@@ -63,6 +73,8 @@ class StepColumns:
             step.num_tokens = _pack(counts)
         for handle, positions in self._logprobs.items():
             step.logprobs.append(RequestLogprobs(handle=handle, positions=positions))
+        for handle, positions in self._prompt_logprobs.items():
+            step.prompt_logprobs.append(RequestLogprobs(handle=handle, positions=positions))
         return EngineMessage(step=step)
 
     def _add_logprobs(self, handle: int, output: RequestOutput) -> None:

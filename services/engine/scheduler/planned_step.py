@@ -19,6 +19,15 @@ from services.engine.scheduler.dispatcher import BatchShape, GraphDispatcher
 _RANDOM, _LOGIT_EDITS, _MIN_TOKENS, _LOGPROBS = 1, 2, 4, 8
 
 
+@dataclass(frozen=True, slots=True)
+class PromptSpan:
+    """Prompt tokens whose log-probabilities a step finds out: `count` from position `start` on."""
+
+    request: Request
+    start: int
+    count: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledStep:
     """A step that was ordered and whose result is to come."""
@@ -29,6 +38,8 @@ class ScheduledStep:
     """Those that sample a token, in the order of the result."""
     unsampled: list[Request]
     """Those that compute a part of their tokens and sample none, in the order of the batch."""
+    prompt_spans: Sequence[PromptSpan] = ()
+    """Prompt tokens whose log-probabilities come with the result, in its order."""
 
     def starts(self) -> Iterator[tuple[Request, int]]:
         """Yields every request of the step with the number of tokens computed before it."""
@@ -50,6 +61,7 @@ class PlannedStep:
         "_needs",
         "_num_drafts",
         "_num_spec_steps",
+        "_prompt_spans",
         "_row_needs",
         "_sampling",
         "_unsampled",
@@ -68,6 +80,7 @@ class PlannedStep:
         self._row_needs = row_needs
         self._batch = BatchBuilder()
         self._sampling: list[Request] = []
+        self._prompt_spans: list[PromptSpan] = []
         self._unsampled: list[Request] = []
         self._is_prefill = False
         self._needs = 0
@@ -120,6 +133,10 @@ class PlannedStep:
                 if num_output >= request.sampling.min_tokens:
                     needs -= _MIN_TOKENS
             self._needs |= needs
+            if request.constraint is not None:
+                assert request.constraint.mask is not None, "the scheduler waits for the mask"
+                batch.grammar_rows.append(len(batch.sample_indices) - 1)
+                batch.grammar_masks.append(request.constraint.mask)
         else:
             self._unsampled.append(request)
         batch.row_ids.append(row)
@@ -129,9 +146,21 @@ class PlannedStep:
         self.budget -= q_len
         if q_len - num_drafts > 1 or start < request.num_prompt_tokens:
             self._is_prefill = True
+            if request.needs_prompt_logits:
+                self._ask_for_prompt(request, start, end)
         if self._num_spec_steps:
             self._num_drafts.append(num_drafts)
             self._draft_token_ids += request.draft_token_ids[:num_drafts]
+
+    def _ask_for_prompt(self, request: Request, start: int, end: int) -> None:
+        """Asks for the log-probabilities of the prompt tokens from `start` + 1 to `end`."""
+        count = min(end, request.num_prompt_tokens - 1) - start
+        if count > 0:
+            batch = self._batch
+            batch.prompt_logprob_requests.append(len(batch.row_ids) - 1)
+            num_top = request.sampling.prompt_logprobs or 0
+            batch.num_prompt_logprobs = max(batch.num_prompt_logprobs, num_top)
+            self._prompt_spans.append(PromptSpan(request, start + 1, count))
 
     def order(self, step_id: int, dispatcher: GraphDispatcher) -> ScheduledStep:
         """Returns the finished step, with the graph that it replays."""
@@ -163,6 +192,7 @@ class PlannedStep:
             step_id=step_id,
             descriptor=descriptor,
             requests=self._sampling,
+            prompt_spans=self._prompt_spans,
             unsampled=self._unsampled,
         )
 

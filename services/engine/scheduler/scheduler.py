@@ -28,9 +28,10 @@ from services.engine.scheduler.dispatcher import GraphDispatcher
 from services.engine.scheduler.finish_rate import FinishRate
 from services.engine.scheduler.limits import SchedulerLimits
 from services.engine.scheduler.planned_step import PlannedStep, ScheduledStep, sampling_needs
+from services.engine.scheduler.prompt_logprobs import attach_prompt_logprobs
 from services.engine.scheduler.stats import SchedulerStats
 from services.engine.scheduler.step_budget import StepBudget
-from services.engine.scheduler.waiting_queue import WaitingQueue, service_order
+from services.engine.scheduler.waiting_queue import WaitingQueue, rank_s, service_order
 from services.engine.spec_decode.draft_plan import cut_at_end
 
 __all__ = ["ScheduledStep", "Scheduler", "SchedulerLimits"]
@@ -39,7 +40,7 @@ __all__ = ["ScheduledStep", "Scheduler", "SchedulerLimits"]
 class Scheduler:
     """Admits, chunks, preempts and finishes requests.
 
-    Running requests are kept in service order: by priority, then by arrival. A step gives every
+    Running requests are kept in service order: by arrival, which priority moves. A step gives every
     running request at least one token, prompts as many as the budget leaves, and the rest of the
     budget to requests that wait, in the same order and none past another. When no block is free,
     the last running request gives all of its blocks back and starts over later. The first one
@@ -51,6 +52,7 @@ class Scheduler:
         limits: SchedulerLimits,
         *,
         dispatcher: GraphDispatcher | None = None,
+        priority_ageing_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Starts without requests and with an empty cache.
@@ -58,6 +60,7 @@ class Scheduler:
         Args:
             limits: what the worker can hold.
             dispatcher: knows what the worker can replay; by default it can replay nothing.
+            priority_ageing_s: seconds of waiting that are worth one step of priority.
             clock: tells the time of `Request.arrival_s`, in seconds.
         """
         self._limits = limits
@@ -65,6 +68,7 @@ class Scheduler:
         self._budget = StepBudget(limits.max_num_batched_tokens)
         self._num_failed_steps = 0
         self._clock = clock
+        self._priority_ageing_s = priority_ageing_s
         self._dispatcher = dispatcher or GraphDispatcher()
         self._cache = KVCache(
             num_blocks=limits.num_blocks,
@@ -238,12 +242,12 @@ class Scheduler:
             outputs.append(output)
         if self._drafts is not None:
             self._drafts.settle(step.requests, result)
-        for output in outputs:
-            if output.token_ids:
-                self._finish_if_done(output, output.token_ids[-1])
+        self._conclude(outputs)
         self._running = [r for r in self._running if r.status is RequestStatus.RUNNING]
         if step.descriptor.sampling.needs_logprobs:
             _attach_logprobs(outputs, step, result)
+        if step.prompt_spans:
+            attach_prompt_logprobs(outputs, step.prompt_spans, result)
         return outputs
 
     def retreat(self, steps: Sequence[ScheduledStep]) -> list[RequestOutput]:
@@ -276,6 +280,7 @@ class Scheduler:
         return [RequestOutput(request, [], error=error)]
 
     def _enqueue(self, request: Request) -> None:
+        request.rank_s = rank_s(self._clock(), request.priority, self._priority_ageing_s)
         request.arrival_index = self._num_added
         self._num_added += 1
         self._waiting.push(request)
@@ -303,6 +308,8 @@ class Scheduler:
             num_tokens = len(request.token_ids) + request.num_pending_tokens
             if num_tokens >= request.max_num_tokens:
                 continue  # its last token is on its way
+            if request.constraint is not None and request.awaits_mask:
+                continue
             if drafts is not None and request.num_pending_tokens:
                 continue  # it is not known where it will go on
             row = request.row
@@ -355,11 +362,14 @@ class Scheduler:
         max_running = min(self._limits.max_running, self._budget.tokens)
         while step.budget and len(self._running) < max_running:
             request = self._waiting.peek()
-            if request is None or request.num_pending_tokens:
+            if request is None or request.num_pending_tokens or request.awaits_mask:
                 break  # tokens of a preempted request that are on their way must be known first
             if not self._may_join(request):
                 break
-            prefix = self._cache.match_prefix(request)
+            # Cached tokens have no log-probabilities.
+            prefix = [] if request.needs_prompt_logits else self._cache.match_prefix(request)
+            if self._is_being_computed(request, len(prefix) // self._num_groups):
+                break
             num_tokens = len(request.token_ids)
             if not self._cache.fits(prefix, self._reach(num_tokens)):
                 break
@@ -373,6 +383,23 @@ class Scheduler:
             step.add_blocks(row, 0, request.block_ids)
             step.compute(request, row, q_len, num_tokens)
             self._cache.cache_full_blocks(request)
+
+    def _is_being_computed(self, request: Request, num_blocks: int) -> bool:
+        """Whether a running request is about to compute the block behind a prefix of this one.
+
+        Waiting for it costs less than computing it twice. Outputs of one prompt find its blocks so.
+        """
+        start = num_blocks * self._limits.block_size
+        end = start + self._limits.block_size
+        is_alone = not self._limits.enable_prefix_caching or request.needs_prompt_logits
+        if is_alone or end >= len(request.token_ids):
+            return False
+        return any(
+            other.num_computed_tokens < end <= len(other.token_ids)
+            and other.cache_salt == request.cache_salt
+            and other.token_ids[:end] == request.token_ids[:end]
+            for other in self._running
+        )
 
     def _reach(self, end: int) -> int:
         """Returns how many tokens a request's blocks must hold when it computes up to `end`."""
@@ -403,6 +430,15 @@ class Scheduler:
         self._cache.free(request)
         self._free_rows.append(request.row)
         request.row = None
+
+    def _conclude(self, outputs: Sequence[RequestOutput]) -> None:
+        """Ends who is done with these tokens; grammars of those who are not go on."""
+        for output in outputs:
+            if output.token_ids:
+                self._finish_if_done(output, output.token_ids[-1])
+                constraint = output.request.constraint
+                if constraint is not None and output.finish_reason is None:
+                    constraint.advance(output.token_ids[-1])
 
     def _finish_if_done(self, output: RequestOutput, token_id: int) -> None:
         """Ends a request whose newest token is an end token or its last one."""

@@ -5,12 +5,22 @@ import heapq
 from services.engine.request import Request, RequestStatus
 
 
-def service_order(request: Request) -> tuple[bool, int, int]:
-    """Sorts requests into the order in which they are served: by priority, then by arrival.
+def rank_s(now_s: float, priority: int, priority_ageing_s: float) -> float:
+    """Returns the moment as which an arrival now counts: earlier, the higher the priority.
+
+    All requests that wait gain rank at the same rate, so their order never changes while they do:
+    one of priority p comes behind others of priority q > p only if those arrive within
+    (q - p) * priority_ageing_s of it. That bounds how long anybody is overtaken.
+    """
+    return now_s - priority * priority_ageing_s
+
+
+def service_order(request: Request) -> tuple[bool, float, int]:
+    """Sorts requests into the order in which they are served: by rank, then by arrival.
 
     Suspects come before all others, who wait until each of them has run alone.
     """
-    return (not request.is_suspect, -request.priority, request.arrival_index)
+    return (not request.is_suspect, request.rank_s, request.arrival_index)
 
 
 class WaitingQueue:
@@ -20,7 +30,7 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[bool, int, int], Request]] = []
+        self._heap: list[tuple[tuple[bool, float, int], Request]] = []
         self._num_waiting = 0
 
     def __len__(self) -> int:

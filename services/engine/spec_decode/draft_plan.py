@@ -36,7 +36,9 @@ class DraftPlan:
             if request.status is RequestStatus.RUNNING:
                 num_tokens = len(request.token_ids)
                 request.num_computed_tokens = num_tokens - 1
-                request.draft_token_ids = drafts[: max(0, self.max_seq_len - num_tokens)]
+                # What may follow is not known before the grammar has seen the last token.
+                room = 0 if request.constraint is not None else self.max_seq_len - num_tokens
+                request.draft_token_ids = drafts[: max(0, room)]
 
 
 def cut_at_end(request: Request, token_ids: list[int]) -> list[int]:

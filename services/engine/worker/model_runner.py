@@ -14,15 +14,23 @@ from services.engine.batch import (
     BatchDescriptor,
     FallbackReason,
     SamplingMetadata,
+    read_int32,
     runtime_mode,
 )
+from services.engine.sampling.grammar_masks import GrammarMasks
 from services.engine.sampling.logit_edits import edit_logits
 from services.engine.sampling.logprobs import Logprobs, compute_logprobs
 from services.engine.sampling.sampler import greedy, sample
+from services.engine.spec_decode.verification import Verified
 from services.engine.worker.decode_graphs import DecodedStep
 from services.engine.worker.forward_pass import ForwardPass, PassShape
 from services.engine.worker.input_buffers import InputBuffers, StepHeader
 from services.engine.worker.pending_result import PendingResult
+from services.engine.worker.prompt_logprobs import (
+    SLICE_ROWS,
+    PromptPositions,
+    prompt_logprobs,
+)
 from services.engine.worker.row_sampling import RowSamplingTable, SampledRows
 from services.engine.worker.step_arrays import (
     BlockWrites,
@@ -53,11 +61,15 @@ class ComputedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sampled:
-    """What S rows sampled; token_ids is [S] int32."""
+class SampledStep:
+    """What S rows sampled; token_ids is [S] int32.
+
+    verified: with speculative decoding, what became of drafts; token_ids then has more of each row.
+    """
 
     token_ids: Tensor
     logprobs: Logprobs | None
+    verified: Verified | None = None
 
 
 class ModelRunner:
@@ -154,8 +166,10 @@ class ModelRunner:
             descriptor.step_id,
             sampled.token_ids,
             sampled.logprobs,
+            prompt_logprobs=self._prompt_logprobs(descriptor, arrays, computed.hidden),
             started_ns=started_ns,
             fallback_reason=computed.fallback_reason,
+            verified=sampled.verified,
         )
 
     def _compute(self, descriptor: BatchDescriptor, arrays: StepArrays) -> ComputedStep:
@@ -241,14 +255,14 @@ class ModelRunner:
         descriptor: BatchDescriptor,
         arrays: StepArrays,
         computed: ComputedStep,
-    ) -> _Sampled:
+    ) -> SampledStep:
         """Samples for the requests that are due and writes their tokens into their rows."""
         header, logits = computed.header, computed.logits
         if logits is None:
-            return _Sampled(token_ids=header.row_ids.new_empty(0), logprobs=None)
+            return SampledStep(token_ids=header.row_ids.new_empty(0), logprobs=None)
         sampling = descriptor.sampling
         if computed.token_ids is not None and not needs_choice(sampling):
-            return _Sampled(token_ids=computed.token_ids, logprobs=None)
+            return SampledStep(token_ids=computed.token_ids, logprobs=None)
         sampled = _sampled_rows(arrays, header)
         chosen = self._choose(descriptor, sampled, logits)
         token_ids = chosen.int()
@@ -259,22 +273,51 @@ class ModelRunner:
         if sampling.needs_logprobs:
             num_top = self._row_sampling.num_logprobs(sampled)
             logprobs = compute_logprobs(logits, chosen, num_top)
-        return _Sampled(token_ids=token_ids, logprobs=logprobs)
+        return SampledStep(token_ids=token_ids, logprobs=logprobs)
+
+    def _prompt_logprobs(
+        self, descriptor: BatchDescriptor, arrays: StepArrays, hidden: Tensor
+    ) -> Logprobs | None:
+        """Returns the log-probabilities of the prompt tokens that the step is asked about."""
+        sampling = descriptor.sampling
+        if not sampling.prompt_logprob_requests:
+            return None
+        requests = read_int32(sampling.prompt_logprob_requests)
+        num_prompt = self._row_sampling.num_prompt_tokens(arrays.row_ids)
+        return prompt_logprobs(
+            PromptPositions.read(arrays, requests, num_prompt),
+            hidden=hidden,
+            tokens=self._buffers.tokens,
+            compute_logits=self._model.compute_logits,
+            num_top=sampling.num_prompt_logprobs,
+            slice_rows=min(SLICE_ROWS, self._limits.max_num_seqs),  # whose memory was measured
+        )
 
     def _choose(self, descriptor: BatchDescriptor, sampled: SampledRows, logits: Tensor) -> Tensor:
         """Returns one token per row of logits [S, V], which stay if log-probabilities follow."""
-        if descriptor.sampling.needs_logit_edits:
+        sampling = descriptor.sampling
+        may_overwrite = not sampling.needs_logprobs
+        if sampling.needs_logit_edits:
             edits = self._row_sampling.edits(sampled, self._buffers.tokens)
             if edits is not None:
-                logits = edit_logits(logits, edits, in_place=not descriptor.sampling.needs_logprobs)
-        if descriptor.sampling.all_greedy:
+                logits = edit_logits(logits, edits, in_place=may_overwrite)
+                may_overwrite = True
+        if sampling.grammar_rows:
+            masks = GrammarMasks.read(sampling, self._limits.vocab_size)
+            logits = masks.apply(logits, in_place=may_overwrite)
+        if sampling.all_greedy:
             return greedy(logits)
         return sample(logits, self._row_sampling.choice(sampled))
 
 
 def needs_choice(sampling: SamplingMetadata) -> bool:
     """Whether a step wants more of its logits than each row's most likely token."""
-    return not sampling.all_greedy or sampling.needs_logit_edits or sampling.needs_logprobs
+    return (
+        not sampling.all_greedy
+        or sampling.needs_logit_edits
+        or sampling.needs_logprobs
+        or bool(sampling.grammar_rows)
+    )
 
 
 def _pass_shape(descriptor: BatchDescriptor) -> PassShape:

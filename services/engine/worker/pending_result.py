@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.engine.batch import FallbackReason, StepResult, step_result
+from services.engine.batch import FallbackReason, StepResult, set_prompt_logprobs, step_result
 from services.engine.sampling.logprobs import Logprobs
 from services.engine.spec_decode.verification import Verified
 from services.engine.worker.transfer import to_host
@@ -25,6 +25,7 @@ class PendingResult:
     step_id: int
     token_ids: Tensor
     logprobs: Logprobs | None
+    prompt_logprobs: Logprobs | None
     done: torch.cuda.Event | None
     started_ns: int
     fallback_reason: FallbackReason
@@ -37,18 +38,15 @@ class PendingResult:
         token_ids: Tensor,
         logprobs: Logprobs | None,
         *,
+        prompt_logprobs: Logprobs | None = None,
         started_ns: int,
         fallback_reason: FallbackReason,
         verified: Verified | None = None,
     ) -> "PendingResult":
         """Starts to copy what was sampled to the host, behind the work queued so far."""
         host_token_ids = to_host(token_ids)
-        if logprobs is not None:
-            logprobs = Logprobs(
-                chosen=to_host(logprobs.chosen),
-                top_token_ids=to_host(logprobs.top_token_ids),
-                top=to_host(logprobs.top),
-            )
+        host_logprobs = None if logprobs is None else _on_host(logprobs)
+        host_prompt_logprobs = None if prompt_logprobs is None else _on_host(prompt_logprobs)
         if verified is not None:
             verified = Verified(
                 num_accepted=to_host(verified.num_accepted),
@@ -61,7 +59,8 @@ class PendingResult:
         return cls(
             step_id=step_id,
             token_ids=host_token_ids,
-            logprobs=logprobs,
+            logprobs=host_logprobs,
+            prompt_logprobs=host_prompt_logprobs,
             done=done,
             started_ns=started_ns,
             fallback_reason=fallback_reason,
@@ -85,19 +84,28 @@ class PendingResult:
     def _sampled(self) -> StepResult:
         """Returns all that was sampled, which has arrived."""
         elapsed_us = (time.perf_counter_ns() - self.started_ns) // 1000
-        if self.logprobs is None:
-            return step_result(
-                self.step_id,
-                self.token_ids.numpy(),
-                elapsed_us=elapsed_us,
-                fallback_reason=self.fallback_reason,
-            )
-        return step_result(
+        logprobs = self.logprobs
+        result = step_result(
             self.step_id,
             self.token_ids.numpy(),
-            fallback_reason=self.fallback_reason,
-            logprobs=self.logprobs.chosen.numpy(),
-            top_token_ids=self.logprobs.top_token_ids.numpy(),
-            top_logprobs=self.logprobs.top.numpy(),
+            logprobs=None if logprobs is None else logprobs.chosen.numpy(),
+            top_token_ids=None if logprobs is None else logprobs.top_token_ids.numpy(),
+            top_logprobs=None if logprobs is None else logprobs.top.numpy(),
             elapsed_us=elapsed_us,
+            fallback_reason=self.fallback_reason,
         )
+        told = self.prompt_logprobs
+        if told is not None:
+            set_prompt_logprobs(
+                result, told.chosen.numpy(), told.top_token_ids.numpy(), told.top.numpy()
+            )
+        return result
+
+
+def _on_host(logprobs: Logprobs) -> Logprobs:
+    """Starts to copy log-probabilities to the host."""
+    return Logprobs(
+        chosen=to_host(logprobs.chosen),
+        top_token_ids=to_host(logprobs.top_token_ids),
+        top=to_host(logprobs.top),
+    )

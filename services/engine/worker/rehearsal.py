@@ -63,7 +63,7 @@ def largest_step(limits: StepLimits) -> BatchDescriptor:
     for row in range(num_requests):
         q_lens.append(min(limits.max_model_len, remaining - (num_requests - 1 - row)))
         remaining -= q_lens[-1]
-    return _step(q_lens, _EVERYTHING, limits)
+    return _step(q_lens, _EVERYTHING, limits, has_grammars=True)
 
 
 def build_kernels(
@@ -107,10 +107,17 @@ def _fits(q_lens: Sequence[int], limits: StepLimits) -> bool:
     )
 
 
-def _step(q_lens: Sequence[int], sampling: SamplingParams, limits: StepLimits) -> BatchDescriptor:
+def _step(
+    q_lens: Sequence[int],
+    sampling: SamplingParams,
+    limits: StepLimits,
+    *,
+    has_grammars: bool = False,
+) -> BatchDescriptor:
     """Builds a step of new requests whose prompts have these lengths; all of them sample.
 
-    It writes the null block where it stands already, for that takes a kernel too.
+    It writes the null block where it stands already, for that takes a kernel too. With grammars
+    one that allows everything decides every token.
     """
     builder = BatchBuilder()
     builder.update_blocks(0, 0, [0])
@@ -122,6 +129,9 @@ def _step(q_lens: Sequence[int], sampling: SamplingParams, limits: StepLimits) -
         builder.row_assignments.append(
             row_assignment(row=row, token_ids=[0], num_prompt_tokens=1, sampling=sampling)
         )
+        if has_grammars:
+            builder.grammar_rows.append(row)
+            builder.grammar_masks.append(b"\xff" * (4 * -(-limits.vocab_size // 32)))
     if limits.num_speculative_tokens:
         builder.drafts = SpecDecodeMetadata(
             num_spec_steps=limits.num_speculative_tokens,

@@ -132,6 +132,11 @@ class RowSamplingTable:
             penalties = self._penalties(row_ids, seq_lens, tokens[:, :longest])
         return LogitEdits(indices=indices, penalties=penalties, biases=tuple(biases))
 
+    def num_prompt_tokens(self, host_row_ids: Int32Array) -> Int32Array:
+        """Returns how many tokens of each row are its prompt."""
+        counts: Int32Array = self._wholes.host[host_row_ids, _Whole.NUM_PROMPT_TOKENS].astype("<i4")
+        return counts
+
     def num_logprobs(self, sampled: SampledRows) -> int:
         """Returns how many of the most likely tokens some row wants to know of."""
         return max(0, int(self._wholes.host[sampled.host_row_ids, _Whole.NUM_LOGPROBS].max()))

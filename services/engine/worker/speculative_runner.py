@@ -1,6 +1,5 @@
 """Runs steps that verify draft tokens and make the next ones."""
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -17,8 +16,12 @@ from services.engine.spec_decode.verification import Verified, count_accepted
 from services.engine.worker.decode_graphs import DecodedStep
 from services.engine.worker.drafter import Drafter
 from services.engine.worker.input_buffers import StepHeader
-from services.engine.worker.model_runner import ComputedStep, ModelRunner, needs_choice
-from services.engine.worker.pending_result import PendingResult
+from services.engine.worker.model_runner import (
+    ComputedStep,
+    ModelRunner,
+    SampledStep,
+    needs_choice,
+)
 from services.engine.worker.row_sampling import SampledRows
 from services.engine.worker.step_arrays import StepArrays, StepLimits
 from services.engine.worker.step_drafts import StepDrafts
@@ -52,43 +55,28 @@ class SpeculativeRunner(ModelRunner):
         super().__init__(model, kv_cache_data, limits=limits, device=device)
         self._drafter = Drafter(DeepseekMTP(model), self._forward, self._buffers, limits=limits)
 
-    @torch.inference_mode()
-    def execute(self, descriptor: BatchDescriptor) -> PendingResult:
-        """Runs one step, or on CUDA queues it.
-
-        Raises:
-            ValueError: the descriptor is inconsistent or exceeds the worker's limits.
-        """
-        started_ns = time.perf_counter_ns()
-        arrays = StepArrays.read(descriptor, self._limits)
-        drafts = _drafts_of(arrays)
-        self.update_tables(descriptor)
+    def _compute(self, descriptor: BatchDescriptor, arrays: StepArrays) -> ComputedStep:
+        """Puts the drafts into their rows and runs the model over the step's tokens."""
         tokens = self._buffers.tokens
-        entries = drafts.entries(tokens.shape[1])
+        entries = _drafts_of(arrays).entries(tokens.shape[1])
         if entries.size:
             write_entries(tokens, to_device(entries, self._device))
-        computed = self._compute(descriptor, arrays)
-        candidates = self._candidates(drafts)
-        logprobs = None
-        if computed.logits is None:
-            sampled = candidates.row_ids
-        else:
-            sampled = self._sampled(descriptor, candidates, computed)
+        return super()._compute(descriptor, arrays)
+
+    def _sample(
+        self, descriptor: BatchDescriptor, arrays: StepArrays, computed: ComputedStep
+    ) -> SampledStep:
+        """Samples behind every draft, and makes the next ones."""
+        candidates = self._candidates(_drafts_of(arrays))
+        token_ids, logprobs = candidates.row_ids, None
+        if computed.logits is not None:
+            token_ids = self._token_ids(descriptor, candidates, computed)
             if descriptor.sampling.needs_logprobs:
                 num_top = self._row_sampling.num_logprobs(candidates)
-                chosen = sampled.long().clamp(min=0)
+                chosen = token_ids.long().clamp(min=0)
                 logprobs = compute_logprobs(computed.logits, chosen, num_top)
-        verified = self._verify(arrays, computed, candidates, sampled)
-        if self._on_outputs is not None:
-            self._on_outputs(computed.hidden, computed.logits)
-        return PendingResult.begin(
-            descriptor.step_id,
-            sampled,
-            logprobs,
-            started_ns=started_ns,
-            fallback_reason=computed.fallback_reason,
-            verified=verified,
-        )
+        verified = self._verify(arrays, computed, candidates, token_ids)
+        return SampledStep(token_ids=token_ids, logprobs=logprobs, verified=verified)
 
     def _logits(self, arrays: StepArrays, header: StepHeader, hidden: Tensor) -> Tensor | None:
         """Maps the hidden states [T, hidden] of a step to logits where something is sampled."""
@@ -120,7 +108,7 @@ class SpeculativeRunner(ModelRunner):
             host_seq_lens=host_positions,
         )
 
-    def _sampled(
+    def _token_ids(
         self, descriptor: BatchDescriptor, candidates: SampledRows, computed: ComputedStep
     ) -> Tensor:
         """Returns a token for each candidate, [S * (k + 1)] int32."""

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from protos.common.v1.failure_pb2 import Failure
-from protos.common.v1.sampling_pb2 import FinishReason, PositionLogprobs, SamplingParams, Usage
+from protos.common.v1.sampling_pb2 import (
+    FinishReason,
+    PositionLogprobs,
+    SamplingParams,
+    StructuredOutput,
+    TextChoice,
+    Usage,
+)
 from protos.engine.v1.engine_pb2 import GetModelInfoResponse
 from services.frontend.errors import (
     DeadlineExpiredError,
@@ -31,6 +38,8 @@ __all__ = [
     "ModelInfo",
     "PositionLogprobs",
     "SamplingParams",
+    "StructuredOutput",
+    "TextChoice",
     "TokenBatch",
     "Usage",
     "error_of",
@@ -82,6 +91,8 @@ class TokenBatch:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     """One entry per token id where the request asked for log-probabilities, else empty."""
+    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+    """One entry per prompt token but the first, in the first batch, where they were asked for."""
     finish_reason: FinishReason | None = None
     """None while the request goes on."""
     usage: Usage | None = None

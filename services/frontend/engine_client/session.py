@@ -179,6 +179,9 @@ class EngineSession:
         token_ids = read_uint32(step.token_ids)
         counts = read_uint32(step.num_tokens) if step.num_tokens else [1] * len(handles)
         logprobs = {entry.handle: entry.positions for entry in step.logprobs}
+        for entry in step.prompt_logprobs:
+            if stream := self._streams.get(entry.handle):
+                stream.put_prompt_logprobs(entry.positions)
         start = 0
         for handle, count in zip(handles, counts, strict=True):
             end = start + count

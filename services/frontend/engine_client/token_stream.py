@@ -68,6 +68,10 @@ class TokenStream:
         self._pending.logprobs += logprobs
         self._news.set()
 
+    def put_prompt_logprobs(self, logprobs: Sequence[PositionLogprobs]) -> None:
+        """Takes log-probabilities of the prompt, which wait for the first token."""
+        self._pending.prompt_logprobs += logprobs
+
     def put_finished(self, finished: Finished) -> None:
         """Takes the request's end."""
         if finished.HasField("failure"):

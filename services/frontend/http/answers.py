@@ -1,6 +1,7 @@
 """The bodies of answers: a completion or a chat completion, whole or in chunks."""
 
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from services.frontend.engine_client.messages import STOP, Usage
@@ -23,20 +24,38 @@ class Answer(Protocol):
     def usage_chunk(self, usage: Usage) -> Body:
         """Returns the chunk that tells the usage, after the last output."""
 
-    def whole(self, output: Output) -> Body:
-        """Returns the whole output as one body."""
+    def whole(self, outputs: Sequence[Output]) -> Body:
+        """Returns the whole outputs, one for each index, as one body."""
 
 
 class CompletionAnswer:
     """Answers POST /v1/completions."""
 
     def __init__(
-        self, answer_id: str, model: ServedModel, *, has_logprobs: bool, streams_usage: bool
+        self,
+        answer_id: str,
+        model: ServedModel,
+        *,
+        has_logprobs: bool,
+        streams_usage: bool,
+        num_samples: int,
     ) -> None:
         """Answers as `answer_id`; `streams_usage` says whether the stream's chunks name a usage."""
         self._envelope = _envelope(answer_id, "text_completion", model)
-        self._logprobs = CompletionLogprobs(model.tokenizer) if has_logprobs else None
+        self._logprobs = [
+            CompletionLogprobs(model.tokenizer) if has_logprobs else None
+            for _ in range(num_samples)
+        ]
+        self._echo = ""
+        self._begun: set[int] = set()
         self._usage_field: Body = {"usage": None} if streams_usage else {}
+
+    def echo(self, text: str, token_ids: Sequence[int]) -> None:
+        """Lets each answer begin with its prompt."""
+        self._echo = text
+        for logprobs in self._logprobs:
+            if logprobs is not None:
+                logprobs.echo(token_ids)
 
     def opening(self) -> list[Body]:
         """Returns nothing: the first chunk is the first output."""
@@ -50,16 +69,19 @@ class CompletionAnswer:
         """Returns the chunk that tells the usage."""
         return {**self._envelope, "choices": [], "usage": usage_body(usage)}
 
-    def whole(self, output: Output) -> Body:
-        """Returns the whole output as one body."""
-        usage = usage_body(output.usage or Usage())
-        return {**self._envelope, "choices": [self._choice(output)], "usage": usage}
+    def whole(self, outputs: Sequence[Output]) -> Body:
+        """Returns the whole outputs, one for each index, as one body."""
+        choices = [self._choice(output) for output in outputs]
+        return {**self._envelope, "choices": choices, "usage": _usage_of(outputs)}
 
     def _choice(self, output: Output) -> Body:
+        logprobs = self._logprobs[output.index]
+        is_first = output.index not in self._begun
+        self._begun.add(output.index)
         return {
-            "index": 0,
-            "text": output.text,
-            "logprobs": None if self._logprobs is None else self._logprobs.push(output),
+            "index": output.index,
+            "text": self._echo + output.text if is_first else output.text,
+            "logprobs": None if logprobs is None else logprobs.push(output),
             "finish_reason": _finish_reason(output),
         }
 
@@ -68,28 +90,37 @@ class ChatAnswer:
     """Answers POST /v1/chat/completions."""
 
     def __init__(
-        self, answer_id: str, model: ServedModel, *, has_logprobs: bool, streams_usage: bool
+        self,
+        answer_id: str,
+        model: ServedModel,
+        *,
+        has_logprobs: bool,
+        streams_usage: bool,
+        num_samples: int,
     ) -> None:
         """Answers as `answer_id`; `streams_usage` says whether the stream's chunks name a usage."""
         self._envelope = _envelope(answer_id, "chat.completion", model)
         self._chunk_envelope = {**self._envelope, "object": "chat.completion.chunk"}
         self._logprobs = ChatLogprobs(model.tokenizer) if has_logprobs else None
+        self._num_samples = num_samples
         self._usage_field: Body = {"usage": None} if streams_usage else {}
 
     def opening(self) -> list[Body]:
-        """Returns the chunk that says who speaks."""
-        choice = {
-            "index": 0,
+        """Returns the chunks that say who speaks, one for each answer."""
+        opening = {
             "delta": {"role": "assistant", "content": ""},
             "logprobs": None,
             "finish_reason": None,
         }
-        return [{**self._chunk_envelope, "choices": [choice], **self._usage_field}]
+        return [
+            {**self._chunk_envelope, "choices": [{"index": i, **opening}], **self._usage_field}
+            for i in range(self._num_samples)
+        ]
 
     def chunk(self, output: Output) -> Body:
         """Returns more output as a chunk of a stream."""
         choice = {
-            "index": 0,
+            "index": output.index,
             "delta": {"content": output.text} if output.text else {},
             **self._ending(output),
         }
@@ -99,15 +130,17 @@ class ChatAnswer:
         """Returns the chunk that tells the usage."""
         return {**self._chunk_envelope, "choices": [], "usage": usage_body(usage)}
 
-    def whole(self, output: Output) -> Body:
-        """Returns the whole output as one body."""
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": output.text, "refusal": None},
-            **self._ending(output),
-        }
-        usage = usage_body(output.usage or Usage())
-        return {**self._envelope, "choices": [choice], "usage": usage}
+    def whole(self, outputs: Sequence[Output]) -> Body:
+        """Returns the whole outputs, one for each index, as one body."""
+        choices = [
+            {
+                "index": output.index,
+                "message": {"role": "assistant", "content": output.text, "refusal": None},
+                **self._ending(output),
+            }
+            for output in outputs
+        ]
+        return {**self._envelope, "choices": choices, "usage": _usage_of(outputs)}
 
     def _ending(self, output: Output) -> Body:
         return {
@@ -124,6 +157,10 @@ def usage_body(usage: Usage) -> Body:
         "total_tokens": usage.prompt_tokens + usage.output_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+
+
+def _usage_of(outputs: Sequence[Output]) -> Body:
+    return usage_body(outputs[0].usage or Usage())
 
 
 def _envelope(answer_id: str, kind: str, model: ServedModel) -> Body:

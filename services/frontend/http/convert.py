@@ -8,9 +8,13 @@ from services.frontend.http.schema import (
     ChatCompletionRequest,
     ChatMessage,
     CompletionRequest,
+    ResponseFormat,
     SharedFields,
 )
+from services.frontend.http.structured_output import structured_output_of
 from services.frontend.pipeline.request import Conversation, Options, Prompt
+from services.frontend.pipeline.tools import tool_call_of, tool_of
+from services.frontend.text.chat_template import Message
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Output tokens of a completion that names no limit, as OpenAI's API has it."""
@@ -42,20 +46,37 @@ def completion_prompt(request: CompletionRequest) -> Prompt:
 
 
 def conversation_of(request: ChatCompletionRequest) -> Conversation:
-    """Reads a conversation."""
-    return Conversation(
-        [{"role": each.role, "content": _content_of(each)} for each in request.messages]
-    )
+    """Reads a conversation; with the tool choice "none" the model hears of no tools.
+
+    Raises:
+        InvalidRequestError: arguments of a tool call are not JSON, or a choice has no tools.
+    """
+    if request.tool_choice is not None and request.tools is None:
+        raise InvalidRequestError("tool_choice needs tools", field="tool_choice")
+    wanted = () if request.tool_choice == "none" else request.tools or ()
+    tools = [
+        tool_of(each.function.name, each.function.description, each.function.parameters)
+        for each in wanted
+    ]
+    return Conversation([_message_of(each) for each in request.messages], tools)
 
 
 def completion_options(request: CompletionRequest, request_id: str) -> Options:
-    """Reads what the caller of a completion wants."""
+    """Reads what the caller of a completion wants.
+
+    Raises:
+        InvalidRequestError: two fields contradict each other.
+    """
     max_tokens = request.max_tokens
+    tells_prompt = bool(request.echo) and request.logprobs is not None
+    if tells_prompt and request.n not in (None, 1):
+        raise InvalidRequestError("echo with logprobs takes n of 1", field="echo")
     return _options(
         request,
         request_id,
         max_tokens=DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens,
         logprobs=request.logprobs,
+        prompt_logprobs=request.logprobs if tells_prompt else None,
     )
 
 
@@ -78,14 +99,26 @@ def chat_options(request: ChatCompletionRequest, request_id: str) -> Options:
         request_id,
         max_tokens=old if new is None else new,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        response_format=request.response_format,
     )
 
 
 def _options(
-    request: SharedFields, request_id: str, *, max_tokens: int | None, logprobs: int | None
+    request: SharedFields,
+    request_id: str,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    response_format: ResponseFormat | None = None,
 ) -> Options:
     named: dict[str, Any] = {name: getattr(request, name) for name in _PASSED_ON}
-    named |= {"max_tokens": max_tokens, "logprobs": logprobs}
+    named |= {
+        "max_tokens": max_tokens,
+        "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
+    }
+    named["structured_output"] = structured_output_of(request.structured_outputs, response_format)
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or ()
     return Options(
         model=request.model,
@@ -94,9 +127,21 @@ def _options(
             **{name: value for name, value in named.items() if value is not None}
         ),
         stop=tuple(stop),
+        cache_salt=request.cache_salt or "",
+        num_samples=1 if request.n is None else request.n,
     )
 
 
-def _content_of(message: ChatMessage) -> str:
+def _message_of(message: ChatMessage) -> Message:
     content = message.content
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+    if isinstance(content, list):
+        content = "".join(part.text for part in content)
+    read: dict[str, Any] = {"role": message.role, "content": content}
+    if message.tool_calls:
+        read["tool_calls"] = [
+            tool_call_of(call.id, call.function.name, call.function.arguments)
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        read["tool_call_id"] = message.tool_call_id
+    return read

@@ -3,7 +3,8 @@
 import asyncio
 import dataclasses
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Options, Output, Prompt
 from services.frontend.pipeline.request_log import RequestRecord
+from services.frontend.pipeline.samples import Samples
 from services.telemetry.tracing import TRACEPARENT, checked_traceparent
 
 BODY_TIMEOUT_S = 30.0
@@ -53,6 +55,7 @@ class Call:
     options: Options
     is_stream: bool
     includes_usage: bool
+    has_echo: bool = False
 
 
 def _read_completion(body: bytes, request_id: str) -> Call:
@@ -62,6 +65,7 @@ def _read_completion(body: bytes, request_id: str) -> Call:
         completion_options(request, request_id),
         bool(request.stream),
         request.includes_usage,
+        bool(request.echo),
     )
 
 
@@ -129,18 +133,30 @@ class GenerationEndpoint:
                 model,
                 has_logprobs=sampling is not None and sampling.HasField("logprobs"),
                 streams_usage=call.includes_usage,
+                num_samples=call.options.num_samples,
             )
             generation = await self._pipeline.start(call.prompt, call.options, record=record)
             # A generator that nobody has begun to read closes nothing.
             with closing(generation):
+                if call.has_echo and isinstance(answer, CompletionAnswer):
+                    token_ids = generation.prompt_token_ids
+                    answer.echo(await self._prompt_text(call.prompt, token_ids), token_ids)
                 async with aclosing(_outputs(generation, record)) as outputs:
                     if call.is_stream:
                         await _write_stream(answer, outputs, writer, with_usage=call.includes_usage)
                     else:
                         await writer.write(answer.whole(await _joined(outputs)))
 
+    async def _prompt_text(self, prompt: Prompt, token_ids: Sequence[int]) -> str:
+        """Returns a prompt as it was given; token ids as the text that they are."""
+        if isinstance(prompt, str):
+            return prompt
+        return await self._pipeline.detokenize("", token_ids, show_special_tokens=False)
 
-async def _outputs(generation: Generation, record: RequestRecord) -> AsyncGenerator[Output, None]:
+
+async def _outputs(
+    generation: Generation | Samples, record: RequestRecord
+) -> AsyncGenerator[Output, None]:
     """Goes through a request's outputs."""
     async for output in generation:
         record.observe(output)
@@ -157,7 +173,8 @@ async def _write_stream(
         await writer.write_event(body)
     usage = Usage()
     async for output in outputs:
-        if output.text or output.logprobs or output.finish_reason is not None:
+        is_worth_telling = output.text or output.logprobs or output.prompt_logprobs
+        if is_worth_telling or output.finish_reason is not None:
             await writer.write_event(answer.chunk(output))
         usage = output.usage or usage
     if with_usage:
@@ -165,15 +182,24 @@ async def _write_stream(
     await writer.end_events()
 
 
-async def _joined(outputs: AsyncIterator[Output]) -> Output:
-    """Returns a request's whole output as one."""
-    pieces = [output async for output in outputs]
-    return dataclasses.replace(
-        pieces[-1],
-        text="".join(piece.text for piece in pieces),
-        token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
-        logprobs=[position for piece in pieces for position in piece.logprobs],
-    )
+async def _joined(outputs: AsyncIterator[Output]) -> list[Output]:
+    """Returns each of a request's outputs as one, in the order of their indices."""
+    pieces: defaultdict[int, list[Output]] = defaultdict(list)
+    usage = None
+    async for output in outputs:
+        pieces[output.index].append(output)
+        usage = output.usage
+    return [
+        dataclasses.replace(
+            own[-1],
+            text="".join(piece.text for piece in own),
+            token_ids=[token_id for piece in own for token_id in piece.token_ids],
+            logprobs=[position for piece in own for position in piece.logprobs],
+            prompt_logprobs=[position for piece in own for position in piece.prompt_logprobs],
+            usage=usage,
+        )
+        for _, own in sorted(pieces.items())
+    ]
 
 
 async def _read_body(request: Request, *, max_bytes: int) -> bytes:

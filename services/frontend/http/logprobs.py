@@ -1,5 +1,6 @@
 """Log-probabilities in the two forms that OpenAI's API has."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from services.frontend.engine_client.messages import PositionLogprobs
@@ -53,6 +54,11 @@ class CompletionLogprobs:
         self._token_bytes = tokenizer.token_bytes(show_special_tokens=True)
         self._visible_bytes = tokenizer.token_bytes(show_special_tokens=False)
         self._num_characters = 0
+        self._echoed: Sequence[int] = ()
+
+    def echo(self, token_ids: Sequence[int]) -> None:
+        """Lets the prompt's tokens come before those of the output."""
+        self._echoed = token_ids
 
     def push(self, output: Output) -> dict[str, Any]:
         """Returns those of one more output."""
@@ -62,8 +68,22 @@ class CompletionLogprobs:
             "top_logprobs": [],
             "text_offset": [],
         }
+        if self._echoed:
+            self._add(told, self._echoed[0], None)  # nothing comes before it
+            self._echoed = ()
+            for position in output.prompt_logprobs:
+                self._add(told, position.chosen.token_id, position)
         for position in shown_positions(output):
-            told["tokens"].append(self._text(position.chosen.token_id))
+            self._add(told, position.chosen.token_id, position)
+        return told
+
+    def _add(self, told: dict[str, Any], token_id: int, position: PositionLogprobs | None) -> None:
+        """Tells of one more token."""
+        told["tokens"].append(self._text(token_id))
+        if position is None:
+            told["token_logprobs"].append(None)
+            told["top_logprobs"].append(None)
+        else:
             told["token_logprobs"].append(max(position.chosen.logprob, LOWEST_LOGPROB))
             told["top_logprobs"].append(
                 {
@@ -71,11 +91,10 @@ class CompletionLogprobs:
                     for token in position.top
                 }
             )
-            told["text_offset"].append(self._num_characters)
-            content = self._visible_bytes[position.chosen.token_id]
-            # A byte 10xxxxxx goes on with a character of UTF-8, any other begins one.
-            self._num_characters += sum(byte & 0xC0 != 0x80 for byte in content)
-        return told
+        told["text_offset"].append(self._num_characters)
+        # A byte 10xxxxxx goes on with a character of UTF-8, any other begins one.
+        content = self._visible_bytes[token_id]
+        self._num_characters += sum(byte & 0xC0 != 0x80 for byte in content)
 
     def _text(self, token_id: int) -> str:
         """Returns a token's text; the bytes by number where they are no whole characters."""

@@ -1,16 +1,18 @@
 """What a client may send: every field is read or refused, none is ignored.
 
 The names are those of OpenAI's API; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
-`ignore_eos` and `stop_token_ids` are ours, with the meaning that SamplingParams of the gRPC API
-gives them. A null is an absent field. Ranges that are not stated here are the engine's to check.
+`ignore_eos`, `stop_token_ids`, `structured_outputs` and `cache_salt` are not, and have the meaning
+that the gRPC API gives them. A null is an absent field. Ranges that are not stated
+here are the engine's to check.
 """
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from services.frontend.errors import InvalidRequestError
 from services.frontend.pipeline.request import MAX_MESSAGES
+from services.frontend.pipeline.tools import MAX_TOOLS
 
 MAX_STOP_TOKENS = 64
 MAX_LOGIT_BIASES = 1024
@@ -29,6 +31,18 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
 
     include_usage: bool | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """What the output must be; exactly one of these, with vLLM's names."""
+
+    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
+
+    json_schema: str | dict[str, Any] | None = Field(default=None, alias="json")
+    json_object: Literal[True] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
 
 
 class SharedFields(BaseModel):
@@ -54,7 +68,7 @@ class SharedFields(BaseModel):
         ]
         | None
     ) = None
-    n: One | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
 
     top_k: Count | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -64,6 +78,9 @@ class SharedFields(BaseModel):
     stop_token_ids: (
         Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None
     ) = None
+
+    structured_outputs: StructuredOutputs | None = None
+    cache_salt: str | None = None
 
     @property
     def includes_usage(self) -> bool:
@@ -81,7 +98,7 @@ class CompletionRequest(SharedFields):
     )
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: One | None = None
-    echo: Literal[False] | None = None
+    echo: bool | None = None
 
 
 class TextPart(BaseModel):
@@ -93,13 +110,77 @@ class TextPart(BaseModel):
     text: str
 
 
+class FunctionCall(BaseModel):
+    """A function that the model called, and its arguments as JSON text."""
+
+    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call that the model made earlier."""
+
+    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class FunctionDefinition(BaseModel):
+    """A function that the model may call."""
+
+    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Literal[False] | None = None
+
+
+class Tool(BaseModel):
+    """A tool that the model may call."""
+
+    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
 class ChatMessage(BaseModel):
-    """One message of a conversation."""
+    """One message of a conversation; the assistant's may have calls instead of content."""
 
     model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
 
     role: str
-    content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+    content: (
+        str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None
+    ) = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = (
+        None
+    )
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("a message must have content, or tool_calls")
+        return self
+
+
+class JsonSchema(BaseModel):
+    """A schema that an answer follows, and what the caller calls it.
+
+    The answer always follows it exactly, whether `strict` asks for that or not.
+    """
+
+    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
 
 
 class ResponseFormat(BaseModel):
@@ -107,7 +188,14 @@ class ResponseFormat(BaseModel):
 
     model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
 
-    type: Literal["text"]
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema must be given with the type json_schema, and only then")
+        return self
 
 
 class ChatCompletionRequest(SharedFields):
@@ -118,6 +206,10 @@ class ChatCompletionRequest(SharedFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
+    tools: (
+        Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)] | None
+    ) = None
+    tool_choice: Literal["none", "auto"] | None = None
 
 
 _Request = TypeVar("_Request", bound=SharedFields)

@@ -1,5 +1,6 @@
 """One request's output: from token batches to pieces of text."""
 
+from collections.abc import Sequence
 from typing import Self
 
 from services.frontend.access.metered_stream import MeteredStream
@@ -13,12 +14,17 @@ class Generation:
     """One request's output. Iterate it to its end, or close it."""
 
     def __init__(
-        self, request_id: str, stream: MeteredStream, text: OutputText, *, num_prompt_tokens: int
+        self,
+        request_id: str,
+        stream: MeteredStream,
+        text: OutputText,
+        *,
+        prompt_token_ids: Sequence[int],
     ) -> None:
         self.request_id = request_id
+        self.prompt_token_ids = prompt_token_ids
         self._stream = stream
         self._text = text
-        self._num_prompt_tokens = num_prompt_tokens
         self._num_output_tokens = 0
         self._is_over = False
 
@@ -46,6 +52,7 @@ class Generation:
             text=piece.text,
             token_ids=batch.token_ids,
             logprobs=batch.logprobs,
+            prompt_logprobs=batch.prompt_logprobs,
             finish_reason=batch.finish_reason,
             usage=batch.usage,
             stop_token_id=batch.stop_token_id,
@@ -71,10 +78,11 @@ class Generation:
             text=piece.text,
             token_ids=batch.token_ids[: piece.num_tokens],
             logprobs=batch.logprobs[: piece.num_tokens],
+            prompt_logprobs=batch.prompt_logprobs,
             finish_reason=STOP,
             # The engine may be some tokens ahead; those are nobody's output.
             usage=Usage(
-                prompt_tokens=self._num_prompt_tokens,
+                prompt_tokens=len(self.prompt_token_ids),
                 cached_tokens=usage.cached_tokens,
                 output_tokens=self._num_output_tokens,
             ),

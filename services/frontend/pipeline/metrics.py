@@ -35,6 +35,17 @@ class FrontendFamilies:
         counts, families = self._counts, self._families
         yield families.gauge("requests_live", counts.num_live, "Requests that have not ended")
         yield families.gauge("engine_ready", self._engine.is_ready, "1 while an engine is ready")
+        engines = self._engine.engines
+        yield families.gauge("engines", len(engines), "Engines known, used or not")
+        yield families.gauge(
+            "engines_used", sum(not each.reason for each in engines), "Engines that get requests"
+        )
+        yield families.counter(
+            "retries", self._engine.counts.num_retries, "Requests sent again before a first token"
+        )
+        yield families.counter(
+            "migrations", self._engine.counts.num_migrations, "Times an engine went on for another"
+        )
         yield families.counters(
             "request_success",
             "finished_reason",

@@ -27,6 +27,8 @@ from services.frontend.pipeline.request import (
     check_vocabulary,
 )
 from services.frontend.pipeline.request_log import RequestLog, RequestRecord
+from services.frontend.pipeline.samples import Samples, sample_id, sampling_of
+from services.frontend.pipeline.tools import check_tools, num_bytes
 from services.frontend.text.detokenizer import Detokenizer
 from services.frontend.text.output_text import OutputText
 from services.frontend.text.stop_strings import StopStrings
@@ -55,6 +57,7 @@ class Pipeline:
         engine: EnginePool,
         *,
         max_prompt_bytes: int,
+        max_samples: int = 16,
         num_tokenizer_threads: int = 2,
         template_timeout_s: float = 2.0,
         gate: Gate | None = None,
@@ -65,6 +68,7 @@ class Pipeline:
         Args:
             engine: runs the requests.
             max_prompt_bytes: longest prompt or conversation that is tokenized.
+            max_samples: most outputs that one request may have of its prompt.
             num_tokenizer_threads: threads that tokenize long texts.
             template_timeout_s: longest time that a chat template may take.
             gate: counts what callers use; None lets everybody use everything.
@@ -75,6 +79,7 @@ class Pipeline:
         """Watches every request from before it is read to its end."""
         self._gate = gate or Gate()
         self._max_prompt_bytes = max_prompt_bytes
+        self._max_samples = max_samples
         self._template_timeout_s = template_timeout_s
         self._executor = ThreadPoolExecutor(num_tokenizer_threads, thread_name_prefix="tokenizer")
         self._model: ServedModel | None = None
@@ -109,7 +114,7 @@ class Pipeline:
         *,
         record: RequestRecord,
         timeout_s: float | None = None,
-    ) -> Generation:
+    ) -> Generation | Samples:
         """Submits a request and returns its output to be iterated, once the engine has taken it.
 
         Args:
@@ -124,7 +129,7 @@ class Pipeline:
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         model = self.model_named(options.model)
-        check_options(options)
+        check_options(options, max_samples=self._max_samples)
         lease = self._gate.begin()
         try:
             return await self._submit(
@@ -143,32 +148,43 @@ class Pipeline:
         deadline_s: float | None,
         lease: Lease,
         record: RequestRecord,
-    ) -> Generation:
+    ) -> Generation | Samples:
         token_ids = await self._prompt_tokens(model, prompt)
         record.note_tokenized()
         lease.charge_prompt(len(token_ids))
-        submitted = self.engine.submit(
-            EngineRequest(
-                request_id=options.request_id,
-                prompt_token_ids=pack_uint32(token_ids),
-                sampling=options.sampling,
-                priority=options.priority,
-                cache_salt=options.cache_salt,
-                deadline_s=deadline_s,
-                traceparent=record.traceparent,
-            ),
-            model=model.info,
-        )
-        stream = MeteredStream(submitted, lease)
+        packed = pack_uint32(token_ids)
+        streams: list[MeteredStream] = []
         try:
-            await stream.admitted()
+            for index in range(options.num_samples):
+                request = EngineRequest(
+                    request_id=sample_id(options.request_id, index),
+                    prompt_token_ids=packed,
+                    sampling=sampling_of(options.sampling, index),
+                    priority=options.priority,
+                    cache_salt=options.cache_salt,
+                    deadline_s=deadline_s,
+                    traceparent=record.traceparent,
+                )
+                submitted = self.engine.submit(request, model=model.info)
+                streams.append(MeteredStream(submitted, lease))
+            for stream in streams:
+                await stream.admitted()
         except BaseException:  # the caller may be gone
-            stream.abort()
+            for stream in streams:
+                stream.abort()
             raise
         record.note_admitted()
         token_bytes = model.tokenizer.token_bytes(show_special_tokens=options.show_special_tokens)
-        text = OutputText(Detokenizer(token_bytes, token_ids), StopStrings(options.stop))
-        return Generation(options.request_id, stream, text, num_prompt_tokens=len(token_ids))
+        generations = [
+            Generation(
+                options.request_id,
+                stream,
+                OutputText(Detokenizer(token_bytes, token_ids), StopStrings(options.stop)),
+                prompt_token_ids=token_ids,
+            )
+            for stream in streams
+        ]
+        return generations[0] if len(generations) == 1 else Samples(generations)
 
     async def tokenize(self, model_name: str, prompt: str | Conversation) -> list[int]:
         """Returns the token ids that a prompt is to the engine.
@@ -251,17 +267,18 @@ class Pipeline:
         )
 
     async def _render(self, model: ServedModel, conversation: Conversation) -> str:
-        messages = conversation.messages
+        messages, tools = conversation.messages, conversation.tools
         if not messages:
             raise InvalidRequestError("the conversation has 0 messages; it must have at least 1")
-        self._check_size(
-            sum(len(text.encode()) for message in messages for text in message.values())
-        )
+        self._check_size(num_bytes([messages, tools]))
+        check_tools(messages, tools)
         if model.template is None:
             raise InvalidRequestError(
                 f"the model {model.info.model!r} has no chat template; use Generate"
             )
-        return await model.template.render(messages, max_bytes=2 * self._max_prompt_bytes)
+        return await model.template.render(
+            messages, tools=tools, max_bytes=2 * self._max_prompt_bytes
+        )
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self._max_prompt_bytes:

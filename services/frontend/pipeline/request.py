@@ -20,9 +20,10 @@ MAX_MESSAGES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages to be answered, oldest first."""
+    """Messages to be answered, oldest first, and the tools that the model may call."""
 
     messages: Sequence[Message]
+    tools: Sequence[Message] = ()
 
 
 Prompt = str | list[int] | Conversation
@@ -40,6 +41,7 @@ class Options:
     priority: int = 0
     cache_salt: str = ""
     show_special_tokens: bool = False
+    num_samples: int = 1
     traceparent: str = ""
     """Where the request belongs in a trace; empty: nowhere."""
 
@@ -49,21 +51,29 @@ class Output:
     """More output of one request; fields mean what Output of frontend.proto says."""
 
     request_id: str
+    index: int = 0
+    """Which of several outputs of one prompt this belongs to."""
     text: str
     token_ids: list[int]
     logprobs: list[PositionLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     stop_string: str | None = None
     stop_token_id: int | None = None
 
 
-def check_options(options: Options) -> None:
-    """Raises InvalidRequestError for a request id or stop strings over their limits."""
-    if len(options.request_id) > MAX_REQUEST_ID_CHARACTERS:
+def check_options(options: Options, *, max_samples: int) -> None:
+    """Raises InvalidRequestError for what is over its limit: request id, stop strings, samples."""
+    if not 1 <= options.num_samples <= max_samples:
         raise InvalidRequestError(
-            f"request_id has {len(options.request_id)} characters;"
-            f" the limit is {MAX_REQUEST_ID_CHARACTERS}"
+            f"n is {options.num_samples}; it must be 1 to {max_samples}", field="n"
+        )
+    limit = MAX_REQUEST_ID_CHARACTERS  # the engine's, to which further samples add their index
+    limit -= len(f"#{options.num_samples - 1}") if options.num_samples > 1 else 0
+    if len(options.request_id) > limit:
+        raise InvalidRequestError(
+            f"request_id has {len(options.request_id)} characters; the limit is {limit}"
         )
     if len(options.stop) > MAX_STOP_STRINGS:
         raise InvalidRequestError(

@@ -1,9 +1,9 @@
 """From protobuf to what the pipeline takes, and back."""
 
 import uuid
-from collections.abc import Iterable
+from typing import Any
 
-from google.protobuf.message import Message
+from google.protobuf.message import Message as ProtobufMessage
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from protos.common.v1.sampling_pb2 import FinishReason
@@ -11,12 +11,14 @@ from protos.frontend.v1 import frontend_pb2
 from services.frontend.engine_client.pool import EnginePool
 from services.frontend.errors import InvalidRequestError
 from services.frontend.pipeline.request import MAX_MESSAGES, Conversation, Options, Output, Prompt
+from services.frontend.pipeline.tools import json_object, tool_call_of, tool_of
+from services.frontend.text.chat_template import Message
 from services.telemetry.tracing import checked_traceparent
 
 _GOES_ON = FinishReason.FINISH_REASON_UNSPECIFIED
 
 
-def refuse_unknown_fields(message: Message) -> None:
+def refuse_unknown_fields(message: ProtobufMessage) -> None:
     """Raises InvalidRequestError if a message, at any depth, says something that is not understood.
 
     A field that is ignored would be a wish that is silently not granted.
@@ -49,6 +51,7 @@ def options_of(options: frontend_pb2.GenerationOptions) -> Options:
         priority=options.priority,
         cache_salt=options.cache_salt,
         show_special_tokens=options.show_special_tokens,
+        num_samples=options.n if options.HasField("n") else 1,
         traceparent=checked_traceparent(options.traceparent),
     )
 
@@ -60,9 +63,35 @@ def prompt_of(request: frontend_pb2.GenerateRequest) -> Prompt:
     return request.text
 
 
-def conversation_of(messages: Iterable[frontend_pb2.ChatMessage]) -> Conversation:
-    """Reads a conversation."""
-    return Conversation([{"role": each.role, "content": each.content} for each in messages])
+def conversation_of(source: frontend_pb2.ChatRequest | frontend_pb2.Conversation) -> Conversation:
+    """Reads a conversation.
+
+    Raises:
+        InvalidRequestError: what is to be JSON in it is none.
+    """
+    tools = [
+        tool_of(
+            tool.name,
+            tool.description,
+            json_object(tool.parameters, f"parameters of the tool {tool.name!r}")
+            if tool.HasField("parameters")
+            else None,
+        )
+        for tool in source.tools
+    ]
+    return Conversation([_message_of(message) for message in source.messages], tools)
+
+
+def _message_of(message: frontend_pb2.ChatMessage) -> Message:
+    read: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        read["content"] = message.content or None
+        read["tool_calls"] = [
+            tool_call_of(call.id, call.name, call.arguments) for call in message.tool_calls
+        ]
+    if message.HasField("tool_call_id"):
+        read["tool_call_id"] = message.tool_call_id
+    return read
 
 
 def input_of(request: frontend_pb2.TokenizeRequest) -> str | Conversation:
@@ -75,7 +104,7 @@ def input_of(request: frontend_pb2.TokenizeRequest) -> str | Conversation:
         case "text":
             return request.text
         case "conversation":
-            return conversation_of(request.conversation.messages)
+            return conversation_of(request.conversation)
     raise InvalidRequestError("neither text nor a conversation is given")
 
 
@@ -83,9 +112,11 @@ def output_to_proto(output: Output) -> frontend_pb2.Output:
     """Writes a piece of output."""
     return frontend_pb2.Output(
         request_id=output.request_id,
+        index=output.index,
         text=output.text,
         token_ids=output.token_ids,
         logprobs=output.logprobs,
+        prompt_logprobs=output.prompt_logprobs,
         finish_reason=_GOES_ON if output.finish_reason is None else output.finish_reason,
         stop_string=output.stop_string,
         stop_token_id=output.stop_token_id,

@@ -63,7 +63,7 @@ class FrontendServicer(FrontendServiceServicer):
         """Answers a conversation."""
         refuse_unknown_fields(request)
         await self._respond(
-            conversation_of(request.messages),
+            conversation_of(request),
             options_of(request.options),
             context,
             frontend_pb2.ChatResponse,

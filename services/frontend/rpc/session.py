@@ -18,6 +18,7 @@ from services.frontend.errors import (
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Options, Prompt
+from services.frontend.pipeline.samples import Samples
 from services.frontend.rpc.convert import (
     conversation_of,
     options_of,
@@ -46,7 +47,7 @@ class _LiveRequest:
     error: Exception | None = None
     """Why it was failed; None for a cancelled one."""
     work: asyncio.Task[None] | None = None
-    generation: Generation | None = None
+    generation: Generation | Samples | None = None
 
     @property
     def is_collecting(self) -> bool:
@@ -145,8 +146,9 @@ class ClientSession:
                 live = self._open(handle, options_of(message.generate.options))
                 self._start(live, prompt_of(message.generate), group)
             case "chat":
+                conversation = conversation_of(message.chat)  # may refuse; nothing is open yet
                 live = self._open(handle, options_of(message.chat.options))
-                self._start(live, conversation_of(message.chat.messages), group)
+                self._start(live, conversation, group)
             case "prompt_part":
                 self._take_part(handle, message.prompt_part, group)
             case "cancel":
@@ -261,7 +263,7 @@ class ClientSession:
                     record.observe(output)
                     if live.error is not None:
                         continue  # its handle is not its own any more
-                    if output.finish_reason is not None:
+                    if output.usage is not None:
                         self._forget(live)  # the client may use the handle again
                     await self._write(live.handle, output=output_to_proto(output))
                 if live.error is not None:

@@ -12,10 +12,11 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.sandbox
 
-Message = Mapping[str, str]
-"""One message of a conversation: its role and its content."""
+Message = Mapping[str, Any]
+"""One message of a conversation, or one tool, with the names that templates on model hubs use."""
 
 
 class TemplateError(Exception):
@@ -25,7 +26,8 @@ class TemplateError(Exception):
 class ChatTemplate:
     """A model's chat template, run in a sandbox that lets it compute nothing but text.
 
-    It sees what templates on model hubs expect: `messages`, `add_generation_prompt`, the special
+    It sees what templates on model hubs expect: `messages`, `tools` (none where there are none),
+    `add_generation_prompt`, the special
     tokens by name, `raise_exception`, `strftime_now`, a `tojson` that escapes nothing, and
     `break` and `continue` in loops.
     """
@@ -48,6 +50,12 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
+            self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(
+                environment.parse(source)
+            )
+            """Whether the template does anything with tools."""
+            self.takes_tool_calls = "tool_calls" in source
+            """Whether it does anything with calls in the assistant's messages."""
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(
                 f"the chat template is wrong in line {error.lineno}: {error.message}"
@@ -57,18 +65,24 @@ class ChatTemplate:
             raise TemplateError(f"the chat template cannot be compiled: {error}") from None
         self._variables = dict(variables)
 
-    def render(self, messages: Sequence[Message], *, max_bytes: int) -> str:
+    def render(
+        self, messages: Sequence[Message], *, tools: Sequence[Message] = (), max_bytes: int
+    ) -> str:
         """Returns the prompt for the answer to a conversation.
 
         Raises:
-            TemplateError: the template refuses the conversation, fails on it, or makes more than
-                `max_bytes` of it.
+            TemplateError: the template refuses the conversation, fails on it, knows nothing of
+                tools that it has, or makes more than `max_bytes` of it.
         """
+        self._check_tools(messages, tools)
         pieces = []
         num_bytes = 0
         try:
             for piece in self._template.generate(
-                self._variables, messages=list(messages), add_generation_prompt=True
+                self._variables,
+                messages=list(messages),
+                tools=list(tools) or None,
+                add_generation_prompt=True,
             ):
                 num_bytes += len(piece.encode())
                 if num_bytes > max_bytes:
@@ -89,10 +103,29 @@ class ChatTemplate:
             raise TemplateError(f"the chat template fails: {error}") from None
         return "".join(pieces)
 
+    def _check_tools(self, messages: Sequence[Message], tools: Sequence[Message]) -> None:
+        """Refuses what the template would leave out."""
+        if tools and not self.takes_tools:
+            raise TemplateError("the model's chat template takes no tools")
+        if not self.takes_tool_calls and any("tool_calls" in message for message in messages):
+            raise TemplateError("the model's chat template takes no tool calls")
 
-def _to_json(value: Any, indent: int | None = None) -> str:
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """Writes JSON for a model to read: Jinja's own filter escapes for HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _raise_exception(message: str) -> NoReturn:

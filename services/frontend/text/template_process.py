@@ -68,7 +68,9 @@ class TemplateProcess:
             except _WorkerLostError as error:
                 raise TokenizerFilesError(f"the chat template {error}") from None
 
-    async def render(self, messages: Sequence[Message], *, max_bytes: int) -> str:
+    async def render(
+        self, messages: Sequence[Message], *, tools: Sequence[Message] = (), max_bytes: int
+    ) -> str:
         """Returns the prompt for the answer to a conversation.
 
         Raises:
@@ -78,7 +80,10 @@ class TemplateProcess:
             EngineUnavailableError: it was closed; another template may have taken its place.
         """
         # A caller that goes away must not leave an answer behind for the next one to read.
-        return await asyncio.shield(asyncio.create_task(self._render(messages, max_bytes)))
+        wish = {"messages": list(messages), "tools": list(tools), "max_bytes": max_bytes}
+        rendering = asyncio.create_task(self._render(wish, max_bytes))
+        rendering.add_done_callback(_take_error)
+        return await asyncio.shield(rendering)
 
     async def close(self) -> None:
         """Ends the process, after whatever it is at."""
@@ -86,8 +91,7 @@ class TemplateProcess:
         async with self._turn:
             await self._kill()
 
-    async def _render(self, messages: Sequence[Message], max_bytes: int) -> str:
-        wish = {"messages": list(messages), "max_bytes": max_bytes}
+    async def _render(self, wish: Mapping[str, Any], max_bytes: int) -> str:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._turn.acquire()
@@ -171,3 +175,9 @@ async def _read_reply(stdout: asyncio.StreamReader, max_bytes: int) -> dict[str,
         raise ValueError(f"an answer of {length} bytes")
     reply: dict[str, str] = json.loads(await stdout.readexactly(length))
     return reply
+
+
+def _take_error(rendering: asyncio.Task[str]) -> None:
+    """Keeps asyncio from logging an error, with words of the conversation, that nobody awaits."""
+    if not rendering.cancelled():
+        rendering.exception()

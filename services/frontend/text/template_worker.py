@@ -33,7 +33,9 @@ def main() -> None:
             if template is None:
                 template = ChatTemplate(message["source"], message["variables"])
             else:
-                reply["text"] = template.render(message["messages"], max_bytes=message["max_bytes"])
+                reply["text"] = template.render(
+                    message["messages"], tools=message["tools"], max_bytes=message["max_bytes"]
+                )
         except TemplateError as error:
             reply["error"] = str(error)
         except MemoryError:

@@ -143,13 +143,11 @@ def replay(snapshot, steps, num_blocks, windows, num_speculative_tokens):
     before=st.lists(actions, min_size=10, max_size=60),
     after=st.lists(actions, max_size=40),
     num_blocks=st.integers(8, 14),
-    windows=st.sampled_from([(None,), (None,), (5,), (None, 7)]),
-    num_speculative_tokens=st.sampled_from([0, 0, 2]),
+    kind=st.sampled_from([((None,), 0), ((None,), 2), ((5,), 0), ((None, 7), 0)]),
 )
 @settings(max_examples=150)
-def test_a_replay_from_a_snapshot_gives_the_results_of_the_worker(
-    before, after, num_blocks, windows, num_speculative_tokens
-):
+def test_a_replay_from_a_snapshot_gives_the_results_of_the_worker(before, after, num_blocks, kind):
+    windows, num_speculative_tokens = kind
     num_blocks *= len(windows)
     engine = Engine(num_blocks, windows, num_speculative_tokens)
     for action in before:

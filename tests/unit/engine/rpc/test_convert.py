@@ -175,11 +175,22 @@ class TestGenerate:
         assert request.deadline_s == request.arrival_s + 2.0
 
 
-def test_the_default_sampling_shown_sets_every_scalar_but_three():
+def test_the_default_sampling_shown_sets_every_scalar_but_four():
     shown = RequestReader(model_folder()).default_sampling()
     unset = {
         field.name
         for field in SamplingParams.DESCRIPTOR.fields
+        if field.message_type is None
         if field.has_presence and not shown.HasField(field.name)
     }
-    assert unset == {"seed", "max_tokens", "logprobs"}
+    assert unset == {"seed", "max_tokens", "logprobs", "prompt_logprobs"}
+
+
+def test_prompt_logprobs_are_bounded_by_what_one_message_carries():
+    reader = RequestReader(model_folder(max_model_len=200_000))
+    sampling = SamplingParams(prompt_logprobs=1)
+    fits = GenerateRequest(prompt_token_ids=[1] * 50_000, sampling=sampling)
+    assert reader.from_generate(fits, RecordingSink(), timeout_s=None).sampling.prompt_logprobs == 1
+    fits.prompt_token_ids.append(1)
+    with pytest.raises(InvalidRequestError, match="100002 log-probabilities; the limit is 100000"):
+        reader.from_generate(fits, RecordingSink(), timeout_s=None)

@@ -1,75 +1,16 @@
 """Each of the scheduler's rules on its own; test_scheduler_machine.py has them all at once."""
 
-from collections import deque
 from itertools import pairwise
 
 import pytest
 
 from services.engine.batch import read_int32
 from services.engine.errors import InvalidRequestError, QueueFullError
-from services.engine.request import FinishReason, Request, RequestOutput, RequestStatus
-from services.engine.scheduler.scheduler import ScheduledStep, Scheduler, SchedulerLimits
+from services.engine.request import FinishReason, RequestStatus
+from services.engine.scheduler.scheduler import ScheduledStep
 from tests.support.fake_worker import FakeWorker, expected_output
 from tests.support.requests import make_request, make_sampling
-
-BLOCK_SIZE = 4
-
-
-class Rig:
-    """A scheduler with a fake worker, and a clock that tests set."""
-
-    def __init__(self, **limits):
-        self.now_s = 100.0
-        self.limits = SchedulerLimits(
-            **{
-                "max_num_seqs": 4,
-                "max_num_batched_tokens": 16,
-                "max_model_len": 64,
-                "max_num_waiting": 8,
-                "block_size": BLOCK_SIZE,
-                "num_blocks": 33,
-                "enable_prefix_caching": True,
-            }
-            | limits
-        )
-        self.scheduler = Scheduler(self.limits, clock=lambda: self.now_s)
-        self.worker = FakeWorker(
-            max_num_seqs=self.limits.max_num_seqs,
-            max_model_len=self.limits.max_model_len,
-            num_blocks=self.limits.num_blocks,
-            block_size=BLOCK_SIZE,
-        )
-        self.in_flight: deque[ScheduledStep] = deque()
-
-    def add(self, *requests: Request) -> None:
-        for request in requests:
-            self.scheduler.add(request)
-
-    def send(self) -> ScheduledStep:
-        step = self.scheduler.schedule()
-        assert step is not None, "nothing could be scheduled"
-        self.in_flight.append(step)
-        return step
-
-    def receive(self) -> list[RequestOutput]:
-        step = self.in_flight.popleft()
-        outputs = self.scheduler.update(step, self.worker.execute(step.descriptor))
-        for output in outputs:
-            output.request.sink.put(output)
-        return outputs
-
-    def step(self) -> list[RequestOutput]:
-        self.send()
-        return self.receive()
-
-    def run(self, *, depth: int = 2) -> None:
-        """Runs until nobody is left, with `depth` steps in flight."""
-        while self.scheduler.has_work or self.in_flight:
-            step = self.scheduler.schedule() if len(self.in_flight) < depth else None
-            if step is not None:
-                self.in_flight.append(step)
-            else:
-                self.receive()
+from tests.support.scheduler_rig import BLOCK_SIZE, Rig
 
 
 def q_lens(step: ScheduledStep) -> list[int]:
@@ -101,39 +42,6 @@ def test_a_prompt_as_long_as_the_context_is_refused_with_both_numbers():
 def test_a_prompt_beyond_the_whole_cache_is_refused_with_both_numbers():
     with pytest.raises(InvalidRequestError, match=r"9 tokens; the KV cache holds 8"):
         Rig(num_blocks=3).add(make_request(9))
-
-
-@pytest.mark.parametrize("num_done", [1, 6, 8])
-def test_a_request_of_another_engine_goes_on_as_if_it_had_run_here(num_done):
-    whole = expected_output(range(5), make_sampling(max_tokens=9))
-    rig = Rig(max_num_batched_tokens=4)
-    request = make_request(range(5), resumed_token_ids=whole[:num_done], max_tokens=9)
-    rig.add(request)
-    rig.run()
-    assert request.sink.token_ids == whole[num_done:]
-    assert request.sink.outputs[-1].finish_reason is FinishReason.LENGTH
-    assert rig.scheduler.stats.num_free_blocks == 32
-
-
-def test_only_the_prompt_of_a_resumed_request_counts_as_cached_prompt():
-    rig = Rig()
-    first = make_request(range(5), max_tokens=12)
-    rig.add(first)
-    rig.run()
-    second = make_request(range(5), resumed_token_ids=first.sink.token_ids[:8], max_tokens=12)
-    rig.add(second)
-    rig.run()
-    assert second.num_cached_tokens == 5
-
-
-def test_a_resumed_request_with_nothing_left_to_do_is_refused_with_both_numbers():
-    with pytest.raises(InvalidRequestError, match=r"10 tokens already; it can have 10"):
-        Rig().add(make_request(4, resumed_token_ids=[1] * 6, max_tokens=6))
-
-
-def test_a_resumed_request_beyond_the_whole_cache_is_refused():
-    with pytest.raises(InvalidRequestError, match=r"9 tokens already; it can have 9"):
-        Rig(num_blocks=3).add(make_request(4, resumed_token_ids=[1] * 5, max_tokens=40))
 
 
 def test_a_full_queue_refuses_and_says_when_to_try_again():

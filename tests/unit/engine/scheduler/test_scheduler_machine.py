@@ -12,8 +12,9 @@ from services.engine.errors import InvalidRequestError, MemoryExhaustedError, Qu
 from services.engine.request import FinishReason, Request, RequestStatus
 from services.engine.scheduler.scheduler import ScheduledStep, Scheduler, SchedulerLimits
 from services.engine.scheduler.waiting_queue import service_order
-from tests.support.fake_worker import FakeWorker, expected_output
+from tests.support.fake_worker import VOCAB_SIZE, FakeWorker, expected_output, prompt_logprob
 from tests.support.requests import make_request
+from tests.support.token_masks import ManualConstraint
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 32
@@ -26,6 +27,11 @@ prompts = st.builds(
     st.sampled_from([1, 4, 8, 11, 12, 18]),
     st.sampled_from([[], [], [100], [101, 102], [100, 101, 102, 103], [100] * 18]),
 )
+
+
+def allowed_by_rule(output: list[int]) -> list[int]:
+    """What the constraint of some requests allows; end tokens among it."""
+    return list(range(len(output) % 3, 1000, 3))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -63,6 +69,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_blocks=self.limits.num_blocks,
             block_size=BLOCK_SIZE,
             windows=self.limits.windows,
+            num_cache_tokens=self.limits.num_cache_tokens,
         )
         self.in_flight: deque[ScheduledStep] = deque()
 
@@ -75,9 +82,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         end_every=st.sampled_from([5, 1000, 1000]),
         temperature=st.sampled_from([0.0, 1.0]),
         logprobs=st.sampled_from([None, None, 2]),
+        prompt_logprobs=st.sampled_from([None, None, 0, 2]),
         seed=st.integers(0, 3),
+        is_constrained=st.sampled_from([False, False, True]),
     )
-    def submit(self, prompt, priority, cache_salt, max_tokens, min_tokens, end_every, **fields):
+    def submit(
+        self, prompt, priority, cache_salt, max_tokens, min_tokens, end_every, is_constrained,
+        **fields,
+    ):  # fmt: skip
         request = make_request(
             prompt,
             priority=priority,
@@ -87,6 +99,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             end_token_ids=range(0, 1000, end_every),
             **fields,
         )
+        if is_constrained:
+            request.constraint = ManualConstraint(
+                allowed_by_rule, vocab_size=VOCAB_SIZE, is_instant=False
+            )
         if len(prompt) >= MAX_MODEL_LEN or len(prompt) > self.capacity:
             with pytest.raises(InvalidRequestError):
                 self.scheduler.add(request)
@@ -112,7 +128,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if preempted and not is_trial:
             assert set(self.running()) < set(before), "admitted beside a preemption"
         if step is None:
-            assert self.in_flight or not self.live, "nothing runs and nothing will"
+            is_waiting = any(request.awaits_mask for request in self.live)
+            assert self.in_flight or is_waiting or not self.live, "nothing runs and nothing will"
             return
         context = step.descriptor.context
         assert context.num_tokens <= self.limits.max_num_batched_tokens
@@ -139,6 +156,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             if output.is_last:
                 self.live.remove(request)
                 self.check_output(request, output.finish_reason)
+
+    @precondition(lambda self: any(r.awaits_mask for r in self.live))
+    @rule(data=st.data())
+    def learn_mask(self, data):
+        unknown = [r for r in self.live if r.constraint is not None and r.constraint.mask is None]
+        if unknown:
+            data.draw(st.sampled_from(unknown)).constraint.work_out()
 
     @precondition(lambda self: self.in_flight)
     @rule(memory_tokens=st.integers(0, 8))
@@ -231,11 +255,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         # The first in service order computes a token in every step and keeps its blocks.
-        for _ in range((MAX_MODEL_LEN + STEPS_IN_FLIGHT) * (len(self.live) + 1)):
+        for _ in range(2 * (MAX_MODEL_LEN + STEPS_IN_FLIGHT) * (len(self.live) + 1)):
             if len(self.in_flight) < STEPS_IN_FLIGHT:
                 self.schedule()
             if self.in_flight:
                 self.complete()
+            for request in self.live:
+                if request.constraint is not None and request.constraint.mask is None:
+                    request.constraint.work_out()
             self.counts_agree()
         while self.in_flight:
             self.complete()
@@ -248,8 +275,19 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_output(self, request: Request, reason: FinishReason | None) -> None:
         bound = min(MAX_MODEL_LEN, self.capacity + 1) - request.num_prompt_tokens
-        expected = expected_output(request.prompt_token_ids, request.sampling, max_output=bound)
+        expected = expected_output(
+            request.prompt_token_ids,
+            request.sampling,
+            max_output=bound,
+            allowed=None if request.constraint is None else allowed_by_rule,
+        )
         assert request.sink.token_ids == expected
+        told = [entry for output in request.sink.outputs for entry in output.prompt_logprobs]
+        if request.sampling.prompt_logprobs is None:
+            assert not told
+        else:
+            prompt = request.prompt_token_ids
+            assert [entry.logprob for entry in told] == [prompt_logprob(t) for t in prompt[1:]]
         ended_by_token = expected[-1] in request.sampling.end_token_ids and (
             len(expected) > request.sampling.min_tokens
         )

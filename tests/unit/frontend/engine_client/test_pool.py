@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 
+import grpc
 import pytest
 
 from protos.frontend.v1 import frontend_pb2 as pb
@@ -11,6 +12,8 @@ from services.frontend.engine_client.messages import EngineRequest, SamplingPara
 from services.frontend.engine_client.pool import EnginePool, PoolLimits
 from services.frontend.engine_client.tokenizer_files import TokenizerStore
 from services.frontend.errors import DeadlineExpiredError, EngineUnavailableError
+from services.telemetry.tls import ClientTls
+from tests.support.certificates import Authority
 from tests.support.fake_engine import FakeEngine
 from tests.support.frontend_stack import FrontendStack, frontend_stack
 from tests.support.waiting import until
@@ -40,7 +43,7 @@ class Names:
 
 
 @contextlib.asynccontextmanager
-async def pool_of(name: str, names: Names):
+async def pool_of(name: str, names: Names, *, tls: ClientTls | None = None):
     """A pool that resolves a name over and over, and what it was told of readiness."""
     models, readiness = [], []
 
@@ -51,6 +54,7 @@ async def pool_of(name: str, names: Names):
         AddressBook([name], lookup=names),
         TokenizerStore(None),
         PoolLimits(silence_timeout_s=0.5, resolve_interval_s=0.02),
+        tls=tls,
     )
     running = asyncio.create_task(pool.run(on_model=take_model, on_readiness=readiness.append))
     try:
@@ -97,6 +101,16 @@ class TestNames:
             assert await collect(pool, models)
             assert [len(engine.submits) for engine in cluster] == [0, 0, 1]
             assert readiness == [True]
+
+    async def test_certificates_are_held_against_the_name_that_was_resolved(self, tmp_path):
+        authority = Authority(tmp_path)
+        pair = authority.issue("engine", "engines")  # and no word of 127.0.0.1
+        chain = [(pair.key.read_bytes(), pair.cert.read_bytes())]
+        tls = ClientTls.from_settings(ca=authority.cert, cert=None, key=None, prefix="--engine-tls")
+        async with FakeEngine(credentials=grpc.ssl_server_credentials(chain)) as engine:
+            name = f"engines:{engine.port}"
+            async with pool_of(name, Names(HOSTS[:1]), tls=tls) as (pool, _, _):
+                await until(lambda: pool.is_ready)
 
     async def test_an_engine_that_leaves_finishes_what_it_has(self, cluster):
         names = Names(HOSTS[:1])

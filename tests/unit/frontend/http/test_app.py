@@ -162,11 +162,11 @@ async def test_log_probabilities_of_a_completion_say_where_tokens_begin():
 @pytest.mark.parametrize(
     ("path", "change", "field"),
     [
-        ("/v1/chat/completions", {"n": 2}, "n"),
+        ("/v1/chat/completions", {"n": 17}, "n"),
         ("/v1/chat/completions", {"n": True}, "n"),
         ("/v1/chat/completions", {"tools": []}, "tools"),
         ("/v1/chat/completions", {"user": "me"}, "user"),
-        ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
+        ("/v1/chat/completions", {"response_format": {"type": "xml"}}, "response_format"),
         ("/v1/chat/completions", {"temperature": 3}, "temperature"),
         ("/v1/chat/completions", {"temperature": "1"}, "temperature"),
         ("/v1/chat/completions", {"max_tokens": 0}, "max_tokens"),
@@ -181,7 +181,8 @@ async def test_log_probabilities_of_a_completion_say_where_tokens_begin():
             "messages",
         ),
         ("/v1/completions", {"prompt": ["one", "two"]}, "prompt"),
-        ("/v1/completions", {"echo": True}, "echo"),
+        ("/v1/completions", {"echo": True, "logprobs": 1, "n": 2}, "echo"),
+        ("/v1/completions", {"echo": "yes"}, "echo"),
         ("/v1/completions", {"suffix": "end"}, "suffix"),
         ("/v1/completions", {"best_of": 2}, "best_of"),
         ("/v1/completions", {"model": None}, "model"),

@@ -1,6 +1,7 @@
 """Chat templates render conversations and can do nothing else."""
 
 import contextlib
+import json
 
 import pytest
 
@@ -84,3 +85,32 @@ def test_templates_find_what_they_expect():
     looping = "{% for m in messages %}{% continue %}{% endfor %}{{ add_generation_prompt }}"
     assert render(looping) == "True"
     assert render("{% if true %}\n  {% if true %}x{% endif %}\n{% endif %}\n") == "x"
+
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+def test_tools_come_as_json_and_are_none_where_there_are_none():
+    source = "{% if tools is none %}none{% else %}{{ tools | tojson }}{% endif %}"
+    template = ChatTemplate(source, {})
+    assert template.render(HELLO, max_bytes=1000) == "none"
+    assert json.loads(template.render(HELLO, tools=[ADD], max_bytes=1000)) == [ADD]
+
+
+def test_tojson_takes_what_templates_on_hubs_give_it():
+    source = "{{ {'b': 'é', 'a': 1} | tojson(ensure_ascii=True, sort_keys=True, indent=1) }}"
+    assert render(source) == '{\n "a": 1,\n "b": "\\u00e9"\n}'
+
+
+def test_tools_that_a_template_would_leave_out_are_refused():
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    with pytest.raises(TemplateError, match="takes no tools"):
+        template.render(HELLO, tools=[ADD], max_bytes=1000)
+    calls = [{"role": "assistant", "content": None, "tool_calls": [ADD]}]
+    with pytest.raises(TemplateError, match="takes no tool calls"):
+        template.render(calls, max_bytes=1000)
+
+
+def test_a_template_may_not_count_for_ever():
+    with pytest.raises(TemplateError, match="chat template"):
+        render("{% for a in range(10 ** 9) %}{% endfor %}")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 
 import psutil
@@ -140,3 +141,16 @@ async def test_a_closed_template_starts_no_process():
     with pytest.raises(EngineUnavailableError):
         await template.render(HELLO, max_bytes=100)
     assert not children()
+
+
+async def test_a_refusal_that_its_caller_does_not_wait_for_is_not_logged():
+    complaints = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, facts: complaints.append(facts))
+    async with running("{{ raise_exception(messages[0].content) }}") as template:
+        leaving = asyncio.create_task(template.render(HELLO, max_bytes=100))
+        await asyncio.sleep(0)  # it has begun
+        leaving.cancel()
+        with pytest.raises(InvalidRequestError):  # after the first one
+            await template.render(HELLO, max_bytes=100)
+    gc.collect()
+    assert complaints == []

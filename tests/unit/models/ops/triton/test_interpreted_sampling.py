@@ -35,6 +35,8 @@ for value in (torch.nan, torch.inf, -torch.inf):
     tokens, rows, positions = (torch.ones(2, 3).int(), *torch.tensor([[0, 1], [0, 2]]).int())
     assert choose_greedily(logits[:2], tokens, rows, positions).tolist() == [-1, 7]
     assert tokens.tolist() == [[0, 1, 1], [1, 1, 7]]
+for vocab_size in (1, 33, 5000):
+    check_masks(4, vocab_size)
 for num_top in (0, 1, 20):
     check_logprobs(2, 5000, torch.bfloat16, num_top=num_top)
 """

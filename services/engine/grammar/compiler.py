@@ -1,0 +1,197 @@
+"""Turns what requests ask of their output into constraints, without making anybody wait."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import WeakSet
+
+import structlog
+from llguidance import LLMatcher, LLTokenizer
+
+from services.engine.errors import InvalidRequestError, QueueFullError, UnsupportedError
+from services.engine.grammar.constraint import GrammarConstraint, next_mask
+from services.engine.grammar.grammar_text import (
+    compile_grammar,
+    grammar_text,
+    make_tokenizer,
+    shown,
+)
+from services.engine.grammar.probe_pool import ProbePool
+from services.engine.request import StructuredOutput
+
+log = structlog.get_logger()
+
+MAX_CACHED = 64
+"""Grammars that are kept compiled; one takes some hundred kilobytes, at most 100 MB."""
+MAX_COMPILING = 64
+"""Grammars that may wait to be compiled."""
+RETRY_AFTER_MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A grammar at its beginning, to be copied, and the first token's mask."""
+
+    matcher: LLMatcher
+    mask: bytes
+
+
+class GrammarCompiler:
+    """Compiles grammars, each once, and begins a constraint for each request.
+
+    A grammar that was never seen goes through a probe first, a process that may be killed; only
+    what passed is compiled here, in a thread. Equal grammars share what they learn.
+    """
+
+    def __init__(
+        self,
+        tokenizer_json: bytes,
+        *,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        max_live: int,
+        timeout_s: float,
+        num_threads: int,
+    ) -> None:
+        """Does nothing before the first grammar.
+
+        Args:
+            tokenizer_json: content of the model's tokenizer.json.
+            vocab_size: the model's.
+            eos_token_ids: tokens that end an output wherever it is complete.
+            max_live: most constraints that requests may hold at a time.
+            timeout_s: longest time to compile a grammar, and for the mask of one token.
+            num_threads: threads that work out masks.
+        """
+        self._settings: dict[str, Any] = {
+            "tokenizer_json": tokenizer_json.decode(errors="replace"),
+            "vocab_size": vocab_size,
+            "eos_token_ids": sorted(eos_token_ids),
+        }
+        self._mask_bytes = 4 * -(-vocab_size // 32)
+        self._max_live = max_live
+        self._timeout_s = timeout_s
+        self._probes = ProbePool(self._settings, timeout_s=timeout_s)
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar")
+        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammar-compiler")
+        self._loading: asyncio.Task[LLTokenizer] | None = None
+        self._known: OrderedDict[StructuredOutput, asyncio.Task[_Compiled]] = OrderedDict()
+        self._live: WeakSet[GrammarConstraint] = WeakSet()
+
+    def load(self) -> None:
+        """Begins to read the tokenizer, which is best done before there is anything to serve."""
+        if self._loading is None:
+            self._loading = asyncio.create_task(self._load())
+
+    async def constrain(
+        self, wanted: StructuredOutput, token_ids: Sequence[int] = ()
+    ) -> GrammarConstraint:
+        """Returns a constraint at its beginning, or behind the tokens of an output that goes on.
+
+        Raises:
+            InvalidRequestError: the grammar is wrong or too expensive.
+            UnsupportedError: grammars cannot be used with the model's tokenizer.
+            QueueFullError: too many grammars are in use or wait to be compiled.
+        """
+        if len(self._live) >= self._max_live:
+            raise QueueFullError(
+                f"{len(self._live)} requests with structured output are live; the limit is "
+                f"{self._max_live}",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+        # Others may wait for the same grammar: one who leaves must not end it.
+        compiled = await asyncio.shield(self._compiled(wanted))
+        matcher, mask = compiled.matcher.deep_copy(), compiled.mask
+        if token_ids:
+            loop = asyncio.get_running_loop()
+            mask = await loop.run_in_executor(self._threads, self._go_on, matcher, token_ids)
+        constraint = GrammarConstraint(
+            matcher,
+            mask,
+            threads=self._threads,
+            timeout_s=self._timeout_s,
+            # Its copies share the states that they found: where one met a limit, all would.
+            on_failure=lambda: self._forget(wanted),
+        )
+        self._live.add(constraint)
+        return constraint
+
+    async def close(self) -> None:
+        """Ends threads and processes."""
+        tasks: list[asyncio.Task[Any]] = [t for t in self._known.values() if not t.done()]
+        tasks += [self._loading] if self._loading is not None else []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._probes.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._compiling.shutdown(wait=False, cancel_futures=True)
+
+    def _compiled(self, wanted: StructuredOutput) -> "asyncio.Task[_Compiled]":
+        """Returns the one task that compiles a grammar, or has."""
+        task = self._known.get(wanted)
+        if task is not None:
+            self._known.move_to_end(wanted)
+            return task
+        num_compiling = sum(not task.done() for task in self._known.values())
+        if num_compiling >= MAX_COMPILING:
+            raise QueueFullError(
+                f"{num_compiling} grammars wait to be compiled; the limit is {MAX_COMPILING}",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+        task = self._known[wanted] = asyncio.create_task(self._compile(wanted))
+        task.add_done_callback(lambda done: self._note(wanted, done))
+        return task
+
+    def _note(self, wanted: StructuredOutput, task: "asyncio.Task[_Compiled]") -> None:
+        """Keeps what compiled, the latest of it, and forgets what did not."""
+        if task.cancelled() or task.exception() is not None:
+            self._forget(wanted)
+            return
+        finished = [key for key, each in self._known.items() if each.done()]
+        for key in finished[: max(0, len(finished) - MAX_CACHED)]:
+            del self._known[key]
+
+    def _forget(self, wanted: StructuredOutput) -> None:
+        self._known.pop(wanted, None)
+
+    async def _load(self) -> LLTokenizer:
+        loop = asyncio.get_running_loop()
+        make = partial(make_tokenizer, **self._settings)
+        try:
+            return await loop.run_in_executor(self._compiling, make)
+        except ValueError as error:
+            log.warning("structured_output_unavailable", reason=shown(str(error)))
+            raise UnsupportedError(
+                f"structured output is not supported for this model: {shown(str(error))}"
+            ) from None
+
+    async def _compile(self, wanted: StructuredOutput) -> _Compiled:
+        text = grammar_text(wanted)
+        self.load()
+        assert self._loading is not None, "load has begun"
+        tokenizer = await asyncio.shield(self._loading)
+        await self._probes.check(text)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._compiling, self._compile_here, tokenizer, text)
+
+    def _go_on(self, matcher: LLMatcher, token_ids: Sequence[int]) -> bytes:
+        """Moves a matcher behind the tokens that an output has so far; returns the next mask."""
+        matcher.consume_tokens(list(token_ids))
+        if matcher.is_error() or matcher.is_stopped():
+            raise InvalidRequestError("the output so far cannot go on by its grammar")
+        mask = next_mask(matcher, self._mask_bytes)
+        if mask is None:
+            raise InvalidRequestError("the output so far cannot go on by its grammar")
+        return mask
+
+    def _compile_here(self, tokenizer: LLTokenizer, text: str) -> _Compiled:
+        matcher = compile_grammar(tokenizer, text)
+        mask = None if matcher.is_error() else next_mask(matcher, self._mask_bytes)
+        if mask is None:
+            raise InvalidRequestError("the grammar is refused: no output follows it")
+        return _Compiled(matcher, mask)

@@ -1,0 +1,42 @@
+"""Reads what a request says its output must be."""
+
+from protos.common.v1 import sampling_pb2
+from services.engine.errors import InvalidRequestError
+from services.engine.request import GrammarKind, StructuredOutput
+
+MAX_CHOICES = 1024
+
+
+def structured_output_of(
+    message: sampling_pb2.StructuredOutput, max_bytes: int
+) -> StructuredOutput:
+    """Reads and bounds it; whether the grammar is right shows when it is compiled.
+
+    Raises:
+        InvalidRequestError: it says nothing, too much, or no text at all.
+    """
+    kind = message.WhichOneof("grammar")
+    if kind is None:
+        raise InvalidRequestError("structured_output is empty; it must say what the output is")
+    texts: tuple[str, ...] = ()
+    match kind:
+        case "json_object":
+            if not message.json_object:
+                raise InvalidRequestError("structured_output.json_object is false; leave it out")
+        case "choice":
+            texts = tuple(message.choice.texts)
+            if not 1 <= len(texts) <= MAX_CHOICES:
+                raise InvalidRequestError(
+                    f"structured_output.choice has {len(texts)} texts; it must have 1 to "
+                    f"{MAX_CHOICES}"
+                )
+        case _:
+            texts = (getattr(message, kind),)
+    if not all(texts):
+        raise InvalidRequestError(f"structured_output.{kind} has an empty text")
+    num_bytes = sum(len(text.encode()) for text in texts)
+    if num_bytes > max_bytes:
+        raise InvalidRequestError(
+            f"structured_output.{kind} has {num_bytes} bytes; the limit is {max_bytes}"
+        )
+    return StructuredOutput(GrammarKind(kind), texts)

@@ -1,0 +1,93 @@
+"""Several outputs of one prompt, as they come."""
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from typing import Self
+
+from services.frontend.engine_client.messages import SamplingParams, Usage
+from services.frontend.pipeline.generation import Generation
+from services.frontend.pipeline.request import Output
+
+_SEEDS = 2**64
+
+
+class Samples:
+    """Outputs of several generations, told apart by index. Iterate it to its end, or close it.
+
+    One output of each is read ahead and no more: what a slow reader leaves waits where a single
+    generation's output would. One that fails ends all of them.
+    """
+
+    def __init__(self, generations: Sequence[Generation]) -> None:
+        """Takes generations of one prompt, in the order of their indices."""
+        self.prompt_token_ids = generations[0].prompt_token_ids
+        self._generations = generations
+        self._reads: dict[asyncio.Task[Output], int] = {}
+        self._usages: list[Usage] = []
+        self._has_begun = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Output:
+        """Returns what is new of one of them; the last output of all has the usage of all."""
+        if not self._has_begun:
+            self._has_begun = True
+            for index in range(len(self._generations)):
+                self._read(index)
+        if not self._reads:
+            raise StopAsyncIteration
+        done, _ = await asyncio.wait(self._reads, return_when=asyncio.FIRST_COMPLETED)
+        read = min(done, key=lambda task: self._reads[task])
+        index = self._reads.pop(read)
+        output = read.result()
+        if output.usage is None:
+            self._read(index)
+        else:
+            self._usages.append(output.usage)
+        usage = None if self._reads else _joint_usage(self._usages)
+        return dataclasses.replace(output, index=index, usage=usage)
+
+    def cancel(self) -> None:
+        """Ends them early; the iteration goes on to last outputs that say so."""
+        for generation in self._generations:
+            generation.cancel()
+
+    def close(self) -> None:
+        """Ends those that are not over; nothing may be read afterwards."""
+        for read in self._reads:
+            read.cancel()
+            if read.done() and not read.cancelled():
+                read.exception()  # what ended one has ended the others, which need not be told
+        for generation in self._generations:
+            generation.close()
+
+    def _read(self, index: int) -> None:
+        self._reads[asyncio.ensure_future(anext(self._generations[index]))] = index
+
+
+def sample_id(request_id: str, index: int) -> str:
+    """Returns how one of several outputs is called at the engine."""
+    return request_id if index == 0 else f"{request_id}#{index}"
+
+
+def sampling_of(sampling: SamplingParams | None, index: int) -> SamplingParams | None:
+    """Returns the sampling of one of several outputs; each has the seed after the last one's."""
+    if sampling is None or index == 0:
+        return sampling
+    own = SamplingParams()
+    own.CopyFrom(sampling)
+    own.ClearField("prompt_logprobs")  # the first output has them for all
+    if sampling.HasField("seed"):
+        own.seed = (sampling.seed + index) % _SEEDS
+    return own
+
+
+def _joint_usage(usages: Sequence[Usage]) -> Usage:
+    """Returns what all outputs cost together: their prompt counts once."""
+    return Usage(
+        prompt_tokens=max(usage.prompt_tokens for usage in usages),
+        cached_tokens=min(usage.cached_tokens for usage in usages),
+        output_tokens=sum(usage.output_tokens for usage in usages),
+    )

@@ -1,0 +1,93 @@
+"""Tools that a conversation may use, as chat templates of model hubs expect them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from services.frontend.errors import InvalidRequestError
+from services.frontend.text.chat_template import Message
+
+MAX_TOOLS = 128
+
+
+def tool_of(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> Message:
+    """Returns a tool: a function with a JSON Schema of its parameters.
+
+    Raises:
+        InvalidRequestError: it has no name.
+    """
+    if not name:
+        raise InvalidRequestError("a tool has no name", field="tools")
+    function: dict[str, Any] = {"name": name}
+    if description:
+        function["description"] = description
+    if parameters is not None:
+        function["parameters"] = parameters
+    return {"type": "function", "function": function}
+
+
+def tool_call_of(call_id: str, name: str, arguments: str) -> Message:
+    """Returns a call that the model made earlier; templates want its arguments as an object.
+
+    Raises:
+        InvalidRequestError: it has no name, or the arguments are not a JSON object.
+    """
+    if not name:
+        raise InvalidRequestError("a tool call names no function", field="messages")
+    call: dict[str, Any] = {"id": call_id} if call_id else {}
+    function = {"name": name, "arguments": json_object(arguments, "arguments of a tool call")}
+    return call | {"type": "function", "function": function}
+
+
+def json_object(text: str, what: str) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Raises:
+        InvalidRequestError: the text is none.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidRequestError(f"the {what} are not a JSON object", field="messages")
+    return value
+
+
+def check_tools(messages: Sequence[Message], tools: Sequence[Message]) -> None:
+    """Checks that calls and results of tools belong together.
+
+    Raises:
+        InvalidRequestError: there are too many tools, a call stands in another role's message, or a
+            result answers no earlier call.
+    """
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequestError(
+            f"there are {len(tools)} tools; the limit is {MAX_TOOLS}", field="tools"
+        )
+    known: set[str] = set()
+    for message in messages:
+        calls = message.get("tool_calls", ())
+        if calls and message["role"] != "assistant":
+            raise InvalidRequestError(
+                f"a message of {message['role']!r} has tool calls; only the assistant's may",
+                field="messages",
+            )
+        known.update(call["id"] for call in calls if "id" in call)
+        answered = message.get("tool_call_id")
+        if answered is not None and (message["role"] != "tool" or answered not in known):
+            raise InvalidRequestError(
+                f"tool_call_id is {answered[:64]!r}, which no earlier tool call has",
+                field="messages",
+            )
+
+
+def num_bytes(value: Any) -> int:
+    """Returns the bytes of all texts in a conversation or its tools."""
+    if isinstance(value, str):
+        return len(value.encode())
+    if isinstance(value, Mapping):
+        return sum(num_bytes(key) + num_bytes(each) for key, each in value.items())
+    if isinstance(value, Sequence):
+        return sum(map(num_bytes, value))
+    return 8

@@ -1,0 +1,179 @@
+"""Structured output of real services: the client, the command line and the openai client."""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import jsonschema
+import openai
+import pytest
+
+from services.client.client import OctavoClient
+from services.client.errors import InvalidRequestError
+from services.client.requests import Message, Options, Sampling
+from services.client.responses import FinishReason
+from services.client.structured_output import StructuredOutput
+from tests.support.processes import ROOT, Stack, free_port, stack
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "answer": {"type": "integer", "minimum": -99, "maximum": 99},
+        "sure": {"type": "boolean"},
+        "words": {"type": "array", "items": {"type": "string", "maxLength": 6}, "maxItems": 2},
+    },
+    "required": ["answer", "sure", "words"],
+    "additionalProperties": False,
+}
+MESSAGES = [{"role": "user", "content": "What is 3 + 4?"}]
+
+
+@dataclass
+class Served:
+    services: Stack
+    url: str
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    port = free_port()
+    flags = {"num_kv_blocks": 24, "max_num_seqs": 8, "grammar_timeout_s": 2}
+    with stack(engine=flags, frontend={"http_port": port}) as services:
+        yield Served(services, f"http://127.0.0.1:{port}/v1")
+
+
+@pytest.fixture
+async def client(served):
+    async with OctavoClient(served.services.frontend.address) as connected:
+        yield connected
+
+
+def options(seed=0, *, temperature=1.0, max_tokens=150, logprobs=None, **wanted):
+    return Options(
+        sampling=Sampling(
+            seed=seed,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            repetition_penalty=1.1,
+            structured_output=StructuredOutput(**wanted) if wanted else None,
+        )
+    )
+
+
+async def test_outputs_follow_their_grammars_through_preemptions_and_repeat_exactly(client):
+    """24 blocks of 16 tokens are too few for these requests together."""
+    wanted = [
+        {"json_schema": json.dumps(SCHEMA)},
+        {"regex": "[a-z]{30,60}"},
+        {"lark": 'start: "(" start ")" | /[0-9]{1,9}/'},
+        {"choice": ("red", "green", "deep blue")},
+        {},
+    ] * 2
+    prompts = [f"Number {i}: " + "once upon a time " * 4 for i in range(len(wanted))]
+
+    async def run(i):
+        return await client.generate(
+            prompts[i], options(i, max_tokens=120, **wanted[i])
+        ).completion()
+
+    together = await asyncio.gather(*map(run, range(len(wanted))))
+    alone = [await run(i) for i in range(len(wanted))]
+    assert [each.text for each in together] == [each.text for each in alone]
+    for form, each in zip(wanted, together, strict=True):
+        if each.finish_reason is FinishReason.LENGTH:
+            continue
+        if "json_schema" in form:
+            jsonschema.validate(json.loads(each.text), SCHEMA)
+        elif "regex" in form:
+            assert re.fullmatch(form["regex"], each.text)
+        elif "lark" in form:
+            assert re.fullmatch(r"\(*[0-9]{1,9}\)*", each.text)
+            assert each.text.count("(") == each.text.count(")")
+        elif "choice" in form:
+            assert each.text in form["choice"]
+
+
+async def test_greedy_output_follows_its_grammar_beside_log_probabilities(client):
+    answer = await client.chat(
+        [Message(role="user", content="What is 3 + 4?")],
+        options(temperature=0, logprobs=2, regex="[0-9]{5}"),
+    ).completion()
+    assert re.fullmatch("[0-9]{5}", answer.text)
+    assert len(answer.logprobs) == len(answer.token_ids)
+    # They are the model's own, which a grammar does not change.
+    assert any(p.chosen.token_id != p.top[0].token_id for p in answer.logprobs)
+
+
+async def test_a_request_without_a_grammar_is_as_if_nobody_had_one(client):
+    plain = options(temperature=0, max_tokens=40)
+    alone = await client.generate("Once upon", plain).completion()
+    beside, _ = await asyncio.gather(
+        client.generate("Once upon", plain).completion(),
+        client.generate("x", options(1, regex="[a-z]{40}")).completion(),
+    )
+    assert beside.token_ids == alone.token_ids
+
+
+async def test_hostile_grammars_cost_their_time_limit_and_nobody_else_anything(client):
+    hostile = json.dumps({"type": "integer", "multipleOf": 99999989})
+
+    async def refused():
+        with pytest.raises(InvalidRequestError, match="to compile"):
+            await client.generate("x", options(json_schema=hostile)).completion()
+
+    attacks = [asyncio.create_task(refused()) for _ in range(3)]
+    answer = await client.generate("Once", options(temperature=0, max_tokens=20)).completion()
+    assert len(answer.token_ids) == 20
+    assert not any(attack.done() for attack in attacks)
+    await asyncio.gather(*attacks)
+
+
+async def test_the_openai_client_gets_what_its_schema_says(served):
+    async with openai.AsyncOpenAI(base_url=served.url, api_key="none", max_retries=0) as client:
+        wish = {"model": "tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 150}
+        answer = await client.chat.completions.create(
+            **wish,
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "sum", "schema": SCHEMA, "strict": True},
+            },
+        )
+        jsonschema.validate(json.loads(answer.choices[0].message.content), SCHEMA)
+        stream = await client.completions.create(
+            model="tiny",
+            prompt="Once",
+            stream=True,
+            extra_body={"structured_outputs": {"regex": "[0-9]{3}"}},
+        )
+        text = "".join([chunk.choices[0].text async for chunk in stream])
+        assert re.fullmatch("[0-9]{3}", text)
+        with pytest.raises(openai.BadRequestError, match="refused"):
+            await client.chat.completions.create(
+                **wish, stream=True, extra_body={"structured_outputs": {"grammar": "nothing"}}
+            )
+
+
+def octavo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "services.client.cli", *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_the_command_line_takes_files_and_expressions(served, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps(SCHEMA))
+    at = ("--frontend", served.services.frontend.address, "--temperature", "0")
+    run = octavo("generate", "Once", "--json-schema", str(schema), "--max-tokens", "200", *at)
+    assert run.returncode == 0, run.stderr
+    jsonschema.validate(json.loads(run.stdout), SCHEMA)
+    run = octavo("chat", "Hi", "--choice", "yes", "--choice", "no", *at)
+    assert run.stdout.strip() in ("yes", "no")
+    run = octavo("generate", "Once", "--regex", "a", "--json-object", *at)
+    assert run.returncode == 2
+    assert "exactly one form" in " ".join(run.stderr.replace("│", " ").split())

@@ -1,0 +1,66 @@
+"""A scheduler in front of a fake worker, whose steps a test runs one by one."""
+
+from collections import deque
+
+from services.engine.request import Request, RequestOutput
+from services.engine.scheduler.scheduler import ScheduledStep, Scheduler, SchedulerLimits
+from tests.support.fake_worker import FakeWorker
+
+BLOCK_SIZE = 4
+
+
+class Rig:
+    """A scheduler with a fake worker, and a clock that tests set."""
+
+    def __init__(self, **limits):
+        self.now_s = 100.0
+        self.limits = SchedulerLimits(
+            **{
+                "max_num_seqs": 4,
+                "max_num_batched_tokens": 16,
+                "max_model_len": 64,
+                "max_num_waiting": 8,
+                "block_size": BLOCK_SIZE,
+                "num_blocks": 33,
+                "enable_prefix_caching": True,
+            }
+            | limits
+        )
+        self.scheduler = Scheduler(self.limits, clock=lambda: self.now_s)
+        self.worker = FakeWorker(
+            max_num_seqs=self.limits.max_num_seqs,
+            max_model_len=self.limits.max_model_len,
+            num_blocks=self.limits.num_blocks,
+            block_size=BLOCK_SIZE,
+        )
+        self.in_flight: deque[ScheduledStep] = deque()
+
+    def add(self, *requests: Request) -> None:
+        for request in requests:
+            self.scheduler.add(request)
+
+    def send(self) -> ScheduledStep:
+        step = self.scheduler.schedule()
+        assert step is not None, "nothing could be scheduled"
+        self.in_flight.append(step)
+        return step
+
+    def receive(self) -> list[RequestOutput]:
+        step = self.in_flight.popleft()
+        outputs = self.scheduler.update(step, self.worker.execute(step.descriptor))
+        for output in outputs:
+            output.request.sink.put(output)
+        return outputs
+
+    def step(self) -> list[RequestOutput]:
+        self.send()
+        return self.receive()
+
+    def run(self, *, depth: int = 2) -> None:
+        """Runs until nobody is left, with `depth` steps in flight."""
+        while self.scheduler.has_work or self.in_flight:
+            step = self.scheduler.schedule() if len(self.in_flight) < depth else None
+            if step is not None:
+                self.in_flight.append(step)
+            else:
+                self.receive()

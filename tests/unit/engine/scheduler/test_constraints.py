@@ -1,0 +1,59 @@
+"""A request whose next token is decided on the host between two of its tokens."""
+
+from services.engine.batch import read_int32
+from tests.support.fake_worker import VOCAB_SIZE
+from tests.support.requests import make_request
+from tests.support.token_masks import ManualConstraint
+from tests.unit.engine.scheduler.test_scheduler import Rig
+
+
+def constrained(*, is_instant=True, **fields):
+    request = make_request(**fields)
+    request.constraint = ManualConstraint(
+        lambda output: [len(output), 500], vocab_size=VOCAB_SIZE, is_instant=is_instant
+    )
+    return request
+
+
+def test_it_waits_for_its_token_and_others_do_not():
+    rig = Rig()
+    plain, waiting = make_request(3), constrained(prompt=3)
+    rig.add(plain, waiting)
+    assert rig.send().requests == [plain, waiting]
+    assert rig.send().requests == [plain]
+    rig.receive()
+    assert rig.send().requests == [plain, waiting]
+
+
+def test_it_waits_for_its_mask_and_others_do_not():
+    rig = Rig()
+    plain, waiting = make_request(3), constrained(prompt=3, is_instant=False)
+    rig.add(plain, waiting)
+    rig.step()
+    assert rig.send().requests == [plain]
+    waiting.constraint.work_out()
+    assert rig.send().requests == [plain, waiting]
+
+
+def test_masks_travel_for_its_row_alone():
+    rig = Rig()
+    plain, waiting = make_request(3), constrained(prompt=3)
+    rig.add(plain, waiting)
+    sampling = rig.send().descriptor.sampling
+    assert read_int32(sampling.grammar_rows).tolist() == [1]
+    assert len(sampling.grammar_masks) == 4 * -(-VOCAB_SIZE // 32)
+    sampling = rig.send().descriptor.sampling
+    assert not sampling.grammar_rows
+    assert not sampling.grammar_masks
+
+
+def test_its_place_survives_a_preemption():
+    rig = Rig(num_blocks=5, max_num_batched_tokens=32)
+    first = make_request(7, max_tokens=9)
+    second = constrained(prompt=7, max_tokens=9)
+    rig.add(first, second)
+    rig.run()
+    assert rig.scheduler.stats.num_preemptions
+    assert second.constraint.token_ids == second.sink.token_ids[:-1]
+    assert all(t in (i, 500) for i, t in enumerate(second.sink.token_ids))
+    assert len(second.sink.token_ids) == 9

@@ -1,0 +1,58 @@
+"""Log-probabilities of prompts come chunk by chunk, each position once."""
+
+from tests.support.fake_worker import prompt_logprob
+from tests.support.requests import make_request
+from tests.unit.engine.scheduler.test_scheduler import Rig
+
+
+def told(request):
+    return [entry for output in request.sink.outputs for entry in output.prompt_logprobs]
+
+
+def test_each_prompt_token_but_the_first_is_told_once_before_or_with_the_first_output_token():
+    rig = Rig(max_num_batched_tokens=5)
+    request = make_request(list(range(18)), prompt_logprobs=2)
+    rig.add(request)
+    rig.run()
+    assert [entry.logprob for entry in told(request)] == [prompt_logprob(t) for t in range(1, 18)]
+    assert [entry.top_token_ids[0] for entry in told(request)] == list(range(1, 18))
+    assert all(len(entry.top_logprobs) == 2 for entry in told(request))
+    first = next(i for i, out in enumerate(request.sink.outputs) if out.token_ids)
+    assert not any(out.prompt_logprobs for out in request.sink.outputs[first + 1 :])
+
+
+def test_cached_blocks_are_not_used_for_it_but_what_it_computes_is_cached():
+    rig = Rig()
+    prompt = list(range(12))
+    rig.add(make_request(prompt, max_tokens=1))
+    rig.run()
+    asking = make_request(prompt, prompt_logprobs=0, max_tokens=1)
+    rig.add(asking)
+    rig.run()
+    assert asking.num_cached_tokens == 0
+    assert len(told(asking)) == 11
+    after = make_request(prompt, max_tokens=1)
+    rig.add(after)
+    rig.run()
+    assert after.num_cached_tokens == 8
+
+
+def test_a_request_that_is_preempted_in_its_prompt_is_told_nothing_twice():
+    rig = Rig(num_blocks=7, max_num_batched_tokens=6)
+    first = make_request(6, max_tokens=18)
+    asking = make_request(list(range(500, 512)), prompt_logprobs=1, max_tokens=4)
+    rig.add(first)
+    for _ in range(3):
+        rig.step()
+    rig.add(asking)
+    rig.run()
+    assert rig.scheduler.stats.num_preemptions
+    assert [entry.logprob for entry in told(asking)] == [prompt_logprob(t) for t in range(501, 512)]
+
+
+def test_a_prompt_of_one_token_has_nothing_to_tell():
+    rig = Rig()
+    request = make_request([7], prompt_logprobs=5, max_tokens=2)
+    rig.add(request)
+    rig.run()
+    assert told(request) == []
