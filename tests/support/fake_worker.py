@@ -10,7 +10,7 @@ does not depend on what else runs, and `expected_output` tells it without a work
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -55,8 +55,12 @@ class FakeWorker:
         num_blocks: int,
         block_size: int,
         vocab_size: int = VOCAB_SIZE,
+        windows: Sequence[int | None] = (None,),
+        num_cache_tokens: int | None = None,
     ) -> None:
         self._block_size = block_size
+        self._windows = tuple(windows)
+        self._num_cache_tokens = num_cache_tokens or (num_blocks - 1) * block_size
         self._vocab_size = vocab_size
         self.memory_tokens = 2**31
         """Query tokens for which memory suffices; a step of more fails."""
@@ -64,7 +68,8 @@ class FakeWorker:
         self._last_step_id = 0
         blocks_per_row = -(-max_model_len // block_size)
         self._tokens = np.full((max_num_seqs, max_model_len), _UNKNOWN, np.int32)
-        self._block_table = np.full((max_num_seqs, blocks_per_row), NULL_BLOCK, np.int32)
+        width = blocks_per_row * len(self._windows)  # group after group for each block
+        self._block_table = np.full((max_num_seqs, width), NULL_BLOCK, np.int32)
         self._kv = np.zeros((num_blocks, block_size), np.uint64)
         # What the cache must hold for each row and position; computed up to _num_keys[row].
         self._keys = np.zeros((max_num_seqs, max_model_len), np.uint64)
@@ -99,8 +104,8 @@ class FakeWorker:
         # All of a step's keys and values are written before any of its queries attends, layer by
         # layer, so a request may share blocks with one that computes them in the same step.
         self._write(rows, starts, ends)
-        for row, end in zip(rows, ends, strict=True):
-            self._check_reads(row, end)
+        for row, start, end in zip(rows, starts, ends, strict=True):
+            self._check_reads(row, start, end)
         result = self._sample(descriptor, rows, ends)
         if descriptor.sampling.prompt_logprob_requests:
             self._tell_prompts(descriptor, result, rows, starts, ends)
@@ -133,7 +138,7 @@ class FakeWorker:
     def compute(self, row: int, tokens: range) -> None:
         """Writes keys and values of a row's tokens, all earlier ones being there."""
         self._write([row], [tokens.start], [tokens.stop])
-        self._check_reads(row, tokens.stop)
+        self._check_reads(row, tokens.start, tokens.stop)
 
     def _assign(self, assignment: RowAssignment) -> None:
         row, token_ids = assignment.row, read_int32(assignment.token_ids)
@@ -156,7 +161,10 @@ class FakeWorker:
         for row, offset, count in zip(*columns, strict=True):
             new = ids[position : position + count]
             require(len(new) == count > 0, "block ids are missing")
-            require(bool(np.all(new > NULL_BLOCK)), "the null block was handed out")
+            kept = [
+                self._windows[i % len(self._windows)] is None for i in range(offset, offset + count)
+            ]
+            require(bool(np.all(new[kept] > NULL_BLOCK)), "the null block was handed out")
             require(bool(np.all(new < len(self._kv))), "a block does not exist")
             require(offset == 0 or self._block_table[row, offset - 1] != NULL_BLOCK, "a gap")
             self._block_table[row, offset : offset + count] = new
@@ -197,16 +205,22 @@ class FakeWorker:
         written: set[int] = set()
         for row, start, end in zip(rows, starts, ends, strict=True):
             keys = self._row_keys(row, end)
-            slots = self._slots(row, start, end)
-            require(bool(np.all(slots >= self._block_size)), f"row {row} writes the null block")
-            require(written.isdisjoint(slots.tolist()), f"row {row} writes another row's slot")
-            written.update(slots.tolist())
-            flat[slots] = keys[start:end]
+            for group in range(len(self._windows)):
+                slots = self._slots(row, start, end, group)
+                require(bool(np.all(slots >= self._block_size)), f"row {row} writes the null block")
+                require(written.isdisjoint(slots.tolist()), f"row {row} writes another row's slot")
+                written.update(slots.tolist())
+                flat[slots] = keys[start:end] + np.uint64(group)
 
-    def _check_reads(self, row: int, end: int) -> None:
-        held = self._kv.reshape(-1)[self._slots(row, 0, end)]
-        wrong = np.flatnonzero(held != self._row_keys(row, end)[:end])
-        require(not len(wrong), f"row {row} would read foreign keys and values at {wrong.tolist()}")
+    def _check_reads(self, row: int, start: int, end: int) -> None:
+        for group, window in enumerate(self._windows):
+            first = 0 if window is None else max(0, start - window + 1)
+            held = self._kv.reshape(-1)[self._slots(row, first, end, group)]
+            expected = self._row_keys(row, end)[first:end] + np.uint64(group)
+            wrong = np.flatnonzero(held != expected) + first
+            require(
+                not len(wrong), f"row {row} would read foreign keys and values at {wrong.tolist()}"
+            )
 
     def _sample(self, descriptor: BatchDescriptor, rows: list[int], ends: list[int]) -> StepResult:
         indices = read_int32(descriptor.sampling.sample_indices).tolist()
@@ -286,10 +300,10 @@ class FakeWorker:
 
     def _draft(self, row: int, end: int, num_steps: int) -> list[int]:
         """Guesses what follows a row's newest token, two times in three rightly."""
-        num_blocks, block_size = self._kv.shape
-        room = min(self._tokens.shape[1] - 1, (num_blocks - 1) * block_size)
-        slots = self._slots(row, end, max(end, min(end + num_steps - 1, room)))
-        require(bool(np.all(slots >= block_size)), f"row {row} has no room to draft")
+        room = min(self._tokens.shape[1] - 1, self._num_cache_tokens)
+        for group in range(len(self._windows)):
+            slots = self._slots(row, end, max(end, min(end + num_steps - 1, room)), group)
+            require(bool(np.all(slots >= self._block_size)), f"row {row} has no room to draft")
         position = self._num_known[row]
         key = int(self._row_keys(row, position)[position - 1])
         token_ids: list[int] = []
@@ -351,9 +365,10 @@ class FakeWorker:
             self._num_keys[row] = end
         return self._keys[row]
 
-    def _slots(self, row: int, start: int, end: int) -> np.ndarray:
+    def _slots(self, row: int, start: int, end: int, group: int) -> np.ndarray:
         positions = np.arange(start, end)
-        blocks = self._block_table[row, positions // self._block_size].astype(np.int64)
+        table = self._block_table[row, group :: len(self._windows)]
+        blocks = table[positions // self._block_size].astype(np.int64)
         return blocks * self._block_size + positions % self._block_size
 
 
