@@ -114,8 +114,19 @@ class FakeWorker:
     def _fail(self, descriptor: BatchDescriptor) -> StepResult:
         """Runs out of memory in the middle of a step: nothing that it was to write is right."""
         self._num_failed_steps += 1
-        updates = descriptor.attn_metadata.block_table_updates
-        self._kv[read_int32(updates.block_ids)] = _GARBAGE
+        attention = descriptor.attn_metadata
+        rows, seq_lens = read_int32(attention.row_ids), read_int32(attention.seq_lens)
+        starts = dict(
+            zip(rows, seq_lens - np.diff(read_int32(attention.query_start_loc)), strict=True)
+        )
+        updates = attention.block_table_updates
+        counts = read_int32(updates.counts)
+        block_ids = np.split(read_int32(updates.block_ids), np.cumsum(counts)[:-1])
+        offsets = read_int32(updates.offsets)
+        for row, offset, new in zip(read_int32(updates.rows), offsets, block_ids, strict=False):
+            # A shared prefix is named, but not written.
+            num_kept = max(0, starts[row] // self._block_size - offset)
+            self._kv[new[num_kept:]] = _GARBAGE
         return StepResult(
             step_id=descriptor.step_id, failure=StepFailure.STEP_FAILURE_OUT_OF_MEMORY
         )
