@@ -218,8 +218,8 @@ async def test_every_stream_ends_and_everything_is_given_back():
 
 async def _settled_fds(pid: int, wanted: int) -> int:
     """Returns how many descriptors a process has once they are no more than wanted, or at last."""
-    end_s = time.monotonic() + SETTLE_S
-    while (num_fds := psutil.Process(pid).num_fds()) > wanted and time.monotonic() < end_s:
+    process, end_s = psutil.Process(pid), time.monotonic() + SETTLE_S
+    while (num := process.num_fds()) > wanted and time.monotonic() < end_s:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
     return num
 
