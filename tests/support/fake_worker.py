@@ -66,9 +66,8 @@ class FakeWorker:
         """Query tokens for which memory suffices; a step of more fails."""
         self._num_failed_steps = 0
         self._last_step_id = 0
-        blocks_per_row = -(-max_model_len // block_size)
+        width = -(-max_model_len // block_size) * len(windows)  # group after group for each block
         self._tokens = np.full((max_num_seqs, max_model_len), _UNKNOWN, np.int32)
-        width = blocks_per_row * len(self._windows)  # group after group for each block
         self._block_table = np.full((max_num_seqs, width), NULL_BLOCK, np.int32)
         self._kv = np.zeros((num_blocks, block_size), np.uint64)
         # What the cache must hold for each row and position; computed up to _num_keys[row].
@@ -172,9 +171,8 @@ class FakeWorker:
         for row, offset, count in zip(*columns, strict=True):
             new = ids[position : position + count]
             require(len(new) == count > 0, "block ids are missing")
-            kept = [
-                self._windows[i % len(self._windows)] is None for i in range(offset, offset + count)
-            ]
+            keeps_all = [window is None for window in self._windows]
+            kept = np.resize(keeps_all, count)  # updates begin with the first group
             require(bool(np.all(new[kept] > NULL_BLOCK)), "the null block was handed out")
             require(bool(np.all(new < len(self._kv))), "a block does not exist")
             require(offset == 0 or self._block_table[row, offset - 1] != NULL_BLOCK, "a gap")
