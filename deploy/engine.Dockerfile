@@ -17,7 +17,7 @@ COPY protos protos
 COPY services services
 COPY models models
 RUN /opt/octavo/bin/pip install --no-cache-dir \
-        -c constraints.txt -c "${TORCH_CONSTRAINTS}" ".[engine,tracing]"
+        -c constraints.txt -c "${TORCH_CONSTRAINTS}" ".[engine,tracing,gateway]"
 
 FROM python:3.12-slim
 # Triton and Inductor build what they launch with a C and C++ compiler, when the engine starts.

@@ -1,9 +1,10 @@
 """Configuration of the engine: every flag, its default, its limits and its meaning."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from models.cudagraph_mode import CUDAGraphMode
@@ -26,6 +27,15 @@ CaptureSizes = Annotated[
     # The command line makes a list of whatever it reads for a field that may be one.
     BeforeValidator(lambda value: AUTO if value == [AUTO] else value),
 ]
+
+
+def _with_stubs(is_wanted: bool) -> bool:
+    if is_wanted and find_spec("smg_grpc_proto") is None:
+        raise ValueError("it needs the extra: pip install 'octavo[gateway]'")
+    return is_wanted
+
+
+VllmGrpc = Annotated[bool, AfterValidator(_with_stubs)]
 
 
 class EngineConfig(BaseSettings):
@@ -69,6 +79,8 @@ class EngineConfig(BaseSettings):
     """Connections taken at a time; more are closed at once."""
     max_streams_per_connection: int = Field(default=1024, ge=1)
     """Calls that one connection may have open; more wait at the frontend."""
+    vllm_grpc: VllmGrpc = False
+    """Serve vllm.grpc.engine.VllmEngine too, on the same port, for gateways that speak it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs; auto takes CUDA when there is a device."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

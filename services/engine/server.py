@@ -29,6 +29,7 @@ from services.telemetry.tracing import open_tracing
 log = structlog.get_logger()
 
 SERVICE_NAME = engine_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name
+VLLM_SERVICE_NAME = "vllm.grpc.engine.VllmEngine"
 STOP_GRACE_S = 1.0
 """Time that calls have to end by themselves once the engine has drained."""
 
@@ -40,7 +41,7 @@ class EngineServer:
         self, config: EngineConfig, model: ModelFolder, make_executor: Callable[[], Executor]
     ) -> None:
         self._config = config
-        self._health = Health(SERVICE_NAME)
+        self._health = Health(SERVICE_NAME, *((VLLM_SERVICE_NAME,) if config.vllm_grpc else ()))
         self._tracing = open_tracing(config.otlp_endpoint, service="octavo-engine")
         self.core = EngineCore(
             config,
@@ -70,6 +71,11 @@ class EngineServer:
         )
         servicer = EngineServicer(self.core, model, config, self._grammars)
         engine_pb2_grpc.add_EngineServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
+        if config.vllm_grpc:
+            # Its stubs are an extra: they are imported where they are asked for, and nowhere else.
+            from services.engine.rpc.vllm.servicer import VllmServicer
+
+            VllmServicer(self.core, model, config, self._grammars).add_to(self._server)
         self._metrics = Metrics(
             EngineFamilies(self.core, model=model.name, num_sessions=lambda: servicer.num_sessions)
         )

@@ -87,6 +87,16 @@ class GrammarCompiler:
         if self._loading is None:
             self._loading = asyncio.create_task(self._load())
 
+    async def tokenizer(self) -> LLTokenizer:
+        """Returns the tokenizer, once it is read.
+
+        Raises:
+            UnsupportedError: llguidance cannot use the model's tokenizer.
+        """
+        self.load()
+        assert self._loading is not None, "load has begun"
+        return await asyncio.shield(self._loading)
+
     async def constrain(
         self, wanted: StructuredOutput, token_ids: Sequence[int] = ()
     ) -> GrammarConstraint:
@@ -167,14 +177,12 @@ class GrammarCompiler:
         except ValueError as error:
             log.warning("structured_output_unavailable", reason=shown(str(error)))
             raise UnsupportedError(
-                f"structured output is not supported for this model: {shown(str(error))}"
+                f"the engine cannot read this model's tokenizer: {shown(str(error))}"
             ) from None
 
     async def _compile(self, wanted: StructuredOutput) -> _Compiled:
         text = grammar_text(wanted)
-        self.load()
-        assert self._loading is not None, "load has begun"
-        tokenizer = await asyncio.shield(self._loading)
+        tokenizer = await self.tokenizer()
         await self._probes.check(text)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._compiling, self._compile_here, tokenizer, text)

@@ -1,0 +1,1 @@
+"""The engine behind vllm.grpc.engine.VllmEngine, the protocol of a foreign gateway."""

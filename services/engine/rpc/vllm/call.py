@@ -1,0 +1,136 @@
+"""One Generate call of the foreign protocol, with as many requests as it has outputs."""
+
+import asyncio
+
+import grpc
+from smg_grpc_proto.generated.vllm_engine_pb2 import GenerateRequest, GenerateResponse
+
+from services.engine.config import EngineConfig
+from services.engine.core.engine_core import EngineCore
+from services.engine.errors import EngineError, EngineUnavailableError, SlowReaderError
+from services.engine.grammar.compiler import GrammarCompiler
+from services.engine.request import Request, RequestOutput
+from services.engine.rpc.convert import RequestReader
+from services.engine.rpc.status import count_rejection
+from services.engine.rpc.vllm.output import CallOutput
+from services.engine.rpc.vllm.requests import check_served, stop_rule, to_samples
+from services.engine.rpc.vllm.stop_strings import StopStrings
+from services.telemetry.tracing import read_traceparent
+
+
+class VllmCall:
+    """Serves one call, and is the sink of its requests, each of which has its index as handle.
+
+    What a lagging caller has not taken is merged, which the context length bounds.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        reader: RequestReader,
+        config: EngineConfig,
+        context: grpc.aio.ServicerContext,
+        grammars: GrammarCompiler,
+    ) -> None:
+        self._core = core
+        self._reader = reader
+        self._timeout_s = config.slow_reader_timeout_s
+        self._context = context
+        self._grammars = grammars
+        self._outputs: list[CallOutput] = []
+        self._error: EngineError | None = None
+        self._is_aborted = False
+        self._wake = asyncio.Event()
+
+    def put(self, output: RequestOutput) -> None:
+        """Takes one request's output of one step."""
+        target = self._outputs[output.request.handle]
+        if not target.is_over:
+            self._error = self._error or output.error
+        target.take(output)
+
+    def flush(self) -> None:
+        """Lets the output go out."""
+        self._wake.set()
+
+    def abort(self) -> None:
+        """Ends the requests early; the call then tells of their ends."""
+        self._is_aborted = True
+        for output in self._outputs:
+            self._core.abort(output.request)
+
+    async def run(self, message: GenerateRequest) -> None:
+        """Serves the call; whatever ends it, its requests do not live on.
+
+        Raises:
+            EngineError: it was refused, before any message, or one of its requests failed.
+        """
+        try:
+            await self._admit(message)
+            # Tells the caller that the request was taken: it is no longer safe to send it again.
+            await self._context.send_initial_metadata(())
+            while not all(output.is_told for output in self._outputs):
+                await self._wake.wait()
+                self._wake.clear()
+                await self._tell()
+        finally:
+            self.abort()
+
+    async def _admit(self, message: GenerateRequest) -> None:
+        """Hands the requests to the core, all of them or none."""
+        try:
+            self._core.check_ready()
+            check_served(message)
+            outputs = [
+                await self._prepare(message, request) for request in self._requests_of(message)
+            ]
+            if self._is_aborted:
+                raise EngineUnavailableError("the caller gave the request up")
+            self._outputs = outputs
+            for output in outputs:
+                self._core.submit(output.request)
+        except EngineError as error:
+            count_rejection(self._core.counters, error)
+            raise
+
+    def _requests_of(self, message: GenerateRequest) -> list[Request]:
+        timeout_s = self._context.time_remaining()
+        traceparent = read_traceparent(self._context.invocation_metadata())
+        requests = [
+            self._reader.from_generate(sample, self, timeout_s=timeout_s, traceparent=traceparent)
+            for sample in to_samples(message)
+        ]
+        for index, request in enumerate(requests):
+            request.handle = index
+        return requests
+
+    async def _prepare(self, message: GenerateRequest, request: Request) -> CallOutput:
+        """Gives a request its grammar and its stop strings, which may take a while."""
+        given = message.sampling_params
+        rule = stop_rule(given)
+        strings = None if rule is None else StopStrings(rule, await self._grammars.tokenizer())
+        if request.structured_output is not None:
+            request.constraint = await self._grammars.constrain(request.structured_output)
+        return CallOutput(
+            request,
+            is_streamed=message.stream,
+            own_stop_token_ids=frozenset(given.stop_token_ids),
+            stop_strings=strings,
+        )
+
+    async def _tell(self) -> None:
+        """Writes what there is, and ends the requests whose output is complete without them."""
+        for output in self._outputs:
+            if output.is_over:
+                self._core.abort(output.request)
+            for response in output.responses():
+                await self._write_in_time(response)
+        if self._error is not None:
+            raise self._error
+
+    async def _write_in_time(self, response: GenerateResponse) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._context.write(response)
+        except TimeoutError:
+            raise SlowReaderError(f"output lay unread for {self._timeout_s} s") from None

@@ -1,0 +1,179 @@
+"""From a VllmEngine request to the engine's own form, with everything refused that it has not.
+
+What a message leaves out is neutral, as that protocol has it: temperature 1, no truncation, no
+penalties. The model's own defaults are told by GetModelInfo; whoever calls applies them.
+"""
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from google.protobuf.message import Message
+from smg_grpc_proto.generated import vllm_engine_pb2
+
+from protos.common.v1.sampling_pb2 import SamplingParams, StructuredOutput, TextChoice
+from protos.engine.v1.engine_pb2 import GenerateRequest
+from services.engine.errors import InvalidRequestError, UnsupportedError
+from services.engine.rpc.convert import check_known
+
+MAX_SAMPLES = 16
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_BYTES = 256
+
+REFUSED_FIELDS = {
+    "text": "the engine takes tokens: send tokenized",
+    "kv_transfer_params": "prompts are computed where they are continued",
+    "kv_transfer_params_json": "prompts are computed where they are continued",
+    "mm_inputs": "models take text alone",
+    "extra_mm_inputs": "models take text alone",
+    "media_refs": "models take text alone",
+    "structural_tag": "use json_schema, regex, grammar, json_object or choice",
+    "truncate_prompt_tokens": "send the tokens that are wanted",
+}
+"""Fields that are not served, and what the caller is told."""
+
+CALLERS_FIELDS = {
+    "original_text": "the tokens beside it are what counts",
+    "spaces_between_special_tokens": "the caller makes text of the tokens",
+    "include_stop_str_in_output": "the tokens of a stop string are sent, the caller cuts the text",
+    "grammar_from_first_token": "every grammar holds from the first token on",
+}
+"""Fields that may be set and change nothing here, with the reason."""
+
+_SEEDS = 2**64
+_PLAIN_FIELDS = (
+    "min_p", "frequency_penalty", "presence_penalty", "stop_token_ids", "ignore_eos", "min_tokens",
+)  # fmt: skip
+"""Fields that mean the same here and there, their absence too."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """The strings that end an output, and where they are looked for."""
+
+    texts: tuple[str, ...]
+    skip_special_tokens: bool
+    """Whether special tokens are no part of the text."""
+    min_tokens: int
+    """Tokens at the beginning in which no string is looked for."""
+
+
+def check_served(message: vllm_engine_pb2.GenerateRequest) -> None:
+    """Refuses what this engine has not.
+
+    Raises:
+        UnsupportedError: a field is set that is unknown or not served.
+    """
+    check_known(message)
+    for part in (message, message.sampling_params):
+        _refuse_fields(part)
+    if message.HasField("data_parallel_rank") and message.data_parallel_rank != 0:
+        raise UnsupportedError(
+            f"data_parallel_rank is {message.data_parallel_rank}; this engine is rank 0 alone"
+        )
+
+
+def to_samples(message: vllm_engine_pb2.GenerateRequest) -> list[GenerateRequest]:
+    """Returns one request of the engine's own protocol for each output, in their order.
+
+    Raises:
+        InvalidRequestError, UnsupportedError: the message cannot be said in the own protocol.
+    """
+    given = message.sampling_params
+    num_samples = given.n or 1
+    if num_samples > MAX_SAMPLES:
+        raise InvalidRequestError(f"n is {num_samples}; it must be 1 to {MAX_SAMPLES}")
+    sampling = _sampling(given)
+    request_id = message.request_id or uuid.uuid4().hex
+    return list(_samples(request_id, message.tokenized.input_ids, sampling, num_samples))
+
+
+def stop_rule(given: vllm_engine_pb2.SamplingParams) -> StopRule | None:
+    """Returns the stop strings of a request; None where it has none.
+
+    Raises:
+        InvalidRequestError: there are too many, or one is empty or too long.
+    """
+    if not given.stop:
+        return None
+    if len(given.stop) > MAX_STOP_STRINGS:
+        raise InvalidRequestError(
+            f"stop has {len(given.stop)} strings; the limit is {MAX_STOP_STRINGS}"
+        )
+    for text in given.stop:
+        num_bytes = len(text.encode())
+        if not 0 < num_bytes <= MAX_STOP_STRING_BYTES:
+            raise InvalidRequestError(
+                f"a string of stop has {num_bytes} bytes; it must have 1 to {MAX_STOP_STRING_BYTES}"
+            )
+    return StopRule(tuple(given.stop), given.skip_special_tokens, given.min_tokens)
+
+
+def _refuse_fields(message: Message) -> None:
+    for field, _ in message.ListFields():
+        if field.name in REFUSED_FIELDS:
+            raise UnsupportedError(f"{field.name} is not served: {REFUSED_FIELDS[field.name]}")
+
+
+def _samples(
+    request_id: str, token_ids: list[int], sampling: SamplingParams, num_samples: int
+) -> Iterator[GenerateRequest]:
+    """Each output has the seed after the last one's; the first one tells of the prompt."""
+    for index in range(num_samples):
+        own = SamplingParams()
+        own.CopyFrom(sampling)
+        if index:
+            own.ClearField("prompt_logprobs")
+            if sampling.HasField("seed"):
+                own.seed = (sampling.seed + index) % _SEEDS
+        yield GenerateRequest(
+            request_id=request_id if index == 0 else f"{request_id}#{index}",
+            prompt_token_ids=token_ids,
+            sampling=own,
+        )
+
+
+def _sampling(given: vllm_engine_pb2.SamplingParams) -> SamplingParams:
+    own = SamplingParams(
+        temperature=given.temperature if given.HasField("temperature") else 1.0,
+        top_p=given.top_p or 1.0,
+        top_k=given.top_k,
+        repetition_penalty=given.repetition_penalty or 1.0,
+        logit_bias=_logit_bias(given),
+        **{name: getattr(given, name) for name in _PLAIN_FIELDS},
+    )
+    if given.HasField("max_tokens"):
+        own.max_tokens = given.max_tokens
+    if given.HasField("seed"):
+        own.seed = given.seed % _SEEDS
+    for name in ("logprobs", "prompt_logprobs"):
+        if given.HasField(name):
+            setattr(own, name, _not_negative(name, getattr(given, name)))
+    if (structured_output := _structured_output(given)) is not None:
+        own.structured_output.CopyFrom(structured_output)
+    return own
+
+
+def _logit_bias(given: vllm_engine_pb2.SamplingParams) -> dict[int, float]:
+    return {
+        _not_negative("a token id of logit_bias", token_id): bias
+        for token_id, bias in given.logit_bias.items()
+    }
+
+
+def _not_negative(what: str, value: int) -> int:
+    if value < 0:
+        raise InvalidRequestError(f"{what} is {value}; it must be at least 0")
+    return value
+
+
+def _structured_output(given: vllm_engine_pb2.SamplingParams) -> StructuredOutput | None:
+    match given.WhichOneof("constraint"):
+        case None:
+            return None
+        case "grammar":
+            return StructuredOutput(lark=given.grammar)
+        case "choice":
+            return StructuredOutput(choice=TextChoice(texts=given.choice.choices))
+        case kind:
+            return StructuredOutput(**{kind: getattr(given, kind)})

@@ -1,0 +1,190 @@
+"""The methods of VllmEngine that this engine has, each in a few lines.
+
+Those that it has not (Embed, FlushCache, StartProfile, StopProfile, SubscribeKvEvents) are not
+registered, so that gRPC answers UNIMPLEMENTED.
+"""
+
+import datetime
+import json
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from importlib.metadata import version
+
+import grpc
+from google.protobuf import message_factory
+from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2
+
+from services.engine.config import EngineConfig
+from services.engine.core.engine_core import EngineCore
+from services.engine.core.model_folder import ModelFolder
+from services.engine.errors import DuplicateRequestError, UnsupportedError
+from services.engine.grammar.compiler import GrammarCompiler
+from services.engine.rpc.convert import RequestReader, check_known
+from services.engine.rpc.vllm.call import VllmCall
+from services.engine.rpc.vllm.tokenizer_archive import TokenizerArchive
+
+_SERVICE = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"]
+_STREAMED = {"Generate", "GetTokenizer"}
+_METHODS = {"HealthCheck", "Abort", "GetModelInfo", "GetServerInfo", "GetLoads", *_STREAMED}
+
+
+class VllmServicer:
+    """What a foreign gateway may ask of the engine. Errors are raised; the interceptor maps them.
+
+    Its requests go to the core beside those of frontends, under the same checks and limits.
+    """
+
+    def __init__(
+        self, core: EngineCore, model: ModelFolder, config: EngineConfig, grammars: GrammarCompiler
+    ) -> None:
+        self._core = core
+        self._model = model
+        self._config = config
+        self._grammars = grammars
+        self._reader = RequestReader(model, max_grammar_bytes=config.max_grammar_bytes)
+        self._tokenizer = TokenizerArchive(model.tokenizer)
+        self._calls: dict[str, VllmCall] = {}
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Registers the methods."""
+        handlers = {name: self._handler(name) for name in _METHODS}
+        generic = grpc.method_handlers_generic_handler(_SERVICE.full_name, handlers)
+        server.add_generic_rpc_handlers((generic,))
+
+    async def Generate(  # noqa: N802  the protocol's name
+        self,
+        request: vllm_engine_pb2.GenerateRequest,
+        context: grpc.aio.ServicerContext,
+    ) -> None:
+        """Serves one request, with all its outputs, over one call."""
+        if request.request_id in self._calls:
+            raise DuplicateRequestError(
+                f"request_id {request.request_id!r} belongs to a live request"
+            )
+        call = VllmCall(self._core, self._reader, self._config, context, self._grammars)
+        if request.request_id:
+            self._calls[request.request_id] = call
+        try:
+            await call.run(request)
+        finally:
+            self._calls.pop(request.request_id, None)
+
+    async def Abort(  # noqa: N802  the protocol's name
+        self, request: vllm_engine_pb2.AbortRequest, context: grpc.aio.ServicerContext
+    ) -> vllm_engine_pb2.AbortResponse:
+        """Ends requests of this protocol early; one that has ended already is left alone."""
+        del context
+        check_known(request)
+        for request_id in request.request_ids:
+            if call := self._calls.get(request_id):
+                call.abort()
+        return vllm_engine_pb2.AbortResponse()
+
+    async def HealthCheck(  # noqa: N802  the protocol's name
+        self, request: vllm_engine_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
+    ) -> vllm_engine_pb2.HealthCheckResponse:
+        """Tells whether requests are taken now."""
+        del context
+        check_known(request)
+        message = "ready"
+        if self._core.is_draining:
+            message = "draining"
+        elif not self._core.is_ready:
+            message = "the worker is starting"
+        return vllm_engine_pb2.HealthCheckResponse(healthy=self._core.is_ready, message=message)
+
+    async def GetModelInfo(  # noqa: N802  the protocol's name
+        self, request: vllm_engine_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext
+    ) -> vllm_engine_pb2.GetModelInfoResponse:
+        """Tells what is served, its limits and its default sampling."""
+        del context
+        check_known(request)
+        model = self._model
+        # A name would be looked for on Hugging Face before the engine is asked for its tokenizer.
+        folder = str(self._config.model.absolute())
+        return vllm_engine_pb2.GetModelInfoResponse(
+            model_path=folder,
+            tokenizer_path=folder,
+            served_model_name=model.name,
+            is_generation=True,
+            max_context_length=model.max_model_len,
+            max_req_input_len=model.max_model_len - 1,
+            vocab_size=model.vocab_size,
+            architectures=[model.architecture],
+            eos_token_ids=sorted(model.eos_token_ids),
+            default_sampling_params_json=json.dumps(asdict(model.default_sampling)),
+        )
+
+    async def GetServerInfo(  # noqa: N802  the protocol's name
+        self, request: vllm_engine_pb2.GetServerInfoRequest, context: grpc.aio.ServicerContext
+    ) -> vllm_engine_pb2.GetServerInfoResponse:
+        """Tells how the engine is set up; what it does not have is absent."""
+        del context
+        check_known(request)
+        stats, worker = self._core.stats(), self._core.worker
+        return vllm_engine_pb2.GetServerInfoResponse(
+            active_requests=stats.load.num_running + stats.load.num_waiting,
+            uptime_seconds=stats.uptime_s,
+            server_type="octavo",
+            data_parallel_size=1,
+            block_size=self._config.block_size,
+            model_dtype="" if worker is None else f"torch.{worker.dtype}",
+            max_num_seqs=self._config.max_num_seqs,
+            constrained_decoding_start="first_token",
+        )
+
+    async def GetLoads(  # noqa: N802  the protocol's name
+        self, request: vllm_engine_pb2.GetLoadsRequest, context: grpc.aio.ServicerContext
+    ) -> vllm_engine_pb2.GetLoadsResponse:
+        """Tells how busy the engine is."""
+        del context
+        check_known(request)
+        if request.dp_rank != 0:
+            raise UnsupportedError(f"dp_rank is {request.dp_rank}; this engine is rank 0 alone")
+        return vllm_engine_pb2.GetLoadsResponse(
+            timestamp=datetime.datetime.now(datetime.UTC).isoformat(),
+            version=version("octavo"),
+            dp_rank_count=1,
+            loads=[self._load()],
+        )
+
+    async def GetTokenizer(  # noqa: N802  the protocol's name
+        self, request: common_pb2.GetTokenizerRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[common_pb2.GetTokenizerChunk]:
+        """Sends the tokenizer's files as one ZIP archive."""
+        del context
+        check_known(request)
+        for chunk in self._tokenizer.chunks():
+            yield chunk
+
+    def _load(self) -> vllm_engine_pb2.SchedulerLoad:
+        stats, block_size = self._core.stats(), self._config.block_size
+        load = stats.load
+        num_used_blocks = stats.num_blocks - load.num_free_blocks
+        prompt_tokens = stats.prompt_tokens
+        return vllm_engine_pb2.SchedulerLoad(
+            num_running_reqs=load.num_running,
+            num_waiting_reqs=load.num_waiting,
+            num_total_reqs=load.num_running + load.num_waiting,
+            num_used_tokens=num_used_blocks * block_size,
+            max_total_num_tokens=stats.num_blocks * block_size,
+            token_usage=num_used_blocks / stats.num_blocks if stats.num_blocks else 0.0,
+            cache_hit_rate=stats.cached_tokens / prompt_tokens if prompt_tokens else 0.0,
+            utilization=load.num_running / self._config.max_num_seqs,
+            max_running_requests=self._config.max_num_seqs,
+        )
+
+    def _handler(self, name: str) -> grpc.RpcMethodHandler:
+        method = _SERVICE.methods_by_name[name]
+        make = (
+            grpc.unary_stream_rpc_method_handler
+            if name in _STREAMED
+            else grpc.unary_unary_rpc_method_handler
+        )
+        return make(
+            getattr(self, name),
+            request_deserializer=message_factory.GetMessageClass(method.input_type).FromString,
+            response_serializer=message_factory.GetMessageClass(
+                method.output_type
+            ).SerializeToString,
+        )

@@ -1,0 +1,58 @@
+"""Finds stop strings in the text of tokens as they come."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llguidance import LLTokenizer
+
+from services.engine.rpc.vllm.requests import StopRule
+
+
+@dataclass(frozen=True, slots=True)
+class FoundStop:
+    """A stop string in the output."""
+
+    text: str
+    num_tokens: int
+    """Tokens of those searched up to the one that completes the string."""
+
+
+class StopStrings:
+    """Watches one output, token by token, as bytes: a string may end inside a token.
+
+    The string that is complete first wins; of several that end together, the longest.
+    """
+
+    def __init__(self, rule: StopRule, tokenizer: LLTokenizer) -> None:
+        self._patterns = [(text.encode(), text) for text in sorted(rule.texts, key=len)]
+        self._num_kept = max(len(pattern) for pattern, _ in self._patterns) - 1
+        self._rule = rule
+        self._tokenizer = tokenizer
+        self._num_tokens = 0
+        self._tail = b""
+
+    def find(self, token_ids: Sequence[int]) -> FoundStop | None:
+        """Takes more tokens; once it has found a string, it may take no more."""
+        for count, token_id in enumerate(token_ids, 1):
+            self._num_tokens += 1
+            if self._num_tokens <= self._rule.min_tokens:
+                continue
+            text = self._tail + self._bytes_of(token_id)
+            if found := self._first_in(text):
+                return FoundStop(found, count)
+            self._tail = text[max(0, len(text) - self._num_kept) :]
+        return None
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        if self._rule.skip_special_tokens and self._tokenizer.is_special_token(token_id):
+            return b""
+        return self._tokenizer.decode_bytes([token_id])
+
+    def _first_in(self, text: bytes) -> str | None:
+        ends = (
+            (text.find(pattern) + len(pattern), -len(pattern), stop)
+            for pattern, stop in self._patterns
+            if pattern in text
+        )
+        first = min(ends, default=None)
+        return None if first is None else first[2]
