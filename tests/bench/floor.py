@@ -67,12 +67,12 @@ class StepFloor:
         return self.dense_numbers + self.expert_numbers * self.top_k / self.num_experts
 
 
-def step_floor(config: ModelConfig, cache_bytes_per_token: float) -> StepFloor:
+def step_floor(config: ModelConfig, cache_dtype: torch.dtype) -> StepFloor:
     """Returns the floor of a model's steps on one GPU.
 
     Args:
         config: the model's.
-        cache_bytes_per_token: what all layers cache of one token, in the cache's dtype.
+        cache_dtype: of the KV cache.
     """
     with torch.device("meta"), torch.no_grad():
         previous = torch.get_default_dtype()
@@ -103,17 +103,13 @@ def step_floor(config: ModelConfig, cache_bytes_per_token: float) -> StepFloor:
         head_numbers=head.numel(),
         num_experts=config.moe.num_experts if config.moe else 1,
         top_k=config.moe.num_experts_per_tok if config.moe else 1,
-        cached=_cached(config, model, cache_bytes_per_token),
+        cached=_cached(config, model, cache_dtype),
     )
 
 
 def _cached(
-    config: ModelConfig, model: CausalLM, bytes_per_token: float
+    config: ModelConfig, model: CausalLM, dtype: torch.dtype
 ) -> list[tuple[float, int | None]]:
     """Returns each layer's bytes per token and its window."""
-    numbers = [spec.numbers_per_token for spec in model.cache_specs()]
-    each = bytes_per_token / sum(numbers)
-    return [
-        (count * each, window)
-        for count, window in zip(numbers, config.sliding_windows, strict=True)
-    ]
+    num_bytes = [float(spec.bytes_per_token(dtype)) for spec in model.cache_specs()]
+    return list(zip(num_bytes, config.sliding_windows, strict=True))

@@ -14,8 +14,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
 import uvloop
 
+from models.forward_context import FP8_CACHE_DTYPE
 from services.engine.config import EngineConfig
 from services.engine.core.model_folder import ModelFolderError
 from services.engine.worker.executor import WorkerDiedError
@@ -39,17 +41,18 @@ def make_bench(settings: Settings, engine: OfflineEngine, report: Report, divide
         settings.budget,
         vocab_size=settings.model.vocab_size,
         max_model_len=settings.max_model_len,
-        floor=_floor(settings, engine, report) if divide_by == 1 else None,
+        floor=_floor(settings, report) if divide_by == 1 else None,
         divide_by=divide_by,
     )
 
 
-def _floor(settings: Settings, engine: OfflineEngine, report: Report) -> StepFloor | None:
+def _floor(settings: Settings, report: Report) -> StepFloor | None:
     """Returns the least time of the model's steps; None on a GPU that nobody measured."""
     if MEASURED_ON not in (report.content["machine"]["gpu"] or ""):
         return None
-    bytes_per_token = engine.worker.block_bytes / settings.config.block_size
-    return step_floor(settings.model, bytes_per_token)
+    config, model = settings.config, settings.model
+    dtype = getattr(torch, model.dtype if config.dtype == "auto" else config.dtype)
+    return step_floor(model, dtype if config.kv_cache_dtype == "auto" else FP8_CACHE_DTYPE)
 
 
 async def measure(settings: Settings, report: Report) -> None:

@@ -96,7 +96,7 @@ class TestAPlantedBadGraph:
         engine = captured(folder, 4, 8)
         buffers = engine.runner.buffers
         buffers.block_table = buffers.block_table.clone()
-        engine.runner.forward._block_table = buffers.block_table
+        engine.runner.forward._block_tables = [buffers.block_table]
         assert engine.run(PROMPTS[:3], NUM_OUTPUT) == eager(folder).run(PROMPTS[:3], NUM_OUTPUT)
         assert "input block_table" in engine.ledger.figures[0].fault
         assert FallbackReason.FALLBACK_REASON_QUARANTINED in engine.reasons

@@ -16,7 +16,8 @@ from services.engine.core.model_folder import DefaultSampling, ModelFolder
 from services.engine.core.tokenizer_files import TokenizerFile, TokenizerFiles
 from services.engine.request import Request, RequestOutput, SamplingParams
 from services.engine.server import EngineServer
-from tests.support.fake_worker import VOCAB_SIZE, FakeExecutor
+from tests.support.fake_executor import FakeExecutor
+from tests.support.fake_worker import VOCAB_SIZE
 from tests.support.waiting import until
 
 MAX_MODEL_LEN = 256

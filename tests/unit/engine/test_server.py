@@ -8,7 +8,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from services.engine.server import SERVICE_NAME, EngineServer
 from services.telemetry.health import LIVENESS
 from tests.support.engine_harness import engine_config, model_folder, running_service
-from tests.support.fake_worker import FakeExecutor
+from tests.support.fake_executor import FakeExecutor
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -24,7 +24,8 @@ from tests.support.engine_harness import (
     make_request,
     running_core,
 )
-from tests.support.fake_worker import FakeExecutor, expected_output
+from tests.support.fake_executor import FakeExecutor
+from tests.support.fake_worker import expected_output
 from tests.support.waiting import until
 
 NEVER_ENDS = 200
@@ -216,15 +217,15 @@ class TestLostWorker:
             assert not engine.core.is_ready
 
     async def test_that_is_lost_again_at_once_gives_nobody_new_patience(self):
-        async with running_core(engine_config(worker_patience_s=0.3)) as engine:
-            engine.executors.last.hang()
+        # Nobody is a suspect where somebody kills the workers.
+        async with running_core(engine_config(worker_patience_s=0.3), is_hung=True) as engine:
             sink = RecordingSink()
             engine.core.submit(make_request(sink))
-            engine.executors.last.die()  # before any step was sent
+            engine.executors.last.die(was_killed=True)
             while not sink.outputs:
                 await engine.wait_until_lost()
                 await engine.wait_until_ready()
-                engine.executors.last.die()
+                engine.executors.last.die(was_killed=True)
             assert isinstance(sink.outputs[-1].error, EngineUnavailableError)
 
     async def test_keeps_the_totals_of_its_scheduler(self):

@@ -9,7 +9,7 @@ from services.engine.core.step_loop import StepLoop
 from services.engine.core.watchers import StepWatchers
 from services.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from tests.support.engine_harness import RecordingSink, engine_config, make_request
-from tests.support.fake_worker import FakeExecutor
+from tests.support.fake_executor import FakeExecutor
 
 
 class LoggingChannel:

@@ -126,7 +126,7 @@ class TestAPlantedBadGraph:
         engine.capture()
         buffers = engine.runner.buffers
         buffers.block_table = buffers.block_table.clone()
-        engine.runner.forward._block_table = buffers.block_table
+        engine.runner.forward._block_tables = [buffers.block_table]
         assert engine.run(PROMPTS[:3], NUM_OUTPUT) == eager.run(PROMPTS[:3], NUM_OUTPUT)
         assert [fault.key.graph_bs for fault in engine.faults] == [4, 8]
         assert "input block_table" in engine.faults[0].fault
