@@ -19,7 +19,7 @@ import torch
 
 from models.cudagraph_mode import CUDAGraphMode
 
-PROCESS_LOCAL_FIELDS = frozenset({"kv_cache_data", "no_compile_layers"})
+PROCESS_LOCAL_FIELDS = frozenset({"kv_cache_data", "layer_attn_metadata", "no_compile_layers"})
 """Fields of ForwardContext that live in one process and have no counterpart on the wire."""
 
 FP8_CACHE_DTYPE = torch.float8_e4m3fn
@@ -266,6 +266,11 @@ class ForwardContext:
     context: Context
     attn_metadata: AttentionMetadata
     kv_cache_data: list[CacheData]
+    layer_attn_metadata: tuple[AttentionMetadata, ...] = ()
+    """Each layer's, where layers differ in the blocks that they keep; empty where they do not.
+
+    Only block_tables, slot_mapping and groups are not those of attn_metadata.
+    """
     no_compile_layers: dict[int, Any] = field(default_factory=dict)
     """Layers that the compiler must not trace into, by layer index."""
     dp_metadata: DPMetadata | None = None
@@ -273,6 +278,12 @@ class ForwardContext:
     batch_descriptor: GraphKey | None = None
     """The graph to replay; `graph_key` on the wire."""
     cudagraph_runtime_mode: CUDAGraphMode = CUDAGraphMode.NONE
+
+    def metadata_of(self, layer_index: int) -> AttentionMetadata:
+        """Returns what the attention of one layer needs."""
+        if not self.layer_attn_metadata:
+            return self.attn_metadata
+        return self.layer_attn_metadata[layer_index]
 
 
 class _Current(threading.local):

@@ -33,9 +33,9 @@ def unified_attention_with_output(  # noqa: PLR0913  # an operator takes no data
     """Stores the step's keys and values, then attends each query to its sequence's cache.
 
     Given cos and signed_sin it rotates queries and keys first; given the weights too, it
-    normalises their heads before that (models.ops.head_transform). Reads attn_metadata and
-    kv_cache_data[layer_index] of the forward context. Prefill chunks and decodes may stand side by
-    side. Tokens past the end of slot_mapping are padding: what they get is undefined.
+    normalises their heads before that (models.ops.head_transform). Reads the layer's metadata and
+    cache from the forward context. Prefill chunks and decodes may stand side by side. Tokens past
+    the end of slot_mapping are padding: what they get is undefined.
     T tokens, Hq/Hk query/kv heads, D head dim.
 
     Args:
@@ -55,7 +55,7 @@ def unified_attention_with_output(  # noqa: PLR0913  # an operator takes no data
     Source: Kwon et al. 2023, "PagedAttention", section 4.1.
     """
     context = get_forward_context()
-    cache, metadata = context.kv_cache_data[layer_index], context.attn_metadata
+    cache, metadata = context.kv_cache_data[layer_index], context.metadata_of(layer_index)
     assert isinstance(cache, KVCacheData), f"layer {layer_index} caches no keys and values"
     transform = None
     if cos is not None and signed_sin is not None:

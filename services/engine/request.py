@@ -199,7 +199,7 @@ class Request:
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache held when the request first ran."""
     block_ids: list[int] = field(default_factory=list)
-    """Blocks that the request holds, in order of position."""
+    """Blocks that the request holds, in order of position, a block of each group of layers."""
     block_keys: list[bytes] = field(default_factory=list)
     """Prefix-index keys of the full blocks hashed so far; kept when the blocks are given back."""
     num_indexed_blocks: int = 0

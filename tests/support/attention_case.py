@@ -125,6 +125,16 @@ class AttentionCase:
         slots = torch.zeros_like(exact.metadata.slot_mapping)
         return replace(exact, metadata=replace(exact.metadata, slot_mapping=slots))
 
+    def leave_window(self) -> None:
+        """Takes the blocks from the tables that are behind the window of every query."""
+        if self.sliding_window is None:
+            return
+        metadata = self.metadata
+        starts = metadata.seq_lens - metadata.query_start_loc.diff()
+        first = (starts - self.sliding_window + 1).clamp(min=0) // self.cache.k.shape[1]
+        entries = torch.arange(metadata.block_tables.shape[1], device=starts.device)
+        metadata.block_tables.masked_fill_(entries < first.unsqueeze(1), 0)
+
     def unsplit(self) -> "AttentionCase":
         """Returns the same case without a workspace."""
         return replace(self, metadata=replace(self.metadata, workspace=None))

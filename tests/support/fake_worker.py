@@ -10,7 +10,7 @@ does not depend on what else runs, and `expected_output` tells it without a work
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -27,47 +27,21 @@ from services.engine.batch import (
     step_result,
 )
 from services.engine.config import EngineConfig
-from services.engine.request import SamplingParams
 from services.engine.worker.executor import WorkerDiedError, WorkerKilledError
+from tests.support.fake_model import (
+    VOCAB_SIZE,
+    choose,
+    extend,
+    prompt_logprob,
+    read_masks,
+    require,
+)
+from tests.support.fake_model import WorkerViolationError as WorkerViolationError
+from tests.support.fake_model import expected_output as expected_output
 
 NULL_BLOCK = 0
-VOCAB_SIZE = 1000
-_MASK = 2**64 - 1
 _UNKNOWN = -1
 _GARBAGE = 1
-
-
-class WorkerViolationError(Exception):
-    """A descriptor broke the contract between scheduler and worker."""
-
-
-def expected_output(
-    prompt: Sequence[int],
-    sampling: SamplingParams,
-    *,
-    max_output: int | None = None,
-    vocab_size: int = VOCAB_SIZE,
-    allowed: Callable[[list[int]], Collection[int]] | None = None,
-) -> list[int]:
-    """Returns the tokens that a prompt leads to when it runs alone, the end token included.
-
-    `allowed` tells which tokens may follow an output, where a constraint decides that.
-    """
-    key = 0
-    for token_id in prompt:
-        key = _extend(key, token_id)
-    output: list[int] = []
-    limit = sampling.max_tokens if max_output is None else min(max_output, sampling.max_tokens)
-    while len(output) < limit:
-        forbidden = sampling.end_token_ids if len(output) < sampling.min_tokens else frozenset()
-        if allowed is not None:
-            forbidden = forbidden | (frozenset(range(vocab_size)) - frozenset(allowed(output)))
-        token_id = _choose(key, sampling.seed, forbidden, vocab_size)
-        output.append(token_id)
-        if token_id in sampling.end_token_ids:
-            break
-        key = _extend(key, token_id)
-    return output
 
 
 class FakeWorker:
@@ -81,16 +55,20 @@ class FakeWorker:
         num_blocks: int,
         block_size: int,
         vocab_size: int = VOCAB_SIZE,
+        windows: Sequence[int | None] = (None,),
+        num_cache_tokens: int | None = None,
     ) -> None:
         self._block_size = block_size
+        self._windows = tuple(windows)
+        self._num_cache_tokens = num_cache_tokens or (num_blocks - 1) * block_size
         self._vocab_size = vocab_size
         self.memory_tokens = 2**31
         """Query tokens for which memory suffices; a step of more fails."""
         self._num_failed_steps = 0
         self._last_step_id = 0
-        blocks_per_row = -(-max_model_len // block_size)
+        width = -(-max_model_len // block_size) * len(windows)  # group after group for each block
         self._tokens = np.full((max_num_seqs, max_model_len), _UNKNOWN, np.int32)
-        self._block_table = np.full((max_num_seqs, blocks_per_row), NULL_BLOCK, np.int32)
+        self._block_table = np.full((max_num_seqs, width), NULL_BLOCK, np.int32)
         self._kv = np.zeros((num_blocks, block_size), np.uint64)
         # What the cache must hold for each row and position; computed up to _num_keys[row].
         self._keys = np.zeros((max_num_seqs, max_model_len), np.uint64)
@@ -109,14 +87,14 @@ class FakeWorker:
             WorkerViolationError: the descriptor is inconsistent, or a request would read a slot
                 that does not hold the keys and values of its own tokens.
         """
-        _require(
+        require(
             descriptor.step_id == self._last_step_id + 1,
             f"step {descriptor.step_id} follows step {self._last_step_id}",
         )
         self._last_step_id = descriptor.step_id
         if descriptor.num_failed_steps < self._num_failed_steps:
             return StepResult(step_id=descriptor.step_id, failure=StepFailure.STEP_FAILURE_SKIPPED)
-        _require(descriptor.num_failed_steps == self._num_failed_steps, "num_failed_steps")
+        require(descriptor.num_failed_steps == self._num_failed_steps, "num_failed_steps")
         if descriptor.context.num_tokens > self.memory_tokens:
             return self._fail(descriptor)
         self.update_tables(descriptor)
@@ -125,8 +103,8 @@ class FakeWorker:
         # All of a step's keys and values are written before any of its queries attends, layer by
         # layer, so a request may share blocks with one that computes them in the same step.
         self._write(rows, starts, ends)
-        for row, end in zip(rows, ends, strict=True):
-            self._check_reads(row, end)
+        for row, start, end in zip(rows, starts, ends, strict=True):
+            self._check_reads(row, start, end)
         result = self._sample(descriptor, rows, ends)
         if descriptor.sampling.prompt_logprob_requests:
             self._tell_prompts(descriptor, result, rows, starts, ends)
@@ -135,8 +113,19 @@ class FakeWorker:
     def _fail(self, descriptor: BatchDescriptor) -> StepResult:
         """Runs out of memory in the middle of a step: nothing that it was to write is right."""
         self._num_failed_steps += 1
-        updates = descriptor.attn_metadata.block_table_updates
-        self._kv[read_int32(updates.block_ids)] = _GARBAGE
+        attention = descriptor.attn_metadata
+        rows, seq_lens = read_int32(attention.row_ids), read_int32(attention.seq_lens)
+        starts = dict(
+            zip(rows, seq_lens - np.diff(read_int32(attention.query_start_loc)), strict=True)
+        )
+        updates = attention.block_table_updates
+        counts = read_int32(updates.counts)
+        block_ids = np.split(read_int32(updates.block_ids), np.cumsum(counts)[:-1])
+        offsets = read_int32(updates.offsets)
+        for row, offset, new in zip(read_int32(updates.rows), offsets, block_ids, strict=False):
+            # A shared prefix is named, but not written.
+            num_kept = max(0, starts[row] // self._block_size - offset)
+            self._kv[new[num_kept:]] = _GARBAGE
         return StepResult(
             step_id=descriptor.step_id, failure=StepFailure.STEP_FAILURE_OUT_OF_MEMORY
         )
@@ -159,12 +148,12 @@ class FakeWorker:
     def compute(self, row: int, tokens: range) -> None:
         """Writes keys and values of a row's tokens, all earlier ones being there."""
         self._write([row], [tokens.start], [tokens.stop])
-        self._check_reads(row, tokens.stop)
+        self._check_reads(row, tokens.start, tokens.stop)
 
     def _assign(self, assignment: RowAssignment) -> None:
         row, token_ids = assignment.row, read_int32(assignment.token_ids)
-        _require(row < len(self._tokens), f"row {row} does not exist")
-        _require(0 < assignment.num_prompt_tokens <= len(token_ids), "a prompt token is missing")
+        require(row < len(self._tokens), f"row {row} does not exist")
+        require(0 < assignment.num_prompt_tokens <= len(token_ids), "a prompt token is missing")
         self._tokens[row] = _UNKNOWN
         self._tokens[row, : len(token_ids)] = token_ids
         self._block_table[row] = NULL_BLOCK
@@ -181,13 +170,15 @@ class FakeWorker:
         position = 0
         for row, offset, count in zip(*columns, strict=True):
             new = ids[position : position + count]
-            _require(len(new) == count > 0, "block ids are missing")
-            _require(bool(np.all(new > NULL_BLOCK)), "the null block was handed out")
-            _require(bool(np.all(new < len(self._kv))), "a block does not exist")
-            _require(offset == 0 or self._block_table[row, offset - 1] != NULL_BLOCK, "a gap")
+            require(len(new) == count > 0, "block ids are missing")
+            keeps_all = [window is None for window in self._windows]
+            kept = np.resize(keeps_all, count)  # updates begin with the first group
+            require(bool(np.all(new[kept] > NULL_BLOCK)), "the null block was handed out")
+            require(bool(np.all(new < len(self._kv))), "a block does not exist")
+            require(offset == 0 or self._block_table[row, offset - 1] != NULL_BLOCK, "a gap")
             self._block_table[row, offset : offset + count] = new
             position += count
-        _require(position == len(ids), "block ids are left over")
+        require(position == len(ids), "block ids are left over")
 
     def _read_layout(self, descriptor: BatchDescriptor) -> tuple[list[int], list[int], list[int]]:
         """Returns rows, first query positions and sequence lengths after checking them."""
@@ -197,24 +188,24 @@ class FakeWorker:
         rows = read_int32(attention.row_ids)
         q_lens = np.diff(bounds)
         starts = seq_lens - q_lens
-        _require(len(rows) == len(seq_lens) == len(q_lens) == context.batch_size > 0, "batch_size")
-        _require(len(set(rows.tolist())) == len(rows), "a row comes twice")
-        _require(bounds[0] == 0 and bool(np.all(q_lens > 0)), "query_start_loc is not rising")
-        _require(bool(np.all(starts >= 0)), "a query is longer than its sequence")
-        _require(context.num_tokens == bounds[-1], "num_tokens is not the last query_start_loc")
-        _require(context.max_q_len == attention.max_seqlen_q == q_lens.max(), "max_seqlen_q")
-        _require(attention.max_seqlen_k == seq_lens.max(), "max_seqlen_k")
-        _require(context.graph_bs >= context.batch_size, "graph_bs is less than batch_size")
+        require(len(rows) == len(seq_lens) == len(q_lens) == context.batch_size > 0, "batch_size")
+        require(len(set(rows.tolist())) == len(rows), "a row comes twice")
+        require(bounds[0] == 0 and bool(np.all(q_lens > 0)), "query_start_loc is not rising")
+        require(bool(np.all(starts >= 0)), "a query is longer than its sequence")
+        require(context.num_tokens == bounds[-1], "num_tokens is not the last query_start_loc")
+        require(context.max_q_len == attention.max_seqlen_q == q_lens.max(), "max_seqlen_q")
+        require(attention.max_seqlen_k == seq_lens.max(), "max_seqlen_k")
+        require(context.graph_bs >= context.batch_size, "graph_bs is less than batch_size")
         prompt_lens = np.array([self._num_prompt[row] for row in rows])
         num_drafts = np.array([self._num_drafts[row] for row in rows])
         is_prefill = bool(np.any((starts < prompt_lens) | (q_lens - num_drafts > 1)))
-        _require(context.is_prefill == is_prefill, "is_prefill")
+        require(context.is_prefill == is_prefill, "is_prefill")
         for row, start, end in zip(rows.tolist(), starts.tolist(), seq_lens.tolist(), strict=True):
             known = self._num_known[row] + self._num_drafts[row]
-            _require(end <= known, f"row {row} has no token {end - 1}")
-            _require(end == known or not self._num_drafts[row], f"row {row} does not sample")
+            require(end <= known, f"row {row} has no token {end - 1}")
+            require(end == known or not self._num_drafts[row], f"row {row} does not sample")
             computed = self._num_computed[row]
-            _require(computed in (None, start), f"row {row} goes on at {start}, not {computed}")
+            require(computed in (None, start), f"row {row} goes on at {start}, not {computed}")
             self._num_computed[row] = end
         return rows.tolist(), starts.tolist(), seq_lens.tolist()
 
@@ -223,33 +214,37 @@ class FakeWorker:
         written: set[int] = set()
         for row, start, end in zip(rows, starts, ends, strict=True):
             keys = self._row_keys(row, end)
-            slots = self._slots(row, start, end)
-            _require(bool(np.all(slots >= self._block_size)), f"row {row} writes the null block")
-            _require(written.isdisjoint(slots.tolist()), f"row {row} writes another row's slot")
-            written.update(slots.tolist())
-            flat[slots] = keys[start:end]
+            for group in range(len(self._windows)):
+                slots = self._slots(row, start, end, group)
+                require(bool(np.all(slots >= self._block_size)), f"row {row} writes the null block")
+                require(written.isdisjoint(slots.tolist()), f"row {row} writes another row's slot")
+                written.update(slots.tolist())
+                flat[slots] = keys[start:end] + np.uint64(group)
 
-    def _check_reads(self, row: int, end: int) -> None:
-        held = self._kv.reshape(-1)[self._slots(row, 0, end)]
-        wrong = np.flatnonzero(held != self._row_keys(row, end)[:end])
-        _require(
-            not len(wrong), f"row {row} would read foreign keys and values at {wrong.tolist()}"
-        )
+    def _check_reads(self, row: int, start: int, end: int) -> None:
+        for group, window in enumerate(self._windows):
+            first = 0 if window is None else max(0, start - window + 1)
+            held = self._kv.reshape(-1)[self._slots(row, first, end, group)]
+            expected = self._row_keys(row, end)[first:end] + np.uint64(group)
+            wrong = np.flatnonzero(held != expected) + first
+            require(
+                not len(wrong), f"row {row} would read foreign keys and values at {wrong.tolist()}"
+            )
 
     def _sample(self, descriptor: BatchDescriptor, rows: list[int], ends: list[int]) -> StepResult:
         indices = read_int32(descriptor.sampling.sample_indices).tolist()
-        _require(indices == sorted(set(indices)), "sample_indices are not ascending")
+        require(indices == sorted(set(indices)), "sample_indices are not ascending")
         known = [self._num_known[row] for row in rows]
         due = [i for i, row in enumerate(rows) if ends[i] >= known[i]]
-        _require(indices == due, f"{indices} sample, but {due} end at their last known token")
-        masks = _read_masks(descriptor, len(indices), self._vocab_size)
+        require(indices == due, f"{indices} sample, but {due} end at their last known token")
+        masks = read_masks(descriptor, len(indices), self._vocab_size)
         sampling = descriptor.sampling
         params = [self._sampling[rows[i]] for i in indices]
-        _require(sampling.all_greedy == all(p.temperature == 0 for p in params), "all_greedy")
+        require(sampling.all_greedy == all(p.temperature == 0 for p in params), "all_greedy")
         edited = any(self._edits_logits(rows[i], known[i]) for i in indices)
-        _require(sampling.needs_logit_edits == edited, "needs_logit_edits")
+        require(sampling.needs_logit_edits == edited, "needs_logit_edits")
         wanted = max((p.num_logprobs for p in params), default=-1)
-        _require(sampling.needs_logprobs == (wanted >= 0), "needs_logprobs")
+        require(sampling.needs_logprobs == (wanted >= 0), "needs_logprobs")
         by_request = [
             self._verify(rows[i], known[i], masks.get(sample, frozenset()))
             for sample, i in enumerate(indices)
@@ -283,23 +278,23 @@ class FakeWorker:
         rows = read_int32(descriptor.attn_metadata.row_ids).tolist()
         counts = read_int32(metadata.num_draft_tokens).tolist()
         token_ids = read_int32(metadata.draft_token_ids)
-        _require(len(counts) == len(rows), "a request without its number of drafts")
-        _require(sum(counts) == len(token_ids), "drafts missing or left over")
+        require(len(counts) == len(rows), "a request without its number of drafts")
+        require(sum(counts) == len(token_ids), "drafts missing or left over")
         first = 0
         for row, count in zip(rows, counts, strict=True):
-            _require(count <= metadata.num_spec_steps, f"row {row} has {count} drafts")
+            require(count <= metadata.num_spec_steps, f"row {row} has {count} drafts")
             known = self._num_known[row]
-            _require(known + count <= self._tokens.shape[1], f"drafts of row {row} do not fit")
+            require(known + count <= self._tokens.shape[1], f"drafts of row {row} do not fit")
             self._tokens[row, known : known + count] = token_ids[first : first + count]
             self._num_drafts[row] = count
             first += count
 
     def _verify(self, row: int, position: int, masked: frozenset[int]) -> list[int]:
         """Samples behind a row's known tokens and behind each of its drafts that is confirmed."""
-        _require(not (masked and self._num_drafts[row]), f"row {row} has drafts beside a grammar")
+        require(not (masked and self._num_drafts[row]), f"row {row} has drafts beside a grammar")
         token_ids: list[int] = []
         for _ in range(self._num_drafts[row] + 1):
-            _require(position < self._tokens.shape[1], f"row {row} is full")
+            require(position < self._tokens.shape[1], f"row {row} is full")
             token_ids.append(self._next_token(row, position, masked))
             drafted = self._tokens[row, position]
             self._tokens[row, position] = token_ids[-1]
@@ -314,18 +309,18 @@ class FakeWorker:
 
     def _draft(self, row: int, end: int, num_steps: int) -> list[int]:
         """Guesses what follows a row's newest token, two times in three rightly."""
-        num_blocks, block_size = self._kv.shape
-        room = min(self._tokens.shape[1] - 1, (num_blocks - 1) * block_size)
-        slots = self._slots(row, end, max(end, min(end + num_steps - 1, room)))
-        _require(bool(np.all(slots >= block_size)), f"row {row} has no room to draft")
+        room = min(self._tokens.shape[1] - 1, self._num_cache_tokens)
+        for group in range(len(self._windows)):
+            slots = self._slots(row, end, max(end, min(end + num_steps - 1, room)), group)
+            require(bool(np.all(slots >= self._block_size)), f"row {row} has no room to draft")
         position = self._num_known[row]
         key = int(self._row_keys(row, position)[position - 1])
         token_ids: list[int] = []
         for _ in range(num_steps):
-            token_id = _choose(key, self._sampling[row].seed, frozenset(), self._vocab_size)
-            is_wrong = _extend(key, 1) % 3 == 0
+            token_id = choose(key, self._sampling[row].seed, frozenset(), self._vocab_size)
+            is_wrong = extend(key, 1) % 3 == 0
             token_ids.append((token_id + is_wrong) % self._vocab_size)
-            key = _extend(key, token_ids[-1])
+            key = extend(key, token_ids[-1])
         return token_ids
 
     def _tell_prompts(
@@ -334,11 +329,11 @@ class FakeWorker:
     ) -> None:  # fmt: skip
         """Adds log-probabilities of prompt tokens; `prompt_logprob` tells which."""
         requests = read_int32(descriptor.sampling.prompt_logprob_requests).tolist()
-        _require(requests == sorted(set(requests)), "prompt_logprob_requests do not ascend")
+        require(requests == sorted(set(requests)), "prompt_logprob_requests do not ascend")
         tokens: list[int] = []
         for i in requests:
             count = min(ends[i], self._num_prompt[rows[i]] - 1) - starts[i]
-            _require(count > 0, "a prompt without a token to tell of")
+            require(count > 0, "a prompt without a token to tell of")
             tokens += self._tokens[rows[i], starts[i] + 1 : starts[i] + 1 + count].tolist()
         ranks = np.arange(descriptor.sampling.num_prompt_logprobs)
         set_prompt_logprobs(
@@ -354,7 +349,7 @@ class FakeWorker:
         if end - self._num_prompt[row] < sampling.min_tokens:
             forbidden |= frozenset(read_int32(sampling.end_token_ids).tolist())
         key = int(self._row_keys(row, end)[end - 1])
-        return _choose(key, sampling.seed, forbidden, self._vocab_size)
+        return choose(key, sampling.seed, forbidden, self._vocab_size)
 
     def _edits_logits(self, row: int, position: int) -> bool:
         """Whether the logits that lead to the row's token at a position must be changed."""
@@ -374,14 +369,15 @@ class FakeWorker:
         if first < end:
             key = int(self._keys[row, first - 1]) if first else 0
             for position in range(first, end):
-                key = _extend(key, int(self._tokens[row, position]))
+                key = extend(key, int(self._tokens[row, position]))
                 self._keys[row, position] = key
             self._num_keys[row] = end
         return self._keys[row]
 
-    def _slots(self, row: int, start: int, end: int) -> np.ndarray:
+    def _slots(self, row: int, start: int, end: int, group: int) -> np.ndarray:
         positions = np.arange(start, end)
-        blocks = self._block_table[row, positions // self._block_size].astype(np.int64)
+        table = self._block_table[row, group :: len(self._windows)]
+        blocks = table[positions // self._block_size].astype(np.int64)
         return blocks * self._block_size + positions % self._block_size
 
 
@@ -513,47 +509,3 @@ class FakeExecutor:
         """Ends hang()."""
         self._is_hung = False
         self._wake.set()
-
-
-def prompt_logprob(token_id: int) -> float:
-    """What the fake worker says of a prompt token."""
-    return -(token_id % 97) / 128
-
-
-def _extend(key: int, token_id: int) -> int:
-    """Mixes one more token into a prefix (splitmix64, Steele et al. 2014); never returns 0."""
-    mixed = (key + (token_id + 1) * 0x9E3779B97F4A7C15) & _MASK
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
-    return (mixed ^ (mixed >> 31)) or 1
-
-
-def _choose(key: int, seed: int, forbidden: frozenset[int], vocab_size: int) -> int:
-    token_id = _extend(key, seed) % vocab_size
-    while token_id in forbidden:
-        token_id = (token_id + 1) % vocab_size
-    return token_id
-
-
-def _read_masks(
-    descriptor: BatchDescriptor, num_sampling: int, vocab_size: int
-) -> dict[int, frozenset[int]]:
-    """Returns the tokens that grammars forbid, by index into the requests that sample."""
-    rows = read_int32(descriptor.sampling.grammar_rows).tolist()
-    _require(rows == sorted(set(rows)), "grammar_rows do not ascend")
-    if not rows:
-        return {}
-    _require(rows[-1] < num_sampling, "a grammar for a request that does not sample")
-    bits = np.frombuffer(descriptor.sampling.grammar_masks, np.uint8).reshape(len(rows), -1)
-    _require(bits.shape[1] == 4 * -(-vocab_size // 32), "masks of another vocabulary")
-    is_allowed = np.unpackbits(bits, axis=1, bitorder="little")[:, :vocab_size]
-    _require(bool(is_allowed.any(axis=1).all()), "a grammar that allows nothing")
-    return {
-        row: frozenset(np.flatnonzero(~allowed.astype(bool)).tolist())
-        for row, allowed in zip(rows, is_allowed, strict=True)
-    }
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise WorkerViolationError(message)

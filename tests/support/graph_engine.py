@@ -13,6 +13,7 @@ from services.engine.batch import BatchDescriptor, StepResult
 from services.engine.compilation.compile_model import compile_model
 from services.engine.compilation_config import CompilationConfig
 from services.engine.core.graph_ledger import GraphLedger
+from services.engine.kv_cache.cache_groups import LayerGroup, group_layers
 from services.engine.request import Request, SamplingParams
 from services.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from services.engine.worker.graph_setup import (
@@ -39,6 +40,7 @@ class GraphEngine:
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
         cache_dtype: torch.dtype | None = None,
+        has_groups: bool = True,
         load_format: str = "safetensors",
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 64,
@@ -55,12 +57,17 @@ class GraphEngine:
             load_format=load_format,
             with_draft_layers=num_speculative_tokens > 0,
         )
+        groups: tuple[LayerGroup, ...] = ()
+        if has_groups:
+            windows = self.model.config.sliding_windows
+            groups = group_layers(windows, max_model_len=max_model_len)
         limits = StepLimits(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
             block_size=block_size,
             vocab_size=self.model.config.vocab_size,
+            cache_groups=groups,
             num_speculative_tokens=num_speculative_tokens,
         )
         pieces = piece_graphs(target, dtype)
@@ -80,6 +87,7 @@ class GraphEngine:
             block_size=block_size,
             dtype=cache_dtype or dtype,
             device=target,
+            groups=groups,
         )
         self.runner = make_runner(self.model, self.cache, limits=limits, device=target)
         install_model(self.runner, compiled, config, pieces)
@@ -105,6 +113,7 @@ class GraphEngine:
                 block_size=block_size,
                 num_blocks=num_blocks,
                 enable_prefix_caching=True,
+                windows=tuple(group.window for group in groups) or (None,),
                 num_speculative_tokens=num_speculative_tokens,
             ),
             dispatcher=self.ledger.dispatcher,

@@ -263,7 +263,7 @@ class EngineCore:
             self._coverage.report(history)
         self._steps = StepLoop(
             scheduler=Scheduler(
-                self._limits(ready.num_blocks),
+                self._limits(ready),
                 dispatcher=self._graphs.dispatcher,
                 priority_ageing_s=self._config.priority_ageing_s,
             ),
@@ -321,7 +321,7 @@ class EngineCore:
     def _save_history(self) -> None:
         self._history.save(self._graphs.mode, self._graphs.costs)
 
-    def _limits(self, num_blocks: int) -> SchedulerLimits:
+    def _limits(self, ready: WorkerReady) -> SchedulerLimits:
         config = self._config
         return SchedulerLimits(
             max_num_seqs=config.max_num_seqs,
@@ -329,7 +329,8 @@ class EngineCore:
             max_model_len=self._max_model_len,
             max_num_waiting=config.max_num_waiting,
             block_size=config.block_size,
-            num_blocks=num_blocks,
+            num_blocks=ready.num_blocks,
+            windows=tuple(window or None for window in ready.group_windows) or (None,),
             enable_prefix_caching=config.enable_prefix_caching,
             num_speculative_tokens=config.num_speculative_tokens,
         )

@@ -4,11 +4,16 @@ Workers run steps strictly in the order in which they were scheduled. So content
 as soon as the step that computes it is scheduled: a later step can only read it after it was
 written, and a block given back now can only be overwritten by a step that runs after those sent.
 Within one step, too, every layer writes all keys and values before any query attends.
+
+With G groups of layers, a request's `block_ids` are its block tables side by side: entry i is of
+group i % G and holds the tokens of the i // G-th block of the sequence. An entry whose tokens are
+out of its group's window is the null block: its block was given back, or never needed.
 """
 
 from itertools import islice
 
-from services.engine.kv_cache.block_pool import BlockPool
+from services.engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
+from services.engine.kv_cache.cache_groups import CacheGroups
 from services.engine.kv_cache.prefix_index import PrefixIndex, chain_keys, root_key
 from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
 from services.engine.request import Request
@@ -20,9 +25,25 @@ class KVCache:
     It owns the requests' `block_ids`, `block_keys` and `num_indexed_blocks`.
     """
 
-    def __init__(self, *, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool,
+        groups: CacheGroups | None = None,
+    ) -> None:
+        """Starts with all blocks free.
+
+        Args:
+            num_blocks: of the pool, the null block included.
+            block_size: tokens in one block.
+            enable_prefix_caching: whether blocks can be found by what they hold.
+            groups: of the model's layers; without them there is one, which keeps everything.
+        """
         self._pool = BlockPool(num_blocks)
-        self._index = PrefixIndex()
+        self._groups = groups or CacheGroups(block_size=block_size, max_query_tokens=1)
+        self._indexes = [PrefixIndex() for _ in self._groups.windows]
         self._block_size = block_size
         self._is_caching = enable_prefix_caching
         self._num_cached_blocks = 0
@@ -38,46 +59,67 @@ class KVCache:
         return self._num_cached_blocks
 
     def prefix_changes(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
-        """Returns which prefixes came and went behind a cursor; None begins anew."""
-        return self._index.changes_since(cursor, max_keys=max_keys)
+        """Returns which prefixes came and went behind a cursor; None begins anew.
+
+        They are those of the first group, which no match can go beyond.
+        """
+        return self._indexes[0].changes_since(cursor, max_keys=max_keys)
 
     def match_prefix(self, request: Request) -> list[int]:
-        """Returns the blocks that hold the longest known prefix of the request's tokens.
+        """Returns the block table of the longest known prefix of the request's tokens.
 
-        It never covers all tokens: the last one must be computed for its logits.
+        It never covers all tokens: the last one must be computed for its logits. Of a group with a
+        window it has the blocks that the token behind the prefix sees.
         """
         if not self._is_caching:
             return []
         limit = (len(request.token_ids) - 1) // self._block_size
         self._extend_keys(request, limit)
-        return self._index.find(islice(request.block_keys, limit))
+        keys, groups = request.block_keys, self._groups
+        if len(groups) == 1 and groups.windows[0] is None:
+            return self._indexes[0].find(islice(keys, limit))
+        length = self._prefix_length(keys, limit)
+        first = [groups.first_block(g, length * self._block_size) for g in range(len(groups))]
+        return [
+            (i >= first[g] and index.block_of(keys[i])) or NULL_BLOCK
+            for i in range(length)
+            for g, index in enumerate(self._indexes)
+        ]
 
     def fits(self, prefix: list[int], num_tokens: int) -> bool:
         """Whether a request of `num_tokens` that shares `prefix` would find enough free blocks."""
-        num_revived = sum(map(self._pool.is_free, prefix))
-        num_new = self._blocks_of(num_tokens) - len(prefix)
-        return num_revived + num_new <= self._pool.num_free
+        num_needed = sum(map(self._pool.is_free, prefix))
+        for group in range(len(self._groups)):
+            table = prefix[group :: len(self._groups)]
+            num_held = len(table) - table.count(NULL_BLOCK)
+            num_needed += max(0, self._groups.most_blocks(group, num_tokens) - num_held)
+        return num_needed <= self._pool.num_free
 
     def take_prefix(self, request: Request, prefix: list[int]) -> None:
         """Lets a request without blocks hold the prefix that was matched for it."""
         assert not request.block_ids, "a prefix comes before all other blocks"
         for block_id in prefix:
-            self._num_cached_blocks -= self._pool.share(block_id)
+            if block_id != NULL_BLOCK:
+                self._num_cached_blocks -= self._pool.share(block_id)
         request.block_ids.extend(prefix)
-        request.num_indexed_blocks = len(prefix)
+        request.num_indexed_blocks = len(prefix) // len(self._groups)
 
     def allocate(self, request: Request, num_tokens: int) -> list[int] | None:
         """Makes the request's blocks reach over its first `num_tokens` tokens.
 
+        It gives those back first that no token still to be computed sees.
+
         Returns:
-            The blocks added, or None, and nothing changes, when too few are free.
+            The entries added to its table, or None, and no block is added, when too few are free.
         """
-        num_new = self._blocks_of(num_tokens) - len(request.block_ids)
+        self._leave_windows(request)
+        num_blocks = -(-num_tokens // self._block_size)
+        num_new = num_blocks * len(self._groups) - len(request.block_ids)
         if num_new > self._pool.num_free:
             return None
         new = self._pool.take(max(num_new, 0))
         for block_id in new:
-            self._num_cached_blocks -= self._index.forget(block_id)
+            self._num_cached_blocks -= any(index.forget(block_id) for index in self._indexes)
         request.block_ids.extend(new)
         return new
 
@@ -88,8 +130,12 @@ class KVCache:
         if not self._is_caching or num_full <= request.num_indexed_blocks:
             return
         self._extend_keys(request, num_full)
-        for i in range(request.num_indexed_blocks, num_full):
-            self._index.add(request.block_keys[i], request.block_ids[i])
+        entry = request.num_indexed_blocks * len(self._groups)
+        for key in request.block_keys[request.num_indexed_blocks : num_full]:
+            for index in self._indexes:
+                if request.block_ids[entry] != NULL_BLOCK:
+                    index.add(key, request.block_ids[entry])
+                entry += 1
         request.num_indexed_blocks = num_full
 
     def free(self, request: Request) -> None:
@@ -99,9 +145,8 @@ class KVCache:
         """
         self.cache_full_blocks(request)
         for block_id in reversed(request.block_ids):
-            is_findable = block_id in self._index
-            if self._pool.release(block_id, keep_long=is_findable):
-                self._num_cached_blocks += is_findable
+            if block_id != NULL_BLOCK:
+                self._release(block_id)
         request.block_ids.clear()
         request.num_indexed_blocks = 0
 
@@ -112,10 +157,46 @@ class KVCache:
         """
         first = num_tokens // self._block_size
         for key in request.block_keys[first:]:
-            block_id = self._index.forget_key(key)
-            if block_id is not None and self._pool.is_free(block_id):
-                self._num_cached_blocks -= 1
+            for index in self._indexes:
+                block_id = index.forget_key(key)
+                if block_id is not None and self._pool.is_free(block_id):
+                    self._num_cached_blocks -= 1
         request.num_indexed_blocks = min(request.num_indexed_blocks, first)
+
+    def _release(self, block_id: int) -> None:
+        is_findable = any(block_id in index for index in self._indexes)
+        if self._pool.release(block_id, keep_long=is_findable):
+            self._num_cached_blocks += is_findable
+
+    def _leave_windows(self, request: Request) -> None:
+        """Gives the blocks back that neither the request's next token sees nor a later one."""
+        table, position = request.block_ids, request.num_computed_tokens
+        for group in range(len(self._groups)):
+            first = self._groups.first_block(group, position)
+            for entry in range((first - 1) * len(self._groups) + group, -1, -len(self._groups)):
+                if table[entry] == NULL_BLOCK:
+                    break  # those before were given back earlier
+                self._release(table[entry])
+                table[entry] = NULL_BLOCK
+
+    def _prefix_length(self, keys: list[bytes], limit: int) -> int:
+        """Returns how many blocks a prefix can have of which each group has what it needs."""
+        length = limit
+        for index, window in zip(self._indexes, self._groups.windows, strict=True):
+            if window is None:
+                length = len(index.find(islice(keys, length)))
+        while (hole := self._last_hole(keys, length)) is not None:
+            length = hole
+        return length
+
+    def _last_hole(self, keys: list[bytes], length: int) -> int | None:
+        """Returns the last block that a group lacks for the token behind so many blocks."""
+        for group, index in enumerate(self._indexes):
+            first = self._groups.first_block(group, length * self._block_size)
+            for i in range(length - 1, first - 1, -1):
+                if index.block_of(keys[i]) is None:
+                    return i
+        return None
 
     def _extend_keys(self, request: Request, num_blocks: int) -> None:
         """Hashes the blocks up to `num_blocks` that have not been hashed before."""
@@ -124,6 +205,3 @@ class KVCache:
             parent = keys[-1] if keys else root_key(request.cache_salt)
             new_tokens = request.token_ids[len(keys) * size : num_blocks * size]
             keys.extend(chain_keys(parent, new_tokens, size))
-
-    def _blocks_of(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_size)

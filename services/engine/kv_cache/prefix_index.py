@@ -63,6 +63,10 @@ class PrefixIndex:
             blocks.append(block_id)
         return blocks
 
+    def block_of(self, key: bytes) -> int | None:
+        """Returns the block with a key's content; None if there is none."""
+        return self._block_by_key.get(key)
+
     def add(self, key: bytes, block_id: int) -> None:
         """Makes a block findable, unless another one with the same content already is."""
         if key not in self._block_by_key:

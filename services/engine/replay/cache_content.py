@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from protos.engine.v1.batch_pb2 import BlockTableUpdates
 from services.engine.batch import BatchDescriptor, pack_int32, read_int32
 from services.engine.replay.recording import ReplayError
 from services.engine.worker.step_arrays import (
@@ -20,16 +21,29 @@ Slots = npt.NDArray[np.int64]
 
 
 class BlockNumbers:
-    """Numbers the blocks that a recording names from 1 on: a cache of those alone is enough."""
+    """Numbers the blocks that a recording names from 1 on: a cache of those alone is enough.
 
-    def __init__(self, num_recorded_blocks: int) -> None:
+    Where a table has the null block, for tokens behind a group's window, a replay has one block
+    more for each entry of a table, in place of it: to compute the tokens within the window it must
+    compute those before, row after row, and keep their keys and values meanwhile.
+    """
+
+    def __init__(self, num_recorded_blocks: int, *, table_width: int = 0) -> None:
+        """Starts with no block used.
+
+        Args:
+            num_recorded_blocks: of the engine that was recorded.
+            table_width: entries of a row of the block table, if there may be null blocks in it.
+        """
         self._is_used = np.zeros(num_recorded_blocks, bool)
         self._is_used[0] = True  # the null block
+        self._table_width = table_width
+        self._has_holes = False
 
     @property
     def num_blocks(self) -> int:
         """Blocks used, the null block included."""
-        return int(self._is_used.sum())
+        return int(self._is_used.sum()) + (self._table_width if self._has_holes else 0)
 
     def use(self, block_ids: bytes) -> None:
         """Notes packed block ids.
@@ -43,22 +57,30 @@ class BlockNumbers:
                 f"the recording names block {ids.max()} of {len(self._is_used)} blocks"
             )
         self._is_used[ids] = True
+        self._has_holes |= bool((ids == 0).any())
 
-    def renumber(self, block_ids: bytes) -> bytes:
-        """Returns the numbers of packed block ids that were noted, packed."""
-        numbers = np.cumsum(self._is_used) - 1
-        return pack_int32(numbers[read_int32(block_ids)])
+    def renumber(self, updates: BlockTableUpdates) -> None:
+        """Replaces the block ids of updates, which were noted, by their numbers."""
+        ids = read_int32(updates.block_ids)
+        used = np.cumsum(self._is_used) - 1
+        numbers = used[ids]
+        if self._has_holes:
+            offsets, counts = read_int32(updates.offsets), read_int32(updates.counts)
+            first = np.repeat(offsets - np.cumsum(counts) + counts, counts)
+            columns = first + np.arange(len(ids))
+            numbers = np.where(ids == 0, used[-1] + 1 + columns, numbers)
+        updates.block_ids = pack_int32(numbers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSlots:
     """What a step does to the cache.
 
-    written: where its tokens' keys and values go. missing: by row, the tokens whose keys and values
-    it reads and nobody has written; they must be computed before it.
+    written: where its tokens' keys and values go, for each group of layers. missing: by row, the
+    tokens whose keys and values it reads and nobody has written; they must be computed before it.
     """
 
-    written: Slots
+    written: list[Slots]
     missing: Mapping[int, range]
 
 
@@ -68,7 +90,8 @@ class CacheContent:
     def __init__(self, limits: StepLimits, *, num_blocks: int) -> None:
         self._limits = limits
         self._num_blocks = num_blocks
-        self._table = np.zeros((limits.max_num_seqs, limits.max_blocks_per_seq), np.int64)
+        self._windows = [group.window for group in limits.cache_groups] or [None]
+        self._table = np.zeros((limits.max_num_seqs, limits.block_table_width), np.int64)
         self._is_written = np.zeros(num_blocks * limits.block_size, bool)
 
     def restore(
@@ -94,22 +117,23 @@ class CacheContent:
             zip(arrays.row_ids.tolist(), (arrays.seq_lens - q_lens).tolist(), strict=True)
         )
         ends = zip(starts, arrays.seq_lens.tolist(), strict=True)
-        written = np.concatenate([self.slots(row, starts[row], end) for row, end in ends])
+        by_row = [self.slots(row, starts[row], end) for row, end in ends]
+        written = [np.concatenate(slots) for slots in zip(*by_row, strict=True)]
         missing = {}
         for assignment in descriptor.row_assignments:
             # Others go on where an earlier step, or what was restored, has left off.
             start = starts.get(assignment.row, 0)
             if tokens := self._missing(assignment.row, start, besides=written):
                 missing[assignment.row] = tokens
-        self._is_written[written] = True
+        self._is_written[np.concatenate(written)] = True
         return StepSlots(written=written, missing=missing)
 
-    def slots(self, row: int, start: int, end: int) -> Slots:
-        """Returns where a row's tokens from `start` to before `end` are."""
+    def slots(self, row: int, start: int, end: int) -> list[Slots]:
+        """Returns where a row's tokens from `start` to before `end` are, for each group."""
         positions = np.arange(start, end)
-        size = self._limits.block_size
-        slots: Slots = self._table[row, positions // size] * size + positions % size
-        return slots
+        size, num_groups = self._limits.block_size, self._limits.num_groups
+        tables = self._table[row].reshape(-1, num_groups).T
+        return [table[positions // size] * size + positions % size for table in tables]
 
     def _update(self, descriptor: BatchDescriptor) -> None:
         check_assignments(descriptor, self._limits)
@@ -120,19 +144,28 @@ class CacheContent:
             indices, block_ids = writes.entries
             self._table.reshape(-1)[indices] = block_ids
 
-    def _missing(self, row: int, end: int, *, besides: Slots | None = None) -> range:
+    def _missing(self, row: int, end: int, *, besides: list[Slots] | None = None) -> range:
         """Returns the tokens of a row before `end` that must be computed, and counts them in.
 
         They run from the first one without keys and values to the last: those between are computed
-        with them, as the later ones build on the earlier. `besides` are about to be written.
+        with them, as the later ones build on the earlier. Behind a window nothing is kept to build
+        on, so with one they run from the first token. `besides` are about to be written.
         """
-        slots = self.slots(row, 0, end)
-        unwritten = np.flatnonzero(~self._is_written[slots])
-        needed = unwritten
-        if besides is not None:
-            needed = unwritten[~np.isin(slots[unwritten], besides)]
-        if not len(needed):
+        all_slots = self.slots(row, 0, end)
+        unwritten, needed = np.zeros(end, bool), np.zeros(end, bool)
+        for group, (slots, window) in enumerate(zip(all_slots, self._windows, strict=True)):
+            absent = ~self._is_written[slots]
+            if window is not None:
+                absent[: max(0, end - window + 1)] = False
+            unwritten |= absent
+            if besides is not None:
+                absent &= ~np.isin(slots, besides[group])
+            needed |= absent
+        if not needed.any():
             return range(0)
-        missing = range(int(unwritten[0]), int(needed[-1]) + 1)
-        self._is_written[slots[missing.start : missing.stop]] = True
+        keeps_all = all(window is None for window in self._windows)
+        first = int(np.flatnonzero(unwritten)[0]) if keeps_all else 0
+        missing = range(first, int(np.flatnonzero(needed)[-1]) + 1)
+        for slots in all_slots:
+            self._is_written[slots[missing.start : missing.stop]] = True
         return missing

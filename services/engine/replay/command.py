@@ -9,6 +9,7 @@ from models.layers.decoder import CausalLM
 from protos.engine.v1.recording_pb2 import EngineSettings
 from services.engine.batch import BatchDescriptor, GraphKey
 from services.engine.core.model_folder import config_sha256
+from services.engine.kv_cache.cache_groups import group_layers
 from services.engine.replay.cache_content import BlockNumbers
 from services.engine.replay.config import ReplayConfig
 from services.engine.replay.opening import read_opening
@@ -41,7 +42,8 @@ def replay(
     settings = _settings(config, recording.snapshot.engine)
     if recording.is_cut:
         write(f"{config.trace} ends in the middle of a message; what is whole is replayed")
-    blocks = BlockNumbers(recording.snapshot.engine.num_blocks)
+    width = settings.limits.block_table_width
+    blocks = BlockNumbers(recording.snapshot.engine.num_blocks, table_width=width)
     orders = Orders(config.against, settings.catalogue(), blocks)
     keys = _survey(recording, orders, blocks)
     sides = Sides(
@@ -66,7 +68,8 @@ def _run(
     """Runs all steps and describes the first one that differs."""
     step_id = 0
     try:
-        opening = read_opening(recording.snapshot, blocks)
+        num_groups = replayer.limits.num_groups
+        opening = read_opening(recording.snapshot, blocks, num_groups=num_groups)
         replayer.restore(opening.descriptor, opening.num_computed)
         for step in recording.steps():
             step_id = step.descriptor.step_id
@@ -118,6 +121,7 @@ def _settings(config: ReplayConfig, recorded: EngineSettings) -> ReplaySettings:
     except ValueError as error:
         raise ReplayError(str(error)) from error
     torch.set_num_threads(engine.num_threads)
+    groups = group_layers(model_config.sliding_windows, max_model_len=recorded.max_model_len)
     return ReplaySettings(
         against=config.against,
         engine=engine,
@@ -127,6 +131,7 @@ def _settings(config: ReplayConfig, recorded: EngineSettings) -> ReplaySettings:
             max_model_len=recorded.max_model_len,
             block_size=recorded.block_size,
             vocab_size=model_config.vocab_size,
+            cache_groups=groups,
         ),
         device=device,
         dtype=dtype,

@@ -21,8 +21,13 @@ class Opening:
     num_computed: Mapping[int, int]
 
 
-def read_opening(snapshot: Snapshot, blocks: BlockNumbers) -> Opening:
+def read_opening(snapshot: Snapshot, blocks: BlockNumbers, *, num_groups: int = 1) -> Opening:
     """Reads a snapshot whose blocks were noted.
+
+    Args:
+        snapshot: rows of an engine.
+        blocks: their numbers.
+        num_groups: groups of the model's layers, each of which has an entry in the rows' tables.
 
     Raises:
         ReplayError: a row has more computed tokens than tokens or blocks for them.
@@ -33,9 +38,11 @@ def read_opening(snapshot: Snapshot, blocks: BlockNumbers) -> Opening:
     updates.rows = pack_int32([row.assignment.row for row in snapshot.rows])
     updates.offsets = pack_int32([0] * len(counts))
     updates.counts = pack_int32(counts)
-    updates.block_ids = blocks.renumber(b"".join(row.block_ids for row in snapshot.rows))
+    updates.block_ids = b"".join(row.block_ids for row in snapshot.rows)
+    blocks.renumber(updates)
     for row, count in zip(snapshot.rows, counts, strict=True):
-        limit = min(len(read_int32(row.assignment.token_ids)), count * snapshot.engine.block_size)
+        room = count // num_groups * snapshot.engine.block_size
+        limit = min(len(read_int32(row.assignment.token_ids)), room)
         if row.num_computed_tokens > limit:
             raise ReplayError(
                 f"row {row.assignment.row} of the snapshot has {row.num_computed_tokens} computed "

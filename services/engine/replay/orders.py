@@ -84,6 +84,5 @@ class Orders:
         shape.graph_bs = key.graph_bs if key is not None and key.uniform else shape.batch_size
         attention = ordered.attn_metadata
         if attention.HasField("block_table_updates"):
-            updates = attention.block_table_updates
-            updates.block_ids = self._blocks.renumber(updates.block_ids)
+            self._blocks.renumber(attention.block_table_updates)
         return ordered

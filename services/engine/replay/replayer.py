@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from protos.engine.v1.engine_pb2 import WatchStepsResponse
@@ -26,11 +27,11 @@ from services.engine.worker.step_arrays import StepArrays, StepLimits
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step while it is compared; slots: where its tokens' keys and values are."""
+    """A step while it is compared; slots: where its keys and values are, for each group."""
 
     order: Order
     arrays: StepArrays
-    slots: Slots
+    slots: list[Slots]
 
 
 class Replayer:
@@ -45,7 +46,7 @@ class Replayer:
     ) -> None:
         self._sides = sides
         self._orders = orders
-        self._limits = limits
+        self.limits = limits
         self._content = CacheContent(limits, num_blocks=num_blocks)
         self.totals = Totals()
 
@@ -80,7 +81,7 @@ class Replayer:
         if findings.differs:
             if self.totals.first_difference is None:
                 self._locate(step, findings)
-            self._copy_cache(step.slots)
+            self._copy_cache(np.concatenate(step.slots))
         self._set_tokens(step.arrays, recorded.result)
         self.totals.count(findings)
         return findings
@@ -92,7 +93,7 @@ class Replayer:
     def _prepare(self, descriptor: BatchDescriptor) -> _Step:
         """Makes sure that whatever a step reads from the cache is there."""
         order = self._orders.order(descriptor)
-        arrays = StepArrays.read(order.reference, self._limits)
+        arrays = StepArrays.read(order.reference, self.limits)
         slots = self._content.step(order.reference, arrays)
         if slots.missing:
             self._sides.reference.runner.update_tables(order.reference)
@@ -102,11 +103,11 @@ class Replayer:
 
     def _rebuild(self, row: int, tokens: range) -> None:
         """Computes keys and values of a row's tokens, and gives them to both sides."""
-        size = self._limits.max_num_batched_tokens
+        size = self.limits.max_num_batched_tokens
         for start in range(tokens.start, tokens.stop, size):
             end = min(start + size, tokens.stop)
             self._sides.reference.runner.execute(_chunk(row, start, end))
-            self._copy_cache(self._content.slots(row, start, end))
+            self._copy_cache(np.concatenate(self._content.slots(row, start, end)))
         self.totals.num_rebuilt_tokens += len(tokens)
 
     def _run(self, side: Side, order: Order) -> StepResult:
@@ -117,9 +118,15 @@ class Replayer:
         """Compares the keys and values that the step wrote, layer by layer."""
         reference, tested = self._both
         found = []
-        slots = torch.from_numpy(step.slots).to(reference.runner.buffers.tokens.device)
+        device = reference.runner.buffers.tokens.device
+        group_slots = [torch.from_numpy(slots).to(device) for slots in step.slots]
+        group_of_layer = {
+            layer: number
+            for number, group in enumerate(self.limits.cache_groups)
+            for layer in group.layers
+        }
         for layer, (ours, theirs) in enumerate(zip(reference.cache, tested.cache, strict=True)):
-            other = theirs.tensors()
+            other, slots = theirs.tensors(), group_slots[group_of_layer.get(layer, 0)]
             for name, tensor in ours.tensors().items():
                 expected, actual = (each.flatten(0, 1)[slots] for each in (tensor, other[name]))
                 found.append(self._deviation(f"layer {layer} {name}", expected, actual))

@@ -193,6 +193,7 @@ class Sides:
             block_size=settings.limits.block_size,
             dtype=settings.cache_dtype,
             device=settings.device,
+            groups=settings.limits.cache_groups,
         )
         runner = ModelRunner(model, cache, limits=settings.limits, device=settings.device)
         return Side(name, runner, cache)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from services.engine.errors import InvalidRequestError
+from services.engine.kv_cache.cache_groups import CacheGroups
 from services.engine.spec_decode.draft_plan import DraftPlan
 
 
@@ -24,6 +25,8 @@ class SchedulerLimits:
     """Blocks of the KV cache, the null block included."""
     enable_prefix_caching: bool
     """Whether requests share the blocks of common prefixes."""
+    windows: tuple[int | None, ...] = (None,)
+    """For each group of layers the tokens that it keeps blocks of; None means all."""
     num_speculative_tokens: int = 0
     """Draft tokens of each request in a step; 0 without speculative decoding."""
 
@@ -33,9 +36,22 @@ class SchedulerLimits:
         return min(self.max_num_seqs, self.max_num_batched_tokens)
 
     @property
+    def cache_groups(self) -> CacheGroups:
+        """What the groups of layers need of the blocks."""
+        return CacheGroups(
+            block_size=self.block_size,
+            # Blocks reach over the drafts that come next, too.
+            max_query_tokens=self.max_num_batched_tokens + self.num_speculative_tokens,
+            windows=self.windows,
+        )
+
+    @property
     def num_cache_tokens(self) -> int:
-        """Tokens whose keys and values fit when one request holds every block."""
-        return (self.num_blocks - 1) * self.block_size
+        """Tokens whose keys and values fit when one request may hold every block.
+
+        Where that is more than max_model_len, it need not be all.
+        """
+        return self.cache_groups.num_tokens(self.num_blocks - 1, limit=self.max_model_len)
 
     @property
     def draft_plan(self) -> DraftPlan | None:

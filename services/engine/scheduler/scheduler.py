@@ -74,7 +74,10 @@ class Scheduler:
             num_blocks=limits.num_blocks,
             block_size=limits.block_size,
             enable_prefix_caching=limits.enable_prefix_caching,
+            groups=limits.cache_groups,
         )
+        # A request's table has an entry of each group for the tokens of a block.
+        self._num_groups = len(limits.windows)
         self._waiting = WaitingQueue()
         self._running: list[Request] = []
         self._free_rows = list(reversed(range(limits.max_num_seqs)))
@@ -317,7 +320,7 @@ class Scheduler:
             num_blocks = len(request.block_ids)
             end = request.num_computed_tokens + q_len
             reach = end if drafts is None else drafts.reach(end)
-            if reach > num_blocks * block_size:
+            if reach * self._num_groups > num_blocks * block_size:
                 self._cache.cache_full_blocks(request)
                 added = self._allocate(request, reach)
                 if added is None:
@@ -365,7 +368,7 @@ class Scheduler:
                 break
             # Cached tokens have no log-probabilities.
             prefix = [] if request.needs_prompt_logits else self._cache.match_prefix(request)
-            if self._is_being_computed(request, len(prefix)):
+            if self._is_being_computed(request, len(prefix) // self._num_groups):
                 break
             num_tokens = len(request.token_ids)
             if not self._cache.fits(prefix, self._reach(num_tokens)):
@@ -405,7 +408,7 @@ class Scheduler:
     def _start(self, request: Request, prefix: list[int]) -> None:
         """Makes a request that waited a running one, with the prefix that is already computed."""
         self._cache.take_prefix(request, prefix)
-        request.num_computed_tokens = len(prefix) * self._limits.block_size
+        request.num_computed_tokens = len(prefix) // self._num_groups * self._limits.block_size
         request.status = RequestStatus.RUNNING
         insort(self._running, request, key=service_order)
         if request.first_scheduled_s is None:

@@ -1,6 +1,6 @@
 """One forward pass of the model over inputs that lie in the worker's buffers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import (
+    AttentionMetadata,
     CacheData,
     Context,
     ForwardContext,
@@ -17,6 +18,7 @@ from models.forward_context import (
 )
 from models.layers.decoder import CausalLM
 from models.ops.attention_metadata import build_attention_metadata, make_attention_workspace
+from services.engine.kv_cache.cache_groups import LayerGroup
 from services.engine.worker.input_buffers import StepInputs
 
 
@@ -47,11 +49,17 @@ class ForwardPass:
         *,
         block_table: Tensor,
         block_size: int,
+        groups: Sequence[LayerGroup] = (),
     ) -> None:
         self.run_model: Callable[..., Tensor] = model
         """What computes hidden states; whoever compiles or captures the model puts that here."""
         self._kv_cache_data = kv_cache_data
-        self._block_table = block_table
+        # Entries of the groups stand side by side.
+        num_groups = max(1, len(groups))
+        self._block_tables = [block_table[:, group::num_groups] for group in range(num_groups)]
+        self._group_of_layer = {
+            layer: number for number, group in enumerate(groups) for layer in group.layers
+        }
         self._block_size = block_size
         # Layers differ in how much they cache, not in how they attend.
         self._workspace = make_attention_workspace(
@@ -73,19 +81,22 @@ class ForwardPass:
     def context(self, inputs: StepInputs, shape: PassShape) -> Iterator[None]:
         """Lets layers run over a step's inputs, for the length of the block."""
         num_tokens, batch_size = len(inputs.token_request), len(inputs.seq_lens)
-        attn_metadata = build_attention_metadata(
-            query_start_loc=inputs.query_start_loc,
-            seq_lens=inputs.seq_lens,
-            row_ids=inputs.row_ids,
-            block_table=self._block_table,
-            positions=inputs.positions[:num_tokens],
-            token_request=inputs.token_request,
-            block_size=self._block_size,
-            max_seqlen_q=shape.max_seqlen_q,
-            max_seqlen_k=shape.max_seqlen_k,
-            workspace=self._workspace,
-            is_recorded=shape.is_recorded,
-        )
+        group_metadata = [
+            build_attention_metadata(
+                query_start_loc=inputs.query_start_loc,
+                seq_lens=inputs.seq_lens,
+                row_ids=inputs.row_ids,
+                block_table=block_table,
+                positions=inputs.positions[:num_tokens],
+                token_request=inputs.token_request,
+                block_size=self._block_size,
+                max_seqlen_q=shape.max_seqlen_q,
+                max_seqlen_k=shape.max_seqlen_k,
+                workspace=self._workspace,
+                is_recorded=shape.is_recorded,
+            )
+            for block_table in self._block_tables
+        ]
         key = shape.graph_key
         context = ForwardContext(
             context=Context(
@@ -97,13 +108,23 @@ class ForwardPass:
                 max_q_len=shape.max_seqlen_q,
                 is_draft=shape.is_draft,
             ),
-            attn_metadata=attn_metadata,
+            attn_metadata=group_metadata[0],
+            layer_attn_metadata=self._by_layer(group_metadata),
             kv_cache_data=self._kv_cache_data,
             batch_descriptor=key,
             cudagraph_runtime_mode=shape.mode,
         )
         with forward_context(context):
             yield
+
+    def _by_layer(
+        self, group_metadata: Sequence[AttentionMetadata]
+    ) -> tuple[AttentionMetadata, ...]:
+        """Returns each layer's metadata; nothing if all have the same."""
+        if len(group_metadata) == 1:
+            return ()
+        groups = self._group_of_layer
+        return tuple(group_metadata[groups[layer]] for layer in range(len(groups)))
 
     def refill_null_block(self) -> None:
         """Gives the null block the same content again, for passes that shall compute the same.

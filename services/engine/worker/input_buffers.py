@@ -58,7 +58,7 @@ class InputBuffers:
 
     tokens: [max_num_seqs + 1, max_model_len + 1] int32, each row's tokens by position. The last
         column takes what belongs nowhere, such as a token behind a full sequence; nothing reads it.
-    block_table: [max_num_seqs + 1, max_blocks_per_seq] int32, each row's block ids, padded with 0.
+    block_table: [max_num_seqs + 1, block_table_width] int32, each row's block ids, padded with 0.
     dummy_row: the last row of both, which no request owns.
     """
 
@@ -74,7 +74,7 @@ class InputBuffers:
         # Different tokens, or a graph that reads the wrong ones would pass its test.
         torch.arange(limits.max_model_len + 1, out=self.tokens[self.dummy_row])
         self.tokens[self.dummy_row].remainder_(limits.vocab_size)
-        self.block_table = zeros(rows + 1, limits.max_blocks_per_seq)
+        self.block_table = zeros(rows + 1, limits.block_table_width)
         # The parts of a header lie side by side: one copy a step.
         self._header = zeros(5 * rows + 1)
         self._offsets = (0, rows + 1, 2 * rows + 1, 3 * rows + 1, 4 * rows + 1)

@@ -1,6 +1,6 @@
 """How many blocks the KV cache has, and their memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 import torch
@@ -8,6 +8,7 @@ import torch
 from models.forward_context import CacheData
 from models.layers.decoder import CausalLM
 from services.engine.config import EngineConfig
+from services.engine.kv_cache.cache_groups import CacheGroups, LayerGroup
 from services.engine.worker.model_runner import ModelRunner
 from services.engine.worker.rehearsal import largest_step
 from services.engine.worker.speculative_runner import make_runner
@@ -23,9 +24,21 @@ MAX_BLOCKS_FROM_MEMORY = 2**20
 blocks, and the scheduler keeps a record of each."""
 
 
-def block_bytes(model: CausalLM, *, block_size: int, dtype: torch.dtype) -> int:
-    """Returns the bytes of one block, all that all layers cache of its tokens in `dtype`."""
-    return block_size * sum(spec.bytes_per_token(dtype) for spec in model.cache_specs())
+def block_bytes(
+    model: CausalLM,
+    *,
+    block_size: int,
+    dtype: torch.dtype,
+    groups: Sequence[LayerGroup] = (),
+) -> int:
+    """Returns the bytes of one block, all that a group of layers caches of its tokens in `dtype`.
+
+    Without groups that is all that all layers cache.
+    """
+    specs = model.cache_specs()
+    if len(groups) > 1:
+        specs = specs[: max(len(group.layers) for group in groups)]
+    return block_size * sum(spec.bytes_per_token(dtype) for spec in specs)
 
 
 def allocate_kv_cache(
@@ -35,12 +48,27 @@ def allocate_kv_cache(
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    groups: Sequence[LayerGroup] = (),
 ) -> list[CacheData]:
-    """Returns each layer's cache, zeroed: masked attention multiplies what it does not see by 0."""
-    return [
-        spec.allocate(num_blocks, block_size, dtype=dtype, device=device)
-        for spec in model.cache_specs()
+    """Returns each layer's cache, zeroed: masked attention multiplies what it does not see by 0.
+
+    The first layers of all groups have the same cache, as have the second ones and so on; their
+    blocks are different ones.
+
+    Raises:
+        ValueError: layers that should share a cache do not cache the same.
+    """
+    specs = model.cache_specs()
+    place = {layer: layer for layer in range(len(specs))}
+    if len(groups) > 1:
+        place = {layer: place for group in groups for place, layer in enumerate(group.layers)}
+        if len(set(specs)) > 1:
+            raise ValueError("layers with sliding windows cache something else than the others")
+    caches = [
+        specs[number].allocate(num_blocks, block_size, dtype=dtype, device=device)
+        for number in range(1 + max(place.values()))
     ]
+    return [caches[place[layer]] for layer in range(len(specs))]
 
 
 def choose_num_blocks(
@@ -65,7 +93,9 @@ def choose_num_blocks(
     Raises:
         ValueError: there is no memory for even one usable block.
     """
-    bytes_each = block_bytes(model, block_size=limits.block_size, dtype=dtype)
+    bytes_each = block_bytes(
+        model, block_size=limits.block_size, dtype=dtype, groups=limits.cache_groups
+    )
     if config.num_kv_blocks is not None:
         num_blocks = config.num_kv_blocks
     else:
@@ -83,7 +113,7 @@ def choose_num_blocks(
             f"{MIN_BLOCKS} are needed. Raise kv_cache_memory_mb or gpu_memory_utilization, or "
             "lower max_num_batched_tokens."
         )
-    num_tokens = (num_blocks - 1) * limits.block_size
+    num_tokens = _num_tokens(num_blocks, limits)
     if num_tokens < limits.max_model_len:
         log.warning(
             "kv_cache_fell_short_of_one_sequence",
@@ -98,9 +128,24 @@ def probe_runner(
 ) -> ModelRunner:
     """Returns a runner whose cache is the null block: it runs any step of rows without blocks."""
     cache = allocate_kv_cache(
-        model, num_blocks=1, block_size=limits.block_size, dtype=dtype, device=device
+        model,
+        num_blocks=1,
+        block_size=limits.block_size,
+        dtype=dtype,
+        device=device,
+        groups=limits.cache_groups,
     )
     return make_runner(model, cache, limits=limits, device=device)
+
+
+def _num_tokens(num_blocks: int, limits: StepLimits) -> int:
+    """Returns how long a sequence can be that has all blocks for itself, up to max_model_len."""
+    groups = CacheGroups(
+        block_size=limits.block_size,
+        max_query_tokens=limits.max_num_batched_tokens + limits.num_speculative_tokens,
+        windows=tuple(group.window for group in limits.cache_groups) or (None,),
+    )
+    return groups.num_tokens(num_blocks - 1, limit=limits.max_model_len)
 
 
 def _needed_cuda_bytes(

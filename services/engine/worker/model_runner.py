@@ -97,6 +97,7 @@ class ModelRunner:
             kv_cache_data,
             block_table=self._buffers.block_table,
             block_size=limits.block_size,
+            groups=limits.cache_groups,
         )
         self._graphs: WorkerGraphs | None = None
         self._on_outputs: OutputWatcher | None = None

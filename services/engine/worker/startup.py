@@ -16,6 +16,7 @@ from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.compilation_config import CompilationConfig, CompilationLevel
 from services.engine.config import EngineConfig
+from services.engine.kv_cache.cache_groups import group_layers
 from services.engine.worker.background_capture import BackgroundCapture
 from services.engine.worker.background_compile import BackgroundCompile
 from services.engine.worker.device import (
@@ -166,12 +167,14 @@ def _load(config: EngineConfig, rank: int, report_progress: Report) -> _Loaded:
     )
     load_s = time.monotonic() - started_s
     log.info("weights_loaded", num_parameters=_num_parameters(model), load_s=round(load_s, 3))
+    max_model_len = config.max_model_len or model_config.max_position_embeddings
     limits = StepLimits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=config.max_model_len or model_config.max_position_embeddings,
+        max_model_len=max_model_len,
         block_size=config.block_size,
         vocab_size=model_config.vocab_size,
+        cache_groups=group_layers(model_config.sliding_windows, max_model_len=max_model_len),
         num_speculative_tokens=config.num_speculative_tokens,
     )
     return _Loaded(
@@ -248,8 +251,9 @@ def _make_runner(
         block_size=config.block_size,
         dtype=dtype,
         device=device,
+        groups=limits.cache_groups,
     )
-    bytes_each = block_bytes(model, block_size=config.block_size, dtype=dtype)
+    bytes_each = _block_bytes(loaded)
     log.info(
         "kv_cache_allocated",
         num_blocks=num_blocks,
@@ -265,7 +269,8 @@ def _announcement(
     model, device, dtype = loaded.model, loaded.device, loaded.dtype
     return WorkerReady(
         num_blocks=num_blocks,
-        block_bytes=block_bytes(model, block_size=config.block_size, dtype=loaded.cache_dtype),
+        block_bytes=_block_bytes(loaded),
+        group_windows=[group.window or 0 for group in loaded.limits.cache_groups],
         num_parameters=_num_parameters(model),
         load_s=loaded.load_s,
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -273,6 +278,16 @@ def _announcement(
         planned_graphs=wire_keys(prepared.graphs.planned),
         cudagraph_mode=str(prepared.mode),
         no_graphs_reason=prepared.no_graphs_reason(enforce_eager=config.enforce_eager),
+    )
+
+
+def _block_bytes(loaded: _Loaded) -> int:
+    limits = loaded.limits
+    return block_bytes(
+        loaded.model,
+        block_size=limits.block_size,
+        dtype=loaded.cache_dtype,
+        groups=limits.cache_groups,
     )
 
 

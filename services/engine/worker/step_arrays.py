@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.engine.batch import BatchDescriptor, read_int32
+from services.engine.kv_cache.cache_groups import LayerGroup
 from services.engine.worker.step_drafts import StepDrafts
 
 Int32Array = npt.NDArray[np.int32]
@@ -21,6 +22,8 @@ class StepLimits:
     max_model_len: int
     block_size: int
     vocab_size: int
+    cache_groups: tuple[LayerGroup, ...] = ()
+    """The model's layers by the blocks that they keep; empty: they are one group."""
     num_speculative_tokens: int = 0
     """Draft tokens of a request in a step at most; 0 without speculative decoding."""
 
@@ -36,8 +39,18 @@ class StepLimits:
 
     @property
     def max_blocks_per_seq(self) -> int:
-        """Blocks that the longest sequence needs."""
+        """Blocks that the longest sequence needs in each group."""
         return -(-self.max_model_len // self.block_size)
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups there are; a row of the block table has their entries in turns."""
+        return max(1, len(self.cache_groups))
+
+    @property
+    def block_table_width(self) -> int:
+        """Entries of a row of the block table."""
+        return self.max_blocks_per_seq * self.num_groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,11 +159,11 @@ class BlockWrites:
         _require(len(rows) == len(offsets) == len(counts), "block-table updates of unequal length")
         ends = np.cumsum(counts)
         _require(len(ends) == 0 or ends[-1] == len(block_ids), "block ids missing or left over")
-        width = limits.max_blocks_per_seq
+        width = limits.block_table_width
         _require(_is_below(rows, limits.max_num_seqs), "a block-table row that does not exist")
         _require(
             bool(((offsets >= 0) & (counts >= 0) & (offsets + counts <= width)).all()),
-            f"a block-table update outside a row of {width} blocks",
+            f"a block-table update outside a row of {width} entries",
         )
         _require(_is_below(block_ids, num_blocks), "a block that does not exist")
         first = rows * width + offsets

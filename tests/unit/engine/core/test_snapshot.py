@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from protos.engine.v1.recording_pb2 import EngineSettings
 from services.engine.core.snapshot import PendingSnapshot
+from services.engine.kv_cache.cache_groups import LayerGroup
 from services.engine.replay.cache_content import BlockNumbers, CacheContent
 from services.engine.replay.opening import read_opening
 from services.engine.replay.recording import ReplayError
@@ -45,7 +46,7 @@ actions = st.one_of(
 class Engine:
     """A scheduler and a fake worker, and the steps that were completed."""
 
-    def __init__(self, num_blocks, num_speculative_tokens=0):
+    def __init__(self, num_blocks, windows=(None,), num_speculative_tokens=0):
         self.num_blocks = num_blocks
         self.scheduler = Scheduler(
             SchedulerLimits(
@@ -56,10 +57,11 @@ class Engine:
                 block_size=BLOCK_SIZE,
                 num_blocks=num_blocks,
                 enable_prefix_caching=True,
+                windows=windows,
                 num_speculative_tokens=num_speculative_tokens,
             )
         )
-        self.worker = make_worker(num_blocks)
+        self.worker = make_worker(num_blocks, windows)
         self.in_flight = deque()
         self.completed = []
         self.requests = []
@@ -100,26 +102,28 @@ class Engine:
             self.act("complete", None)
 
 
-def make_worker(num_blocks):
+def make_worker(num_blocks, windows):
     return FakeWorker(
         max_num_seqs=MAX_NUM_SEQS,
         max_model_len=MAX_MODEL_LEN,
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
+        windows=windows,
     )
 
 
-def replay(snapshot, steps, num_blocks, num_speculative_tokens):
+def replay(snapshot, steps, num_blocks, windows, num_speculative_tokens):
     """Runs the steps on a worker with nothing in its cache; yields their results."""
-    blocks = BlockNumbers(num_blocks)
+    groups = tuple(LayerGroup(layers=(i,), window=window) for i, window in enumerate(windows))
+    limits = replace(LIMITS, cache_groups=groups, num_speculative_tokens=num_speculative_tokens)
+    blocks = BlockNumbers(num_blocks, table_width=limits.block_table_width)
     for row in snapshot.rows:
         blocks.use(row.block_ids)
     for descriptor, _ in steps:
         blocks.use(descriptor.attn_metadata.block_table_updates.block_ids)
-    opening = read_opening(snapshot, blocks)
-    limits = replace(LIMITS, num_speculative_tokens=num_speculative_tokens)
+    opening = read_opening(snapshot, blocks, num_groups=len(windows))
     content = CacheContent(limits, num_blocks=blocks.num_blocks)
-    worker = make_worker(blocks.num_blocks)
+    worker = make_worker(blocks.num_blocks, windows)
     worker.restore(opening.descriptor, opening.num_computed, next_step_id=snapshot.next_step_id)
     for row, tokens in content.restore(opening.descriptor, opening.num_computed).items():
         if tokens:
@@ -127,8 +131,7 @@ def replay(snapshot, steps, num_blocks, num_speculative_tokens):
     for recorded, _ in steps:
         descriptor = type(recorded)()
         descriptor.CopyFrom(recorded)
-        updates = descriptor.attn_metadata.block_table_updates
-        updates.block_ids = blocks.renumber(updates.block_ids)
+        blocks.renumber(descriptor.attn_metadata.block_table_updates)
         slots = content.step(descriptor, StepArrays.read(descriptor, limits))
         worker.update_tables(descriptor)
         for row, tokens in slots.missing.items():
@@ -140,13 +143,13 @@ def replay(snapshot, steps, num_blocks, num_speculative_tokens):
     before=st.lists(actions, min_size=10, max_size=60),
     after=st.lists(actions, max_size=40),
     num_blocks=st.integers(8, 14),
-    num_speculative_tokens=st.sampled_from([0, 0, 2]),
+    kind=st.sampled_from([((None,), 0), ((None,), 2), ((5,), 0), ((None, 7), 0)]),
 )
 @settings(max_examples=150)
-def test_a_replay_from_a_snapshot_gives_the_results_of_the_worker(
-    before, after, num_blocks, num_speculative_tokens
-):
-    engine = Engine(num_blocks, num_speculative_tokens)
+def test_a_replay_from_a_snapshot_gives_the_results_of_the_worker(before, after, num_blocks, kind):
+    windows, num_speculative_tokens = kind
+    num_blocks *= len(windows)
+    engine = Engine(num_blocks, windows, num_speculative_tokens)
     for action in before:
         engine.act(*action)
     engine.take_snapshot()
@@ -156,7 +159,7 @@ def test_a_replay_from_a_snapshot_gives_the_results_of_the_worker(
     snapshot = engine.snapshot.message()
     snapshot.engine.CopyFrom(EngineSettings(block_size=BLOCK_SIZE, num_blocks=num_blocks))
     steps = engine.completed[snapshot.next_step_id - 1 :]
-    results = list(replay(snapshot, steps, num_blocks, num_speculative_tokens))
+    results = list(replay(snapshot, steps, num_blocks, windows, num_speculative_tokens))
     assert results == [result for _, result in steps]
 
 

@@ -110,6 +110,14 @@ def test_a_recording_with_a_cache_of_8_bits_is_replayed_with_one(folder, tmp_pat
     assert totals.num_by_graph == 0 if against == "eager" else totals.num_by_graph > 10
 
 
+@pytest.mark.parametrize("against", ["eager", "full", "piecewise"])
+def test_layers_with_windows_are_replayed_with_blocks_of_their_own(tmp_path, against):
+    write_checkpoint(tmp_path, "gpt_oss")
+    totals, report = run(record(tmp_path, tmp_path), tmp_path, against)
+    assert totals.is_clean, report
+    assert totals.num_by_graph == 0 if against == "eager" else totals.num_by_graph > 10
+
+
 def test_the_recorded_graph_is_captured_and_the_flags_sizes_fill_the_gaps(folder, trace):
     assert run(trace, folder, "full", cudagraph_capture_sizes=[8])[0].num_by_graph == (
         run(trace, folder, "full")[0].num_by_graph

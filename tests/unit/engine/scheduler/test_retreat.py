@@ -132,3 +132,19 @@ def test_a_token_that_is_none_ends_its_request_alone(rig):
     assert (broken.token_ids, len(sound.token_ids)) == ([], 1)
     assert rig.scheduler.stats.output_tokens == 1
     assert rig.scheduler.num_running == 1
+
+
+def test_a_prefix_that_others_computed_outlives_a_step_that_fails():
+    rig = Rig()
+    first = make_request(list(range(13)), max_tokens=1)
+    rig.scheduler.add(first)
+    list(rig.run())
+    second = make_request([*range(12), 50, 51, 52], max_tokens=3)
+    rig.scheduler.add(second)
+    rig.worker.memory_tokens = 1
+    rig.send()
+    rig.receive()
+    rig.worker.memory_tokens = 2**31
+    list(rig.run())
+    assert second.num_cached_tokens == 12
+    assert second.sink.token_ids == expected_output(second.prompt_token_ids, second.sampling)

@@ -18,6 +18,7 @@ from tests.support.token_masks import ManualConstraint
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 32
+WINDOWS = [(1,), (6,), (None, 5), (None, 9, 9), (3, 8)]
 STEPS_IN_FLIGHT = 3  # one more than the engine has, for orders that it would seldom meet
 
 # Few prompts, so that equal ones and equal prefixes meet, some of them a whole number of blocks.
@@ -41,14 +42,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.sampled_from([1, 3, 5, 5]),
         max_num_batched_tokens=st.sampled_from([1, 3, 7, 20, 20]),
         enable_prefix_caching=st.booleans(),
+        windows=st.sampled_from([(None,)] * 4 + WINDOWS),
         num_speculative_tokens=st.sampled_from([0, 0, 1, 2, 5]),
     )
-    def start(self, **fields):
+    def start(self, num_blocks, windows, **fields):
+        # A window needs blocks for itself and a whole step's tokens.
+        num_blocks = 1 + (num_blocks - 1) * len(windows)
         self.limits = SchedulerLimits(
-            max_model_len=MAX_MODEL_LEN, max_num_waiting=6, block_size=BLOCK_SIZE, **fields
+            max_model_len=MAX_MODEL_LEN,
+            max_num_waiting=6,
+            block_size=BLOCK_SIZE,
+            num_blocks=num_blocks,
+            windows=windows,
+            **fields,
         )
         self.now_s = 0.0
-        self.capacity = (self.limits.num_blocks - 1) * BLOCK_SIZE
+        self.capacity = self.limits.num_cache_tokens
         self.live: list[Request] = []
         self.start_worker()
 
@@ -59,6 +68,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=MAX_MODEL_LEN,
             num_blocks=self.limits.num_blocks,
             block_size=BLOCK_SIZE,
+            windows=self.limits.windows,
+            num_cache_tokens=self.limits.num_cache_tokens,
         )
         self.in_flight: deque[ScheduledStep] = deque()
 
@@ -217,12 +228,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         for request in self.live:
             if request.status is RequestStatus.WAITING:
                 assert not request.block_ids
-            for i, block_id in enumerate(request.block_ids):
+            num_groups = len(self.limits.windows)
+            assert len(request.block_ids) % num_groups == 0
+            for entry, block_id in enumerate(request.block_ids):
+                i, group = divmod(entry, num_groups)
+                if not block_id:
+                    behind = request.num_computed_tokens - (i + 1) * BLOCK_SIZE
+                    assert behind >= self.limits.windows[group] - 1, "given back too early"
+                    continue
                 prefix = request.token_ids[: (i + 1) * BLOCK_SIZE]
                 is_full = len(prefix) == (i + 1) * BLOCK_SIZE
                 # What nobody else may hold gets a content of its own.
-                mine = (request.cache_salt, tuple(prefix)) if is_full else (request, i)
+                mine = (request.cache_salt, group, tuple(prefix)) if is_full else (request, entry)
                 assert content.setdefault(block_id, mine) == mine
+            for group, window in enumerate(self.limits.windows):
+                held = sum(map(bool, request.block_ids[group::num_groups]))
+                tokens = self.limits.cache_groups.max_query_tokens + (window or MAX_MODEL_LEN)
+                assert held <= tokens // BLOCK_SIZE + 2
         stats = self.scheduler.stats
         assert 0 not in content
         assert stats.num_free_blocks == self.limits.num_blocks - 1 - len(content)

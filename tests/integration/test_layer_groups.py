@@ -1,0 +1,110 @@
+"""A model of gpt-oss's kind in the running engine: every other layer keeps a window of blocks."""
+
+import asyncio
+import shutil
+import signal
+import sys
+
+import pytest
+import torch
+
+from models.loading.loader import load_model
+from services.engine.config import TINY_CHECKPOINT
+from services.engine.replay.recording import Recording
+from tests.support.engine_client import begin, engine_stub, generate, get_stats
+from tests.support.paged_runner import PagedRunner
+from tests.support.processes import start_engine
+from tests.support.random_checkpoints import write_checkpoint
+
+BLOCK_SIZE, WINDOW, MAX_QUERY = 4, 7, 16
+NUM_OUTPUT = 120
+PROMPT = [5, 17, 3, 44, 2, 9, 9, 31, 60, 7, 8, 1]
+ENGINE = {
+    "device": "cpu",
+    "max_model_len": 256,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": MAX_QUERY,
+    "block_size": BLOCK_SIZE,
+    "cudagraph_mode": "full_decode_only",
+    "cudagraph_capture_sizes": "[1,4]",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(folder, "gpt_oss", num_hidden_layers=4, max_position_embeddings=256)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY_CHECKPOINT / name, folder)
+    return folder
+
+
+def greedy(folder, prompt, num_output):
+    """Returns what the model says with a cache that keeps all blocks of all layers."""
+    model = load_model(folder, device=torch.device("cpu"), dtype=torch.float32)
+    runner = PagedRunner(model, num_blocks=128, block_size=BLOCK_SIZE)
+    sequence = runner.add(list(prompt))
+    for _ in range(num_output):
+        logits = runner.run(sequence, MAX_QUERY)
+        sequence.token_ids.append(int(logits[-1].argmax()))
+    return sequence.token_ids[len(prompt) :]
+
+
+async def test_a_long_output_holds_one_window_of_blocks_in_every_other_layer(folder):
+    num_kept = -(-(len(PROMPT) + NUM_OUTPUT) // BLOCK_SIZE)
+    in_window = (WINDOW - 2 + MAX_QUERY) // BLOCK_SIZE + 2
+    # So few blocks that the output would end early if windows gave none back.
+    flags = {**ENGINE, "model": folder, "num_kv_blocks": 1 + num_kept + in_window}
+    async with start_engine(**flags) as engine, engine_stub(engine.address) as stub:
+        tokens, num_held = [], []
+        async for response in begin(stub, PROMPT, max_tokens=NUM_OUTPUT, ignore_eos=True):
+            tokens += response.token_ids
+            stats = await get_stats(stub)
+            num_held.append(stats.num_blocks - 1 - stats.num_free_blocks)
+            at_most = -(-(len(PROMPT) + len(tokens) + 2 * MAX_QUERY) // BLOCK_SIZE) + in_window
+            assert num_held[-1] <= max(at_most, num_kept + in_window)
+        again = await generate(stub, PROMPT, max_tokens=NUM_OUTPUT, ignore_eos=True)
+        stats = await get_stats(stub)
+    assert tokens == again.token_ids == greedy(folder, PROMPT, NUM_OUTPUT)
+    # Decoding, a window is three blocks at most, beside those that the other layers keep.
+    assert max(num_held) <= num_kept + 3
+    assert stats.num_free_blocks == stats.num_blocks - 1
+    assert stats.num_preemptions == 0
+
+
+async def run(*arguments):
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.client.cli", *map(str, arguments)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+
+
+async def test_a_recording_from_the_middle_of_outputs_can_be_replayed(folder, tmp_path):
+    path = tmp_path / "trace.binpb"
+    partial = path.with_name(path.name + ".part")
+    flags = {**ENGINE, "model": folder, "num_kv_blocks": 100, "allow_watch_tokens": True}
+
+    async def load_until_it_has_begun(stub, prompt, num_output):
+        while not (partial.exists() and partial.stat().st_size):
+            await generate(stub, prompt, max_tokens=num_output, ignore_eos=True)
+
+    async with start_engine(**flags) as engine, engine_stub(engine.address) as stub:
+        recorder = await run("record", "--out", path, "--engine", engine.address)
+        # Of different length, so that they are never all at their beginning.
+        await asyncio.gather(
+            load_until_it_has_begun(stub, PROMPT * 3, 60),
+            load_until_it_has_begun(stub, PROMPT * 3 + [7], 83),
+            load_until_it_has_begun(stub, PROMPT, 47),
+        )
+        # Finds a prefix that was computed before the recording began.
+        await generate(stub, PROMPT * 3, max_tokens=20, ignore_eos=True)
+        recorder.send_signal(signal.SIGINT)
+        output = (await recorder.communicate())[0].decode()
+        assert recorder.returncode == 0, output
+    assert any(row.num_computed_tokens > 2 * WINDOW for row in Recording.open(path).snapshot.rows)
+    flags = ("--device", "cpu", "--model", folder, "--against", "full")
+    process = await run("replay", path, *flags)
+    output = (await process.communicate())[0].decode()
+    assert process.returncode == 0, output
+    assert ", 0 different" in output
