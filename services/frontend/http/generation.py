@@ -128,16 +128,17 @@ class GenerationEndpoint:
             call = self._kind.read(body, request_id)
             model = self._pipeline.model_named(call.options.model)
             sampling = call.options.sampling
-            answer = self._kind.answer_class(
-                request_id,
-                model,
-                has_logprobs=sampling is not None and sampling.HasField("logprobs"),
-                streams_usage=call.includes_usage,
-                num_samples=call.options.num_samples,
-            )
             generation = await self._pipeline.start(call.prompt, call.options, record=record)
             # A generator that nobody has begun to read closes nothing.
             with closing(generation):
+                # Only now: it has a place for each of n samples, and n was checked just before.
+                answer = self._kind.answer_class(
+                    request_id,
+                    model,
+                    has_logprobs=sampling is not None and sampling.HasField("logprobs"),
+                    streams_usage=call.includes_usage,
+                    num_samples=call.options.num_samples,
+                )
                 if call.has_echo and isinstance(answer, CompletionAnswer):
                     token_ids = generation.prompt_token_ids
                     answer.echo(await self._prompt_text(call.prompt, token_ids), token_ids)

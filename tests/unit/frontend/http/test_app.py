@@ -382,3 +382,14 @@ async def test_a_port_that_is_taken_is_an_error_at_the_start():
         with pytest.raises(OSError, match="in use"):
             await second.start()
         await second.close()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("path", "wish"), [("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)]
+)
+async def test_a_huge_n_is_refused_before_there_is_a_place_for_each_sample(path, wish):
+    async with http_stack() as (_, client):
+        response = await client.post(path, json=wish | {"n": 10**12})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "n"
