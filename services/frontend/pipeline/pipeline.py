@@ -83,6 +83,7 @@ class Pipeline:
         self._template_timeout_s = template_timeout_s
         self._executor = ThreadPoolExecutor(num_tokenizer_threads, thread_name_prefix="tokenizer")
         self._model: ServedModel | None = None
+        self._loading = asyncio.Lock()
 
     @property
     def served_model(self) -> ServedModel | None:
@@ -95,17 +96,20 @@ class Pipeline:
         Raises:
             EngineUnavailableError: its tokenizer cannot be used.
         """
-        known = self._model
-        if known is None or not _has_same_text(known.info, info):
-            try:
-                tokenizer = await asyncio.to_thread(Tokenizer, files, vocab_size=info.vocab_size)
-                template = await self._start_template(files)
-            except TokenizerFilesError as error:
-                raise EngineUnavailableError(str(error)) from None
-            if known is not None and known.template is not None:
-                await known.template.close()
-            known = ServedModel(info, tokenizer, template)
-        self._model = ServedModel(info, known.tokenizer, known.template)
+        async with self._loading:  # engines come at the same time, and one text serves them all
+            known = self._model
+            if known is None or not _has_same_text(known.info, info):
+                try:
+                    tokenizer = await asyncio.to_thread(
+                        Tokenizer, files, vocab_size=info.vocab_size
+                    )
+                    template = await self._start_template(files)
+                except TokenizerFilesError as error:
+                    raise EngineUnavailableError(str(error)) from None
+                if known is not None and known.template is not None:
+                    await known.template.close()
+                known = ServedModel(info, tokenizer, template)
+            self._model = ServedModel(info, known.tokenizer, known.template)
 
     async def start(
         self,

@@ -1,6 +1,7 @@
 """Tokenize, Detokenize and ListModels."""
 
 import grpc
+import psutil
 import pytest
 
 from protos.frontend.v1 import frontend_pb2 as pb
@@ -77,3 +78,17 @@ async def test_nothing_is_listed_before_the_engine_was_there():
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stack.stub.Tokenize(pb.TokenizeRequest(text="x"))
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_engines_that_come_at_the_same_time_share_one_template():
+    async with (
+        FakeEngine(engine_id="a") as first,
+        FakeEngine(engine_id="b") as second,
+        frontend_stack(first, second),
+    ):
+        workers = [
+            child
+            for child in psutil.Process().children()
+            if "services.frontend.text.template_worker" in child.cmdline()
+        ]
+        assert len(workers) == 1
