@@ -86,13 +86,13 @@ async def test_errors_are_those_that_the_client_knows(served, client):
     with pytest.raises(openai.NotFoundError) as unknown:
         await chat(model="other", messages=MESSAGES)
     with pytest.raises(openai.BadRequestError) as bad:
-        await chat(model=served.model, messages=MESSAGES, n=2)
+        await chat(model=served.model, messages=MESSAGES, top_p=2)
     with pytest.raises(openai.BadRequestError) as long:
         await chat(model=served.model, messages=[{"role": "user", "content": "word " * 5000}])
     with pytest.raises(openai.NotFoundError) as embeddings:
         await client.embeddings.create(model=served.model, input="x")
     assert (unknown.value.param, unknown.value.code) == ("model", "model_not_found")
-    assert bad.value.param == "n"
+    assert bad.value.param == "top_p"
     assert "tokens" in long.value.message
     assert embeddings.value.code == "unsupported_endpoint"
 
