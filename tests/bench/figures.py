@@ -9,6 +9,7 @@ from tests.bench.floor import StepFloor
 from tests.bench.machine import gpu_used_mib, peak_host_mib
 from tests.bench.offline_engine import Generated, OfflineEngine
 from tests.bench.report import Report
+from tests.bench.serving_floor import serving_floor
 from tests.bench.settings import Budget
 from tests.bench.workload import Job, fitted, fixed_jobs, serving_jobs
 
@@ -119,7 +120,14 @@ class Bench:
             self.report.note(f"serving: {runs[-1].elapsed_s:.2f} s")
         if not runs:
             return None
-        add_serving_figures(self.report, "serving", jobs, [run.elapsed_s for run in runs])
+        elapsed_s = [run.elapsed_s for run in runs]
+        floor = self.floor and serving_floor(self.floor, jobs)
+        add_serving_figures(
+            self.report, "serving", jobs, elapsed_s, floor_s=floor and floor.overlapped
+        )
+        if floor is not None:
+            seconds = {name: round(value, 3) for name, value in floor.figures().items()}
+            self.report.state("serving floor", seconds)
         ttft_ms = [median(run.ttft_s) * 1000 for run in runs]
         self.report.add("serving, first token p50", ttft_ms, "ms")
         self.report.state("serving", self.engine.graph_use().since(before))
@@ -159,10 +167,15 @@ class Bench:
 
 
 def add_serving_figures(
-    report: Report, name: str, jobs: Sequence[Job], elapsed_s: Sequence[float]
+    report: Report,
+    name: str,
+    jobs: Sequence[Job],
+    elapsed_s: Sequence[float],
+    *,
+    floor_s: float | None = None,
 ) -> None:
     """Reports how long a serving workload took, and its rate."""
     num_tokens = sum(job.num_output for job in jobs)
-    report.add(name, elapsed_s, "s")
+    report.add(name, elapsed_s, "s", floor=floor_s)
     rates = [num_tokens / each for each in elapsed_s]
     report.add(f"{name}, output", rates, "tokens/s", better="higher")
