@@ -80,6 +80,40 @@ async def test_a_long_prompt_is_told_in_one_piece_and_a_wrong_number_is_refused(
     assert len(answer.prompt_logprobs) == 1899
 
 
+async def test_the_openai_client_is_told_of_its_prompt_as_vllm_tells_it(served):
+    async with openai.AsyncOpenAI(base_url=served.url, api_key="none", max_retries=0) as client:
+        wish = {"model": "tiny", "temperature": 0, "max_tokens": 4}
+        completion = await client.completions.create(
+            prompt=PROMPT, n=2, extra_body={"prompt_logprobs": 2}, **wish
+        )
+        echoed = await client.completions.create(prompt=PROMPT, echo=True, logprobs=2, **wish)
+        for choice in completion.choices:
+            told = choice.prompt_logprobs
+            assert told[0] is None
+            assert len(told) == completion.usage.prompt_tokens
+            for entries, logprob, top in zip(
+                told[1:],
+                echoed.choices[0].logprobs.token_logprobs[1:],
+                echoed.choices[0].logprobs.top_logprobs[1:],
+                strict=False,
+            ):
+                chosen, *_ = entries.values()  # the prompt's own token comes first
+                assert chosen["logprob"] == pytest.approx(logprob, abs=1e-4)
+                ranked = {each["decoded_token"]: each["rank"] for each in entries.values()}
+                assert [ranked[text] for text in top] == [1, 2]
+                assert chosen["rank"] in (1, 2, None)
+        chat = await client.chat.completions.create(
+            messages=[{"role": "user", "content": "What is 3 + 4?"}],
+            extra_body={"prompt_logprobs": 0},
+            **wish,
+        )
+        assert [len(entries) for entries in chat.prompt_logprobs[1:]] == [1] * (
+            chat.usage.prompt_tokens - 1
+        )
+        plain = await client.completions.create(prompt=PROMPT, **wish)
+        assert "prompt_logprobs" not in plain.choices[0].model_dump()
+
+
 async def test_a_completion_with_echo_begins_with_its_prompt(served):
     async with openai.AsyncOpenAI(base_url=served.url, api_key="none", max_retries=0) as client:
         wish = {"model": "tiny", "temperature": 0, "max_tokens": 4}
