@@ -8,6 +8,7 @@ seen.
 import os
 import sys
 from collections.abc import Sequence
+from inspect import cleandoc
 from typing import TypeVar
 
 import uvloop
@@ -104,6 +105,8 @@ def _plan_graphs(arguments: Sequence[str]) -> int:
 
 
 def _read_flags(kind: type[_Config], arguments: Sequence[str]) -> _Config:
+    # Python 3.13 takes the docstring's indentation off by itself; help shows it as it stands.
+    kind.__doc__ = cleandoc(kind.__doc__ or "")
     try:
         return CliApp.run(kind, cli_args=list(arguments))
     except ValidationError as error:

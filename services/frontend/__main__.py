@@ -2,6 +2,7 @@
 
 import os
 import sys
+from inspect import cleandoc
 
 import uvloop
 from pydantic import ValidationError
@@ -15,6 +16,8 @@ USAGE_ERROR = 2
 
 def main() -> int:
     """Reads the flags, serves, and returns the process's exit status."""
+    # Python 3.13 takes the docstring's indentation off by itself; help shows it as it stands.
+    FrontendConfig.__doc__ = cleandoc(FrontendConfig.__doc__ or "")
     try:
         config = CliApp.run(FrontendConfig)
     except ValidationError as error:

@@ -118,6 +118,8 @@ def test_a_bad_sampling_value_is_one_line_and_exit_code_1(run):
 @pytest.mark.parametrize("service", ["engine", "frontend"])
 def test_a_services_own_help_is_passed_through(run, service):
     finished = run(*OCTAVO, service, "--help")
+    about = finished.stdout.partition("\n\n")[2].partition("options:")[0]
+    assert not any(line.startswith(" ") for line in about.splitlines())
     assert finished.returncode == 0
     assert "--max-message-bytes" in finished.stdout
 
