@@ -12,16 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.processes import ROOT, free_port, stack
+from tests.support.processes import ROOT, free_port
 
 OCTAVO = [sys.executable, "-m", "services.client.cli"]
 GREEDY = ["--temperature", "0", "--max-tokens", "40"]
-
-
-@pytest.fixture(scope="module")
-def services():
-    with stack() as running:
-        yield running
 
 
 @pytest.fixture
