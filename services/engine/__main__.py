@@ -51,7 +51,12 @@ def _serve(arguments: Sequence[str]) -> int:
     """Serves until the engine has drained."""
     config = _read_flags(EngineConfig, arguments)
     model = _open_model(config)
-    configure_logging(service="engine", level=config.log_level, log_format=config.log_format)
+    configure_logging(
+        service="engine",
+        level=config.log_level,
+        log_format=config.log_format,
+        error_messages=False,
+    )
     config = with_planned_sizes(config)
     # gRPC reads this when it is imported. The worker is a new program, not a fork, so there is
     # nothing for gRPC to prepare or to warn of.

@@ -25,6 +25,7 @@ from services.telemetry.metrics import Metrics
 from services.telemetry.server import listen, make_server
 from services.telemetry.stacks import show_stacks_on_signal, watch_event_loop
 from services.telemetry.tls import ClientTls, ServerTls, TlsFilesError
+from services.telemetry.tracebacks import log_loop_errors
 from services.telemetry.tracing import open_tracing
 
 log = structlog.get_logger()
@@ -206,6 +207,7 @@ async def serve(config: FrontendConfig) -> int:
         log.error("frontend_start_failed", error=str(error))  # noqa: TRY400  the reason is enough
         return 1
     gc.freeze()  # what is loaded by now lives as long as the process
+    log_loop_errors()
     show_stacks_on_signal()
     watching = asyncio.create_task(watch_event_loop())
     try:
