@@ -94,7 +94,7 @@ class EngineServer:
         )
         port = listen(self._server, config.host, config.port, tls)
         if config.metrics_port is not None:
-            self._metrics.serve(config.host, config.metrics_port)
+            self._metrics.serve(config.host, config.metrics_port, tls)
         await self._server.start()
         self._tasks.append(asyncio.create_task(self._run_core()))
         self._tasks.append(asyncio.create_task(self._exit_when_drained()))

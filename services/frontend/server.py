@@ -124,7 +124,7 @@ class FrontendServer:
         )
         port = listen(self._server, config.host, config.port, tls)
         if config.metrics_port is not None:
-            self._metrics.serve(config.host, config.metrics_port)
+            self._metrics.serve(config.host, config.metrics_port, tls)
         await self._server.start()
         if config.http_port is not None:
             self.http_port = self._http.start(config.host, config.http_port, tls)
