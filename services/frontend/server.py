@@ -53,6 +53,7 @@ class FrontendServer:
                 silence_timeout_s=config.engine_silence_timeout_s,
                 max_attempts=config.max_engine_attempts,
                 resolve_interval_s=config.engine_resolve_interval_s,
+                names_engines=not self._gate.requires_keys,
             ),
             tls=ClientTls.from_settings(
                 ca=config.engine_tls_ca,
@@ -206,8 +207,8 @@ async def serve(config: FrontendConfig) -> int:
     except (OSError, TlsFilesError, KeyFileError) as error:
         log.error("frontend_start_failed", error=str(error))  # noqa: TRY400  the reason is enough
         return 1
-    gc.freeze()  # what is loaded by now lives as long as the process
     log_loop_errors()
+    gc.freeze()  # what is loaded by now lives as long as the process
     show_stacks_on_signal()
     watching = asyncio.create_task(watch_event_loop())
     try:
