@@ -70,8 +70,11 @@ class Bench:
         while self._goes_on(values, repeats):
             one = await self.engine.generate(self.jobs(batch, DECODE_PROMPT, 1))
             jobs = self.jobs(batch, DECODE_PROMPT, num_output)
+            before = self.engine.num_verifications
             many = await self.engine.generate(jobs)
-            num_steps = max(1, jobs[0].num_output - 1)
+            # With speculation a step brings a request one token or more.
+            num_verifications = self.engine.num_verifications - before
+            num_steps = num_verifications / batch or max(1, jobs[0].num_output - 1)
             values.append((many.elapsed_s - one.elapsed_s) / num_steps * 1000)
         return values
 
@@ -98,6 +101,8 @@ class Bench:
                 floor = self.floor and self.floor.decode_ms(batch, DECODE_CONTEXT)
                 values = await self.decode(batch, repeats)
                 self.report.add(name, values, "ms/step", floor=floor)
+        if self.engine.num_verifications:
+            self.report.state("accepted drafts of a request in a step", self.engine.acceptance)
 
     async def add_prefill(self, prompt_lens: Sequence[int], repeats: int) -> None:
         """Measures and reports prompts."""
