@@ -61,6 +61,11 @@ class KernelBuild:
         name = f"{self._source().name[:_MOST_FILE_NAME]}.json"
         return name in (get_cache_manager(self.key).get_group(name) or {})
 
+    @property
+    def num_characters(self) -> int:
+        """Length of the function's source: what takes longer to build is longer, as a rule."""
+        return len(self._source().fn.src)
+
     def build(self) -> None:
         """Builds the kernel, and what launches it, into Triton's cache; no GPU takes part."""
         kernel = triton.compile(self._source(), target=self.target, options=dict(self.options))

@@ -103,6 +103,8 @@ class KernelBuilding:
 
     def _begin(self, builds: "dict[str, KernelBuild]", *, niceness: int = 0) -> None:
         missing = [build for build in builds.values() if not build.is_kept]
+        # What takes long is not to be begun last.
+        missing.sort(key=lambda build: build.num_characters, reverse=True)
         self._num_ordered = len(missing)
         if missing and self._processes is not None:
             self._processes.begin(missing, niceness=niceness)
