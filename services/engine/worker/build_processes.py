@@ -13,6 +13,8 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Protocol
@@ -130,13 +132,17 @@ def _build_all(builds: Sequence[Build], niceness: int) -> BuildReport:
         initializer=_begin_builder,
         initargs=(niceness,),
     ) as processes:
-        futures = [processes.submit(_build, build) for build in builds]
-        errors = [error for future in futures if (error := future.exception()) is not None]
+        futures = []
+        with suppress(BrokenProcessPool):  # the futures say so too
+            for build in builds:
+                futures.append(processes.submit(_build, build))
+        errors = [future.exception() for future in futures]
+    num_built = errors.count(None)
     return BuildReport(
-        num_built=len(builds) - len(errors),
-        num_failed=len(errors),
+        num_built=num_built,
+        num_failed=len(builds) - num_built,
         num_processes=num_processes,
-        error=repr(errors[0]) if errors else "",
+        error=next((repr(error) for error in errors if error is not None), ""),
     )
 
 
