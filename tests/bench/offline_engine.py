@@ -202,6 +202,16 @@ class OfflineEngine:
         )
 
     @property
+    def num_verifications(self) -> int:
+        """Requests whose drafts were verified so far, counted once for each step; 0 without any."""
+        return self.core.counters.drafts.num_verifications
+
+    @property
+    def acceptance(self) -> float:
+        """Drafts that held, of each request in a step on average."""
+        return round(self.core.counters.drafts.num_accepted / self.num_verifications, 4)
+
+    @property
     def worker(self) -> WorkerReady:
         """What the worker said when it was ready."""
         assert self.core.worker is not None

@@ -36,7 +36,8 @@ def engine(folder, num_speculative_tokens, *sizes, **changes):
     made = GraphEngine(
         folder, config, device="cuda", num_speculative_tokens=num_speculative_tokens, **changes
     )
-    assert [outcome.fault for outcome in made.capture()] == [""] * len(sizes)
+    num_kinds = 2 if num_speculative_tokens else 1
+    assert [outcome.fault for outcome in made.capture()] == [""] * (len(sizes) * num_kinds)
     return made
 
 
@@ -61,6 +62,41 @@ def test_graphs_give_the_tokens_of_a_run_without_drafts(folder, num_speculative_
     assert speculating.run(PROMPTS, NUM_OUTPUT, **sampling) == expected
     assert verifications(speculating) == {RAN_GRAPH}
     assert num_accepted(speculating) > 0
+
+
+def decode_steps(engine):
+    """The steps that only verified drafts."""
+    return [(d, r) for d, r in engine.steps if not d.context.is_prefill]
+
+
+@pytest.mark.parametrize("num_speculative_tokens", [1, 2, 3])
+@pytest.mark.parametrize(("variant", "num_layers"), [("deepseek_v3", 2), ("deepseek_v32", 1)])
+def test_drafts_made_by_graphs_are_those_of_eager_steps(
+    tmp_path, num_speculative_tokens, variant, num_layers
+):
+    write_draft_checkpoint(tmp_path, variant, num_draft_layers=num_layers, agreement=0.98)
+    eager = engine(tmp_path, num_speculative_tokens)
+    expected = eager.run(PROMPTS, NUM_OUTPUT)
+    by_graph = engine(tmp_path, num_speculative_tokens, *SIZES)
+    assert by_graph.run(PROMPTS, NUM_OUTPUT) == expected
+    drafts = [
+        [read_int32(result.draft_token_ids).tolist() for _, result in each.steps]
+        for each in (eager, by_graph)
+    ]
+    assert drafts[0] == drafts[1]
+    steps = decode_steps(by_graph)
+    assert len(steps) > 3
+    assert all(result.drafted_by_graph for _, result in steps)
+
+
+def test_requests_that_fill_a_drafting_graph_up_write_to_no_block(folder):
+    eager, padded = engine(folder, 3), engine(folder, 3, 8)
+    for each in (eager, padded):
+        each.run(PROMPTS[:3], NUM_OUTPUT)
+    assert all(result.drafted_by_graph for _, result in decode_steps(padded))
+    for expected, found in zip(eager.cache, padded.cache, strict=True):
+        # The null block, the first one, takes what belongs to nobody.
+        torch.testing.assert_close(found.latent[1:], expected.latent[1:], atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("options", [{}, {"num_blocks": 14, "max_num_batched_tokens": 16}], ids=str)

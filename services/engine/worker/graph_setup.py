@@ -17,6 +17,7 @@ from services.engine.compilation.graphs.capture_plan import (
     full_decode_key,
     planned_keys,
     supported_mode,
+    with_draft_keys,
 )
 from services.engine.compilation.graphs.cuda_recorder import CUDAGraphRecorder
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
@@ -95,10 +96,14 @@ def prepare_graphs(
         token_sizes=config.piece_sizes(limits.max_num_batched_tokens),
         decode_q_len=limits.decode_q_len,
     )
+    drafts = runner.make_draft_graphs(pieces.recorder)
+    if drafts is not None:
+        keys = with_draft_keys(keys)
     graphs = WorkerGraphs(
         keys,
         DecodeGraphs(runner.model, runner.forward, runner.buffers, pieces.recorder, limits=limits),
         pieces=StepPieces(runner.forward, runner.buffers, pieces, limits=limits),
+        drafts=drafts,
         on_fault=on_fault,
     )
     runner.use_graphs(graphs)
@@ -148,8 +153,8 @@ def estimate_graph_bytes(
         runner, config, limits=limits, pieces=pieces, on_fault=lambda outcome: None
     )
     total = 0
-    for is_whole in (True, False):
-        keys = [key for key in prepared.graphs.planned if key.uniform == is_whole]
+    for kind in ((True, False), (True, True), (False, False)):
+        keys = [key for key in prepared.graphs.planned if (key.uniform, key.is_draft) == kind]
         sizes = [prepared.graphs.capture(key).num_bytes for key in keys[:2]]
         if sizes:
             total += sizes[0] + (len(keys) - 1) * max(sizes[-1], MIN_GRAPH_BYTES)
@@ -179,6 +184,7 @@ def _wire_key(key: GraphKey) -> batch.GraphKey:
         graph_bs=key.graph_bs,
         max_q_len=key.max_q_len,
         uniform=key.uniform,
+        is_draft=key.is_draft,
     )
 
 

@@ -12,9 +12,10 @@ from models.forward_context import GraphKey
 from services.engine.compilation.graphs.graph_runner import GraphOutcome, StartedCapture
 from services.engine.compilation.graphs.recorder import GraphFaultError
 from services.engine.worker.decode_graphs import DecodedStep, DecodeGraphs
+from services.engine.worker.draft_graphs import DraftedStep, DraftGraphs
 from services.engine.worker.forward_pass import PassShape
 from services.engine.worker.input_buffers import StepInputs
-from services.engine.worker.step_arrays import StepArrays
+from services.engine.worker.step_arrays import Int32Array, StepArrays
 from services.engine.worker.step_pieces import StepPieces
 
 log = structlog.get_logger()
@@ -33,6 +34,7 @@ class WorkerGraphs:
         decodes: DecodeGraphs,
         *,
         pieces: StepPieces | None = None,
+        drafts: DraftGraphs | None = None,
         on_fault: Callable[[GraphOutcome], None],
     ) -> None:
         """Starts without graphs.
@@ -41,18 +43,21 @@ class WorkerGraphs:
             planned: what to capture, in this order as long as no step asked for anything.
             decodes: captures and replays whole decode steps.
             pieces: captures the pieces of other steps.
+            drafts: captures and replays what follows a whole decode step with drafts.
             on_fault: hears of a graph that was captured and is given up while serving.
         """
         self.planned = tuple(planned)
         self._planned = frozenset(planned)
         self._decodes = decodes
         self._pieces = pieces
+        self._drafts = drafts
         self._on_fault = on_fault
         self._pending = list(planned)
         self._captured: set[GraphKey] = set()
         self._sizes = {
             is_whole: sorted(
-                (key for key in planned if key.uniform == is_whole), key=lambda key: key.num_tokens
+                (key for key in planned if key.uniform == is_whole and not key.is_draft),
+                key=lambda key: key.num_tokens,
             )
             for is_whole in (True, False)
         }
@@ -129,15 +134,35 @@ class WorkerGraphs:
             self.give_up(key, error)
             return None
 
+    def replay_drafts(
+        self, key: GraphKey, *, hidden: Tensor, sampled: Tensor, drafts: Int32Array
+    ) -> DraftedStep | None:
+        """Verifies and drafts behind the graph of a decode step; None if no graph can.
+
+        The arguments are those of `DraftGraphs.replay`.
+        """
+        if key not in self._captured or self._drafts is None:
+            if key in self._planned:
+                self._num_wanted[key] += 1
+            return None
+        try:
+            return self._drafts.replay(key, hidden=hidden, sampled=sampled, drafts=drafts)
+        except GraphFaultError as error:
+            self.give_up(key, error)
+            return None
+
     def give_up(self, key: GraphKey, error: GraphFaultError) -> None:
         """Never runs a graph again and reports it."""
         self._captured.discard(key)
-        if key.uniform:
-            self._decodes.drop(key)
-        elif self._pieces is not None:
-            self._pieces.drop(key)
+        self._kind(key).drop(key)
         log.error("graph_quarantined", num_tokens=key.num_tokens, fault=str(error))
         self._on_fault(GraphOutcome(key=key, fault=str(error)))
+
+    def _kind(self, key: GraphKey) -> DecodeGraphs | StepPieces | DraftGraphs:
+        """Returns what holds the graphs of a key's kind."""
+        kind = self._drafts if key.is_draft else self._decodes if key.uniform else self._pieces
+        assert kind is not None, "graphs are planned only where something captures them"
+        return kind
 
     def _next(self) -> GraphKey:
         return max(self._pending, key=self._num_wanted.__getitem__)
@@ -145,10 +170,7 @@ class WorkerGraphs:
     @torch.inference_mode()
     def _start(self, key: GraphKey) -> StartedCapture:
         self._pending.remove(key)
-        if key.uniform:
-            return self._decodes.start_capture(key)
-        assert self._pieces is not None, "pieces are planned only where there are some"
-        return self._pieces.start_capture(key)
+        return self._kind(key).start_capture(key)
 
     def _finish(self, started: StartedCapture) -> GraphOutcome:
         outcome = started.finish()
@@ -161,6 +183,7 @@ class WorkerGraphs:
             "graph_captured",
             num_tokens=key.num_tokens,
             is_full=key.uniform,
+            is_draft=key.is_draft,
             capture_ms=round(outcome.capture_s * 1000, 1),
             num_kb=outcome.num_bytes // 1024,
             num_pending=len(self._pending),

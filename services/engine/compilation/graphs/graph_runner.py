@@ -146,12 +146,6 @@ class GraphRunner:
             key, lambda: self._capture(key, program, inputs, rehearse), drop=self.drop
         )
 
-    def capture(
-        self, key: GraphKey, program: Program, inputs: Inputs, rehearse: Callable[[int], None]
-    ) -> GraphOutcome:
-        """Captures a program and keeps the graph if it does what the program does; see `start`."""
-        return self.start(key, program, inputs, rehearse).finish()
-
     def replay(self, key: GraphKey, inputs: Inputs) -> tuple[Tensor, ...]:
         """Runs a graph; the results are overwritten by the next replay of any graph.
 
