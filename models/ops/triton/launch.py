@@ -6,6 +6,7 @@ than the launch itself. What decides is little: types, alignments and numbers.
 
 import inspect
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -31,6 +32,7 @@ class Launch:
         num_others = len(names) - len(self._values)
         assert not constants.keys() & set(names[:num_others]), "constants stand behind the others"
         self._builds: dict[tuple[Any, ...], Any] = {}
+        _launches.add(self)
 
     def __call__(
         self, grid: tuple[int, int, int], *args: torch.Tensor | TensorDescriptor | float
@@ -55,3 +57,16 @@ class Launch:
             if len(self._builds) >= MAX_BUILDS:
                 self._builds.clear()
             self._builds[key] = build
+
+    def forget_builds(self) -> None:
+        """Has Triton look up the builds of all launches anew."""
+        self._builds.clear()
+
+
+_launches: WeakSet[Launch] = WeakSet()
+
+
+def forget_all_builds() -> None:
+    """Has Triton look up the builds of every kernel anew."""
+    for launch in list(_launches):
+        launch.forget_builds()

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from models.ops.triton import launch as launching
-from models.ops.triton.launch import Launch
+from models.ops.triton.launch import Launch, forget_all_builds
 
 
 def kernel_function(x_ptr, y_ptr, size, scale, dependent):
@@ -25,9 +25,12 @@ class Kernel:
     def __getitem__(self, grid):
         def launch(*args, **constants):
             self.made.append((grid, args, constants))
-            return Build(self, len(self.made))
+            return self.make()
 
         return launch
+
+    def make(self):
+        return Build(self, len(self.made))
 
 
 class Build:
@@ -84,6 +87,22 @@ def test_what_is_remembered_stays_small(kernel, launch, monkeypatch):
         launch(GRID, X, X, size)
     assert len(kernel.made) == 10
     assert len(kernel.launched) == 1
+
+
+def test_builds_that_are_forgotten_are_looked_up_anew(kernel, launch):
+    launch(GRID, X, X, 16)
+    forget_all_builds()
+    launch(GRID, X, X, 16)
+    assert len(kernel.made) == 2
+
+
+def test_a_launch_that_triton_skips_is_not_remembered(kernel, launch, monkeypatch):
+    monkeypatch.setattr(Kernel, "make", lambda self: None)
+    launch(GRID, X, X, 16)
+    monkeypatch.undo()
+    launch(GRID, X, X, 16)
+    assert len(kernel.made) == 2
+    assert not kernel.launched
 
 
 def test_constants_that_stand_before_other_parameters_are_refused(kernel):
