@@ -43,6 +43,7 @@ class StartTimes:
         parts = {
             "import": first_s - self.started_s,
             "load": self._duration("load"),
+            "kernels": self._duration("kernels"),
             "compile": self._duration("compil"),
             "capture": self.capture_s,
         }

@@ -124,6 +124,15 @@ def test_levels_compares_with_eager_and_reports_rows_that_fail(tmp_path):
     assert len(table.splitlines()) == 2 + len(rows)
 
 
+def test_levels_measures_a_start_with_empty_caches_alone(tmp_path):
+    out = tmp_path / "levels.json"
+    chosen = ("--levels", "0", "--modes", "none", "--batches", "2", "--only-cold")
+    run("tests.bench.levels", *SMALL, *chosen, "--divide-by", "16", "--out", out)
+    measured = json.loads(out.read_text())
+    assert list(measured["figures"]) == ["level 0 none, cold start"]
+    assert set(measured["facts"]["rows"]["level 0 none"]) == {"error", "cold", "graphs"}
+
+
 def test_step_trace_draws_steady_steps(tmp_path):
     out, picture = tmp_path / "steps.json", tmp_path / "steps.svg"
     run(

@@ -26,6 +26,7 @@ from services.engine.compilation.graphs.replay_recorder import ReplayRecorder
 from services.engine.compilation_config import CompilationConfig, CompilationLevel
 from services.engine.worker.decode_graphs import DecodeGraphs
 from services.engine.worker.model_runner import ModelRunner
+from services.engine.worker.rehearsal import prompts_of, run_small_steps
 from services.engine.worker.step_arrays import StepLimits
 from services.engine.worker.step_pieces import StepPieces
 from services.engine.worker.worker_graphs import WorkerGraphs
@@ -133,6 +134,27 @@ def build_uncaptured_kernels(prepared: PreparedGraphs, limits: StepLimits) -> No
         return
     powers = [1 << exponent for exponent in range(limits.max_decodes.bit_length())]
     prepared.graphs.rehearse_decodes(full_decode_key(size, limits.decode_q_len) for size in powers)
+
+
+def rehearse_first_graphs(
+    runner: ModelRunner, config: CompilationConfig, *, limits: StepLimits
+) -> None:
+    """Runs, without graphs, what graphs hold that are captured before a worker is ready.
+
+    Args:
+        runner: as for `estimate_graph_bytes`.
+        config: what will be captured.
+        limits: the worker's.
+    """
+    pieces = piece_graphs(runner.device, runner.model.lm_head.weight.dtype)
+    prepared = prepare_graphs(
+        runner, config, limits=limits, pieces=pieces, on_fault=lambda outcome: None
+    )
+    planned = [key for key in prepared.graphs.planned if not key.is_draft]
+    prepared.graphs.rehearse_decodes([key for key in planned if key.uniform][:2])
+    in_pieces = [key for key in planned if not key.uniform][:2]
+    run_small_steps(runner, limits, (prompts_of(key.num_tokens, limits) for key in in_pieces))
+    build_uncaptured_kernels(prepared, limits)
 
 
 def estimate_graph_bytes(
