@@ -24,6 +24,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[2]
 LOG_TAIL_LINES = 40
+FIRST_PORT, PORTS_EACH = 20_000, 1_000
+NUM_SHARES = 12
+"""Ports are in this many shares, one for each pytest process that runs at the same time."""
 Flag = str | int | float | bool | Path
 
 
@@ -35,10 +38,13 @@ def free_port() -> int:
     """Returns a loopback port that nobody listens on now.
 
     It lies below the range from which Linux takes the ports of outgoing connections, so that no
-    connection of this or another process takes it before the service does.
+    connection of this or another process takes it before the service does, and in a share of its
+    own where tests are spread over processes: gw0, gw1 and so on are pytest-xdist's.
     """
+    share = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % NUM_SHARES
+    first = FIRST_PORT + share * PORTS_EACH
     while True:
-        port = random.randrange(20_000, 32_000)
+        port = random.randrange(first, first + PORTS_EACH)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -24,7 +24,7 @@ def attach_logprobs(
         if output.request.sampling.logprobs is not None:
             start = first[output.request]
             found = positions[start : start + len(output.token_ids)]
-            output.logprobs += [position for position in found if position is not None]
+            output.logprobs = [position for position in found if position is not None]
 
 
 def attach_prompt_logprobs(

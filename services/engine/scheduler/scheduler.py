@@ -211,8 +211,7 @@ class Scheduler:
             self._output_tokens += len(kept)
             if request.first_token_s is None:
                 request.first_token_s = now_s
-            output = RequestOutput(request, kept)
-            outputs.append(output)
+            outputs.append(RequestOutput(request, kept))
         if self._drafts is not None:
             self._drafts.settle(step.requests, result)
         self._conclude(outputs)
@@ -236,6 +235,7 @@ class Scheduler:
         """Gives every running request its next tokens, preempting the last ones if need be."""
         holdings, drafts = self._holdings, self._drafts
         running, cache, block_size = holdings.running, holdings.cache, self._limits.block_size
+        num_groups, decoding = self._num_groups, []
         index = 0
         while index < len(running):  # preemption shortens the list from its end
             request = running[index]
@@ -243,19 +243,32 @@ class Scheduler:
             num_tokens = len(request.token_ids) + request.num_pending_tokens
             if num_tokens >= request.max_num_tokens:
                 continue  # its last token is on its way
+            num_computed = request.num_computed_tokens
+            if (
+                num_tokens - num_computed == 1
+                and drafts is None
+                and request.constraint is None
+                and num_computed >= request.num_prompt_tokens
+                and num_tokens * num_groups <= len(request.block_ids) * block_size
+            ):
+                request.num_computed_tokens = num_tokens
+                request.num_pending_tokens += 1
+                step.budget -= 1
+                decoding.append(request)
+                continue
             if request.constraint is not None and request.awaits_mask:
                 continue
             if drafts is not None and request.num_pending_tokens:
                 continue  # it is not known where it will go on
             row = request.row
             assert row is not None, "a running request has a row"
-            q_len = num_tokens - request.num_computed_tokens + len(request.draft_token_ids)
+            q_len = num_tokens - num_computed + len(request.draft_token_ids)
             if q_len > 1:  # leave a token for each one behind it
                 q_len = min(q_len, step.budget - (len(running) - index))
             num_blocks = len(request.block_ids)
-            end = request.num_computed_tokens + q_len
+            end = num_computed + q_len
             reach = end if drafts is None else drafts.reach(end)
-            if reach * self._num_groups > num_blocks * block_size:
+            if reach * num_groups > num_blocks * block_size:
                 cache.cache_full_blocks(request)
                 added = holdings.allocate(request, reach)
                 if added is None:
@@ -264,6 +277,7 @@ class Scheduler:
             step.compute(request, row, q_len, num_tokens)
             if q_len > 1:  # prompts are worth sharing at once
                 cache.cache_full_blocks(request)
+        step.decode(decoding)
 
     def _admit(self, step: PlannedStep) -> None:
         """Spends what is left of the budget on requests that wait.
@@ -331,21 +345,20 @@ class Scheduler:
     def _conclude(self, outputs: Sequence[RequestOutput]) -> None:
         """Ends who is done with these tokens; grammars of those who are not go on."""
         for output in outputs:
-            if output.token_ids:
-                self._finish_if_done(output, output.token_ids[-1])
-                constraint = output.request.constraint
-                if constraint is not None and output.finish_reason is None:
-                    constraint.advance(output.token_ids[-1])
+            if output.error is not None:
+                continue
+            request, token_id = output.request, output.token_ids[-1]
+            if token_id in request.sampling.end_token_ids and _may_stop(request):
+                output.finish_reason = FinishReason.STOP
+                output.stop_token_id = token_id
+                self._holdings.end(request)
+            elif len(request.token_ids) >= request.max_num_tokens:
+                output.finish_reason = FinishReason.LENGTH
+                self._holdings.end(request)
+            elif request.constraint is not None:
+                request.constraint.advance(token_id)
 
-    def _finish_if_done(self, output: RequestOutput, token_id: int) -> None:
-        """Ends a request whose newest token is an end token or its last one."""
-        request = output.request
-        sampling = request.sampling
-        if token_id in sampling.end_token_ids and request.num_output_tokens > sampling.min_tokens:
-            output.finish_reason = FinishReason.STOP
-            output.stop_token_id = token_id
-        elif len(request.token_ids) >= request.max_num_tokens:
-            output.finish_reason = FinishReason.LENGTH
-        else:
-            return
-        self._holdings.end(request)
+
+def _may_stop(request: Request) -> bool:
+    """Whether an end token ends the request."""
+    return request.num_output_tokens > request.sampling.min_tokens
