@@ -17,6 +17,8 @@ pytestmark = pytest.mark.gpu
 
 PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12], [6, 17, 3, 8, 8], [70] * 17]
 NUM_OUTPUT = 24
+WIDE_HEADS = {"glm4_moe": {"head_dim": 64}}
+"""What kernels need that the smallest shapes do not have."""
 SIZES = (1, 2, 4, 8)
 RAN_GRAPH = FallbackReason.FALLBACK_REASON_UNSPECIFIED
 RANDOM = {"temperature": 1.0, "top_p": 0.9, "top_k": 20, "min_p": 0.01}
@@ -107,8 +109,9 @@ def test_eager_steps_do_too(folder, options):
     assert num_accepted(speculating) > 0
 
 
-def test_sparse_attention_does_too(tmp_path):
-    write_draft_checkpoint(tmp_path, "deepseek_v32", agreement=0.98)
+@pytest.mark.parametrize("variant", ["deepseek_v32", "glm4_moe"])
+def test_other_attention_does_too(tmp_path, variant):
+    write_draft_checkpoint(tmp_path, variant, agreement=0.98, **WIDE_HEADS.get(variant, {}))
     expected = engine(tmp_path, 0).run(PROMPTS, NUM_OUTPUT)
     speculating = engine(tmp_path, 2, *SIZES)
     assert speculating.run(PROMPTS, NUM_OUTPUT) == expected

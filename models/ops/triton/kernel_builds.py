@@ -23,6 +23,8 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime import JITFunction, driver
 from triton.runtime.cache import get_cache_key, get_cache_manager, triton_key
 
+from models.ops.triton.launch import forget_all_builds
+
 _MOST_FILE_NAME = 150
 """Characters of a kernel's name that Triton names files by (triton/compiler/compiler.py)."""
 
@@ -48,34 +50,36 @@ class KernelBuild:
     target: GPUTarget
 
     @property
+    def source(self) -> ASTSource:
+        """What Triton's compiler takes."""
+        function = getattr(import_module(self.module), self.name)
+        return ASTSource(function, self.signature, self.constants, self.attributes)
+
+    @property
     def key(self) -> str:
         """What Triton keeps the kernel by."""
         backend = make_backend(self.target)
         options = backend.parse_options(dict(self.options))
-        key = get_cache_key(self._source(), backend, options, get_cache_invalidating_env_vars())
+        key = get_cache_key(self.source, backend, options, get_cache_invalidating_env_vars())
         return hashlib.sha256(key.encode()).hexdigest()
 
     @property
     def is_kept(self) -> bool:
         """Whether Triton finds the kernel in its cache."""
-        name = f"{self._source().name[:_MOST_FILE_NAME]}.json"
+        name = f"{self.source.name[:_MOST_FILE_NAME]}.json"
         return name in (get_cache_manager(self.key).get_group(name) or {})
 
     @property
     def num_characters(self) -> int:
         """Length of the function's source: what takes longer to build is longer, as a rule."""
-        return len(self._source().fn.src)
+        return len(self.source.fn.src)
 
     def build(self) -> None:
         """Builds the kernel, and what launches it, into Triton's cache; no GPU takes part."""
-        kernel = triton.compile(self._source(), target=self.target, options=dict(self.options))
+        kernel = triton.compile(self.source, target=self.target, options=dict(self.options))
         if hasattr(nvidia_driver, "make_launcher"):
             # Up to Triton 3.6 each signature has a launcher in C, which takes a compiler too.
             nvidia_driver.CudaLauncher(kernel.src, kernel.metadata)
-
-    def _source(self) -> ASTSource:
-        function = getattr(import_module(self.module), self.name)
-        return ASTSource(function, self.signature, self.constants, self.attributes)
 
 
 @contextmanager
@@ -98,8 +102,9 @@ def only_kept_kernels() -> Iterator[None]:
         with _asked_before_builds(refuse_missing):
             yield
     except MissingKernelError:
-        for function in _functions():
+        for function in kernel_functions():
             function.device_caches.clear()
+        forget_all_builds()
         raise
 
 
@@ -122,6 +127,15 @@ def launches_skipped() -> Iterator[dict[str, KernelBuild]]:
         yield builds
 
 
+def kernel_functions() -> Iterator[JITFunction]:
+    """Yields the functions of all kernels, some of them several times, always in one order."""
+    package = import_module(__package__)
+    for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        for value in vars(import_module(info.name)).values():
+            if isinstance(value, JITFunction):
+                yield value
+
+
 def load_kernel_functions() -> None:
     """Imports every kernel and computes what keys are made of.
 
@@ -129,7 +143,7 @@ def load_kernel_functions() -> None:
     key depends on whether those that it calls have been asked before (Triton 3.6 and 3.7,
     DependenciesFinder._update_hash). Modules hold functions behind those that they call.
     """
-    for function in _functions():
+    for function in kernel_functions():
         _ = function.cache_key
     triton_key()
 
@@ -140,15 +154,6 @@ def prepare_launches() -> None:
         binding = thread.submit(getattr, driver, "active")
         load_kernel_functions()
         binding.result()
-
-
-def _functions() -> Iterator[JITFunction]:
-    """Yields the functions of all kernels, some of them several times, always in one order."""
-    package = import_module(__package__)
-    for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        for value in vars(import_module(info.name)).values():
-            if isinstance(value, JITFunction):
-                yield value
 
 
 @contextmanager

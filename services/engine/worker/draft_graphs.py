@@ -10,7 +10,7 @@ from torch import Tensor
 from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import GraphKey
 from models.layers.decoder import CausalLM
-from services.engine.compilation.graphs.graph_runner import GraphOutcome, GraphRunner
+from services.engine.compilation.graphs.graph_runner import GraphRunner, StartedCapture
 from services.engine.compilation.graphs.recorder import GraphRecorder
 from services.engine.spec_decode.verification import NO_DRAFT, Verified
 from services.engine.worker.drafter import Drafter, VerifiedRows
@@ -62,11 +62,13 @@ class DraftInputs:
 class DraftedStep:
     """What a graph made of R requests; overwritten by the next replay.
 
-    sampled: [R * (k + 1)] int32, what it was given.
+    sampled: [R * (k + 1)] int32, what it was given. hidden: k of [R, hidden], what drafts were
+        chosen by.
     """
 
     sampled: Tensor
     verified: Verified
+    hidden: tuple[Tensor, ...]
 
 
 class DraftGraphs:
@@ -93,9 +95,9 @@ class DraftGraphs:
         self._limits = limits
         self._graphs = GraphRunner(recorder)
 
-    def capture(self, key: GraphKey) -> GraphOutcome:
-        """Captures one graph and tests it, between any two steps: live blocks stay as they are."""
-        return self._graphs.capture(
+    def start_capture(self, key: GraphKey) -> StartedCapture:
+        """Captures one graph, to be tested, between any two steps: live blocks stay as they are."""
+        return self._graphs.start(
             key, self._program(key), self._fixed(key), lambda variant: self._rehearse(key, variant)
         )
 
@@ -114,8 +116,8 @@ class DraftGraphs:
             GraphFaultError: the graph would read the wrong memory; nothing was computed.
         """
         self._inputs.write(key.graph_bs, hidden=hidden, sampled=sampled, drafts=drafts)
-        num_accepted, token_ids, *_ = self._graphs.replay(key, self._fixed(key))
         num_requests = len(drafts)
+        num_accepted, token_ids, *hidden_states = self._graphs.replay(key, self._fixed(key))
         return DraftedStep(
             sampled=self._inputs.sampled[:num_requests].view(-1),
             verified=Verified(
@@ -123,6 +125,7 @@ class DraftGraphs:
                 draft_token_ids=token_ids[:num_requests],
                 by_graph=True,
             ),
+            hidden=tuple(each[:num_requests] for each in hidden_states),
         )
 
     def drop(self, key: GraphKey) -> None:

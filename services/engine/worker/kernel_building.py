@@ -56,7 +56,7 @@ class KernelBuilding:
 
     @classmethod
     def fork(cls, config: EngineConfig) -> "KernelBuilding":
-        """Forks what will build, while this process has no CUDA context and no other threads."""
+        """Forks what will build, while this process has no other threads."""
         may_have_kernels = HAS_TRITON and torch.version.cuda and config.device != "cpu"
         if not may_have_kernels or len(os.sched_getaffinity(0)) == 1:
             return cls(None)
@@ -92,11 +92,11 @@ class KernelBuilding:
         """Builds what the first steps launch, and begins to build what the others do."""
         assert self._processes is not None, "build_first found them"
         started_s = time.monotonic()
-        urgent = _found_in([first, next_])
+        urgent = found_in([first, next_])
         self._begin(urgent)
         collect_s = time.monotonic() - started_s
         # Meanwhile the others are found; they run when nothing else does.
-        found = _found_in([others])
+        found = found_in([others])
         later = {name: build for name, build in found.items() if name not in urgent}
         self._wait("kernels_built", started_s, collect_s=round(collect_s, 3))
         self._begin(later, niceness=BACKGROUND_NICENESS)
@@ -117,6 +117,16 @@ class KernelBuilding:
         log.info(event, num_kernels=report.num_built, processes=report.num_processes, **facts)
         if report.num_failed:
             log.warning("kernels_left_to_build", num_kernels=report.num_failed, error=report.error)
+
+
+def found_in(rehearsals: Collection[Rehearsal]) -> "dict[str, KernelBuild]":
+    """Returns what steps launch, by name, without launching it."""
+    from models.ops.triton.kernel_builds import launches_skipped
+
+    with launches_skipped() as builds, _ZeroedTensors():
+        for rehearse in rehearsals:
+            rehearse()
+    return builds
 
 
 class _ZeroedTensors(TorchFunctionMode):
@@ -148,16 +158,6 @@ def _has_all_kept(rehearse: Rehearsal) -> bool:
         log.info("kernel_missing", name=str(missing))
         return False
     return True
-
-
-def _found_in(rehearsals: Collection[Rehearsal]) -> "dict[str, KernelBuild]":
-    """Returns what steps launch, by name, without launching it."""
-    from models.ops.triton.kernel_builds import launches_skipped
-
-    with launches_skipped() as builds, _ZeroedTensors():
-        for rehearse in rehearsals:
-            rehearse()
-    return builds
 
 
 def _load_kernel_functions() -> None:

@@ -1,5 +1,6 @@
 """Runs steps that verify draft tokens and make the next ones."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -31,6 +32,9 @@ from services.engine.worker.step_arrays import StepArrays, StepLimits
 from services.engine.worker.step_drafts import StepDrafts
 from services.engine.worker.transfer import to_device
 
+DraftWatcher = Callable[[tuple[Tensor, ...]], None]
+"""Gets what each of the k drafts of S rows was chosen by: k of [S, hidden], none if S is 0."""
+
 
 def make_runner(
     model: CausalLM, kv_cache_data: list[CacheData], *, limits: StepLimits, device: torch.device
@@ -57,8 +61,18 @@ class SpeculativeRunner(ModelRunner):
         device: torch.device,
     ) -> None:
         super().__init__(model, kv_cache_data, limits=limits, device=device)
-        self._drafter = Drafter(DeepseekMTP(model), self._forward, self._buffers, limits=limits)
+        self._layers = DeepseekMTP(model)
+        self._drafter = Drafter(self._layers, self._forward, self._buffers, limits=limits)
         self._draft_inputs = DraftInputs(model, limits)
+        self._on_drafts: DraftWatcher = lambda _: None
+
+    def watch_drafts(self, watcher: DraftWatcher) -> None:
+        """Shows `watcher` what the drafts of each step were chosen by, good until the next step."""
+        self._on_drafts = watcher
+
+    def compute_draft_logits(self, hidden: Tensor, depth: int) -> Tensor:
+        """Maps [S, hidden] that a draft was chosen by, after `depth` others, to [S, V]."""
+        return self._layers.compute_logits(hidden, depth)
 
     def make_draft_graphs(self, recorder: GraphRecorder) -> DraftGraphs:
         """Returns what captures the drafting behind whole decode steps."""
@@ -150,6 +164,7 @@ class SpeculativeRunner(ModelRunner):
                 drafts=_drafts_of(arrays).token_ids,
             )
             if drafted is not None:
+                self._on_drafts(drafted.hidden)
                 return replace(sampled, token_ids=drafted.sampled, verified=drafted.verified)
         return replace(sampled, verified=self._draft_eagerly(arrays, computed, sampled))
 
@@ -179,6 +194,7 @@ class SpeculativeRunner(ModelRunner):
         )
         inputs = self._buffers.gather(header, arrays.num_tokens)
         drafted = self._drafter.draft(inputs, shape, computed.hidden, rows)
+        self._on_drafts(drafted.hidden)
         return Verified(num_accepted=rows.num_accepted.int(), draft_token_ids=drafted.token_ids)
 
 
