@@ -23,6 +23,8 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime import JITFunction, driver
 from triton.runtime.cache import get_cache_key, get_cache_manager, triton_key
 
+from models.ops.triton.launch import forget_all_builds
+
 _MOST_FILE_NAME = 150
 """Characters of a kernel's name that Triton names files by (triton/compiler/compiler.py)."""
 
@@ -102,6 +104,7 @@ def only_kept_kernels() -> Iterator[None]:
     except MissingKernelError:
         for function in kernel_functions():
             function.device_caches.clear()
+        forget_all_builds()
         raise
 
 

@@ -9,6 +9,7 @@ import socket
 import sys
 
 from services.engine.config import EngineConfig
+from services.engine.worker.open_gpu import begin_to_open
 from services.engine.worker.parent_death import die_with_parent
 from services.engine.worker.wire import Channel
 from services.telemetry.logging import configure_logging
@@ -28,9 +29,13 @@ def main() -> int:
     arguments = parser.parse_args()
     config: EngineConfig = arguments.config
     configure_logging(service="engine-worker", level=config.log_level, log_format=config.log_format)
+    opening = begin_to_open(config.device, arguments.rank)
     # Importing torch takes seconds, in which Ctrl-C must already be ignored.
     from services.engine.worker.process import run_worker
 
+    # No thread may be about when the worker forks.
+    if opening is not None:
+        opening.join()
     channel = Channel(_adopt(arguments.socket_fd))
     try:
         return run_worker(config, channel, rank=arguments.rank)

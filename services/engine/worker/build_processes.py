@@ -1,9 +1,9 @@
 """Processes that build kernels for this one, each on a processor of its own.
 
 Python's lock keeps the threads of one process from building kernels at the same time. A process
-with a CUDA context cannot be forked, and a new one takes seconds to import torch. So a worker forks
-one child, the template, before it touches CUDA, and the template forks the builders when there is
-something to build.
+whose threads use CUDA cannot be forked, and a new one takes seconds to import torch. So a worker
+forks one child, the template, before it has such threads, and the template forks the builders when
+there is something to build. None of them touches CUDA.
 """
 
 import multiprocessing
@@ -58,7 +58,7 @@ class BuildProcesses:
 
     @classmethod
     def fork(cls, prepare: Callable[[], None]) -> "BuildProcesses":
-        """Forks the template. This process must have no CUDA context and no other threads.
+        """Forks the template. This process must have no other threads of Python's.
 
         Args:
             prepare: what the template does first, so that no builder has to.

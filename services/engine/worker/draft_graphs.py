@@ -10,7 +10,7 @@ from torch import Tensor
 from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import GraphKey
 from models.layers.decoder import CausalLM
-from services.engine.compilation.graphs.graph_runner import GraphOutcome, GraphRunner
+from services.engine.compilation.graphs.graph_runner import GraphRunner, StartedCapture
 from services.engine.compilation.graphs.recorder import GraphRecorder
 from services.engine.spec_decode.verification import NO_DRAFT, Verified
 from services.engine.worker.drafter import Drafter, VerifiedRows
@@ -95,9 +95,9 @@ class DraftGraphs:
         self._limits = limits
         self._graphs = GraphRunner(recorder)
 
-    def capture(self, key: GraphKey) -> GraphOutcome:
-        """Captures one graph and tests it, between any two steps: live blocks stay as they are."""
-        return self._graphs.capture(
+    def start_capture(self, key: GraphKey) -> StartedCapture:
+        """Captures one graph, to be tested, between any two steps: live blocks stay as they are."""
+        return self._graphs.start(
             key, self._program(key), self._fixed(key), lambda variant: self._rehearse(key, variant)
         )
 

@@ -51,8 +51,8 @@ class PreparedGraphs:
         """Captures all planned graphs; small ones reuse the memory of larger ones of their kind."""
         outcomes: list[GraphOutcome] = []
         num_planned = len(self.graphs.planned)
-        while self.graphs.num_pending:
-            outcomes.append(self.graphs.capture_next())
+        for outcome in self.graphs.capture_all():
+            outcomes.append(outcome)
             report_progress(f"captured graphs {len(outcomes)}/{num_planned}")
         if outcomes:
             log.info(

@@ -56,7 +56,7 @@ class KernelBuilding:
 
     @classmethod
     def fork(cls, config: EngineConfig) -> "KernelBuilding":
-        """Forks what will build, while this process has no CUDA context and no other threads."""
+        """Forks what will build, while this process has no other threads."""
         may_have_kernels = HAS_TRITON and torch.version.cuda and config.device != "cpu"
         if not may_have_kernels or len(os.sched_getaffinity(0)) == 1:
             return cls(None)

@@ -2,14 +2,14 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import structlog
 import torch
 from torch import Tensor
 
 from models.forward_context import GraphKey
-from services.engine.compilation.graphs.graph_runner import GraphOutcome
+from services.engine.compilation.graphs.graph_runner import GraphOutcome, StartedCapture
 from services.engine.compilation.graphs.recorder import GraphFaultError
 from services.engine.worker.decode_graphs import DecodedStep, DecodeGraphs
 from services.engine.worker.draft_graphs import DraftedStep, DraftGraphs
@@ -92,25 +92,21 @@ class WorkerGraphs:
 
     def capture_next(self) -> GraphOutcome:
         """Captures the graph that most steps have missed; at first, the first one planned."""
-        return self.capture(max(self._pending, key=self._num_wanted.__getitem__))
+        return self.capture(self._next())
 
-    @torch.inference_mode()
+    def capture_all(self) -> Iterator[GraphOutcome]:
+        """Captures all that are left; the device tests one while the next is being captured."""
+        started = None
+        while self._pending:
+            before, started = started, self._start(self._next())
+            if before is not None:
+                yield self._finish(before)
+        if started is not None:
+            yield self._finish(started)
+
     def capture(self, key: GraphKey) -> GraphOutcome:
         """Captures one of the pending graphs."""
-        self._pending.remove(key)
-        outcome = self._kind(key).capture(key)
-        if not outcome.fault:
-            self._captured.add(key)
-        log.info(
-            "graph_captured" if not outcome.fault else "graph_given_up",
-            num_tokens=key.num_tokens,
-            is_full=key.uniform,
-            is_draft=key.is_draft,
-            capture_ms=round(outcome.capture_s * 1000, 1),
-            num_kb=outcome.num_bytes // 1024,
-            num_pending=len(self._pending),
-        )
-        return outcome
+        return self._finish(self._start(key))
 
     @torch.inference_mode()
     def rehearse_decodes(self, keys: Iterable[GraphKey]) -> None:
@@ -167,3 +163,29 @@ class WorkerGraphs:
         kind = self._drafts if key.is_draft else self._decodes if key.uniform else self._pieces
         assert kind is not None, "graphs are planned only where something captures them"
         return kind
+
+    def _next(self) -> GraphKey:
+        return max(self._pending, key=self._num_wanted.__getitem__)
+
+    @torch.inference_mode()
+    def _start(self, key: GraphKey) -> StartedCapture:
+        self._pending.remove(key)
+        return self._kind(key).start_capture(key)
+
+    def _finish(self, started: StartedCapture) -> GraphOutcome:
+        outcome = started.finish()
+        key = outcome.key
+        if outcome.fault:
+            log.warning("graph_given_up", graph=str(key), fault=outcome.fault)
+            return outcome
+        self._captured.add(key)
+        log.info(
+            "graph_captured",
+            num_tokens=key.num_tokens,
+            is_full=key.uniform,
+            is_draft=key.is_draft,
+            capture_ms=round(outcome.capture_s * 1000, 1),
+            num_kb=outcome.num_bytes // 1024,
+            num_pending=len(self._pending),
+        )
+        return outcome
