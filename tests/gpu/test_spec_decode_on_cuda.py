@@ -7,11 +7,16 @@ from models.cudagraph_mode import CUDAGraphMode
 from models.deepseek_mtp import DeepseekMTP
 from models.forward_context import forward_context
 from models.loading.loader import load_model
+from protos.engine.v1.recording_pb2 import Snapshot
 from services.engine.batch import FallbackReason, read_int32
 from services.engine.compilation_config import CompilationConfig
+from services.engine.replay.command import replay
+from services.engine.replay.config import ReplayConfig
+from services.engine.worker.step_arrays import StepLimits
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.graph_engine import GraphEngine
 from tests.support.paged_runner import PagedRunner
+from tests.support.recordings import engine_settings, write_recording
 
 pytestmark = pytest.mark.gpu
 
@@ -130,6 +135,27 @@ def test_in_bfloat16_most_tokens_are_the_same(folder):
     ]
     assert sum(common) > 0.5 * NUM_OUTPUT * len(PROMPTS)
     assert num_accepted(speculating) > 0
+
+
+@pytest.mark.parametrize("against", ["eager", "full"])
+def test_an_honest_recording_shows_no_difference(folder, tmp_path, against):
+    recorded = engine(folder, 2, *SIZES)
+    recorded.run(PROMPTS, NUM_OUTPUT)
+    limits = StepLimits(
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_model_len=64,
+        block_size=4,
+        vocab_size=97,
+        num_speculative_tokens=2,
+    )
+    snapshot = Snapshot(engine=engine_settings(folder, limits, num_blocks=64))
+    trace = write_recording(tmp_path / "trace.binpb", recorded.steps, snapshot=snapshot)
+    report = []
+    config = ReplayConfig(trace=trace, model=folder, against=against, device="cuda")
+    totals = replay(config, report.append)
+    assert totals.is_clean, "\n".join(report)
+    assert (totals.num_by_graph > 3) == (against == "full")
 
 
 def test_drafts_are_those_of_the_cpu(folder):
