@@ -7,16 +7,23 @@ from models.cudagraph_mode import CUDAGraphMode
 from models.deepseek_mtp import DeepseekMTP
 from models.forward_context import forward_context
 from models.loading.loader import load_model
+from protos.engine.v1.recording_pb2 import Snapshot
 from services.engine.batch import FallbackReason, read_int32
 from services.engine.compilation_config import CompilationConfig
+from services.engine.replay.command import replay
+from services.engine.replay.config import ReplayConfig
+from services.engine.worker.step_arrays import StepLimits
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.graph_engine import GraphEngine
 from tests.support.paged_runner import PagedRunner
+from tests.support.recordings import engine_settings, write_recording
 
 pytestmark = pytest.mark.gpu
 
 PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12], [6, 17, 3, 8, 8], [70] * 17]
 NUM_OUTPUT = 24
+WIDE_HEADS = {"glm4_moe": {"head_dim": 64}}
+"""What kernels need that the smallest shapes do not have."""
 SIZES = (1, 2, 4, 8)
 RAN_GRAPH = FallbackReason.FALLBACK_REASON_UNSPECIFIED
 RANDOM = {"temperature": 1.0, "top_p": 0.9, "top_k": 20, "min_p": 0.01}
@@ -107,8 +114,9 @@ def test_eager_steps_do_too(folder, options):
     assert num_accepted(speculating) > 0
 
 
-def test_sparse_attention_does_too(tmp_path):
-    write_draft_checkpoint(tmp_path, "deepseek_v32", agreement=0.98)
+@pytest.mark.parametrize("variant", ["deepseek_v32", "glm4_moe"])
+def test_other_attention_does_too(tmp_path, variant):
+    write_draft_checkpoint(tmp_path, variant, agreement=0.98, **WIDE_HEADS.get(variant, {}))
     expected = engine(tmp_path, 0).run(PROMPTS, NUM_OUTPUT)
     speculating = engine(tmp_path, 2, *SIZES)
     assert speculating.run(PROMPTS, NUM_OUTPUT) == expected
@@ -127,6 +135,27 @@ def test_in_bfloat16_most_tokens_are_the_same(folder):
     ]
     assert sum(common) > 0.5 * NUM_OUTPUT * len(PROMPTS)
     assert num_accepted(speculating) > 0
+
+
+@pytest.mark.parametrize("against", ["eager", "full"])
+def test_an_honest_recording_shows_no_difference(folder, tmp_path, against):
+    recorded = engine(folder, 2, *SIZES)
+    recorded.run(PROMPTS, NUM_OUTPUT)
+    limits = StepLimits(
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_model_len=64,
+        block_size=4,
+        vocab_size=97,
+        num_speculative_tokens=2,
+    )
+    snapshot = Snapshot(engine=engine_settings(folder, limits, num_blocks=64))
+    trace = write_recording(tmp_path / "trace.binpb", recorded.steps, snapshot=snapshot)
+    report = []
+    config = ReplayConfig(trace=trace, model=folder, against=against, device="cuda")
+    totals = replay(config, report.append)
+    assert totals.is_clean, "\n".join(report)
+    assert (totals.num_by_graph > 3) == (against == "full")
 
 
 def test_drafts_are_those_of_the_cpu(folder):

@@ -97,15 +97,17 @@ class SpeculativeRunner(ModelRunner):
         self, descriptor: BatchDescriptor, arrays: StepArrays, computed: ComputedStep
     ) -> SampledStep:
         """Samples behind every draft."""
-        candidates = self._candidates(_drafts_of(arrays))
         if computed.logits is None:
-            return SampledStep(token_ids=candidates.row_ids, logprobs=None)
-        token_ids, logprobs = self._token_ids(descriptor, candidates, computed), None
+            return SampledStep(token_ids=computed.header.row_ids.new_empty(0), logprobs=None)
+        if computed.token_ids is not None and not needs_choice(descriptor.sampling):
+            return SampledStep(token_ids=computed.token_ids, logprobs=None)
+        candidates = self._candidates(_drafts_of(arrays))
+        chosen = self._choose(descriptor, candidates, computed.logits)
+        logprobs = None
         if descriptor.sampling.needs_logprobs:
             num_top = self._row_sampling.num_logprobs(candidates)
-            chosen = token_ids.long().clamp(min=0)
-            logprobs = compute_logprobs(computed.logits, chosen, num_top)
-        return SampledStep(token_ids=token_ids, logprobs=logprobs)
+            logprobs = compute_logprobs(computed.logits, chosen.clamp(min=0), num_top)
+        return SampledStep(token_ids=chosen.int(), logprobs=logprobs)
 
     def _logits(self, arrays: StepArrays, header: StepHeader, hidden: Tensor) -> Tensor | None:
         """Maps the hidden states [T, hidden] of a step to logits where something is sampled."""
@@ -136,15 +138,6 @@ class SpeculativeRunner(ModelRunner):
             host_row_ids=host_rows,
             host_seq_lens=host_positions,
         )
-
-    def _token_ids(
-        self, descriptor: BatchDescriptor, candidates: SampledRows, computed: ComputedStep
-    ) -> Tensor:
-        """Returns a token for each candidate, [S * (k + 1)] int32."""
-        if computed.token_ids is not None and not needs_choice(descriptor.sampling):
-            return computed.token_ids
-        assert computed.logits is not None, "something is sampled"
-        return self._choose(descriptor, candidates, computed.logits).int()
 
     def _verify(
         self,

@@ -61,7 +61,9 @@ def test_drafts_and_tokens_are_those_of_eager_steps(folder, num_speculative_toke
 
 
 @pytest.mark.parametrize(
-    ("variant", "num_draft_layers"), [("deepseek_v3", 2), ("deepseek_v32", 1)], ids=str
+    ("variant", "num_draft_layers"),
+    [("deepseek_v3", 2), ("deepseek_v32", 1), ("glm4_moe", 1)],
+    ids=str,
 )
 def test_other_draft_layers_are_captured_too(tmp_path, variant, num_draft_layers):
     write_draft_checkpoint(tmp_path, variant, num_draft_layers=num_draft_layers, agreement=0.98)

@@ -96,8 +96,9 @@ def test_two_draft_layers_change_nothing_either(tmp_path):
     assert num_accepted(speculating) > 0
 
 
-def test_sparse_attention_changes_nothing_either(tmp_path):
-    write_draft_checkpoint(tmp_path, "deepseek_v32", agreement=0.98)
+@pytest.mark.parametrize("variant", ["deepseek_v32", "glm4_moe", "glm4_moe_groups"])
+def test_other_attention_changes_nothing_either(tmp_path, variant):
+    write_draft_checkpoint(tmp_path, variant, agreement=0.98)
     expected = engine(tmp_path, 0).run(PROMPTS, NUM_OUTPUT)
     speculating = engine(tmp_path, 2)
     assert speculating.run(PROMPTS, NUM_OUTPUT) == expected
