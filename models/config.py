@@ -13,7 +13,7 @@ from models.quantization_config import QuantizationConfig, QuantizationError
 
 CONFIG_FILE = "config.json"
 DTYPES = ("float32", "bfloat16", "float16")
-DRAFTING_ARCHITECTURES = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM")
+DRAFTING_ARCHITECTURES = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeForCausalLM")
 """Families whose draft layers have the form of models.deepseek_mtp."""
 
 LAYER_TYPES = (
@@ -126,6 +126,11 @@ class ModelConfig:
             quantization=_quantization(fields),
             num_draft_layers=fields.count("num_nextn_predict_layers", 0, minimum=0),
         )
+
+    def sliding_window(self, layer_index: int) -> int | None:
+        """Returns a layer's window in tokens; None if it sees all, as layers that draft do."""
+        is_draft = layer_index >= self.num_hidden_layers
+        return None if is_draft else self.sliding_windows[layer_index]
 
     def require_draft_layers(self) -> None:
         """Raises ConfigError unless the model has layers that guess tokens ahead."""

@@ -1,8 +1,8 @@
-"""Multi-token prediction: the layers behind DeepSeek's last one, which guess tokens ahead.
+"""Multi-token prediction: the layers behind a model's last one, which guess tokens ahead.
 
 A draft layer joins what the model made of a token with the token that followed it, and guesses the
 one after that. It shares the model's rotation, and its embedding and head too unless the
-checkpoint has others.
+checkpoint has others. GLM-4.5 has the form of DeepSeek-V3, around its own attention.
 Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2.
 """
 
@@ -18,6 +18,7 @@ from models.layers.latent_attention import LatentAttention
 from models.layers.linear import MergedColumnParallelLinear
 from models.layers.moe import feed_forward
 from models.layers.norm import RMSNorm
+from models.layers.self_attention import SelfAttention
 from models.parallel.group import SINGLE, ParallelGroup
 
 
@@ -45,7 +46,7 @@ class DraftLayer(DecoderLayer):
     """
 
     def __init__(self, config: ModelConfig, layer_index: int, group: ParallelGroup) -> None:
-        attention = LatentAttention(config, layer_index, group)
+        attention = _attention(config, layer_index, group)
         super().__init__(config, attention, feed_forward(config, layer_index, group))
         hidden = config.hidden_size
         self.embed_tokens: VocabParallelEmbedding | None = VocabParallelEmbedding(
@@ -63,6 +64,13 @@ class DraftLayer(DecoderLayer):
             torch.cat((self.enorm(embedded), self.hnorm(hidden)), dim=-1)
         )
         return joined
+
+
+def _attention(config: ModelConfig, layer_index: int, group: ParallelGroup) -> nn.Module:
+    """Returns the attention of a draft layer, which is like that of the model's layers."""
+    if config.mla is not None:
+        return LatentAttention(config, layer_index, group)
+    return SelfAttention(config, layer_index, group, has_head_norms=config.use_qk_norm)
 
 
 class DeepseekMTP(nn.Module):

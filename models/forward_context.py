@@ -37,6 +37,7 @@ class GraphKey:
     graph_bs: int
     max_q_len: int
     uniform: bool
+    is_draft: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Tests marked `gpu` skip without CUDA; with REQUIRE_GPU=1 in the environment a skip fails."""
 
 import os
+import signal
 
 import hypothesis
 import pytest
@@ -8,6 +9,9 @@ import pytest
 # A run that fails must fail again: examples depend on the test alone, not on chance or the clock.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
+
+# A shell lets what it starts in the background ignore Ctrl-C, and so would all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Steps of tests would spoil what is planned for engines that this machine's user runs.
 os.environ["OCTAVO_ENGINE_HISTOGRAM_DIR"] = ""

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-import models.ops.attention  # noqa: F401  # registers the operator
 from models.layers.norm import RMSNorm
+from models.ops.attention import unified_attention_with_output
 
 
 class Attention(nn.Module):
@@ -41,7 +41,7 @@ class Attention(nn.Module):
         output = q.new_empty(q.shape)
         cos, signed_sin = rotation or (None, None)
         q_norm, k_norm = norms or (None, None)
-        torch.ops.octavo.unified_attention_with_output(
+        unified_attention_with_output(
             q,
             k,
             v,

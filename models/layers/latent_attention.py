@@ -3,7 +3,6 @@
 import torch
 from torch import nn
 
-import models.ops.latent_attention  # noqa: F401  # registers the operator
 from models.config import ModelConfig
 from models.config_sections.mla import MlaConfig
 from models.forward_context import LatentCacheSpec
@@ -13,6 +12,7 @@ from models.layers.norm import RMSNorm
 from models.layers.rotary import Rotation
 from models.layers.rotary_heads import RotaryColumnLinear, head_order
 from models.layers.weight import check_shape, empty_parameter
+from models.ops.latent_attention import latent_attention_with_output
 from models.ops.rotary import apply_rotary
 from models.parallel.group import SINGLE, ParallelGroup
 
@@ -103,9 +103,7 @@ class LatentAttention(nn.Module):
         attended = q.new_empty(*q.shape[:2], mla.kv_lora_rank)
         entry = torch.cat((latent, k_rotated), dim=-1)
         index = () if self.indexer is None else self.indexer(hidden, compressed_q, rotation)
-        torch.ops.octavo.latent_attention_with_output(
-            q, entry, attended, self._layer_index, self._scale, *index
-        )
+        latent_attention_with_output(q, entry, attended, self._layer_index, self._scale, *index)
         output: torch.Tensor = self.o_proj(self.kv_b_proj.expand(attended).flatten(1))
         return output
 

@@ -56,7 +56,7 @@ class SelfAttention(StreamLayer):
             self.q_norm = RotaryHeadNorm(config.head_dim, config.rms_norm_eps, config.rope)
             self.k_norm = RotaryHeadNorm(config.head_dim, config.rms_norm_eps, config.rope)
         self.sinks = empty_parameter(self.qkv_proj.num_heads) if has_sinks else None
-        self.attn = Attention(layer_index, sliding_window=config.sliding_windows[layer_index])
+        self.attn = Attention(layer_index, sliding_window=config.sliding_window(layer_index))
         self.o_proj = RowParallelLinear(
             config.num_attention_heads * config.head_dim,
             config.hidden_size,

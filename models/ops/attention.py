@@ -16,7 +16,7 @@ from models.ops.kv_cache import read_kv_cache, write_kv_cache
 from models.ops.unseen_keys import clear_unseen
 
 
-def unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dataclasses
+def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dataclasses
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -163,9 +163,9 @@ def _unified_attention_with_output_fake(  # noqa: PLR0913  # the operator's argu
     """Makes nothing: the operator has no output."""
 
 
-direct_register_custom_op(
+unified_attention_with_output = direct_register_custom_op(
     "unified_attention_with_output",
-    unified_attention_with_output,
+    _unified_attention_with_output,
     mutates_args=("output",),
     fake_impl=_unified_attention_with_output_fake,
 )

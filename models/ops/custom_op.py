@@ -1,12 +1,38 @@
-"""Registers functions as operators that a compiler must not look into."""
+"""Registers functions as operators that a compiler must not look into.
 
-from collections.abc import Callable, Sequence
+Calls of operators without output can be handed to somebody else: whoever captures what a program
+does between them.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 NAMESPACE = "octavo"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]  # torch
+
+Interrupt = Callable[[Callable[..., Any], tuple[Any, ...]], None]
+"""Takes what calls an operator and the arguments that it was called with."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Interruption:
+    operators: Collection[str]
+    interrupt: Interrupt
+
+
+class _Current(threading.local):
+    """Who takes the calls of operators in a thread."""
+
+    interruption: _Interruption | None = None
+
+
+_current = _Current()
 
 
 def direct_register_custom_op(
@@ -17,7 +43,7 @@ def direct_register_custom_op(
     target_lib: torch.library.Library | None = None,
     dispatch_key: str = "CompositeExplicitAutograd",
     tags: Sequence[torch.Tag] = (),
-) -> None:
+) -> Callable[..., Any]:
     """Makes `op_func` callable as torch.ops.octavo.<op_name>.
 
     Cheaper per call than torch.library.custom_op, which checks aliasing every time.
@@ -30,10 +56,50 @@ def direct_register_custom_op(
         target_lib: where to register, if not in Octavo's own library; it must stay alive.
         dispatch_key: the device class that `op_func` serves; by default all of them.
         tags: torch's tags for the operator.
+
+    Returns:
+        What to call the operator by. It leaves torch's dispatcher out where nothing traces or
+        watches the program.
     """
     library = target_lib or _LIBRARY
+    name = f"{library.ns}::{op_name}"
     schema = torch.library.infer_schema(op_func, mutates_args=tuple(mutates_args))
+
+    @functools.wraps(op_func)
+    def interruptible(*args: Any) -> Any:
+        interruption = _current.interruption
+        if interruption is None or name not in interruption.operators:
+            return op_func(*args)
+        interruption.interrupt(call, args)
+        return None
+
+    implementation = interruptible if schema.endswith("-> ()") else op_func
     library.define(op_name + schema, tags=tuple(tags))  # type: ignore[no-untyped-call]  # torch
-    library.impl(op_name, op_func, dispatch_key)  # type: ignore[no-untyped-call]  # torch
+    library.impl(op_name, implementation, dispatch_key)  # type: ignore[no-untyped-call]  # torch
     if fake_impl is not None:
-        torch.library.register_fake(f"{library.ns}::{op_name}", fake_impl, lib=library)
+        torch.library.register_fake(name, fake_impl, lib=library)
+    operator = getattr(getattr(torch.ops, library.ns), op_name).default
+
+    @functools.wraps(op_func)
+    def call(*args: Any) -> Any:
+        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+            return operator(*args)
+        return implementation(*args)
+
+    return call
+
+
+@contextmanager
+def interrupted(operators: Collection[str], interrupt: Interrupt) -> Iterator[None]:
+    """Hands the block's calls of some operators, all without output, to `interrupt`.
+
+    Args:
+        operators: as namespace::name.
+        interrupt: is called instead of them, in the same thread.
+    """
+    assert _current.interruption is None, "interruptions do not nest"
+    _current.interruption = _Interruption(operators, interrupt)
+    try:
+        yield
+    finally:
+        _current.interruption = None

@@ -13,7 +13,7 @@ from models.ops.kernel_choice import has_kernels
 from models.ops.unseen_keys import clear_unseen
 
 
-def latent_attention_with_output(  # noqa: PLR0913  # an operator takes no dataclasses
+def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no dataclasses
     q: torch.Tensor,
     entry: torch.Tensor,
     output: torch.Tensor,
@@ -123,9 +123,9 @@ def _latent_attention_with_output_fake(  # noqa: PLR0913  # the operator's argum
     """Makes nothing: the operator has no output."""
 
 
-direct_register_custom_op(
+latent_attention_with_output = direct_register_custom_op(
     "latent_attention_with_output",
-    latent_attention_with_output,
+    _latent_attention_with_output,
     mutates_args=("output",),
     fake_impl=_latent_attention_with_output_fake,
 )

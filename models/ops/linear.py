@@ -10,7 +10,12 @@ from torch.nn import functional
 from models.ops.input_norm import InputNorm
 from models.ops.kernel_choice import runs_as_kernel
 from models.ops.silu_and_mul import silu_and_mul
-from models.ops.triton.linear_configurations import Tiles, VectorTiles, skinny_tiles
+from models.ops.triton.linear_configurations import (
+    MOST_TOKENS,
+    Tiles,
+    VectorTiles,
+    skinny_tiles,
+)
 
 
 def linear(
@@ -87,6 +92,8 @@ def _tiles(
 ) -> Tiles | None:
     """Returns the tiles of our kernel; None if the product is torch's."""
     if not runs_as_kernel(x) or x.dim() != 2 or (is_gated and bias is not None):
+        return None
+    if x.shape[0] > MOST_TOKENS:  # not worth a place in the table's memory
         return None
     num_outputs, num_inputs = weight.shape
     return skinny_tiles(

@@ -1,6 +1,8 @@
 """The `octavo` command line: the entry point, with one module per command beside it."""
 
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -39,6 +41,24 @@ app = typer.Typer(
     OCTAVO_API_KEY_FILE say how to be let in.
     """,
 )
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"octavo {version('octavo')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show it and exit."),
+    ] = False,
+) -> None:
+    """Takes the options that come before any command."""
+
+
 _panels: dict[str, tuple[Callable[..., None], ...]] = {
     "Talk to a model": (chat, generate, tokenize, models),
     "Run the services": (serve, demo),

@@ -8,6 +8,7 @@ seen.
 import os
 import sys
 from collections.abc import Sequence
+from inspect import cleandoc
 from typing import TypeVar
 
 import uvloop
@@ -50,7 +51,12 @@ def _serve(arguments: Sequence[str]) -> int:
     """Serves until the engine has drained."""
     config = _read_flags(EngineConfig, arguments)
     model = _open_model(config)
-    configure_logging(service="engine", level=config.log_level, log_format=config.log_format)
+    configure_logging(
+        service="engine",
+        level=config.log_level,
+        log_format=config.log_format,
+        error_messages=False,
+    )
     config = with_planned_sizes(config)
     # gRPC reads this when it is imported. The worker is a new program, not a fork, so there is
     # nothing for gRPC to prepare or to warn of.
@@ -104,6 +110,8 @@ def _plan_graphs(arguments: Sequence[str]) -> int:
 
 
 def _read_flags(kind: type[_Config], arguments: Sequence[str]) -> _Config:
+    # Python 3.13 takes the docstring's indentation off by itself; help shows it as it stands.
+    kind.__doc__ = cleandoc(kind.__doc__ or "")
     try:
         return CliApp.run(kind, cli_args=list(arguments))
     except ValidationError as error:

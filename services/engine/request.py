@@ -2,7 +2,7 @@
 
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -271,9 +271,9 @@ class RequestOutput:
 
     request: Request
     token_ids: list[int]
-    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    logprobs: Sequence[PositionLogprobs] = ()
     """One entry per token id where the request asked for log-probabilities, else empty."""
-    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+    prompt_logprobs: Sequence[PositionLogprobs] = ()
     """Of the prompt tokens behind those told before, from the second token on."""
     finish_reason: FinishReason | None = None
     error: EngineError | None = None

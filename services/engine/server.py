@@ -24,6 +24,7 @@ from services.telemetry.metrics import Metrics
 from services.telemetry.server import listen, make_server
 from services.telemetry.stacks import show_stacks_on_signal, watch_event_loop
 from services.telemetry.tls import ServerTls, TlsFilesError
+from services.telemetry.tracebacks import log_loop_errors
 from services.telemetry.tracing import open_tracing
 
 log = structlog.get_logger()
@@ -93,7 +94,7 @@ class EngineServer:
         )
         port = listen(self._server, config.host, config.port, tls)
         if config.metrics_port is not None:
-            self._metrics.serve(config.host, config.metrics_port)
+            self._metrics.serve(config.host, config.metrics_port, tls)
         await self._server.start()
         self._tasks.append(asyncio.create_task(self._run_core()))
         self._tasks.append(asyncio.create_task(self._exit_when_drained()))
@@ -164,6 +165,7 @@ async def serve(
     except (OSError, TlsFilesError) as error:
         log.error("engine_start_failed", error=str(error))  # noqa: TRY400  the reason is enough
         return 1
+    log_loop_errors()
     server.stop_on_signals()
     show_stacks_on_signal()
     watching = asyncio.create_task(watch_event_loop())

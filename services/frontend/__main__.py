@@ -2,6 +2,7 @@
 
 import os
 import sys
+from inspect import cleandoc
 
 import uvloop
 from pydantic import ValidationError
@@ -15,6 +16,8 @@ USAGE_ERROR = 2
 
 def main() -> int:
     """Reads the flags, serves, and returns the process's exit status."""
+    # Python 3.13 takes the docstring's indentation off by itself; help shows it as it stands.
+    FrontendConfig.__doc__ = cleandoc(FrontendConfig.__doc__ or "")
     try:
         config = CliApp.run(FrontendConfig)
     except ValidationError as error:
@@ -27,7 +30,12 @@ def main() -> int:
         message = f"octavo frontend: --tokenizer: no tokenizer.json in {config.tokenizer}"
         print(message, file=sys.stderr)  # noqa: T201  as above
         return USAGE_ERROR
-    configure_logging(service="frontend", level=config.log_level, log_format=config.log_format)
+    configure_logging(
+        service="frontend",
+        level=config.log_level,
+        log_format=config.log_format,
+        error_messages=False,
+    )
     # gRPC reads this when it is imported. The chat template's process is a new program, not a fork,
     # so there is nothing for gRPC to prepare or to warn of.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

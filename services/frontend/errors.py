@@ -2,6 +2,7 @@
 
 FrontendError
 ├── UnauthenticatedError      there is no API key, or it is not known
+├── NotPermittedError         the API key is not one for this
 ├── InvalidRequestError       the request itself is wrong
 ├── UnknownModelError         another model was asked for
 ├── DuplicateRequestError     its id or handle is taken by a live request
@@ -24,6 +25,10 @@ class FrontendError(Exception):
 
 class UnauthenticatedError(FrontendError):
     """The caller shows no API key, or one that is not known any more."""
+
+
+class NotPermittedError(FrontendError):
+    """The caller's API key is known, and not one for what was asked."""
 
 
 class InvalidRequestError(FrontendError):

@@ -25,6 +25,7 @@ from services.telemetry.metrics import Metrics
 from services.telemetry.server import listen, make_server
 from services.telemetry.stacks import show_stacks_on_signal, watch_event_loop
 from services.telemetry.tls import ClientTls, ServerTls, TlsFilesError
+from services.telemetry.tracebacks import log_loop_errors
 from services.telemetry.tracing import open_tracing
 
 log = structlog.get_logger()
@@ -52,6 +53,7 @@ class FrontendServer:
                 silence_timeout_s=config.engine_silence_timeout_s,
                 max_attempts=config.max_engine_attempts,
                 resolve_interval_s=config.engine_resolve_interval_s,
+                names_engines=not self._gate.requires_keys,
             ),
             tls=ClientTls.from_settings(
                 ca=config.engine_tls_ca,
@@ -123,7 +125,7 @@ class FrontendServer:
         )
         port = listen(self._server, config.host, config.port, tls)
         if config.metrics_port is not None:
-            self._metrics.serve(config.host, config.metrics_port)
+            self._metrics.serve(config.host, config.metrics_port, tls)
         await self._server.start()
         if config.http_port is not None:
             self.http_port = self._http.start(config.host, config.http_port, tls)
@@ -205,6 +207,7 @@ async def serve(config: FrontendConfig) -> int:
     except (OSError, TlsFilesError, KeyFileError) as error:
         log.error("frontend_start_failed", error=str(error))  # noqa: TRY400  the reason is enough
         return 1
+    log_loop_errors()
     gc.freeze()  # what is loaded by now lives as long as the process
     show_stacks_on_signal()
     watching = asyncio.create_task(watch_event_loop())

@@ -8,16 +8,25 @@ from typing import Literal, TextIO, cast
 
 import structlog
 
+from services.telemetry.tracebacks import traceback_without_messages, write_without_messages
+
 LogFormat = Literal["auto", "console", "json"]
 
 
-def configure_logging(*, service: str, level: str = "info", log_format: LogFormat = "auto") -> None:
+def configure_logging(
+    *,
+    service: str,
+    level: str = "info",
+    log_format: LogFormat = "auto",
+    error_messages: bool = True,
+) -> None:
     """Makes structlog and the standard library write one kind of line to standard error.
 
     Args:
         service: value of the key `service` in every line.
         level: least severe level that is written, such as "info".
         log_format: "auto" means console on a terminal and json elsewhere.
+        error_messages: whether tracebacks show what errors say; not in processes that hold prompts.
     """
     threshold = logging.getLevelNamesMapping()[level.upper()]
     is_console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
@@ -31,10 +40,17 @@ def configure_logging(*, service: str, level: str = "info", log_format: LogForma
     if is_console:
         # The default formatter shows local variables in tracebacks, and with them prompts.
         renderer = structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            colors=sys.stderr.isatty(),
+            exception_formatter=structlog.dev.plain_traceback
+            if error_messages
+            else write_without_messages,
         )
     else:
-        shared.append(structlog.processors.format_exc_info)
+        shared.append(
+            structlog.processors.format_exc_info
+            if error_messages
+            else structlog.processors.ExceptionRenderer(traceback_without_messages)
+        )
         renderer = structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[*shared, renderer],

@@ -1,12 +1,12 @@
 """Figures in Prometheus' form: made in the event loop, served from threads beside it."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterable, Mapping
-from http.server import HTTPServer
 from itertools import accumulate
 
 import structlog
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -18,6 +18,8 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from services.telemetry.histogram import Histogram
+from services.telemetry.metrics_server import MetricsServer
+from services.telemetry.tls import ServerTls
 
 COLLECT_TIMEOUT_S = 5.0
 """A service that is held up for longer shows no figures."""
@@ -36,7 +38,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(_LoopCollector(source, asyncio.get_running_loop()))
         ProcessCollector(registry=self.registry)
-        self._server: HTTPServer | None = None
+        self._server: MetricsServer | None = None
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Returns the figures and their content type; not to be called in the event loop.
@@ -47,15 +49,21 @@ class Metrics:
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
-    def serve(self, host: str, port: int) -> int:
+    def serve(self, host: str, port: int, tls: ServerTls | None) -> int:
         """Opens a port that answers every GET with the figures, and returns it; 0 takes a free one.
+
+        Args:
+            host: the address to listen on.
+            port: the port.
+            tls: what to serve with; None serves in plain text.
 
         Raises:
             OSError: the address cannot be listened on.
         """
-        self._server, _ = start_http_server(port, host.strip("[]"), self.registry)
+        self._server = MetricsServer(host.strip("[]"), port, self.registry, tls)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
         port = self._server.server_port
-        log.info("metrics_listening", address=f"{host}:{port}", port=port)
+        log.info("metrics_listening", address=f"{host}:{port}", port=port, tls=tls is not None)
         return port
 
     def close(self) -> None:

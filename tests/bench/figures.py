@@ -9,6 +9,7 @@ from tests.bench.floor import StepFloor
 from tests.bench.machine import gpu_used_mib, peak_host_mib
 from tests.bench.offline_engine import Generated, OfflineEngine
 from tests.bench.report import Report
+from tests.bench.serving_floor import serving_floor
 from tests.bench.settings import Budget
 from tests.bench.workload import Job, fitted, fixed_jobs, serving_jobs
 
@@ -69,8 +70,11 @@ class Bench:
         while self._goes_on(values, repeats):
             one = await self.engine.generate(self.jobs(batch, DECODE_PROMPT, 1))
             jobs = self.jobs(batch, DECODE_PROMPT, num_output)
+            before = self.engine.num_verifications
             many = await self.engine.generate(jobs)
-            num_steps = max(1, jobs[0].num_output - 1)
+            # With speculation a step brings a request one token or more.
+            num_verifications = self.engine.num_verifications - before
+            num_steps = num_verifications / batch or max(1, jobs[0].num_output - 1)
             values.append((many.elapsed_s - one.elapsed_s) / num_steps * 1000)
         return values
 
@@ -97,6 +101,8 @@ class Bench:
                 floor = self.floor and self.floor.decode_ms(batch, DECODE_CONTEXT)
                 values = await self.decode(batch, repeats)
                 self.report.add(name, values, "ms/step", floor=floor)
+        if self.engine.num_verifications:
+            self.report.state("accepted drafts of a request in a step", self.engine.acceptance)
 
     async def add_prefill(self, prompt_lens: Sequence[int], repeats: int) -> None:
         """Measures and reports prompts."""
@@ -119,7 +125,14 @@ class Bench:
             self.report.note(f"serving: {runs[-1].elapsed_s:.2f} s")
         if not runs:
             return None
-        add_serving_figures(self.report, "serving", jobs, [run.elapsed_s for run in runs])
+        elapsed_s = [run.elapsed_s for run in runs]
+        floor = self.floor and serving_floor(self.floor, jobs)
+        add_serving_figures(
+            self.report, "serving", jobs, elapsed_s, floor_s=floor and floor.overlapped
+        )
+        if floor is not None:
+            seconds = {name: round(value, 3) for name, value in floor.figures().items()}
+            self.report.state("serving floor", seconds)
         ttft_ms = [median(run.ttft_s) * 1000 for run in runs]
         self.report.add("serving, first token p50", ttft_ms, "ms")
         self.report.state("serving", self.engine.graph_use().since(before))
@@ -159,10 +172,15 @@ class Bench:
 
 
 def add_serving_figures(
-    report: Report, name: str, jobs: Sequence[Job], elapsed_s: Sequence[float]
+    report: Report,
+    name: str,
+    jobs: Sequence[Job],
+    elapsed_s: Sequence[float],
+    *,
+    floor_s: float | None = None,
 ) -> None:
     """Reports how long a serving workload took, and its rate."""
     num_tokens = sum(job.num_output for job in jobs)
-    report.add(name, elapsed_s, "s")
+    report.add(name, elapsed_s, "s", floor=floor_s)
     rates = [num_tokens / each for each in elapsed_s]
     report.add(f"{name}, output", rates, "tokens/s", better="higher")

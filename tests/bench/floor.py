@@ -30,6 +30,7 @@ class StepFloor:
     dense_numbers, expert_numbers: how many numbers those are; the head is counted apart, as only
     sampled tokens go through it. num_experts, top_k: of each layer; 1 and 1 without experts.
     cached: for each layer bytes per token and how many tokens a query sees at most.
+    pair_flop: arithmetic of one layer's attention for one query and one key that it sees.
     """
 
     dense_bytes: float
@@ -40,6 +41,7 @@ class StepFloor:
     num_experts: int
     top_k: int
     cached: Sequence[tuple[float, int | None]]
+    pair_flop: float
 
     def weight_bytes(self, num_tokens: int) -> float:
         """Returns what a step reads of the weights if tokens choose experts evenly.
@@ -49,22 +51,32 @@ class StepFloor:
         touched = 1 - (1 - self.top_k / self.num_experts) ** num_tokens
         return self.dense_bytes + touched * self.expert_bytes
 
+    def token_flop(self, num_tokens: int, num_sampled: int) -> float:
+        """Returns the products of a step; only tokens that are sampled from go through the head."""
+        active = self.dense_numbers + self.expert_numbers * self.top_k / self.num_experts
+        return 2 * (num_tokens * active + num_sampled * self.head_numbers)
+
+    def cache_bytes(self, context: int) -> float:
+        """Returns what one query reads of its sequence's keys and values, its own among them."""
+        return sum(size * min(context, window or context) for size, window in self.cached)
+
+    def prompt_attention_flop(self, num_tokens: int) -> float:
+        """Returns the arithmetic of a prompt's attention, each query with the keys it sees."""
+        pairs = 0
+        for _, window in self.cached:
+            seen = min(num_tokens, window or num_tokens)
+            pairs += seen * (seen + 1) // 2 + (num_tokens - seen) * seen
+        return pairs * self.pair_flop
+
     def decode_ms(self, batch: int, context: int) -> float:
         """Returns the floor of a step of one token for each sequence of `context` tokens."""
-        cache = sum(size * min(context, window or context) for size, window in self.cached)
-        flop = 2 * batch * (self._active_numbers + self.head_numbers)
-        num_bytes = self.weight_bytes(batch) + batch * cache
-        return max(num_bytes / BYTES_PER_MS, flop / FLOP_PER_MS)
+        num_bytes = self.weight_bytes(batch) + batch * self.cache_bytes(context)
+        return max(num_bytes / BYTES_PER_MS, self.token_flop(batch, batch) / FLOP_PER_MS)
 
     def prefill_ms(self, num_tokens: int) -> float:
         """Returns the floor of one prompt's step, attention's own arithmetic left out."""
-        flop = 2 * num_tokens * self._active_numbers
+        flop = self.token_flop(num_tokens, 0)
         return max(self.weight_bytes(num_tokens) / BYTES_PER_MS, flop / FLOP_PER_MS)
-
-    @property
-    def _active_numbers(self) -> float:
-        """Numbers of the layers that one token is multiplied with."""
-        return self.dense_numbers + self.expert_numbers * self.top_k / self.num_experts
 
 
 def step_floor(config: ModelConfig, cache_dtype: torch.dtype) -> StepFloor:
@@ -104,6 +116,7 @@ def step_floor(config: ModelConfig, cache_dtype: torch.dtype) -> StepFloor:
         num_experts=config.moe.num_experts if config.moe else 1,
         top_k=config.moe.num_experts_per_tok if config.moe else 1,
         cached=_cached(config, model, cache_dtype),
+        pair_flop=2 * config.num_attention_heads * _pair_numbers(config),
     )
 
 
@@ -113,3 +126,10 @@ def _cached(
     """Returns each layer's bytes per token and its window."""
     num_bytes = [float(spec.bytes_per_token(dtype)) for spec in model.cache_specs()]
     return list(zip(num_bytes, config.sliding_windows, strict=True))
+
+
+def _pair_numbers(config: ModelConfig) -> int:
+    """Returns how many numbers of a key and a value one head of a query is multiplied with."""
+    if config.mla is None:
+        return 2 * config.head_dim
+    return config.mla.qk_nope_head_dim + config.mla.qk_rope_head_dim + config.mla.v_head_dim

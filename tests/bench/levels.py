@@ -5,8 +5,9 @@
 
 Each configuration runs in fresh workers: one with empty caches (cold), and one with what the first
 left in them (warm), which is measured. With --skip-cold there is one worker, with the caches of the
-user. A configuration that fails or takes too long is a row that says so. Outputs are compared with
-those of level 0 without graphs, which runs first.
+user, and with --only-cold the other one, of which only the start is measured. A configuration that
+fails or takes too long is a row that says so. Outputs are compared with those of level 0 without
+graphs, which runs first.
 """
 
 import argparse
@@ -120,7 +121,10 @@ class Comparison:
             if not arguments.skip_cold:
                 async with offline_engine(config) as engine:
                     row["cold"] = await self._bench(engine, budget).start()
-                self._report.note(f"{choice.name}: cold start {row['cold']['ready']:.1f} s")
+                    row["graphs"] = engine.graph_facts()
+                self._report.add(f"{choice.name}, cold start", [row["cold"]["ready"]], "s")
+                if arguments.only_cold:
+                    return
             async with offline_engine(config) as engine:
                 bench = self._bench(engine, budget)
                 row["warm"] = await bench.start()
@@ -208,7 +212,9 @@ def own_parser() -> argparse.ArgumentParser:
     parser.add_argument("--requests", type=int, default=128, help="of the serving workload")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--row-budget-s", type=float, default=120, help="time for one row")
-    parser.add_argument("--skip-cold", action="store_true", help="one start, with today's caches")
+    starts = parser.add_mutually_exclusive_group()
+    starts.add_argument("--skip-cold", action="store_true", help="one start, with today's caches")
+    starts.add_argument("--only-cold", action="store_true", help="one start, with empty caches")
     parser.add_argument("--divide-by", type=int, default=1, help="make all lengths shorter")
     return parser
 

@@ -8,6 +8,7 @@ The first round finds in the page cache what was left there; later rounds find a
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,8 @@ LAYER_SHAPES = {
     "mlp.up_proj": (INNER, HIDDEN),
     "mlp.down_proj": (HIDDEN, INNER),
 }
+NOISE_LEN = 2**20
+"""Numbers drawn for a checkpoint; drawing all of them would take longer than reading them."""
 LAYER_BYTES = 2 * sum(torch.Size(shape).numel() for shape in LAYER_SHAPES.values())
 
 
@@ -62,8 +65,10 @@ def make_checkpoint(folder: Path, gigabytes: float) -> None:
             shapes[f"model.layers.{layer}.{name}.weight"] = shape
     weight_map: dict[str, str] = {}
     shard: dict[str, torch.Tensor] = {}
+    noise = torch.randn(NOISE_LEN, dtype=torch.bfloat16)
     for name, shape in shapes.items():
-        shard[name] = torch.randn(shape, dtype=torch.bfloat16)
+        repeats = -(-math.prod(shape) // NOISE_LEN)
+        shard[name] = noise.repeat(repeats)[: math.prod(shape)].view(shape)
         is_full = sum(tensor.nbytes for tensor in shard.values()) > SHARD_BYTES
         if is_full or len(weight_map) + len(shard) == len(shapes):
             file = f"model-{len(weight_map):05}.safetensors"

@@ -43,6 +43,7 @@ class StartTimes:
         parts = {
             "import": first_s - self.started_s,
             "load": self._duration("load"),
+            "kernels": self._duration("kernels"),
             "compile": self._duration("compil"),
             "capture": self.capture_s,
         }
@@ -200,6 +201,16 @@ class OfflineEngine:
             padded_tokens=sum(each.padded_tokens for each in figures),
             num_preemptions=stats.num_preemptions,
         )
+
+    @property
+    def num_verifications(self) -> int:
+        """Requests whose drafts were verified so far, counted once for each step; 0 without any."""
+        return self.core.counters.drafts.num_verifications
+
+    @property
+    def acceptance(self) -> float:
+        """Drafts that held, of each request in a step on average."""
+        return round(self.core.counters.drafts.num_accepted / self.num_verifications, 4)
 
     @property
     def worker(self) -> WorkerReady:

@@ -63,8 +63,17 @@ WIDTH, LEFT, PANEL, ROW = 1100, 60, 110, 26
 class SteadyDecode:
     """A batch that decodes for as long as it is asked to."""
 
-    def __init__(self, engine: GraphEngine, batch: int, num_steps: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        engine: GraphEngine,
+        batch: int,
+        num_steps: int,
+        vocab_size: int,
+        *,
+        steps_in_flight: int = STEPS_IN_FLIGHT,
+    ) -> None:
         self._engine = engine
+        self._steps_in_flight = steps_in_flight
         self._in_flight: deque = deque()
         self.is_profiled = False
         self.times_us: dict[str, list[float]] = {}
@@ -92,7 +101,7 @@ class SteadyDecode:
     def step(self) -> None:
         """Brings one step to its end, and keeps another one running."""
         engine = self._engine
-        while len(self._in_flight) < STEPS_IN_FLIGHT:
+        while len(self._in_flight) < self._steps_in_flight:
             with self._section("schedule"):
                 step = engine.scheduler.schedule()
                 assert step is not None

@@ -7,16 +7,23 @@ from models.cudagraph_mode import CUDAGraphMode
 from models.deepseek_mtp import DeepseekMTP
 from models.forward_context import forward_context
 from models.loading.loader import load_model
+from protos.engine.v1.recording_pb2 import Snapshot
 from services.engine.batch import FallbackReason, read_int32
 from services.engine.compilation_config import CompilationConfig
+from services.engine.replay.command import replay
+from services.engine.replay.config import ReplayConfig
+from services.engine.worker.step_arrays import StepLimits
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.graph_engine import GraphEngine
 from tests.support.paged_runner import PagedRunner
+from tests.support.recordings import engine_settings, write_recording
 
 pytestmark = pytest.mark.gpu
 
 PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12], [6, 17, 3, 8, 8], [70] * 17]
 NUM_OUTPUT = 24
+WIDE_HEADS = {"glm4_moe": {"head_dim": 64}}
+"""What kernels need that the smallest shapes do not have."""
 SIZES = (1, 2, 4, 8)
 RAN_GRAPH = FallbackReason.FALLBACK_REASON_UNSPECIFIED
 RANDOM = {"temperature": 1.0, "top_p": 0.9, "top_k": 20, "min_p": 0.01}
@@ -36,7 +43,8 @@ def engine(folder, num_speculative_tokens, *sizes, **changes):
     made = GraphEngine(
         folder, config, device="cuda", num_speculative_tokens=num_speculative_tokens, **changes
     )
-    assert [outcome.fault for outcome in made.capture()] == [""] * len(sizes)
+    num_kinds = 2 if num_speculative_tokens else 1
+    assert [outcome.fault for outcome in made.capture()] == [""] * (len(sizes) * num_kinds)
     return made
 
 
@@ -63,6 +71,41 @@ def test_graphs_give_the_tokens_of_a_run_without_drafts(folder, num_speculative_
     assert num_accepted(speculating) > 0
 
 
+def decode_steps(engine):
+    """The steps that only verified drafts."""
+    return [(d, r) for d, r in engine.steps if not d.context.is_prefill]
+
+
+@pytest.mark.parametrize("num_speculative_tokens", [1, 2, 3])
+@pytest.mark.parametrize(("variant", "num_layers"), [("deepseek_v3", 2), ("deepseek_v32", 1)])
+def test_drafts_made_by_graphs_are_those_of_eager_steps(
+    tmp_path, num_speculative_tokens, variant, num_layers
+):
+    write_draft_checkpoint(tmp_path, variant, num_draft_layers=num_layers, agreement=0.98)
+    eager = engine(tmp_path, num_speculative_tokens)
+    expected = eager.run(PROMPTS, NUM_OUTPUT)
+    by_graph = engine(tmp_path, num_speculative_tokens, *SIZES)
+    assert by_graph.run(PROMPTS, NUM_OUTPUT) == expected
+    drafts = [
+        [read_int32(result.draft_token_ids).tolist() for _, result in each.steps]
+        for each in (eager, by_graph)
+    ]
+    assert drafts[0] == drafts[1]
+    steps = decode_steps(by_graph)
+    assert len(steps) > 3
+    assert all(result.drafted_by_graph for _, result in steps)
+
+
+def test_requests_that_fill_a_drafting_graph_up_write_to_no_block(folder):
+    eager, padded = engine(folder, 3), engine(folder, 3, 8)
+    for each in (eager, padded):
+        each.run(PROMPTS[:3], NUM_OUTPUT)
+    assert all(result.drafted_by_graph for _, result in decode_steps(padded))
+    for expected, found in zip(eager.cache, padded.cache, strict=True):
+        # The null block, the first one, takes what belongs to nobody.
+        torch.testing.assert_close(found.latent[1:], expected.latent[1:], atol=1e-3, rtol=1e-3)
+
+
 @pytest.mark.parametrize("options", [{}, {"num_blocks": 14, "max_num_batched_tokens": 16}], ids=str)
 def test_eager_steps_do_too(folder, options):
     expected = engine(folder, 0, **options).run(PROMPTS, NUM_OUTPUT)
@@ -71,8 +114,9 @@ def test_eager_steps_do_too(folder, options):
     assert num_accepted(speculating) > 0
 
 
-def test_sparse_attention_does_too(tmp_path):
-    write_draft_checkpoint(tmp_path, "deepseek_v32", agreement=0.98)
+@pytest.mark.parametrize("variant", ["deepseek_v32", "glm4_moe"])
+def test_other_attention_does_too(tmp_path, variant):
+    write_draft_checkpoint(tmp_path, variant, agreement=0.98, **WIDE_HEADS.get(variant, {}))
     expected = engine(tmp_path, 0).run(PROMPTS, NUM_OUTPUT)
     speculating = engine(tmp_path, 2, *SIZES)
     assert speculating.run(PROMPTS, NUM_OUTPUT) == expected
@@ -91,6 +135,27 @@ def test_in_bfloat16_most_tokens_are_the_same(folder):
     ]
     assert sum(common) > 0.5 * NUM_OUTPUT * len(PROMPTS)
     assert num_accepted(speculating) > 0
+
+
+@pytest.mark.parametrize("against", ["eager", "full"])
+def test_an_honest_recording_shows_no_difference(folder, tmp_path, against):
+    recorded = engine(folder, 2, *SIZES)
+    recorded.run(PROMPTS, NUM_OUTPUT)
+    limits = StepLimits(
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_model_len=64,
+        block_size=4,
+        vocab_size=97,
+        num_speculative_tokens=2,
+    )
+    snapshot = Snapshot(engine=engine_settings(folder, limits, num_blocks=64))
+    trace = write_recording(tmp_path / "trace.binpb", recorded.steps, snapshot=snapshot)
+    report = []
+    config = ReplayConfig(trace=trace, model=folder, against=against, device="cuda")
+    totals = replay(config, report.append)
+    assert totals.is_clean, "\n".join(report)
+    assert (totals.num_by_graph > 3) == (against == "full")
 
 
 def test_drafts_are_those_of_the_cpu(folder):

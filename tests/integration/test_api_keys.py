@@ -33,7 +33,7 @@ ROOMY, NARROW, FLEETING, METERED = (
     f"octavo-{name}-0123456789abcdef" for name in ("roomy", "narrow", "fleeting", "metered")
 )
 KEYS = {
-    "roomy": f'key = "{ROOMY}"',
+    "roomy": f'key = "{ROOMY}"\nmay_list_engines = true',
     "narrow": f'key = "{NARROW}"\nmax_live_requests = 1',
     "fleeting": f'key = "{FLEETING}"',
     "metered": f'key = "{METERED}"\ntokens_per_minute = 100',
@@ -96,6 +96,7 @@ def calls_of(stub: FrontendServiceStub, **metadata):
         "Tokenize": lambda: stub.Tokenize(pb.TokenizeRequest(text="x"), **metadata),
         "Detokenize": lambda: stub.Detokenize(pb.DetokenizeRequest(), **metadata),
         "ListModels": lambda: stub.ListModels(pb.ListModelsRequest(), **metadata),
+        "ListEngines": lambda: stub.ListEngines(pb.ListEnginesRequest(), **metadata),
     }
 
 
@@ -124,6 +125,16 @@ async def test_no_method_of_grpc_answers_without_a_known_key(guarded, key):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await call()
             assert refused.value.code() == UNAUTHENTICATED, name
+
+
+async def test_only_a_key_that_may_list_engines_is_told_where_they_are(guarded):
+    async with stub_of(guarded) as stub:
+        listing = await stub.ListEngines(pb.ListEnginesRequest(), metadata=bearer(ROOMY))
+        assert [each.address for each in listing.engines] == [guarded.services.engine.address]
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.ListEngines(pb.ListEnginesRequest(), metadata=bearer(NARROW))
+    assert refused.value.code() == grpc.StatusCode.PERMISSION_DENIED
+    assert guarded.services.engine.address not in refused.value.details()
 
 
 async def test_reflection_needs_a_key_and_health_does_not(guarded):

@@ -8,6 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.support.draft_checkpoints import write_draft_checkpoint
+
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = (
     *("--shape", "tiny", "--device", "cpu", "--budget-s", "90", "--commit", "none"),
@@ -122,6 +124,15 @@ def test_levels_compares_with_eager_and_reports_rows_that_fail(tmp_path):
     assert len(table.splitlines()) == 2 + len(rows)
 
 
+def test_levels_measures_a_start_with_empty_caches_alone(tmp_path):
+    out = tmp_path / "levels.json"
+    chosen = ("--levels", "0", "--modes", "none", "--batches", "2", "--only-cold")
+    run("tests.bench.levels", *SMALL, *chosen, "--divide-by", "16", "--out", out)
+    measured = json.loads(out.read_text())
+    assert list(measured["figures"]) == ["level 0 none, cold start"]
+    assert set(measured["facts"]["rows"]["level 0 none"]) == {"error", "cold", "graphs"}
+
+
 def test_step_trace_draws_steady_steps(tmp_path):
     out, picture = tmp_path / "steps.json", tmp_path / "steps.svg"
     run(
@@ -134,3 +145,27 @@ def test_step_trace_draws_steady_steps(tmp_path):
     assert figures["batch 4, host, schedule and update"]["median"] > 0
     assert figures["batch 1, host, worker"]["median"] > 0
     ElementTree.parse(picture)
+
+
+def test_speculation_is_timed_with_and_without_graphs_of_drafting(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_draft_checkpoint(folder, agreement=0.98, max_position_embeddings=1024)
+    out = tmp_path / "speculation.json"
+    few = ("--batch", "1,3", "--drafts", "0,2", "--steps", "5", "--commit", "none")
+    printed = run(
+        "tests.bench.speculation", "--model", folder, "--device", "cpu", *few, "--out", out
+    )
+    content = json.loads(out.read_text())
+    ways = ("k = 0", "k = 2, eager", "k = 2, graph")
+    steps = {f"{way}, batch {batch}" for way in ways for batch in (1, 3)}
+    assert set(content["figures"]) == steps | {
+        f"{each}, drafting" for each in steps if "2," in each
+    }
+    assert content["problems"] == []
+    assert 1 < content["facts"]["k = 2, graph, batch 3, tokens of a request in a step"] <= 3
+    assert [line.split()[:3] for line in printed.splitlines()[1:4]] == [
+        ["1", "0", "none"],
+        ["1", "2", "eager"],
+        ["1", "2", "graph"],
+    ]

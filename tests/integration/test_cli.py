@@ -12,16 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.processes import ROOT, free_port, stack
+from tests.support.processes import ROOT, free_port
 
 OCTAVO = [sys.executable, "-m", "services.client.cli"]
 GREEDY = ["--temperature", "0", "--max-tokens", "40"]
-
-
-@pytest.fixture(scope="module")
-def services():
-    with stack() as running:
-        yield running
 
 
 @pytest.fixture
@@ -118,6 +112,8 @@ def test_a_bad_sampling_value_is_one_line_and_exit_code_1(run):
 @pytest.mark.parametrize("service", ["engine", "frontend"])
 def test_a_services_own_help_is_passed_through(run, service):
     finished = run(*OCTAVO, service, "--help")
+    about = finished.stdout.partition("\n\n")[2].partition("options:")[0]
+    assert not any(line.startswith(" ") for line in about.splitlines())
     assert finished.returncode == 0
     assert "--max-message-bytes" in finished.stdout
 

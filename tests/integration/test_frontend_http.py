@@ -1,8 +1,7 @@
 """The HTTP API of real services, through the official openai client."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 
 import grpc
 import openai
@@ -10,38 +9,19 @@ import pytest
 
 from protos.engine.v1.engine_pb2 import GetStatsRequest
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
-from tests.support.processes import Stack, free_port, stack
 
+MODEL = "tiny"
 MESSAGES = [{"role": "user", "content": "What is 3 + 4?"}]
 
 
-@dataclass
-class Served:
-    """The services, the model's name, and where HTTP is."""
-
-    services: Stack
-    url: str
-    model: str
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}/v1"
-    with stack(frontend={"http_port": port}) as services:
-        with openai.OpenAI(base_url=url, api_key="none") as client:
-            [model] = client.models.list().data
-        yield Served(services, url, model.id)
-
-
 @pytest.fixture
-async def client(served: Served) -> AsyncIterator[openai.AsyncOpenAI]:
+async def client(served) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=served.url, api_key="none", max_retries=0) as connected:
         yield connected
 
 
-async def test_a_sum_is_answered_whole_and_in_a_stream_alike(served, client):
-    wish = {"model": served.model, "messages": MESSAGES, "temperature": 0, "max_tokens": 64}
+async def test_a_sum_is_answered_whole_and_in_a_stream_alike(client):
+    wish = {"model": MODEL, "messages": MESSAGES, "temperature": 0, "max_tokens": 64}
     whole = await client.chat.completions.create(**wish)
     stream = await client.chat.completions.create(
         **wish, stream=True, stream_options={"include_usage": True}
@@ -55,8 +35,8 @@ async def test_a_sum_is_answered_whole_and_in_a_stream_alike(served, client):
     assert usage_chunk.usage.completion_tokens == whole.usage.completion_tokens > 1
 
 
-async def test_a_prompt_is_continued_whole_and_in_a_stream_alike(served, client):
-    wish = {"model": served.model, "prompt": "Once upon", "temperature": 0, "max_tokens": 8}
+async def test_a_prompt_is_continued_whole_and_in_a_stream_alike(client):
+    wish = {"model": MODEL, "prompt": "Once upon", "temperature": 0, "max_tokens": 8}
     whole = await client.completions.create(**wish)
     chunks = [chunk async for chunk in await client.completions.create(**wish, stream=True)]
     assert whole.choices[0].text == "".join(chunk.choices[0].text for chunk in chunks) != ""
@@ -64,8 +44,8 @@ async def test_a_prompt_is_continued_whole_and_in_a_stream_alike(served, client)
     assert whole.usage.completion_tokens == 8
 
 
-async def test_log_probabilities_are_told_in_both_forms(served, client):
-    sampling = {"model": served.model, "temperature": 0, "max_tokens": 3}
+async def test_log_probabilities_are_told_in_both_forms(client):
+    sampling = {"model": MODEL, "temperature": 0, "max_tokens": 3}
     chat = await client.chat.completions.create(
         messages=MESSAGES, logprobs=True, top_logprobs=2, **sampling
     )
@@ -81,16 +61,16 @@ async def test_log_probabilities_are_told_in_both_forms(served, client):
         assert top[token] == logprob == max(top.values())
 
 
-async def test_errors_are_those_that_the_client_knows(served, client):
+async def test_errors_are_those_that_the_client_knows(client):
     chat = client.chat.completions.create
     with pytest.raises(openai.NotFoundError) as unknown:
         await chat(model="other", messages=MESSAGES)
     with pytest.raises(openai.BadRequestError) as bad:
-        await chat(model=served.model, messages=MESSAGES, top_p=2)
+        await chat(model=MODEL, messages=MESSAGES, top_p=2)
     with pytest.raises(openai.BadRequestError) as long:
-        await chat(model=served.model, messages=[{"role": "user", "content": "word " * 5000}])
+        await chat(model=MODEL, messages=[{"role": "user", "content": "word " * 5000}])
     with pytest.raises(openai.NotFoundError) as embeddings:
-        await client.embeddings.create(model=served.model, input="x")
+        await client.embeddings.create(model=MODEL, input="x")
     assert (unknown.value.param, unknown.value.code) == ("model", "model_not_found")
     assert bad.value.param == "top_p"
     assert "tokens" in long.value.message
@@ -102,7 +82,7 @@ async def test_a_client_that_goes_away_frees_its_blocks(served, client):
         engine = EngineServiceStub(channel)
         before = await engine.GetStats(GetStatsRequest())
         stream = await client.completions.create(
-            model=served.model,
+            model=MODEL,
             prompt="x",
             max_tokens=1900,
             stream=True,

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -10,17 +10,11 @@ import pytest
 from protos.common.v1.sampling_pb2 import FinishReason, SamplingParams
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
-from tests.support.processes import ServiceProcess, Stack, stack, start_engine, start_frontend
+from tests.support.processes import ServiceProcess, Stack, start_engine, start_frontend
 
 STOP = FinishReason.FINISH_REASON_STOP
 LENGTH = FinishReason.FINISH_REASON_LENGTH
 ABORTED = FinishReason.FINISH_REASON_ABORTED
-
-
-@pytest.fixture(scope="module")
-def services() -> Iterator[Stack]:
-    with stack() as running:
-        yield running
 
 
 @pytest.fixture

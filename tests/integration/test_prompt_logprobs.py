@@ -1,36 +1,18 @@
 """Log-probabilities of prompts and completions with echo, from real services."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import openai
 import pytest
 
 from services.client.client import OctavoClient
 from services.client.errors import InvalidRequestError
 from services.client.requests import Options, Sampling
-from tests.support.processes import Stack, free_port, stack
 
 PROMPT = "Once upon a time there was a small dog. " * 3
 
 
-@dataclass
-class Served:
-    services: Stack
-    url: str
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    port = free_port()
-    flags = {"max_num_batched_tokens": 16, "max_num_seqs": 4}
-    with stack(engine=flags, frontend={"http_port": port}) as services:
-        yield Served(services, f"http://127.0.0.1:{port}/v1")
-
-
 @pytest.fixture
-async def client(served):
-    async with OctavoClient(served.services.frontend.address) as connected:
+async def client(served_in_chunks):
+    async with OctavoClient(served_in_chunks.services.frontend.address) as connected:
         yield connected
 
 
@@ -80,8 +62,46 @@ async def test_a_long_prompt_is_told_in_one_piece_and_a_wrong_number_is_refused(
     assert len(answer.prompt_logprobs) == 1899
 
 
-async def test_a_completion_with_echo_begins_with_its_prompt(served):
-    async with openai.AsyncOpenAI(base_url=served.url, api_key="none", max_retries=0) as client:
+async def test_the_openai_client_is_told_of_its_prompt_as_vllm_tells_it(served_in_chunks):
+    async with openai.AsyncOpenAI(
+        base_url=served_in_chunks.url, api_key="none", max_retries=0
+    ) as client:
+        wish = {"model": "tiny", "temperature": 0, "max_tokens": 4}
+        completion = await client.completions.create(
+            prompt=PROMPT, n=2, extra_body={"prompt_logprobs": 2}, **wish
+        )
+        echoed = await client.completions.create(prompt=PROMPT, echo=True, logprobs=2, **wish)
+        for choice in completion.choices:
+            told = choice.prompt_logprobs
+            assert told[0] is None
+            assert len(told) == completion.usage.prompt_tokens
+            for entries, logprob, top in zip(
+                told[1:],
+                echoed.choices[0].logprobs.token_logprobs[1:],
+                echoed.choices[0].logprobs.top_logprobs[1:],
+                strict=False,
+            ):
+                chosen, *_ = entries.values()  # the prompt's own token comes first
+                assert chosen["logprob"] == pytest.approx(logprob, abs=1e-4)
+                ranked = {each["decoded_token"]: each["rank"] for each in entries.values()}
+                assert [ranked[text] for text in top] == [1, 2]
+                assert chosen["rank"] in (1, 2, None)
+        chat = await client.chat.completions.create(
+            messages=[{"role": "user", "content": "What is 3 + 4?"}],
+            extra_body={"prompt_logprobs": 0},
+            **wish,
+        )
+        assert [len(entries) for entries in chat.prompt_logprobs[1:]] == [1] * (
+            chat.usage.prompt_tokens - 1
+        )
+        plain = await client.completions.create(prompt=PROMPT, **wish)
+        assert "prompt_logprobs" not in plain.choices[0].model_dump()
+
+
+async def test_a_completion_with_echo_begins_with_its_prompt(served_in_chunks):
+    async with openai.AsyncOpenAI(
+        base_url=served_in_chunks.url, api_key="none", max_retries=0
+    ) as client:
         wish = {"model": "tiny", "temperature": 0, "max_tokens": 4}
         plain = await client.completions.create(prompt=PROMPT, logprobs=2, **wish)
         echoed = await client.completions.create(prompt=PROMPT, echo=True, logprobs=2, **wish)

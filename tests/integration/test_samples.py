@@ -1,8 +1,5 @@
 """Several outputs of one prompt from real services."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import grpc
 import openai
 import pytest
@@ -11,27 +8,12 @@ from protos.engine.v1.engine_pb2 import GetStatsRequest
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from services.client.client import OctavoClient
 from services.client.requests import Options, Sampling
-from tests.support.processes import Stack, free_port, stack
 
 PROMPT = "Once upon a time there was a small dog that " * 12
 
 
-@dataclass
-class Served:
-    services: Stack
-    url: str
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    port = free_port()
-    flags = {"max_num_batched_tokens": 48, "max_num_seqs": 16}
-    with stack(engine=flags, frontend={"http_port": port}) as services:
-        yield Served(services, f"http://127.0.0.1:{port}/v1")
-
-
-async def engine_stats(served):
-    async with grpc.aio.insecure_channel(served.services.engine.address) as channel:
+async def engine_stats(served_in_chunks):
+    async with grpc.aio.insecure_channel(served_in_chunks.services.engine.address) as channel:
         return await EngineServiceStub(channel).GetStats(GetStatsRequest())
 
 
@@ -40,14 +22,14 @@ def sampled(seed):
 
 
 async def test_each_output_is_that_of_a_request_with_its_seed_and_the_prompt_is_computed_once(
-    served,
+    served_in_chunks,
 ):
-    before = await engine_stats(served)
-    async with OctavoClient(served.services.frontend.address) as client:
+    before = await engine_stats(served_in_chunks)
+    async with OctavoClient(served_in_chunks.services.frontend.address) as client:
         together = await client.generate(
             PROMPT, Options(sampling=sampled(7), n=4, cache_salt="together")
         ).completions()
-        after = await engine_stats(served)
+        after = await engine_stats(served_in_chunks)
         alone = [
             await client.generate(PROMPT, Options(sampling=sampled(7 + i))).completion()
             for i in range(4)
@@ -62,9 +44,11 @@ async def test_each_output_is_that_of_a_request_with_its_seed_and_the_prompt_is_
     assert after.cached_tokens - before.cached_tokens == 3 * num_full
 
 
-async def test_the_openai_client_gets_its_choices_whole_and_in_a_stream_alike(served):
+async def test_the_openai_client_gets_its_choices_whole_and_in_a_stream_alike(served_in_chunks):
     wish = {"model": "tiny", "seed": 3, "temperature": 1, "max_tokens": 12, "n": 3, "logprobs": 1}
-    async with openai.AsyncOpenAI(base_url=served.url, api_key="none", max_retries=0) as client:
+    async with openai.AsyncOpenAI(
+        base_url=served_in_chunks.url, api_key="none", max_retries=0
+    ) as client:
         whole = await client.completions.create(prompt=PROMPT, **wish)
         texts, offsets = ["", "", ""], [[], [], []]
         stream = await client.completions.create(

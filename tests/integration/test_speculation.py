@@ -4,12 +4,14 @@ import asyncio
 import json
 import random
 import shutil
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from services.engine.config import TINY_CHECKPOINT
+from services.engine.replay.recording import Recording
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.engine_client import begin, engine_stub, generate, get_stats
 from tests.support.processes import ROOT, start_engine
@@ -153,6 +155,48 @@ def test_the_command_tells_how_well_it_guesses(folder):
     assert "with 2 drafts" in " ".join(shown.stdout.split())
     counts = json.loads(figures.stdout)
     assert 0 < counts["accepted_draft_tokens"] <= counts["draft_tokens"]
+
+
+async def run(*arguments):
+    """Starts the command line."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.client.cli", *map(str, arguments)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        cwd=ROOT,
+    )
+
+
+async def test_a_recording_from_the_middle_of_outputs_can_be_replayed(folder, tmp_path):
+    path = tmp_path / "trace.binpb"
+    partial = path.with_name(path.name + ".part")
+    flags = {**LIMITS, "model": folder, "allow_watch_tokens": True, "num_speculative_tokens": 2}
+    flags |= {"cudagraph_mode": "full_decode_only", "cudagraph_capture_sizes": "[1,4]"}
+
+    async def load_until_it_has_begun(stub, prompt, num_output):
+        while not (partial.exists() and partial.stat().st_size):
+            await generate(stub, prompt, max_tokens=num_output, ignore_eos=True)
+
+    async with start_engine(**flags) as engine, engine_stub(engine.address) as stub:
+        recorder = await run("record", "--out", path, "--engine", engine.address)
+        # Of different length, so that they are never all at their beginning.
+        await asyncio.gather(
+            load_until_it_has_begun(stub, [5, 17, 3] * 8, 40),
+            load_until_it_has_begun(stub, [5, 17, 3] * 8 + [7], 61),
+            load_until_it_has_begun(stub, [70] * 9, 53),
+        )
+        # Finds a prefix that was computed before the recording began.
+        await generate(stub, [5, 17, 3] * 8, max_tokens=20, ignore_eos=True)
+        recorder.send_signal(signal.SIGINT)
+        output = (await recorder.communicate())[0].decode()
+        assert recorder.returncode == 0, output
+    assert any(row.num_computed_tokens > 9 for row in Recording.open(path).snapshot.rows)
+    flags = ("--device", "cpu", "--model", folder, "--against", "full")
+    process = await run("replay", path, *flags)
+    output = (await process.communicate())[0].decode()
+    assert process.returncode == 0, output
+    assert ", 0 different" in output
+    assert "tokens from before the recording were computed again" in output
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from models.layers.decoder import CausalLM
 from models.loading.loader import load_model
 from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.batch import BatchDescriptor, StepResult
@@ -48,9 +49,10 @@ class GraphEngine:
         num_blocks: int = 64,
         block_size: int = 4,
         num_speculative_tokens: int = 0,
+        model: CausalLM | None = None,
     ) -> None:
         target = torch.device(device)
-        self.model = load_model(
+        self.model = model or load_model(
             folder,
             device=target,
             dtype=dtype,

@@ -78,4 +78,5 @@ def engine_settings(
         max_model_len=limits.max_model_len,
         block_size=limits.block_size,
         num_blocks=num_blocks,
+        num_speculative_tokens=limits.num_speculative_tokens,
     )

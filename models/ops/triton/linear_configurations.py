@@ -35,17 +35,18 @@ class MatrixTiles:
 
     def unsplit(self) -> "MatrixTiles":
         """Returns the tiles for a caller that needs the sum itself."""
-        return replace(self, splits=1)
+        return self if self.splits == 1 else _unsplit(self)
 
 
 Tiles = VectorTiles | MatrixTiles
 
-_MOST_TOKENS = 64
+MOST_TOKENS = 64
 """With 128 torch's products are faster for every shape."""
 _FEW_OUTPUTS = 256
 """Up to so many, as a router has, tall tiles are too few programs for more than two tokens."""
 
 
+@lru_cache(maxsize=1024)
 def skinny_tiles(
     num_tokens: int,
     num_outputs: int,
@@ -60,7 +61,7 @@ def skinny_tiles(
     Sizes are those of the result: a gated product reads 2 * N rows. Devices and dtypes that were
     not measured are left to torch.
     """
-    if dtype is not torch.bfloat16 or num_tokens > _MOST_TOKENS or _capability(device) != (9, 0):
+    if dtype is not torch.bfloat16 or num_tokens > MOST_TOKENS or _capability(device) != (9, 0):
         return None
     if num_tokens <= 2:
         return _hopper_vector_tiles(num_tokens, num_outputs, num_inputs, is_gated=is_gated)
@@ -71,7 +72,6 @@ def skinny_tiles(
     return _hopper_matrix_tiles(tokens, num_outputs, num_inputs, is_gated=is_gated)
 
 
-@lru_cache
 def _hopper_vector_tiles(
     num_tokens: int, num_outputs: int, num_inputs: int, *, is_gated: bool
 ) -> VectorTiles:
@@ -91,7 +91,6 @@ def _hopper_vector_tiles(
     return VectorTiles(rows=4, columns=1024, num_warps=2 * num_tokens)
 
 
-@lru_cache
 def _hopper_matrix_tiles(
     tokens: int, num_outputs: int, num_inputs: int, *, is_gated: bool
 ) -> MatrixTiles | None:
@@ -118,5 +117,9 @@ def _hopper_matrix_tiles(
 
 
 @lru_cache
+def _unsplit(tiles: MatrixTiles) -> MatrixTiles:
+    return replace(tiles, splits=1)
+
+
 def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)

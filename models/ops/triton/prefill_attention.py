@@ -1,5 +1,7 @@
 """Paged causal attention of chunks of queries, of any lengths side by side."""
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -7,7 +9,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from models.forward_context import AttentionMetadata, KVCacheData
 from models.ops.triton.cache_scales import cache_scales
-from models.ops.triton.configurations import prefill_tiles
+from models.ops.triton.configurations import Tiles, prefill_tiles
+from models.ops.triton.launch import Launch
 from models.ops.triton.online_softmax import attend_keys, attend_new_keys
 
 COPY_ALIGNMENT = 16
@@ -156,24 +159,50 @@ def prefill_attention(
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = cache.k.shape[2]
     num_requests = metadata.seq_lens.shape[0]
-    group = num_heads // num_kv_heads
-    padded_group = triton.next_power_of_2(group)
     block_d = max(16, triton.next_power_of_2(head_dim))
     k, v = _aligned(k), _aligned(v)
     for has_prefix in _forms(cache, metadata):
         tiles = prefill_tiles(q.dtype, block_d, has_prefix=has_prefix)
-        queries = max(1, tiles.rows // padded_group)
+        queries, launch = _launcher(
+            num_heads, num_kv_heads, head_dim, cache.k.shape[1], tiles, sliding_window or 0,
+            sinks is not None, cache.k_scale is not None, has_prefix, q.device,
+        )  # fmt: skip
         new_k, new_v = (_described(x, [tiles.keys, block_d]) for x in (k, v))
-        _prefill_kernel[(num_kv_heads, num_tokens // queries + num_requests)](
+        launch(
+            (num_kv_heads, num_tokens // queries + num_requests, 1),
             q, cache.k, cache.v, *cache_scales(cache), new_k, new_v, k.stride(1), v.stride(1),
             output, metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
             q if sinks is None else sinks, metadata.block_tables.stride(0),
             num_requests, min_queries, head_dim**-0.5 * 1.4426950408889634,
-            NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=cache.k.shape[1],
-            QUERIES=queries, PADDED_GROUP=padded_group, KEYS=tiles.keys, BLOCK_D=block_d,
-            STAGES=tiles.num_stages, WINDOW=sliding_window or 0, HAS_SINKS=sinks is not None,
-            HAS_SCALES=cache.k_scale is not None, HAS_PREFIX=has_prefix, num_warps=tiles.num_warps,
         )  # fmt: skip
+
+
+@lru_cache
+def _launcher(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    tiles: Tiles,
+    window: int,
+    has_sinks: bool,
+    has_scales: bool,
+    has_prefix: bool,
+    device: torch.device,
+) -> tuple[int, Launch]:
+    """Returns how many queries a program does, and what launches them."""
+    del device
+    group = num_heads // num_kv_heads
+    padded_group = triton.next_power_of_2(group)
+    queries = max(1, tiles.rows // padded_group)
+    launch = Launch(
+        _prefill_kernel, NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size, QUERIES=queries, PADDED_GROUP=padded_group, KEYS=tiles.keys,
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)), STAGES=tiles.num_stages, WINDOW=window,
+        HAS_SINKS=has_sinks, HAS_SCALES=has_scales, HAS_PREFIX=has_prefix,
+        num_warps=tiles.num_warps,
+    )  # fmt: skip
+    return queries, launch
 
 
 def _forms(cache: KVCacheData, metadata: AttentionMetadata) -> tuple[bool, ...]:

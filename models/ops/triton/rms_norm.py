@@ -1,10 +1,13 @@
 """RMSNorm, with the residual sum before it in the same kernel."""
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 
 from models.ops.triton.dependent_launch import launch_options, let_next_start, wait_for_previous
+from models.ops.triton.launch import Launch
 
 
 @triton.jit
@@ -63,10 +66,18 @@ def _launch(
     Only with a residual may x be in parts.
     """
     size = x.shape[-1]
-    block = triton.next_power_of_2(size)
-    _rms_norm_kernel[(normed.numel() // size,)](
+    num_rows = normed.numel() // size
+    launch = _launcher(size, x.numel() // normed.numel(), residual is not None, x.device)
+    launch(
+        (num_rows, 1, 1),
         x, x if residual is None else residual, weight, normed, total, eps,
-        SIZE=size, PARTS=x.numel() // normed.numel(), HAS_RESIDUAL=residual is not None,
-        BLOCK=block,
-        num_warps=min(8, max(1, block // 512)), **launch_options(x.device),
+    )  # fmt: skip
+
+
+@lru_cache
+def _launcher(size: int, num_parts: int, has_residual: bool, device: torch.device) -> Launch:
+    block = triton.next_power_of_2(size)
+    return Launch(
+        _rms_norm_kernel, SIZE=size, PARTS=num_parts, HAS_RESIDUAL=has_residual, BLOCK=block,
+        num_warps=min(8, max(1, block // 512)), **launch_options(device),
     )  # fmt: skip

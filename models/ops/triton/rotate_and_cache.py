@@ -1,5 +1,7 @@
 """Head norms, rotary positions and the write to the cache, in one kernel."""
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -8,6 +10,7 @@ from models.forward_context import KVCacheData
 from models.ops.head_transform import HeadTransform
 from models.ops.triton.cache_scales import cache_scales, scale_of
 from models.ops.triton.dependent_launch import launch_options, let_next_start, wait_for_previous
+from models.ops.triton.launch import Launch
 
 FEW_TOKENS = 64
 """Up to this many tokens, one program does one head of one token: a decode step wants programs."""
@@ -159,12 +162,32 @@ def rotate_and_cache(
         cos, sin, eps = transform.cos, transform.signed_sin, transform.eps
         if transform.q_weight is not None and transform.k_weight is not None:
             q_weight, k_weight, has_norm = transform.q_weight, transform.k_weight, True
-    _rotate_and_cache_kernel[(num_programs, triton.cdiv(num_tokens, tokens))](
+    launch = _launcher(
+        num_heads, num_kv_heads, head_dim, transform is not None, has_norm, tokens,
+        cache.k_scale is not None, q.device,
+    )  # fmt: skip
+    launch(
+        (num_programs, -(-num_tokens // tokens), 1),
         q, k, v, rotated_q, rotated_k, cache.k, cache.v, *cache_scales(cache), slot_mapping,
         cos, sin, q_weight, k_weight,
         num_tokens, q.stride(0), k.stride(0), v.stride(0), rotated_k.stride(0), cos.stride(0), eps,
-        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
-        HAS_ROTATION=transform is not None, HAS_NORM=has_norm, TOKENS=tokens,
-        BLOCK_HALF=triton.next_power_of_2(head_dim // 2), HAS_SCALES=cache.k_scale is not None,
-        num_warps=1 if tokens == 1 else 4, **launch_options(q.device),
+    )  # fmt: skip
+
+
+@lru_cache
+def _launcher(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    has_rotation: bool,
+    has_norm: bool,
+    tokens: int,
+    has_scales: bool,
+    device: torch.device,
+) -> Launch:
+    return Launch(
+        _rotate_and_cache_kernel, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim, HAS_ROTATION=has_rotation, HAS_NORM=has_norm, TOKENS=tokens,
+        BLOCK_HALF=triton.next_power_of_2(head_dim // 2), HAS_SCALES=has_scales,
+        num_warps=1 if tokens == 1 else 4, **launch_options(device),
     )  # fmt: skip

@@ -1,10 +1,13 @@
 """The gate of a SwiGLU feed-forward layer, in one kernel."""
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 
 from models.ops.triton.dependent_launch import launch_options, let_next_start, wait_for_previous
+from models.ops.triton.launch import Launch
 
 _BLOCK = 1024
 
@@ -31,9 +34,17 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """Maps [..., 2 * I], contiguous, to [..., I]; see models.ops.silu_and_mul.silu_and_mul."""
     size = x.shape[-1] // 2
     output = x.new_empty(*x.shape[:-1], size)
-    block = min(_BLOCK, triton.next_power_of_2(size))
-    _silu_and_mul_kernel[(output.numel() // size, triton.cdiv(size, block))](
-        x, output, SIZE=size, BLOCK=block, num_warps=max(1, block // 256),
-        **launch_options(x.device),
-    )  # fmt: skip
+    num_blocks, launch = _launcher(size, x.device)
+    launch((output.numel() // size, num_blocks, 1), x, output)
     return output
+
+
+@lru_cache
+def _launcher(size: int, device: torch.device) -> tuple[int, Launch]:
+    """Returns how many programs a row takes, and what launches them."""
+    block = min(_BLOCK, triton.next_power_of_2(size))
+    launch = Launch(
+        _silu_and_mul_kernel, SIZE=size, BLOCK=block, num_warps=max(1, block // 256),
+        **launch_options(device),
+    )  # fmt: skip
+    return triton.cdiv(size, block), launch

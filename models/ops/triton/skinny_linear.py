@@ -4,6 +4,8 @@ Such a product reads each weight once and does little with it, so its time is th
 kernels give a program some rows of the weight and all tokens.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -15,6 +17,7 @@ from models.ops.triton.dependent_launch import (
     prefetch,
     wait_for_previous,
 )
+from models.ops.triton.launch import Launch
 from models.ops.triton.linear_configurations import MatrixTiles, VectorTiles
 
 _PREFETCHED_TILES = 2
@@ -216,13 +219,14 @@ def vector_linear(
     num_tokens, num_inputs = x.shape
     num_outputs = weight.shape[0] // (2 if is_gated else 1)
     output = x.new_empty(num_tokens, num_outputs)
-    _vector_kernel[(triton.cdiv(num_outputs, tiles.rows),)](
+    launch = _vector_launcher(
+        num_outputs, num_inputs, num_tokens, bias is not None, norm is not None, is_gated,
+        residual is not None, tiles, x.device,
+    )  # fmt: skip
+    launch(
+        (-(-num_outputs // tiles.rows), 1, 1),
         x, weight, weight if bias is None else bias, weight if norm is None else norm.weight,
         weight if residual is None else residual, output, 0.0 if norm is None else norm.eps,
-        NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, TOKENS=num_tokens,
-        HAS_BIAS=bias is not None, HAS_NORM=norm is not None, IS_GATED=is_gated,
-        HAS_RESIDUAL=residual is not None, ROWS=tiles.rows, COLUMNS=tiles.columns,
-        num_warps=tiles.num_warps, **launch_options(x.device),
     )  # fmt: skip
     return output
 
@@ -254,11 +258,46 @@ def matrix_linear(
         output = x.new_empty(num_tokens, num_outputs)
     else:
         output = x.new_empty(tiles.splits, num_tokens, num_outputs, dtype=torch.float32)
-    _matrix_kernel[(triton.cdiv(num_outputs, tiles.rows), tiles.splits)](
+    launch = _matrix_launcher(num_outputs, num_inputs, bias is not None, is_gated, tiles, x.device)
+    launch(
+        (-(-num_outputs // tiles.rows), tiles.splits, 1),
         x, weight, weight if bias is None else bias, output, num_tokens,
-        NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, TOKENS=tiles.tokens,
-        HAS_BIAS=bias is not None, IS_GATED=is_gated, ROWS=tiles.rows, COLUMNS=tiles.columns,
-        SPLITS=tiles.splits, STAGES=tiles.num_stages, PREFETCHED=_PREFETCHED_TILES,
-        num_warps=tiles.num_warps, **launch_options(x.device),
     )  # fmt: skip
     return output
+
+
+@lru_cache
+def _vector_launcher(
+    num_outputs: int,
+    num_inputs: int,
+    num_tokens: int,
+    has_bias: bool,
+    has_norm: bool,
+    is_gated: bool,
+    has_residual: bool,
+    tiles: VectorTiles,
+    device: torch.device,
+) -> Launch:
+    return Launch(
+        _vector_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, TOKENS=num_tokens,
+        HAS_BIAS=has_bias, HAS_NORM=has_norm, IS_GATED=is_gated, HAS_RESIDUAL=has_residual,
+        ROWS=tiles.rows, COLUMNS=tiles.columns, num_warps=tiles.num_warps,
+        **launch_options(device),
+    )  # fmt: skip
+
+
+@lru_cache
+def _matrix_launcher(
+    num_outputs: int,
+    num_inputs: int,
+    has_bias: bool,
+    is_gated: bool,
+    tiles: MatrixTiles,
+    device: torch.device,
+) -> Launch:
+    return Launch(
+        _matrix_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, TOKENS=tiles.tokens,
+        HAS_BIAS=has_bias, IS_GATED=is_gated, ROWS=tiles.rows, COLUMNS=tiles.columns,
+        SPLITS=tiles.splits, STAGES=tiles.num_stages, PREFETCHED=_PREFETCHED_TILES,
+        num_warps=tiles.num_warps, **launch_options(device),
+    )  # fmt: skip

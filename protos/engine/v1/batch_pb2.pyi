@@ -85,16 +85,18 @@ class Context(_message.Message):
     def __init__(self, is_prefill: _Optional[bool] = ..., batch_size: _Optional[int] = ..., graph_bs: _Optional[int] = ..., num_tokens: _Optional[int] = ..., max_q_len: _Optional[int] = ..., is_draft: _Optional[bool] = ...) -> None: ...
 
 class GraphKey(_message.Message):
-    __slots__ = ("num_tokens", "graph_bs", "max_q_len", "uniform")
+    __slots__ = ("num_tokens", "graph_bs", "max_q_len", "uniform", "is_draft")
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GRAPH_BS_FIELD_NUMBER: _ClassVar[int]
     MAX_Q_LEN_FIELD_NUMBER: _ClassVar[int]
     UNIFORM_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAFT_FIELD_NUMBER: _ClassVar[int]
     num_tokens: int
     graph_bs: int
     max_q_len: int
     uniform: bool
-    def __init__(self, num_tokens: _Optional[int] = ..., graph_bs: _Optional[int] = ..., max_q_len: _Optional[int] = ..., uniform: _Optional[bool] = ...) -> None: ...
+    is_draft: bool
+    def __init__(self, num_tokens: _Optional[int] = ..., graph_bs: _Optional[int] = ..., max_q_len: _Optional[int] = ..., uniform: _Optional[bool] = ..., is_draft: _Optional[bool] = ...) -> None: ...
 
 class AttentionMetadata(_message.Message):
     __slots__ = ("query_start_loc", "seq_lens", "row_ids", "max_seqlen_q", "max_seqlen_k", "block_table_updates")
@@ -203,7 +205,7 @@ class DPMetadata(_message.Message):
     def __init__(self, num_tokens_across_dp: _Optional[bytes] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step_id", "token_ids", "logprobs", "num_top_logprobs", "top_token_ids", "top_logprobs", "elapsed_us", "fallback_reason", "num_accepted_tokens", "draft_token_ids", "failure", "prompt_logprobs", "num_prompt_top_logprobs", "prompt_top_token_ids", "prompt_top_logprobs")
+    __slots__ = ("step_id", "token_ids", "logprobs", "num_top_logprobs", "top_token_ids", "top_logprobs", "elapsed_us", "fallback_reason", "num_accepted_tokens", "draft_token_ids", "failure", "drafted_by_graph", "prompt_logprobs", "num_prompt_top_logprobs", "prompt_top_token_ids", "prompt_top_logprobs")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -215,6 +217,7 @@ class StepResult(_message.Message):
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_BY_GRAPH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -230,8 +233,9 @@ class StepResult(_message.Message):
     num_accepted_tokens: bytes
     draft_token_ids: bytes
     failure: StepFailure
+    drafted_by_graph: bool
     prompt_logprobs: bytes
     num_prompt_top_logprobs: int
     prompt_top_token_ids: bytes
     prompt_top_logprobs: bytes
-    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., num_top_logprobs: _Optional[int] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., elapsed_us: _Optional[int] = ..., fallback_reason: _Optional[_Union[FallbackReason, str]] = ..., num_accepted_tokens: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., failure: _Optional[_Union[StepFailure, str]] = ..., prompt_logprobs: _Optional[bytes] = ..., num_prompt_top_logprobs: _Optional[int] = ..., prompt_top_token_ids: _Optional[bytes] = ..., prompt_top_logprobs: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., num_top_logprobs: _Optional[int] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., elapsed_us: _Optional[int] = ..., fallback_reason: _Optional[_Union[FallbackReason, str]] = ..., num_accepted_tokens: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., failure: _Optional[_Union[StepFailure, str]] = ..., drafted_by_graph: _Optional[bool] = ..., prompt_logprobs: _Optional[bytes] = ..., num_prompt_top_logprobs: _Optional[int] = ..., prompt_top_token_ids: _Optional[bytes] = ..., prompt_top_logprobs: _Optional[bytes] = ...) -> None: ...

@@ -9,6 +9,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from protos.engine.v1 import engine_pb2
 from services.client.channel import Tls, open_channel
 from services.client.commands.stats import Engine, Stats
 from services.client.flags import DEFAULT_ENGINE, EngineAddress
@@ -55,7 +56,7 @@ def report(address: str, stats: Stats) -> Group:
         listed = ", ".join(f"{count} {name}" for name, count in sorted(misses.items()))
         parts.append(Text(f"steps without a graph: {listed}"))
     parts += [
-        Text(f"{_label(graph.uniform, graph.num_tokens)} is not used: {graph.fault}", style="red")
+        Text(f"{_label(graph)} is not used: {graph.fault}", style="red")
         for graph in stats.graphs
         if graph.fault
     ]
@@ -110,7 +111,7 @@ def _table(stats: Stats) -> Table:
         computed = graph.num_replays * graph.num_tokens
         share = graph.num_replays / stats.num_steps if stats.num_steps else 0.0
         table.add_row(
-            "decode" if graph.uniform else "pieces",
+            _kind(graph),
             str(graph.num_tokens),
             f"{graph.capture_s * 1000:.0f} ms",
             f"{graph.num_bytes / 2**20:.1f} MiB",
@@ -128,8 +129,15 @@ def _tokens(stats: Stats) -> tuple[int, int]:
     return padded, sum(graph.num_replays * graph.num_tokens for graph in stats.graphs)
 
 
-def _label(uniform: bool, num_tokens: int) -> str:
-    return f"the graph of {num_tokens} {'decodes' if uniform else 'tokens in pieces'}"
+def _kind(graph: engine_pb2.GraphStats) -> str:
+    if graph.is_draft:
+        return "drafts"
+    return "decode" if graph.uniform else "pieces"
+
+
+def _label(graph: engine_pb2.GraphStats) -> str:
+    contents = {"drafts": "tokens' drafts", "decode": "decodes", "pieces": "tokens in pieces"}
+    return f"the graph of {graph.num_tokens} {contents[_kind(graph)]}"
 
 
 def _figures(stats: Stats) -> dict[str, object]:

@@ -7,7 +7,7 @@ import grpc
 import typer
 
 from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
-from services.client.channel import Tls, open_channel
+from services.client.channel import Access, open_channel
 from services.client.commands.stats import Engine
 from services.client.errors import OctavoError
 from services.client.health import READINESS, is_serving
@@ -23,39 +23,44 @@ def health(
         str, typer.Option(help="Health service; empty tells readiness, `liveness` liveness.")
     ] = "",
     timeout_s: Annotated[float, typer.Option(min=0, help="Longest wait for an answer.")] = 2.0,
-    tls: Tls,
+    access: Access,
 ) -> None:
     """Exits 0 if a service is serving and 1 if not, for container health checks.
 
     Of an engine that captures graphs it also tells how many of them can be used by now, of a
-    frontend with several engines how many of them it uses, and why not the others.
+    frontend with several engines how many of them it uses, and why not the others; a frontend with
+    API keys tells that to keys with `may_list_engines`.
 
     Examples:
     - `octavo health 127.0.0.1:50051`
 
     - `octavo health 127.0.0.1:50051 --service liveness`
     """
-    serving = asyncio.run(is_serving(address, service=service, timeout_s=timeout_s, tls=tls))
-    details = asyncio.run(_details(address, tls, serving=serving)) if service == READINESS else ""
+    serving = asyncio.run(is_serving(address, service=service, timeout_s=timeout_s, tls=access.tls))
+    details = ""
+    if service == READINESS:
+        details = asyncio.run(_details(address, access, serving=serving))
     typer.echo(("serving" if serving else "not serving") + details)
     raise typer.Exit(0 if serving else 1)
 
 
-async def _details(address: str, tls: Tls, *, serving: bool) -> str:
+async def _details(address: str, access: Access, *, serving: bool) -> str:
     """Returns what there is to say of graphs or of engines, for the end of the line."""
-    async with open_channel(address, tls) as channel:
-        engines = await _engines(channel)
+    async with open_channel(address, access.tls) as channel:
+        engines = await _engines(channel, access)
         return engines or (await _graphs(channel) if serving else "")
 
 
-async def _engines(channel: grpc.aio.Channel) -> str:
+async def _engines(channel: grpc.aio.Channel, access: Access) -> str:
     """Returns how many engines a frontend uses and why not the others.
 
-    It returns nothing for one engine that is used, and for an engine itself.
+    It returns nothing for one engine that is used, for an engine itself, and to who may not know.
     """
     stub = frontend_pb2_grpc.FrontendServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
     try:
-        listing = await stub.ListEngines(frontend_pb2.ListEnginesRequest(), timeout=TIMEOUT_S)
+        listing = await stub.ListEngines(
+            frontend_pb2.ListEnginesRequest(), timeout=TIMEOUT_S, metadata=access.metadata
+        )
     except grpc.aio.AioRpcError:
         return ""
     unused = [engine for engine in listing.engines if not engine.ready]

@@ -12,6 +12,7 @@ import torch
 from torch import SymInt, Tensor, nn
 
 from models.compile_support import DynamicArgDims, dynamic_arg_dims_of
+from models.deepseek_mtp import DraftLayer
 from models.layers.attention import Attention
 from models.layers.latent_attention import LatentAttention
 from services.engine.compilation.artifact_cache import ArtifactCache
@@ -252,8 +253,17 @@ def _check_splits(model: nn.Module, backend: OctavoBackend, splitting_ops: Seque
             raise ValueError(f"splitting operator {name} does not occur in the model")
     if set(DEFAULT_SPLITTING_OPS) <= set(splitting_ops):
         num_splits = num_calls(backend.graph, DEFAULT_SPLITTING_OPS)
+        # Layers that draft run behind the model.
+        drafting = {
+            module
+            for layer in model.modules()
+            if isinstance(layer, DraftLayer)
+            for module in layer.modules()
+        }
         kinds = (Attention, LatentAttention)
-        num_layers = sum(isinstance(module, kinds) for module in model.modules())
+        num_layers = sum(
+            isinstance(module, kinds) for module in model.modules() if module not in drafting
+        )
         assert num_splits == num_layers, f"{num_splits} splits for {num_layers} attention layers"
 
 

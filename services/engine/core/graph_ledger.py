@@ -11,7 +11,7 @@ from services.engine.scheduler.dispatcher import GraphDispatcher
 
 log = structlog.get_logger()
 
-_Name = tuple[int, int, int, bool]
+_Name = tuple[int, int, int, bool, bool]
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class GraphLedger:
         """What runs as captured graphs, by the name of its CUDAGraphMode."""
         self.num_planned = len(ready.planned_graphs)
         self.dispatcher = GraphDispatcher(
-            planned=ready.planned_graphs,
+            planned=[key for key in ready.planned_graphs if not key.is_draft],
             without_graphs=ready.no_graphs_reason or FallbackReason.FALLBACK_REASON_UNSUPPORTED,
         )
         self._figures: dict[_Name, GraphFigures] = {}
@@ -50,14 +50,14 @@ class GraphLedger:
     @property
     def figures(self) -> list[GraphFigures]:
         """Every graph that was captured or given up: whole steps first, large ones first."""
-        return [
-            self._figures[name]
-            for name in sorted(self._figures, key=lambda name: (not name[3], -name[0]))
-        ]
+        return sorted(
+            self._figures.values(),
+            key=lambda each: (not each.key.uniform, each.key.is_draft, -each.key.num_tokens),
+        )
 
     @property
     def costs(self) -> list[GraphCost]:
-        """What the capture of each usable graph took."""
+        """What the capture of each usable graph took that a step is ordered to run."""
         return [
             GraphCost(
                 uniform=each.key.uniform,
@@ -66,7 +66,7 @@ class GraphLedger:
                 capture_s=each.capture_s,
             )
             for each in self.figures
-            if not each.fault
+            if not each.fault and not each.key.is_draft
         ]
 
     def take(self, report: GraphReport) -> None:
@@ -74,12 +74,13 @@ class GraphLedger:
         self._book(report)
         if len(self._figures) == self.num_planned and not self._is_complete:
             self._is_complete = True
+            captured = [each for each in self._figures.values() if not each.fault]
             log.info(
                 "graphs_complete",
-                num_captured=len(self.costs),
+                num_captured=len(captured),
                 num_planned=self.num_planned,
-                capture_s=round(sum(each.capture_s for each in self.costs), 3),
-                total_mb=sum(each.num_bytes for each in self.costs) // 2**20,
+                capture_s=round(sum(each.capture_s for each in captured), 3),
+                total_mb=sum(each.num_bytes for each in captured) // 2**20,
             )
 
     def _book(self, report: GraphReport) -> None:
@@ -87,10 +88,12 @@ class GraphLedger:
         if report.state == GraphState.GRAPH_STATE_CAPTURED:
             figures.capture_s = report.capture_s
             figures.num_bytes = report.num_bytes
-            self.dispatcher.capture(report.key)
+            if not report.key.is_draft:
+                self.dispatcher.capture(report.key)
             return
         figures.fault = report.fault
-        self.dispatcher.quarantine(report.key)
+        if not report.key.is_draft:
+            self.dispatcher.quarantine(report.key)
         log.warning("graph_was_given_up", num_tokens=report.key.num_tokens, fault=report.fault)
 
     def count(self, descriptor: BatchDescriptor, result: StepResult) -> FallbackReason:
@@ -99,12 +102,17 @@ class GraphLedger:
             return descriptor.fallback_reason
         if result.fallback_reason:
             return result.fallback_reason
-        figures = self._figures[_name(descriptor.graph_key)]
-        figures.num_replays += 1
-        figures.padded_tokens += descriptor.graph_key.num_tokens - descriptor.context.num_tokens
+        self._count_replay(_name(descriptor.graph_key), descriptor)
+        if result.drafted_by_graph:
+            self._count_replay(_name(descriptor.graph_key, is_draft=True), descriptor)
         return FallbackReason.FALLBACK_REASON_UNSPECIFIED
 
+    def _count_replay(self, name: _Name, descriptor: BatchDescriptor) -> None:
+        figures = self._figures[name]
+        figures.num_replays += 1
+        figures.padded_tokens += figures.key.num_tokens - descriptor.context.num_tokens
 
-def _name(key: GraphKey) -> _Name:
-    """Returns what a message can be found by."""
-    return key.num_tokens, key.graph_bs, key.max_q_len, key.uniform
+
+def _name(key: GraphKey, *, is_draft: bool = False) -> _Name:
+    """Returns what a graph can be found by, or the graph of the drafting behind it."""
+    return key.num_tokens, key.graph_bs, key.max_q_len, key.uniform, key.is_draft or is_draft

@@ -202,7 +202,7 @@ def _history_of(stats: GetStatsResponse) -> StepHistory:
                 capture_s=graph.capture_s,
             )
             for graph in stats.graphs
-            if graph.captured
+            if graph.captured and not graph.is_draft
         ),
     )
 

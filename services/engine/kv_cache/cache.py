@@ -119,7 +119,8 @@ class KVCache:
             return None
         new = self._pool.take(max(num_new, 0))
         for block_id in new:
-            self._num_cached_blocks -= any(index.forget(block_id) for index in self._indexes)
+            for index in self._indexes:  # one of them knows the block, or none
+                self._num_cached_blocks -= index.forget(block_id)
         request.block_ids.extend(new)
         return new
 
@@ -171,7 +172,9 @@ class KVCache:
     def _leave_windows(self, request: Request) -> None:
         """Gives the blocks back that neither the request's next token sees nor a later one."""
         table, position = request.block_ids, request.num_computed_tokens
-        for group in range(len(self._groups)):
+        for group, window in enumerate(self._groups.windows):
+            if window is None:
+                continue
             first = self._groups.first_block(group, position)
             for entry in range((first - 1) * len(self._groups) + group, -1, -len(self._groups)):
                 if table[entry] == NULL_BLOCK:

@@ -101,11 +101,6 @@ def _settings(config: ReplayConfig, recorded: EngineSettings) -> ReplaySettings:
     Raises:
         ReplayError: the recording is of another model, or there is no such device.
     """
-    if recorded.num_speculative_tokens:
-        raise ReplayError(
-            f"the recording is of an engine with --num-speculative-tokens "
-            f"{recorded.num_speculative_tokens}; steps that verify drafts cannot be replayed"
-        )
     if config_sha256(config.model) != recorded.config_sha256:
         raise ReplayError(
             f"the recording is of model {recorded.model} ({recorded.architecture}); "
@@ -132,6 +127,7 @@ def _settings(config: ReplayConfig, recorded: EngineSettings) -> ReplaySettings:
             block_size=recorded.block_size,
             vocab_size=model_config.vocab_size,
             cache_groups=groups,
+            num_speculative_tokens=recorded.num_speculative_tokens,
         ),
         device=device,
         dtype=dtype,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from models.forward_context import FP8_CACHE_DTYPE
-from services.engine.compilation.graphs.graph_runner import RELATIVE_TOLERANCE
+from services.engine.compilation.graphs.verdict import RELATIVE_TOLERANCE
 
 FP8_STEP = 0.125
 """Largest distance of neighbouring float8_e4m3fn numbers, relative to the smaller."""

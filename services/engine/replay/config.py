@@ -13,8 +13,8 @@ class ReplayConfig(EngineConfig):
     """Runs the steps of a recording twice, eagerly and as --against says, and compares them.
 
     Exits with 0 when nothing differs, 1 when something does or a graph failed its test, 2 when the
-    recording cannot be replayed. Limits, block size, dtype of the cache and load format are the
-    recording's, whatever the flags say, and so is the dtype unless --dtype is given.
+    recording cannot be replayed. Limits, drafts, block size, dtype of the cache and load format are
+    the recording's, whatever the flags say, and so is the dtype unless --dtype is given.
     """
 
     model_config = SettingsConfigDict(cli_prog_name="octavo replay")
@@ -34,6 +34,7 @@ class ReplayConfig(EngineConfig):
             "max_num_batched_tokens": recorded.max_num_batched_tokens,
             "max_model_len": recorded.max_model_len,
             "block_size": recorded.block_size,
+            "num_speculative_tokens": recorded.num_speculative_tokens,
             "load_format": recorded.load_format,
             "kv_cache_dtype": recorded.kv_cache_dtype or "auto",
             "dtype": recorded.dtype if self.dtype == "auto" else self.dtype,

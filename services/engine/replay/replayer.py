@@ -1,6 +1,6 @@
 """Runs a recording's steps on both sides and compares what comes out."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +12,9 @@ from services.engine.batch import (
     BatchDescriptor,
     CUDAGraphMode,
     FallbackReason,
+    SpecDecodeMetadata,
     StepResult,
-    read_int32,
+    pack_int32,
 )
 from services.engine.replay.cache_content import CacheContent, Slots
 from services.engine.replay.compare import Deviation, deviation
@@ -22,6 +23,8 @@ from services.engine.replay.recording import ReplayError
 from services.engine.replay.report import StepFindings, TokenDifference, Totals
 from services.engine.replay.sides import Side, Sides
 from services.engine.replay.taps import OUTPUT
+from services.engine.replay.tokens import StepTokens, partings
+from services.engine.worker.speculative_runner import SpeculativeRunner
 from services.engine.worker.step_arrays import StepArrays, StepLimits
 
 
@@ -32,6 +35,20 @@ class _Step:
     order: Order
     arrays: StepArrays
     slots: list[Slots]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tokens:
+    """What the three of them sampled and guessed."""
+
+    recorded: StepTokens
+    reference: StepTokens
+    tested: StepTokens
+
+    @property
+    def num_agreeing_drafts(self) -> int:
+        """Drafts on which both sides agree, from the first on; -1 if they do not in tokens."""
+        return self.reference.num_agreeing_drafts(self.tested)
 
 
 class Replayer:
@@ -48,6 +65,7 @@ class Replayer:
         self._orders = orders
         self.limits = limits
         self._content = CacheContent(limits, num_blocks=num_blocks)
+        self._num_layers = sides.reference.runner.model.config.num_hidden_layers
         self.totals = Totals()
 
     @torch.inference_mode()
@@ -68,21 +86,23 @@ class Replayer:
         """Runs one step; if it differs, the deviations are those of every attention layer."""
         step = self._prepare(recorded.descriptor)
         results = [self._run(side, step.order) for side in self._both]
+        tokens = self._read_tokens(step.arrays, recorded.result, *results)
         findings = StepFindings(
             step_id=recorded.descriptor.step_id,
             shape=_shape(recorded.descriptor),
             graph_key=step.order.graph_key,
-            deviations=self._cache_deviations(step) + self._output_deviations(),
-            tokens=self._token_differences(step.arrays, recorded.result, *results),
+            deviations=self._cache_deviations(step, tokens) + self._output_deviations(tokens),
+            tokens=self._token_differences(step.arrays, tokens),
         )
         if results[1].fallback_reason:
             findings.graph_key = None
+        if results[1].fallback_reason or self._lost_drafting(step, results[1]):
             self.totals.num_given_up += 1
         if findings.differs:
             if self.totals.first_difference is None:
-                self._locate(step, findings)
+                self._locate(step, findings, tokens)
             self._copy_cache(np.concatenate(step.slots))
-        self._set_tokens(step.arrays, recorded.result)
+        self._set_tokens(step.arrays, tokens.recorded)
         self.totals.count(findings)
         return findings
 
@@ -106,7 +126,7 @@ class Replayer:
         size = self.limits.max_num_batched_tokens
         for start in range(tokens.start, tokens.stop, size):
             end = min(start + size, tokens.stop)
-            self._sides.reference.runner.execute(_chunk(row, start, end))
+            self._sides.reference.runner.execute(self._chunk(row, start, end))
             self._copy_cache(np.concatenate(self._content.slots(row, start, end)))
         self.totals.num_rebuilt_tokens += len(tokens)
 
@@ -114,63 +134,113 @@ class Replayer:
         descriptor = order.reference if side is self._sides.reference else order.tested
         return side.runner.execute(descriptor).message()
 
-    def _cache_deviations(self, step: _Step) -> list[Deviation]:
+    def _cache_deviations(self, step: _Step, tokens: _Tokens) -> list[Deviation]:
         """Compares the keys and values that the step wrote, layer by layer."""
         reference, tested = self._both
         found = []
         device = reference.runner.buffers.tokens.device
         group_slots = [torch.from_numpy(slots).to(device) for slots in step.slots]
+        known = torch.from_numpy(tokens.reference.known_query_tokens(step.arrays)).to(device)
         group_of_layer = {
             layer: number
             for number, group in enumerate(self.limits.cache_groups)
             for layer in group.layers
         }
         for layer, (ours, theirs) in enumerate(zip(reference.cache, tested.cache, strict=True)):
+            if layer - self._num_layers > tokens.num_agreeing_drafts:
+                break
             other, slots = theirs.tensors(), group_slots[group_of_layer.get(layer, 0)]
+            if layer >= self._num_layers:
+                slots = slots[known]
             for name, tensor in ours.tensors().items():
                 expected, actual = (each.flatten(0, 1)[slots] for each in (tensor, other[name]))
-                found.append(self._deviation(f"layer {layer} {name}", expected, actual))
+                found.append(self._deviation(f"{self._place(layer)} {name}", expected, actual))
         return found
 
-    def _output_deviations(self) -> list[Deviation]:
-        """Compares what the last step ended with."""
+    def _output_deviations(self, tokens: _Tokens) -> list[Deviation]:
+        """Compares what the last step ended with, and drafts that are made of the same."""
         reference, tested = self._both
         assert reference.hidden is not None, "a step has run"
         assert tested.hidden is not None, "a step has run"
         found = [self._deviation("final hidden states", reference.hidden, tested.hidden)]
         if reference.logits is not None and tested.logits is not None:
             found.append(self._deviation("logits", reference.logits, tested.logits))
+        pairs = zip(reference.draft_hidden, tested.draft_hidden, strict=True)
+        found += [
+            self._deviation(f"draft {1 + depth} hidden states", *pair)
+            for depth, pair in enumerate(pairs)
+            if depth <= tokens.num_agreeing_drafts
+        ]
         return found
 
-    def _token_differences(
+    def _read_tokens(
         self, arrays: StepArrays, recorded: StepResult, reference: StepResult, tested: StepResult
-    ) -> list[TokenDifference]:
-        """Returns the tokens on which the three do not agree.
+    ) -> _Tokens:
+        num_drafts = self.limits.num_speculative_tokens
+        return _Tokens(
+            recorded=StepTokens.recorded(recorded, arrays, num_drafts),
+            reference=StepTokens.read(reference, num_drafts),
+            tested=StepTokens.read(tested, num_drafts),
+        )
 
-        Raises:
-            ReplayError: the recording has another number of tokens than the step samples.
+    def _token_differences(self, arrays: StepArrays, tokens: _Tokens) -> list[TokenDifference]:
+        """Returns the tokens on which the three do not agree, and the drafts.
+
+        Drafts depend on what was guessed before, which computing tokens again does not bring back:
+        after that the recorded ones do not count.
         """
-        columns = [read_int32(each.token_ids).tolist() for each in (recorded, reference, tested)]
         rows = arrays.row_ids[arrays.sample_indices].tolist()
-        if len(columns[0]) != len(rows):
-            raise ReplayError(
-                f"step {recorded.step_id} samples {len(rows)} tokens; "
-                f"the recording has {len(columns[0])}"
+        recorded, reference, tested = tokens.recorded, tokens.reference, tokens.tested
+        logits, num_places = self._sides.reference.logits, self.limits.decode_q_len
+        found = [
+            TokenDifference(
+                name=f"token {1 + place}" if place else "token",
+                row=rows[index],
+                recorded=values[0],
+                reference=values[1],
+                tested=values[2],
+                margin=0.0
+                if logits is None
+                else _margin(logits[index * num_places + place], values),
             )
-        logits = self._sides.reference.logits
+            for index, place, values in partings(recorded.tokens, reference.tokens, tested.tokens)
+        ]
+        if found:
+            return found
+        drafts = [reference.drafts, tested.drafts]
+        if not self.totals.num_rebuilt_tokens:
+            drafts.insert(0, recorded.drafts)
         return [
             TokenDifference(
-                row=row,
-                recorded=tokens[0],
-                reference=tokens[1],
-                tested=tokens[2],
-                margin=0.0 if logits is None else _margin(logits[index], set(tokens)),
+                name=f"draft {1 + place}",
+                row=rows[index],
+                recorded=values[0] if len(values) > 2 else None,
+                reference=values[-2],
+                tested=values[-1],
+                margin=_margin(self._draft_logits(index, place), values),
             )
-            for index, (row, *tokens) in enumerate(zip(rows, *columns, strict=True))
-            if len(set(tokens)) > 1
+            for index, place, values in partings(*drafts)
         ]
 
-    def _locate(self, step: _Step, findings: StepFindings) -> None:
+    def _draft_logits(self, index: int, depth: int) -> torch.Tensor:
+        """Returns the reference's logits [V] of one draft of one row that sampled."""
+        reference = self._sides.reference
+        assert isinstance(reference.runner, SpeculativeRunner), "it made drafts"
+        hidden = reference.draft_hidden[depth][index : index + 1]
+        return reference.runner.compute_draft_logits(hidden, depth)[0]
+
+    def _lost_drafting(self, step: _Step, tested: StepResult) -> bool:
+        """Whether a graph was to draft, and none did."""
+        key, arrays = step.order.graph_key, step.arrays
+        return (
+            key is not None
+            and key.uniform
+            and self.limits.num_speculative_tokens > 0
+            and len(arrays.sample_indices) == len(arrays.row_ids)
+            and not tested.drafted_by_graph
+        )
+
+    def _locate(self, step: _Step, findings: StepFindings, tokens: _Tokens) -> None:
         """Runs a step again with taps on attention; the cache takes the same values again.
 
         A difference that does not come again leaves the findings as they are.
@@ -181,15 +251,39 @@ class Replayer:
 
         expected = self._sides.tap_reference(run)
         actual = self._sides.tap_tested(run, step.order.graph_key)
-        num_tokens = step.arrays.num_tokens
+        known = tokens.reference.known_query_tokens(step.arrays)
         found = []
-        for layer, name in sorted(expected, key=lambda each: (each[0], each[1] == OUTPUT)):
-            label = f"layer {layer} {'attention output' if name == OUTPUT else name}"
-            pair = (expected[layer, name], actual[layer, name])
-            found.append(self._deviation(label, *(each[:num_tokens] for each in pair)))
-        found += self._output_deviations()
+        for tap in sorted(expected, key=lambda tap: (*tap[:2], tap[2] == OUTPUT)):
+            number, layer, name = tap
+            depth = self._draft_depth(number, layer)
+            if depth > tokens.num_agreeing_drafts:
+                continue
+            place = f"draft {1 + depth}" if number else f"layer {layer}"
+            label = f"{place} {'attention output' if name == OUTPUT else name}"
+            # Behind the tokens of the step there may be padding.
+            pair = expected[tap], actual[tap][: len(expected[tap])]
+            if number == 1:
+                pair = pair[0][known], pair[1][known]
+            found.append(self._deviation(label, *pair))
+        found += self._output_deviations(tokens)
         if any(each.is_excessive for each in found) or not findings.excessive:
             findings.deviations = found
+
+    def _place(self, layer: int) -> str:
+        """Returns what to call a layer of the cache."""
+        draft = layer - self._num_layers
+        return f"layer {layer}" if draft < 0 else f"draft {1 + draft}"
+
+    def _draft_depth(self, number: int, layer: int) -> int:
+        """Returns how many drafts are made before the one of a pass in a layer; -1 for the model's.
+
+        The first pass goes through all draft layers, as far as drafts are wanted.
+        """
+        if not number:
+            return -1
+        num_layers = len(self._sides.reference.cache) - self._num_layers
+        num_whole = min(num_layers, self.limits.num_speculative_tokens)
+        return layer - self._num_layers if number == 1 else num_whole + number - 2
 
     def _deviation(self, name: str, expected: torch.Tensor, actual: torch.Tensor) -> Deviation:
         return deviation(name, expected, actual, self._sides.dtype)
@@ -203,43 +297,51 @@ class Replayer:
             for name, source in ours.tensors().items():
                 targets[name].flatten(0, 1)[index] = source.flatten(0, 1)[index]
 
-    def _set_tokens(self, arrays: StepArrays, result: StepResult) -> None:
+    def _set_tokens(self, arrays: StepArrays, tokens: StepTokens) -> None:
         """Writes the recorded tokens behind the sequences that sampled."""
         if not len(arrays.sample_indices):
             return
+        counts = [len(each) for each in tokens.tokens]
+        first = arrays.seq_lens[arrays.sample_indices]
+        if arrays.drafts is not None:
+            first = arrays.drafts.positions[:, 0]
         columns = (
-            arrays.row_ids[arrays.sample_indices],
-            arrays.seq_lens[arrays.sample_indices],
-            read_int32(result.token_ids),
+            np.repeat(arrays.row_ids[arrays.sample_indices], counts),
+            np.concatenate([at + np.arange(n) for at, n in zip(first, counts, strict=True)]),
+            np.concatenate(tokens.tokens),
         )
         for side in self._both:
             device = side.runner.buffers.tokens.device
             side.runner.buffers.append_tokens(
-                *(torch.from_numpy(column.copy()).to(device) for column in columns)
+                *(torch.from_numpy(column.astype(np.int32)).to(device) for column in columns)
             )
 
+    def _chunk(self, row: int, start: int, end: int) -> BatchDescriptor:
+        """Returns the order to compute some tokens of one row and to sample nothing."""
+        builder = BatchBuilder()
+        builder.row_ids.append(row)
+        builder.q_lens.append(end - start)
+        builder.seq_lens.append(end)
+        if self.limits.num_speculative_tokens:
+            builder.drafts = SpecDecodeMetadata(
+                num_spec_steps=self.limits.num_speculative_tokens, num_draft_tokens=pack_int32([0])
+            )
+        return builder.build(
+            step_id=0,
+            is_prefill=True,
+            graph_key=None,
+            mode=CUDAGraphMode.CUDA_GRAPH_MODE_NONE,
+            fallback_reason=FallbackReason.FALLBACK_REASON_ENFORCE_EAGER,
+        )
 
-def _chunk(row: int, start: int, end: int) -> BatchDescriptor:
-    """Returns the order to compute some tokens of one row and to sample nothing."""
-    builder = BatchBuilder()
-    builder.row_ids.append(row)
-    builder.q_lens.append(end - start)
-    builder.seq_lens.append(end)
-    return builder.build(
-        step_id=0,
-        is_prefill=True,
-        graph_key=None,
-        mode=CUDAGraphMode.CUDA_GRAPH_MODE_NONE,
-        fallback_reason=FallbackReason.FALLBACK_REASON_ENFORCE_EAGER,
-    )
 
-
-def _margin(logits: torch.Tensor, token_ids: Collection[int]) -> float:
+def _margin(logits: torch.Tensor, values: Iterable[int | None]) -> float:
     """Returns how far apart the logits [V] of some tokens are, relative to the largest one.
 
     Raises:
         ReplayError: a token is not in the vocabulary.
     """
+    token_ids = {value for value in values if value is not None}
     if not all(0 <= token_id < len(logits) for token_id in token_ids):
         raise ReplayError(f"one of the tokens {sorted(token_ids)} is not among {len(logits)} ids")
     chosen = logits[list(token_ids)]

@@ -12,16 +12,19 @@ MAX_LISTED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDifference:
-    """A token that the recording and the two sides do not agree on.
+    """A token, or a draft, that the recording and the two sides do not agree on.
 
-    margin: how far apart the logits of two of the three are on the reference side, relative to the
-    largest logit of its row. Next to the error of the logits it tells chance from fault.
+    name: which of its row's. recorded, reference, tested: None where there is none; the recording
+        is not asked for drafts where tokens had to be computed again. margin: how far apart the
+        logits of two of the three are on the reference side, relative to the largest logit of its
+        row. Next to the error of the logits it tells chance from fault.
     """
 
+    name: str
     row: int
-    recorded: int
-    reference: int
-    tested: int
+    recorded: int | None
+    reference: int | None
+    tested: int | None
     margin: float
 
 
@@ -99,7 +102,6 @@ def describe_first(findings: StepFindings, names: tuple[str, str]) -> str:
         findings: with the deviations of attention where they are known.
         names: of the two sides.
     """
-    reference, tested = names
     lines = [
         f"step {findings.step_id} differs: {findings.shape}, {describe_graph(findings.graph_key)}"
     ]
@@ -116,8 +118,7 @@ def describe_first(findings: StepFindings, names: tuple[str, str]) -> str:
             lines.append(f"  first one that is not bit-equal: {_deviation(inexact[0])}")
             lines.append(f"  farthest off: {_deviation(max(inexact, key=lambda d: d.error))}")
     lines += [
-        f"  token of row {token.row}: recorded {token.recorded}, {reference} {token.reference}, "
-        f"{tested} {token.tested}; their logits are {token.margin:.2g} apart"
+        f"  {_token(token, names)}; their logits are {token.margin:.2g} apart"
         for token in findings.tokens
     ]
     return "\n".join(lines)
@@ -127,6 +128,8 @@ def describe_graph(key: GraphKey | forward_context.GraphKey | None) -> str:
     """Returns what a step runs by."""
     if key is None:
         return "without a graph"
+    if key.is_draft:
+        return f"graph of the drafting behind {key.graph_bs} decodes"
     if key.uniform:
         return f"graph of {key.graph_bs} decodes"
     return f"graphs of pieces of {key.num_tokens} tokens"
@@ -151,6 +154,13 @@ def describe_totals(totals: Totals, tested: str) -> str:
             f"  {totals.num_rebuilt_tokens} tokens from before the recording were computed again"
         )
     return "\n".join(lines)
+
+
+def _token(token: TokenDifference, names: tuple[str, str]) -> str:
+    """Returns who has which token."""
+    recorded = [] if token.recorded is None else [f"recorded {token.recorded}"]
+    sides = (f"{names[0]} {token.reference}", f"{names[1]} {token.tested}")
+    return f"{token.name} of row {token.row}: {', '.join((*recorded, *sides))}"
 
 
 def _deviation(deviation: Deviation) -> str:

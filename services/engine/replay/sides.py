@@ -18,7 +18,7 @@ from services.engine.compilation_config import CompilationConfig
 from services.engine.config import EngineConfig
 from services.engine.replay.recording import ReplayError
 from services.engine.replay.report import describe_graph
-from services.engine.replay.taps import AttentionTaps
+from services.engine.replay.taps import AttentionTaps, Tap
 from services.engine.worker.graph_setup import (
     PreparedGraphs,
     install_model,
@@ -28,6 +28,7 @@ from services.engine.worker.graph_setup import (
 )
 from services.engine.worker.kv_memory import allocate_kv_cache
 from services.engine.worker.model_runner import ModelRunner
+from services.engine.worker.speculative_runner import SpeculativeRunner, make_runner
 from services.engine.worker.startup import EXAMPLE_NUM_TOKENS
 from services.engine.worker.step_arrays import StepLimits
 
@@ -39,16 +40,16 @@ MODES = {
 """What is captured, by what a replay is against."""
 
 
-Tapped = dict[tuple[int, str], Tensor]
-"""Tensors of attention, by layer and name, for the tokens of a step and what pads it."""
+Tapped = dict[Tap, Tensor]
+"""Tensors of attention for the tokens of a step and what pads it."""
 
 
 @dataclass(slots=True)
 class Side:
     """A runner with a KV cache of its own.
 
-    hidden: [T, hidden], what the last step ended with; good until the next one. logits: [S, V] of
-    the rows that sampled.
+    hidden: [T, hidden], what the last step ended with. logits: [S, V] of the rows that sampled.
+    draft_hidden: [S, hidden] for each draft that was made behind them, what it was chosen by.
     """
 
     name: str
@@ -56,13 +57,20 @@ class Side:
     cache: list[CacheData]
     hidden: Tensor | None = None
     logits: Tensor | None = None
+    draft_hidden: tuple[Tensor, ...] = ()
 
     def __post_init__(self) -> None:
         """Listens to the runner."""
         self.runner.watch_outputs(self._keep)
+        if isinstance(self.runner, SpeculativeRunner):
+            self.runner.watch_drafts(self._keep_drafts)
 
     def _keep(self, hidden: Tensor, logits: Tensor | None) -> None:
-        self.hidden, self.logits = hidden, logits
+        # A graph that drafts may use the memory.
+        self.hidden, self.logits = hidden.clone(), None if logits is None else logits.clone()
+
+    def _keep_drafts(self, hidden: tuple[Tensor, ...]) -> None:
+        self.draft_hidden = hidden
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +97,10 @@ class ReplaySettings:
         """Returns the graphs that an engine with these flags could have, as they travel."""
         settings, limits = self.compilation, self.limits
         if self.against == "full":
-            largest = min(limits.max_num_seqs, limits.max_num_batched_tokens)
-            return wire_keys(map(full_decode_key, settings.capture_sizes(largest)))
+            return wire_keys(
+                full_decode_key(size, limits.decode_q_len)
+                for size in settings.capture_sizes(limits.max_decodes)
+            )
         if self.against == "piecewise":
             sizes = settings.piece_sizes(limits.max_num_batched_tokens)
             return wire_keys(map(piecewise_key, sizes))
@@ -103,6 +113,7 @@ class ReplaySettings:
             device=self.device,
             dtype=self.dtype,
             load_format=self.engine.load_format,
+            with_draft_layers=self.limits.num_speculative_tokens > 0,
         )
 
 
@@ -151,13 +162,13 @@ class Sides:
         """Graphs that failed their test; the steps that need them run without."""
 
     def tap_reference(self, run: Callable[[Side], object]) -> Tapped:
-        """Runs a step without graphs and returns what attention saw, by layer and name."""
+        """Runs a step without graphs and returns what attention saw."""
         with AttentionTaps() as taps:
             run(self.reference)
         return taps.tensors
 
     def tap_tested(self, run: Callable[[Side], object], key: GraphKey | None) -> Tapped:
-        """Runs a step on the other side and returns what attention saw, by layer and name.
+        """Runs a step on the other side and returns what attention saw.
 
         A graph of a whole step is captured anew, with the copies inside; attention between graphs
         of pieces is seen as it is.
@@ -195,7 +206,7 @@ class Sides:
             device=settings.device,
             groups=settings.limits.cache_groups,
         )
-        runner = ModelRunner(model, cache, limits=settings.limits, device=settings.device)
+        runner = make_runner(model, cache, limits=settings.limits, device=settings.device)
         return Side(name, runner, cache)
 
     def _prepare(self, keys: Sequence[GraphKey]) -> PreparedGraphs:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import models.ops.attention
 import models.ops.latent_attention  # noqa: F401  # both register an operator
+from models.forward_context import ForwardContext, get_forward_context
 from services.engine.compilation.dispatch_mode import DispatchMode
 
 INDEX_INPUTS = ("index_q", "index_k", "index_weights")
@@ -19,17 +20,25 @@ INPUTS = {
 """What each operator of attention gets."""
 OUTPUT = "output"
 
+Tap = tuple[int, int, str]
+"""A tensor of attention: the pass that it belongs to, its layer and its name.
+
+Pass 0 is the model's; those of draft layers behind it count from 1.
+"""
+
 
 class AttentionTaps(DispatchMode):
     """Copies the tensors of every attention layer while it is entered.
 
-    tensors: what the last forward pass had, by layer and name. A graph that is captured meanwhile
-    holds the copies too and brings `tensors` up to date whenever it is replayed.
+    tensors: what the last passes had. A graph that is captured meanwhile holds the copies too and
+    brings `tensors` up to date whenever it is replayed.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.tensors: dict[tuple[int, str], Tensor] = {}
+        self.tensors: dict[Tap, Tensor] = {}
+        self._context: ForwardContext | None = None
+        self._pass = 0
 
     def __torch_dispatch__(
         self,
@@ -45,6 +54,7 @@ class AttentionTaps(DispatchMode):
         names = (argument.name for argument in func._schema.arguments)
         named = {**dict(zip(names, args, strict=False)), **kwargs}
         layer = named["layer_index"]
+        self._count_pass()
         for name in inputs:  # before the call, which may write to them
             if named.get(name) is not None:
                 self._keep(layer, name, named[name])
@@ -52,10 +62,25 @@ class AttentionTaps(DispatchMode):
         self._keep(layer, OUTPUT, named[OUTPUT])
         return result
 
+    def _count_pass(self) -> None:
+        """Tells the passes of draft layers apart: each has a context of its own.
+
+        The first one of a step takes all its query tokens, or follows a pass of the model.
+        """
+        context = get_forward_context()
+        if context is self._context:
+            return
+        self._context = context
+        if not context.context.is_draft:
+            self._pass = 0
+        else:
+            self._pass = 1 if context.context.max_q_len > 1 else self._pass + 1
+
     def _keep(self, layer: int, name: str, tensor: Tensor) -> None:
-        kept = self.tensors.get((layer, name))
+        tap = self._pass, layer, name
+        kept = self.tensors.get(tap)
         if kept is None or kept.shape != tensor.shape:
-            self.tensors[layer, name] = tensor.clone()
+            self.tensors[tap] = tensor.clone()
         else:
             # The same memory again: a graph under capture remembers it.
             kept.copy_(tensor)

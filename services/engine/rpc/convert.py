@@ -369,6 +369,7 @@ def _graph_to_proto(figures: GraphFigures) -> GraphStats:
         graph_bs=figures.key.graph_bs,
         max_q_len=figures.key.max_q_len,
         uniform=figures.key.uniform,
+        is_draft=figures.key.is_draft,
         captured=not figures.fault,
         capture_s=figures.capture_s,
         num_bytes=figures.num_bytes,

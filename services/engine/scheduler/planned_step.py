@@ -108,6 +108,33 @@ class PlannedStep:
         """Appends blocks to the `offset` ones that a row has."""
         self._batch.update_blocks(row, offset, block_ids)
 
+    def decode(self, requests: Sequence[Request]) -> None:
+        """Orders the token behind all that is computed of each request, as `compute` would.
+
+        A steady step has nothing else: one call for all costs less than one for each.
+
+        Args:
+            requests: whose last token is the only one not computed yet, has a block and no drafts,
+                and stands behind the prompt; no grammar decides what follows. Their counts of
+                computed and pending tokens have been moved on, and the budget has been taken.
+        """
+        batch, row_needs = self._batch, self._row_needs
+        first = len(batch.row_ids)
+        rows = [request.row for request in requests if request.row is not None]
+        batch.row_ids += rows
+        batch.q_lens += [1] * len(rows)
+        batch.seq_lens += [request.num_computed_tokens for request in requests]
+        batch.sample_indices += range(first, first + len(rows))
+        self._sampling += requests
+        together = 0
+        for needs in {row_needs[row] for row in rows}:
+            together |= needs
+        if together & _MIN_TOKENS:
+            for request, row in zip(requests, rows, strict=True):
+                self._count_needs(request, row, request.num_computed_tokens)
+        else:
+            self._needs |= together
+
     def compute(self, request: Request, row: int, q_len: int, num_tokens: int) -> None:
         """Orders the next tokens of a request; it samples if none is left then.
 
@@ -127,12 +154,7 @@ class PlannedStep:
             batch.sample_indices.append(len(batch.row_ids))
             self._sampling.append(request)
             request.num_pending_tokens += 1
-            needs = self._row_needs[row]
-            if needs & _MIN_TOKENS:
-                num_output = num_tokens - request.num_prompt_tokens
-                if num_output >= request.sampling.min_tokens:
-                    needs -= _MIN_TOKENS
-            self._needs |= needs
+            self._count_needs(request, row, num_tokens)
             if request.constraint is not None:
                 assert request.constraint.mask is not None, "the scheduler waits for the mask"
                 batch.grammar_rows.append(len(batch.sample_indices) - 1)
@@ -151,6 +173,15 @@ class PlannedStep:
         if self._num_spec_steps:
             self._num_drafts.append(num_drafts)
             self._draft_token_ids += request.draft_token_ids[:num_drafts]
+
+    def _count_needs(self, request: Request, row: int, num_tokens: int) -> None:
+        """Adds what sampling behind `num_tokens` tokens of a request needs."""
+        needs = self._row_needs[row]
+        if needs & _MIN_TOKENS:
+            num_output = num_tokens - request.num_prompt_tokens
+            if num_output >= request.sampling.min_tokens:
+                needs -= _MIN_TOKENS
+        self._needs |= needs
 
     def _ask_for_prompt(self, request: Request, start: int, end: int) -> None:
         """Asks for the log-probabilities of the prompt tokens from `start` + 1 to `end`."""

@@ -43,11 +43,12 @@ def count_accepted(sampled: Tensor, drafts: Tensor) -> Tensor:
 class Verified:
     """What S rows made of their drafts, and what they guess next, in host memory.
 
-    num_accepted: [S] int32. draft_token_ids: [S, k] int32.
+    num_accepted: [S] int32. draft_token_ids: [S, k] int32. by_graph: whether a graph made them.
     """
 
     num_accepted: Tensor
     draft_token_ids: Tensor
+    by_graph: bool = False
 
     def trim(self, result: StepResult) -> None:
         """Keeps in a result what was sampled up to the first draft that does not hold.
@@ -67,3 +68,4 @@ class Verified:
             result.top_logprobs = pack_float32(top_logprobs[is_kept])
         result.num_accepted_tokens = pack_int32(accepted)
         result.draft_token_ids = pack_int32(drafts)
+        result.drafted_by_graph = self.by_graph

@@ -4,24 +4,23 @@ python -m services.engine.worker --socket-fd 5 --rank 0 --config '{"model": "...
 """
 
 import argparse
-import ctypes
 import signal
 import socket
 import sys
 
 from services.engine.config import EngineConfig
+from services.engine.worker.open_gpu import begin_to_open
+from services.engine.worker.parent_death import die_with_parent
 from services.engine.worker.wire import Channel
 from services.telemetry.logging import configure_logging
 from services.telemetry.stacks import show_stacks_on_signal
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> int:
     """Runs the worker and returns its exit code."""
     # Ctrl-C reaches the whole process group; the service drains first and ends its worker itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent()
+    die_with_parent()
     show_stacks_on_signal()
     parser = argparse.ArgumentParser(prog="services.engine.worker")
     parser.add_argument("--socket-fd", type=int, required=True)
@@ -30,9 +29,13 @@ def main() -> int:
     arguments = parser.parse_args()
     config: EngineConfig = arguments.config
     configure_logging(service="engine-worker", level=config.log_level, log_format=config.log_format)
+    opening = begin_to_open(config.device, arguments.rank)
     # Importing torch takes seconds, in which Ctrl-C must already be ignored.
     from services.engine.worker.process import run_worker
 
+    # No thread may be about when the worker forks.
+    if opening is not None:
+        opening.join()
     channel = Channel(_adopt(arguments.socket_fd))
     try:
         return run_worker(config, channel, rank=arguments.rank)
@@ -45,12 +48,6 @@ def _adopt(fd: int) -> socket.socket:
     inherited = socket.socket(fileno=fd)
     with inherited:
         return inherited.dup()
-
-
-def _die_with_parent() -> None:
-    """Asks Linux to kill this process when the service dies, even in the middle of a step."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

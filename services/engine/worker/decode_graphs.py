@@ -3,16 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 from torch import Tensor
 
 from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import GraphKey
 from models.layers.decoder import CausalLM
 from models.ops.step_tokens import choose_greedily
-from services.engine.compilation.graphs.graph_runner import GraphOutcome, GraphRunner
+from services.engine.compilation.graphs.graph_runner import GraphRunner, StartedCapture
 from services.engine.compilation.graphs.recorder import GraphRecorder
 from services.engine.sampling.sampler import greedy
+from services.engine.worker.dummy_steps import dummy_decodes
 from services.engine.worker.forward_pass import ForwardPass, PassShape
 from services.engine.worker.input_buffers import InputBuffers, StepHeader
 from services.engine.worker.step_arrays import StepArrays, StepLimits
@@ -67,9 +67,9 @@ class DecodeGraphs:
     def __contains__(self, key: GraphKey) -> bool:
         return key in self._graphs
 
-    def capture(self, key: GraphKey) -> GraphOutcome:
-        """Captures one graph and tests it, between any two steps: live blocks stay as they are."""
-        return self._graphs.capture(
+    def start_capture(self, key: GraphKey) -> StartedCapture:
+        """Captures one graph, to be tested, between any two steps: live blocks stay as they are."""
+        return self._graphs.start(
             key,
             self._program(key),
             self._buffers.fixed(key.graph_bs),
@@ -121,29 +121,14 @@ class DecodeGraphs:
         return program
 
     def _rehearse(self, key: GraphKey, variant: int) -> None:
-        """Writes the header of dummy requests, some as long as can be.
-
-        They write to the null block alone, and what they write does not depend on their order: two
-        of different length never share a slot.
-        """
+        """Writes the header of dummy requests."""
         self._forward.refill_null_block()
-        block_size, max_model_len = self._limits.block_size, self._limits.max_model_len
-        graph_bs, q_len = key.graph_bs, key.max_q_len
-        # Where the last token of each goes; those before it take the slots down to the next one.
-        slots = np.arange(q_len - 1, min(block_size, max_model_len), q_len)
-        halvings = np.minimum(np.arange(len(slots)) + variant, 31)
-        num_full_blocks = np.minimum(
-            (self._limits.max_blocks_per_seq - 1) >> halvings,
-            (max_model_len - 1 - slots) // block_size,
-        )
-        lengths = num_full_blocks * block_size + slots + 1
-        chosen = (np.arange(graph_bs) + variant) % len(slots)
         self._buffers.write_header(
-            StepArrays(
-                query_start_loc=np.arange(graph_bs + 1, dtype=np.int32) * q_len,
-                seq_lens=lengths[chosen].astype(np.int32),
-                row_ids=np.full(graph_bs, self._buffers.dummy_row, np.int32),
-                sample_indices=np.empty(0, np.int32),
-                num_tokens=key.num_tokens,
+            dummy_decodes(
+                self._limits,
+                batch_size=key.graph_bs,
+                q_len=key.max_q_len,
+                row_id=self._buffers.dummy_row,
+                variant=variant,
             )
         )

@@ -1,12 +1,66 @@
 """Guesses the tokens that follow each request's newest one."""
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
 
 from models.deepseek_mtp import DeepseekMTP
+from services.engine.spec_decode.verification import NO_DRAFT, count_accepted
 from services.engine.worker.forward_pass import ForwardPass, PassShape
-from services.engine.worker.input_buffers import InputBuffers, StepHeader, StepInputs
-from services.engine.worker.step_arrays import StepArrays, StepLimits
+from services.engine.worker.input_buffers import InputBuffers, StepInputs
+from services.engine.worker.step_arrays import StepLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedRows:
+    """Where S rows stand once their drafts are verified.
+
+    row_ids: [S] int32. num_accepted: [S] int64. newest: [S] int64, the position of each row's
+        newest token. token_ids: [S] int32, that token. places: [S] int64, the query token before.
+    """
+
+    row_ids: Tensor
+    num_accepted: Tensor
+    newest: Tensor
+    token_ids: Tensor
+    places: Tensor
+
+    @classmethod
+    def of(
+        cls, sampled: Tensor, drafts: Tensor, *, row_ids: Tensor, seq_lens: Tensor, ends: Tensor
+    ) -> "VerifiedRows":
+        """Compares what was sampled with the drafts.
+
+        Args:
+            sampled: [S, k + 1] int32, before each draft and behind the last one.
+            drafts: [S, k] int32, padded with NO_DRAFT.
+            row_ids: [S] int32.
+            seq_lens: [S] int32, with the drafts.
+            ends: [S] int32, the query token behind each row's last one.
+        """
+        num_accepted = count_accepted(sampled, drafts)
+        behind_end = num_accepted - (drafts != NO_DRAFT).sum(dim=1)
+        # A row without a sound token (NO_TOKEN) gets one that can be looked up.
+        token_ids = sampled.gather(1, num_accepted[:, None]).squeeze(1).clamp(min=0)
+        return cls(
+            row_ids=row_ids,
+            num_accepted=num_accepted,
+            newest=seq_lens + behind_end,
+            token_ids=token_ids,
+            places=ends - 1 + behind_end,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafted:
+    """What most likely follows S newest tokens.
+
+    token_ids: [S, k] int32. hidden: k of [S, hidden], what each was chosen by.
+    """
+
+    token_ids: Tensor
+    hidden: tuple[Tensor, ...]
 
 
 class Drafter:
@@ -32,52 +86,39 @@ class Drafter:
         self._limits = limits
 
     def draft(
-        self,
-        arrays: StepArrays,
-        header: StepHeader,
-        hidden: Tensor,
-        *,
-        row_ids: Tensor,
-        newest: Tensor,
-        places: Tensor,
-    ) -> Tensor:
-        """Returns the k tokens that most likely follow each of S newest tokens, [S, k] int32.
+        self, inputs: StepInputs, shape: PassShape, hidden: Tensor, rows: VerifiedRows
+    ) -> Drafted:
+        """Writes the newest token of S rows, guesses the k that follow and writes them too.
 
         Args:
-            arrays: the step's T query tokens.
-            header: the same on the device.
+            inputs: the step's T query tokens.
+            shape: of a pass over all of them.
             hidden: [T, hidden], what the model made of them.
-            row_ids: [S] int32, the rows that sampled.
-            newest: [S] int32, the position of each row's newest token, which is in its row.
-            places: [S] int64, the query token before it.
+            rows: those that sampled. The dummy row may be among them.
         """
         num_drafts = self._limits.num_speculative_tokens
         num_whole = min(self._layers.num_layers, num_drafts)
-        inputs = self._buffers.gather(header, arrays.num_tokens)
-        longest = int((arrays.query_start_loc[1:] - arrays.query_start_loc[:-1]).max())
-        shape = PassShape(
-            is_prefill=longest > self._limits.decode_q_len,
-            max_seqlen_q=longest,
-            max_seqlen_k=int(arrays.seq_lens.max()),
-            is_draft=True,
-        )
-        drafts = []
+        self._write(rows, rows.newest, rows.token_ids)
+        made, states = [], []
         with self._forward.context(inputs, shape):
             for depth in range(num_whole):
                 tokens = self._following(inputs, 1 + depth)
                 hidden = self._layers(tokens, inputs.positions, hidden, depth)
-                if len(row_ids):
-                    last = hidden.index_select(0, places)
-                    drafts.append(self._choose(last, depth, row_ids, newest))
-        if not drafts:
-            return row_ids.new_empty((0, num_drafts))
+                if len(rows.row_ids):
+                    states.append(hidden.index_select(0, rows.places))
+                    made.append(self._choose(states[-1], depth, rows))
+        if not made:
+            return Drafted(token_ids=rows.row_ids.new_empty((0, num_drafts)), hidden=())
+        single = self._single_shape(shape)
         for depth in range(num_whole, num_drafts):
-            positions = (newest + depth - num_whole).clamp(max=self._limits.max_model_len - 1)
-            step = _single_tokens(drafts[-1], row_ids, positions)
-            with self._forward.context(step, self._single_shape(arrays)):
-                last = self._layers(step.input_ids, step.positions, last, depth)
-            drafts.append(self._choose(last, depth, row_ids, newest))
-        return torch.stack(drafts, dim=1)
+            ahead = rows.newest + depth - num_whole
+            step = _single_tokens(
+                made[-1], rows.row_ids, ahead.clamp(max=self._limits.max_model_len - 1)
+            )
+            with self._forward.context(step, single):
+                states.append(self._layers(step.input_ids, step.positions, states[-1], depth))
+            made.append(self._choose(states[-1], depth, rows))
+        return Drafted(token_ids=torch.stack(made, dim=1), hidden=tuple(states))
 
     def _following(self, inputs: StepInputs, distance: int) -> Tensor:
         """Returns the token that stands `distance` behind each query token, [T] int32.
@@ -88,35 +129,45 @@ class Drafter:
         positions = (inputs.positions + distance).clamp(max=tokens.shape[1] - 1)
         return tokens[inputs.row_ids.index_select(0, inputs.token_request), positions]
 
-    def _choose(self, last: Tensor, depth: int, row_ids: Tensor, newest: Tensor) -> Tensor:
+    def _choose(self, last: Tensor, depth: int, rows: VerifiedRows) -> Tensor:
         """Returns the most likely token of each row, [S] int32, and writes it behind the others."""
         token_ids = self._layers.compute_logits(last, depth).argmax(dim=-1).int()
-        at = (newest + 1 + depth).clamp(max=self._buffers.tokens.shape[1] - 1)
-        self._buffers.append_tokens(row_ids, at, token_ids)
+        self._write(rows, rows.newest + 1 + depth, token_ids)
         return token_ids
 
-    def _single_shape(self, arrays: StepArrays) -> PassShape:
+    def _write(self, rows: VerifiedRows, positions: Tensor, token_ids: Tensor) -> None:
+        """Writes a token into each row; what has no place there goes to the last column.
+
+        So do the tokens of the dummy row, whose content graphs are tested with.
+        """
+        buffers = self._buffers
+        last_column = buffers.tokens.shape[1] - 1
+        is_dummy = rows.row_ids == buffers.dummy_row
+        at = positions.clamp(max=last_column).masked_fill(is_dummy, last_column)
+        buffers.append_tokens(rows.row_ids, at, token_ids)
+
+    def _single_shape(self, shape: PassShape) -> PassShape:
         """Returns the shape of a pass of one token behind the newest of each row."""
         limits = self._limits
-        longest = int(arrays.seq_lens.max()) + limits.num_speculative_tokens
-        return PassShape(
+        longest = shape.max_seqlen_k + limits.num_speculative_tokens
+        return replace(
+            shape,
             is_prefill=False,
             max_seqlen_q=1,
             max_seqlen_k=min(longest, limits.max_model_len),
-            is_draft=True,
         )
 
 
 def _single_tokens(token_ids: Tensor, row_ids: Tensor, positions: Tensor) -> StepInputs:
-    """Returns a step of one token for each of S rows; all are [S] int32."""
+    """Returns a step of one token for each of S rows; all are [S], positions int64."""
     starts = torch.arange(len(row_ids) + 1, dtype=torch.int32, device=row_ids.device)
     return StepInputs(
         query_start_loc=starts,
-        seq_lens=positions + 1,
+        seq_lens=positions.int() + 1,
         row_ids=row_ids,
         sample_indices=starts[:0],
         append_positions=starts[:0],
         input_ids=token_ids,
-        positions=positions.long(),
+        positions=positions,
         token_request=starts[:-1].long(),
     )

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -131,11 +132,18 @@ class ForwardPass:
 
         Nothing that serves a request reads it.
         """
-        fillings: dict[int, Tensor] = {}
-        for layer in self._kv_cache_data:
-            for block in (tensor[0] for tensor in layer.tensors().values()):
-                size = block.numel()
-                if size not in fillings:
-                    # Not all the same: what is read there by mistake, or not read, shall be seen.
-                    fillings[size] = torch.linspace(-1, 1, size, device=block.device)
-                block.copy_(fillings[size].view_as(block))
+        blocks, fillings = self._null_block
+        torch._foreach_copy_(blocks, fillings)
+
+    @cached_property
+    def _null_block(self) -> tuple[list[Tensor], list[Tensor]]:
+        """All that the null block has, and what it is filled with."""
+        blocks = [tensor[0] for layer in self._kv_cache_data for tensor in layer.tensors().values()]
+        # Not all the same: what is read there by mistake, or not read, shall be seen.
+        fillings = {
+            (block.shape, block.dtype): torch.linspace(-1, 1, block.numel(), device=block.device)
+            .view(block.shape)
+            .to(block.dtype)
+            for block in blocks
+        }
+        return blocks, [fillings[block.shape, block.dtype] for block in blocks]

@@ -17,6 +17,7 @@ from services.engine.compilation.graphs.capture_plan import (
     full_decode_key,
     planned_keys,
     supported_mode,
+    with_draft_keys,
 )
 from services.engine.compilation.graphs.cuda_recorder import CUDAGraphRecorder
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
@@ -25,6 +26,7 @@ from services.engine.compilation.graphs.replay_recorder import ReplayRecorder
 from services.engine.compilation_config import CompilationConfig, CompilationLevel
 from services.engine.worker.decode_graphs import DecodeGraphs
 from services.engine.worker.model_runner import ModelRunner
+from services.engine.worker.rehearsal import prompts_of, run_small_steps
 from services.engine.worker.step_arrays import StepLimits
 from services.engine.worker.step_pieces import StepPieces
 from services.engine.worker.worker_graphs import WorkerGraphs
@@ -50,7 +52,10 @@ class PreparedGraphs:
         outcomes: list[GraphOutcome] = []
         num_planned = len(self.graphs.planned)
         while self.graphs.num_pending:
-            outcomes.append(self.graphs.capture_next())
+            outcome = self.graphs.capture_ahead()
+            if outcome is None:
+                continue
+            outcomes.append(outcome)
             report_progress(f"captured graphs {len(outcomes)}/{num_planned}")
         if outcomes:
             log.info(
@@ -95,10 +100,14 @@ def prepare_graphs(
         token_sizes=config.piece_sizes(limits.max_num_batched_tokens),
         decode_q_len=limits.decode_q_len,
     )
+    drafts = runner.make_draft_graphs(pieces.recorder)
+    if drafts is not None:
+        keys = with_draft_keys(keys)
     graphs = WorkerGraphs(
         keys,
         DecodeGraphs(runner.model, runner.forward, runner.buffers, pieces.recorder, limits=limits),
         pieces=StepPieces(runner.forward, runner.buffers, pieces, limits=limits),
+        drafts=drafts,
         on_fault=on_fault,
     )
     runner.use_graphs(graphs)
@@ -130,6 +139,27 @@ def build_uncaptured_kernels(prepared: PreparedGraphs, limits: StepLimits) -> No
     prepared.graphs.rehearse_decodes(full_decode_key(size, limits.decode_q_len) for size in powers)
 
 
+def rehearse_first_graphs(
+    runner: ModelRunner, config: CompilationConfig, *, limits: StepLimits
+) -> None:
+    """Runs, without graphs, what graphs hold that are captured before a worker is ready.
+
+    Args:
+        runner: as for `estimate_graph_bytes`.
+        config: what will be captured.
+        limits: the worker's.
+    """
+    pieces = piece_graphs(runner.device, runner.model.lm_head.weight.dtype)
+    prepared = prepare_graphs(
+        runner, config, limits=limits, pieces=pieces, on_fault=lambda outcome: None
+    )
+    planned = [key for key in prepared.graphs.planned if not key.is_draft]
+    prepared.graphs.rehearse_decodes([key for key in planned if key.uniform][:2])
+    in_pieces = [key for key in planned if not key.uniform][:2]
+    run_small_steps(runner, limits, (prompts_of(key.num_tokens, limits) for key in in_pieces))
+    build_uncaptured_kernels(prepared, limits)
+
+
 def estimate_graph_bytes(
     runner: ModelRunner, config: CompilationConfig, *, limits: StepLimits
 ) -> int:
@@ -148,8 +178,8 @@ def estimate_graph_bytes(
         runner, config, limits=limits, pieces=pieces, on_fault=lambda outcome: None
     )
     total = 0
-    for is_whole in (True, False):
-        keys = [key for key in prepared.graphs.planned if key.uniform == is_whole]
+    for kind in ((True, False), (True, True), (False, False)):
+        keys = [key for key in prepared.graphs.planned if (key.uniform, key.is_draft) == kind]
         sizes = [prepared.graphs.capture(key).num_bytes for key in keys[:2]]
         if sizes:
             total += sizes[0] + (len(keys) - 1) * max(sizes[-1], MIN_GRAPH_BYTES)
@@ -179,6 +209,7 @@ def _wire_key(key: GraphKey) -> batch.GraphKey:
         graph_bs=key.graph_bs,
         max_q_len=key.max_q_len,
         uniform=key.uniform,
+        is_draft=key.is_draft,
     )
 
 

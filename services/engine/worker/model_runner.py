@@ -17,12 +17,14 @@ from services.engine.batch import (
     read_int32,
     runtime_mode,
 )
+from services.engine.compilation.graphs.recorder import GraphRecorder
 from services.engine.sampling.grammar_masks import GrammarMasks
 from services.engine.sampling.logit_edits import edit_logits
 from services.engine.sampling.logprobs import Logprobs, compute_logprobs
 from services.engine.sampling.sampler import greedy, sample
 from services.engine.spec_decode.verification import Verified
 from services.engine.worker.decode_graphs import DecodedStep
+from services.engine.worker.draft_graphs import DraftGraphs
 from services.engine.worker.forward_pass import ForwardPass, PassShape
 from services.engine.worker.input_buffers import InputBuffers, StepHeader
 from services.engine.worker.pending_result import PendingResult
@@ -125,6 +127,11 @@ class ModelRunner:
         """The model's forward pass over them."""
         return self._forward
 
+    def make_draft_graphs(self, recorder: GraphRecorder) -> DraftGraphs | None:
+        """Returns what captures the drafting behind whole decode steps; None without drafts."""
+        del recorder
+        return None
+
     def use_graphs(self, graphs: WorkerGraphs) -> None:
         """Lets steps be ordered that run graphs."""
         self._graphs = graphs
@@ -162,11 +169,14 @@ class ModelRunner:
         sampled = self._sample(descriptor, arrays, computed)
         if self._on_outputs is not None:
             self._on_outputs(computed.hidden, computed.logits)
+        prompt_logprobs = self._prompt_logprobs(descriptor, arrays, computed.hidden)
+        # From here on a graph's outputs may be gone.
+        sampled = self._verify(descriptor, arrays, computed, sampled)
         return PendingResult.begin(
             descriptor.step_id,
             sampled.token_ids,
             sampled.logprobs,
-            prompt_logprobs=self._prompt_logprobs(descriptor, arrays, computed.hidden),
+            prompt_logprobs=prompt_logprobs,
             started_ns=started_ns,
             fallback_reason=computed.fallback_reason,
             verified=sampled.verified,
@@ -274,6 +284,17 @@ class ModelRunner:
             num_top = self._row_sampling.num_logprobs(sampled)
             logprobs = compute_logprobs(logits, chosen, num_top)
         return SampledStep(token_ids=token_ids, logprobs=logprobs)
+
+    def _verify(
+        self,
+        descriptor: BatchDescriptor,
+        arrays: StepArrays,
+        computed: ComputedStep,
+        sampled: SampledStep,
+    ) -> SampledStep:
+        """Does what follows the sampling of a step with drafts; here there are none."""
+        del descriptor, arrays, computed
+        return sampled
 
     def _prompt_logprobs(
         self, descriptor: BatchDescriptor, arrays: StepArrays, hidden: Tensor

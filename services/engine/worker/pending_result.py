@@ -1,7 +1,7 @@
 """The result of a step that may still be on its way from the device."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -48,7 +48,8 @@ class PendingResult:
         host_logprobs = None if logprobs is None else _on_host(logprobs)
         host_prompt_logprobs = None if prompt_logprobs is None else _on_host(prompt_logprobs)
         if verified is not None:
-            verified = Verified(
+            verified = replace(
+                verified,
                 num_accepted=to_host(verified.num_accepted),
                 draft_token_ids=to_host(verified.draft_token_ids),
             )

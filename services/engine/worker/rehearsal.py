@@ -4,8 +4,7 @@ Their rows hold no blocks: all keys and values go to the null block.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -66,31 +65,21 @@ def largest_step(limits: StepLimits) -> BatchDescriptor:
     return _step(q_lens, _EVERYTHING, limits, has_grammars=True)
 
 
-def build_kernels(
-    make_runner: Callable[[], ModelRunner],
-    limits: StepLimits,
-    kinds: Sequence[Sequence[int]],
+def run_small_steps(
+    runner: ModelRunner, limits: StepLimits, kinds: Iterable[Sequence[int]]
 ) -> None:
-    """Runs small steps on a GPU, at the same time, each on a runner of its own.
+    """Queues small steps of prompts of these lengths; those that exceed the limits are left out."""
+    if runner.device.type == "cuda":
+        torch.cuda.set_device(runner.device)  # this may be a new thread
+    for q_lens in kinds:
+        if _fits(q_lens, limits):
+            runner.execute(_step(q_lens, _GREEDY, limits))
 
-    Building a kernel takes up to two seconds of one processor, and a model has dozens. What two of
-    the steps share is built twice.
 
-    Args:
-        make_runner: makes a runner that nobody else uses.
-        limits: the runners'; steps that exceed them are left out.
-        kinds: lengths of the prompts of each step.
-    """
-    steps = [_step(q_lens, _GREEDY, limits) for q_lens in kinds if _fits(q_lens, limits)]
-    runners = [make_runner() for _ in steps]
-
-    def run(runner: ModelRunner, step: BatchDescriptor) -> None:
-        if runner.device.type == "cuda":
-            torch.cuda.set_device(runner.device)
-        runner.execute(step).message()
-
-    with ThreadPoolExecutor(max_workers=max(1, len(steps)), thread_name_prefix="build") as threads:
-        list(threads.map(run, runners, steps))
+def prompts_of(num_tokens: int, limits: StepLimits) -> tuple[int, ...]:
+    """Returns the lengths of prompts of a block each that have so many tokens together."""
+    q_len = min(limits.block_size, limits.max_model_len, num_tokens)
+    return (q_len,) * min(num_tokens // q_len, limits.max_num_seqs)
 
 
 def _prompts(num_tokens: int, max_model_len: int) -> tuple[int, ...]:

@@ -1,20 +1,25 @@
 """Runs steps that verify draft tokens and make the next ones."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from models.cudagraph_mode import CUDAGraphMode
 from models.deepseek_mtp import DeepseekMTP
 from models.forward_context import CacheData
 from models.layers.decoder import CausalLM
 from models.ops.table_entries import write_entries
-from services.engine.batch import BatchDescriptor
+from services.engine.batch import BatchDescriptor, runtime_mode
+from services.engine.compilation.graphs.recorder import GraphRecorder
 from services.engine.sampling.logprobs import compute_logprobs
-from services.engine.spec_decode.verification import Verified, count_accepted
+from services.engine.spec_decode.verification import Verified
 from services.engine.worker.decode_graphs import DecodedStep
-from services.engine.worker.drafter import Drafter
+from services.engine.worker.draft_graphs import DraftGraphs, DraftInputs
+from services.engine.worker.drafter import Drafter, VerifiedRows
+from services.engine.worker.forward_pass import PassShape
 from services.engine.worker.input_buffers import StepHeader
 from services.engine.worker.model_runner import (
     ComputedStep,
@@ -26,6 +31,9 @@ from services.engine.worker.row_sampling import SampledRows
 from services.engine.worker.step_arrays import StepArrays, StepLimits
 from services.engine.worker.step_drafts import StepDrafts
 from services.engine.worker.transfer import to_device
+
+DraftWatcher = Callable[[tuple[Tensor, ...]], None]
+"""Gets what each of the k drafts of S rows was chosen by: k of [S, hidden], none if S is 0."""
 
 
 def make_runner(
@@ -53,7 +61,29 @@ class SpeculativeRunner(ModelRunner):
         device: torch.device,
     ) -> None:
         super().__init__(model, kv_cache_data, limits=limits, device=device)
-        self._drafter = Drafter(DeepseekMTP(model), self._forward, self._buffers, limits=limits)
+        self._layers = DeepseekMTP(model)
+        self._drafter = Drafter(self._layers, self._forward, self._buffers, limits=limits)
+        self._draft_inputs = DraftInputs(model, limits)
+        self._on_drafts: DraftWatcher = lambda _: None
+
+    def watch_drafts(self, watcher: DraftWatcher) -> None:
+        """Shows `watcher` what the drafts of each step were chosen by, good until the next step."""
+        self._on_drafts = watcher
+
+    def compute_draft_logits(self, hidden: Tensor, depth: int) -> Tensor:
+        """Maps [S, hidden] that a draft was chosen by, after `depth` others, to [S, V]."""
+        return self._layers.compute_logits(hidden, depth)
+
+    def make_draft_graphs(self, recorder: GraphRecorder) -> DraftGraphs:
+        """Returns what captures the drafting behind whole decode steps."""
+        return DraftGraphs(
+            self._drafter,
+            self._forward,
+            self._buffers,
+            self._draft_inputs,
+            recorder,
+            limits=self._limits,
+        )
 
     def _compute(self, descriptor: BatchDescriptor, arrays: StepArrays) -> ComputedStep:
         """Puts the drafts into their rows and runs the model over the step's tokens."""
@@ -66,17 +96,18 @@ class SpeculativeRunner(ModelRunner):
     def _sample(
         self, descriptor: BatchDescriptor, arrays: StepArrays, computed: ComputedStep
     ) -> SampledStep:
-        """Samples behind every draft, and makes the next ones."""
+        """Samples behind every draft."""
+        if computed.logits is None:
+            return SampledStep(token_ids=computed.header.row_ids.new_empty(0), logprobs=None)
+        if computed.token_ids is not None and not needs_choice(descriptor.sampling):
+            return SampledStep(token_ids=computed.token_ids, logprobs=None)
         candidates = self._candidates(_drafts_of(arrays))
-        token_ids, logprobs = candidates.row_ids, None
-        if computed.logits is not None:
-            token_ids = self._token_ids(descriptor, candidates, computed)
-            if descriptor.sampling.needs_logprobs:
-                num_top = self._row_sampling.num_logprobs(candidates)
-                chosen = token_ids.long().clamp(min=0)
-                logprobs = compute_logprobs(computed.logits, chosen, num_top)
-        verified = self._verify(arrays, computed, candidates, token_ids)
-        return SampledStep(token_ids=token_ids, logprobs=logprobs, verified=verified)
+        chosen = self._choose(descriptor, candidates, computed.logits)
+        logprobs = None
+        if descriptor.sampling.needs_logprobs:
+            num_top = self._row_sampling.num_logprobs(candidates)
+            logprobs = compute_logprobs(computed.logits, chosen.clamp(min=0), num_top)
+        return SampledStep(token_ids=chosen.int(), logprobs=logprobs)
 
     def _logits(self, arrays: StepArrays, header: StepHeader, hidden: Tensor) -> Tensor | None:
         """Maps the hidden states [T, hidden] of a step to logits where something is sampled."""
@@ -108,43 +139,67 @@ class SpeculativeRunner(ModelRunner):
             host_seq_lens=host_positions,
         )
 
-    def _token_ids(
-        self, descriptor: BatchDescriptor, candidates: SampledRows, computed: ComputedStep
-    ) -> Tensor:
-        """Returns a token for each candidate, [S * (k + 1)] int32."""
-        if computed.token_ids is not None and not needs_choice(descriptor.sampling):
-            return computed.token_ids
-        assert computed.logits is not None, "something is sampled"
-        return self._choose(descriptor, candidates, computed.logits).int()
-
     def _verify(
         self,
+        descriptor: BatchDescriptor,
         arrays: StepArrays,
         computed: ComputedStep,
-        candidates: SampledRows,
-        sampled: Tensor,
-    ) -> Verified:
+        sampled: SampledStep,
+    ) -> SampledStep:
         """Accepts drafts, writes each row's newest token and guesses what follows it."""
-        drafts = _drafts_of(arrays)
-        shape = drafts.places.shape
-        sampled = sampled.view(shape)
-        accepted = count_accepted(sampled, to_device(drafts.token_ids, self._device))
-        column = accepted[:, None]
-        row_ids = candidates.row_ids.view(shape)[:, 0].contiguous()
-        newest = candidates.seq_lens.view(shape).gather(1, column).squeeze(1)
-        # A row without a sound token (NO_TOKEN) gets one that can be looked up.
-        token_ids = sampled.gather(1, column).squeeze(1).clamp(min=0)
-        self._buffers.append_tokens(row_ids, newest, token_ids)
-        places = to_device(drafts.places, self._device).gather(1, column).squeeze(1)
-        next_drafts = self._drafter.draft(
-            arrays,
-            computed.header,
-            computed.hidden,
+        if _ran_whole_graph(descriptor, arrays, computed):
+            assert self._graphs is not None, "a graph has run"
+            key = replace(self._ordered_graph(descriptor, CUDAGraphMode.FULL), is_draft=True)
+            drafted = self._graphs.replay_drafts(
+                key,
+                hidden=computed.hidden,
+                sampled=sampled.token_ids,
+                drafts=_drafts_of(arrays).token_ids,
+            )
+            if drafted is not None:
+                self._on_drafts(drafted.hidden)
+                return replace(sampled, token_ids=drafted.sampled, verified=drafted.verified)
+        return replace(sampled, verified=self._draft_eagerly(arrays, computed, sampled))
+
+    def _draft_eagerly(
+        self, arrays: StepArrays, computed: ComputedStep, sampled: SampledStep
+    ) -> Verified:
+        """Verifies and drafts without a graph."""
+        header, drafts = computed.header, _drafts_of(arrays)
+        row_ids, seq_lens, ends = header.row_ids, header.seq_lens, header.query_start_loc[1:]
+        if len(drafts.token_ids) != len(arrays.row_ids):
+            row_ids, seq_lens, ends = (
+                each.index_select(0, header.sample_indices) for each in (row_ids, seq_lens, ends)
+            )
+        rows = VerifiedRows.of(
+            sampled.token_ids.view(drafts.places.shape),
+            to_device(drafts.token_ids, self._device),
             row_ids=row_ids,
-            newest=newest,
-            places=places,
+            seq_lens=seq_lens,
+            ends=ends,
         )
-        return Verified(num_accepted=accepted.int(), draft_token_ids=next_drafts)
+        longest = int((arrays.query_start_loc[1:] - arrays.query_start_loc[:-1]).max())
+        shape = PassShape(
+            is_prefill=longest > self._limits.decode_q_len,
+            max_seqlen_q=longest,
+            max_seqlen_k=int(arrays.seq_lens.max()),
+            is_draft=True,
+        )
+        inputs = self._buffers.gather(header, arrays.num_tokens)
+        drafted = self._drafter.draft(inputs, shape, computed.hidden, rows)
+        self._on_drafts(drafted.hidden)
+        return Verified(num_accepted=rows.num_accepted.int(), draft_token_ids=drafted.token_ids)
+
+
+def _ran_whole_graph(
+    descriptor: BatchDescriptor, arrays: StepArrays, computed: ComputedStep
+) -> bool:
+    """Whether the graph of a decode step ran, and all of its requests sampled."""
+    return (
+        runtime_mode(descriptor.cudagraph_runtime_mode) is CUDAGraphMode.FULL
+        and not computed.fallback_reason
+        and len(arrays.sample_indices) == len(arrays.row_ids)
+    )
 
 
 def _drafts_of(arrays: StepArrays) -> StepDrafts:

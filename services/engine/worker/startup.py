@@ -1,7 +1,7 @@
 """How a worker gets from its configuration to the first step."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,8 +34,10 @@ from services.engine.worker.graph_setup import (
     install_model,
     piece_graphs,
     prepare_graphs,
+    rehearse_first_graphs,
     wire_keys,
 )
+from services.engine.worker.kernel_building import KernelBuilding
 from services.engine.worker.kv_memory import (
     allocate_kv_cache,
     block_bytes,
@@ -43,8 +45,14 @@ from services.engine.worker.kv_memory import (
     probe_runner,
 )
 from services.engine.worker.model_runner import ModelRunner
-from services.engine.worker.rehearsal import FIRST_STEPS, build_kernels, other_steps
+from services.engine.worker.rehearsal import (
+    FIRST_STEPS,
+    largest_step,
+    other_steps,
+    run_small_steps,
+)
 from services.engine.worker.speculative_runner import make_runner
+from services.engine.worker.stage_clock import StageClock
 from services.engine.worker.step_arrays import StepLimits
 
 if TYPE_CHECKING:
@@ -100,27 +108,37 @@ def start_worker(
     Raises:
         ValueError: the configuration does not fit the model or the machine.
     """
-    started_s = time.monotonic()
+    clock = StageClock()
+    kernels = KernelBuilding.fork(config)
     torch.set_num_threads(config.num_threads)
     torch.set_num_interop_threads(1)
     loaded = _load(config, rank, report_progress)
     settings = config.compilation_config(loaded.device.type)
     pieces = piece_graphs(loaded.device, loaded.dtype)
+    clock.end("load")
 
     def compile_loaded() -> "CompiledModel | None":
-        _build_kernels(loaded, other_steps(loaded.model.config, loaded.limits))
+        kernels.build_others()
+        if loaded.device.type == "cuda":
+            others = other_steps(loaded.model.config, loaded.limits)
+            run_small_steps(_probe(loaded), loaded.limits, others)
         if settings.level == CompilationLevel.NO_COMPILATION:
             return None
         return _compile(config, settings, loaded, pieces=pieces, rank=rank)
 
-    _build_kernels(loaded, FIRST_STEPS)
+    if loaded.device.type == "cuda":
+        report_progress("building kernels")
+        _build_first_kernels(loaded, settings, kernels)
+    clock.end("kernels")
     compiled = None
     if not config.capture_while_serving:
         if settings.level != CompilationLevel.NO_COMPILATION:
             report_progress("compiling the model")
         compiled = compile_loaded()
+        clock.end("compile")
     report_progress("allocating the KV cache")
     runner, num_blocks = _make_runner(config, settings, loaded)
+    clock.end("memory")
 
     def install(compiled: "CompiledModel | None") -> None:
         install_model(runner, compiled, settings, pieces)
@@ -140,7 +158,8 @@ def start_worker(
         outcomes = prepared.capture_all(report_progress)
     ready = _announcement(config, loaded, num_blocks, prepared)
     ready.graphs.extend(graph_report(outcome) for outcome in outcomes)
-    log.info("worker_ready", start_s=round(time.monotonic() - started_s, 3))
+    clock.end("graphs")
+    log.info("worker_ready", **clock.seconds())
     return StartedWorker(runner=runner, ready=ready, capture=capture)
 
 
@@ -220,17 +239,28 @@ def _compile(
     )
 
 
-def _build_kernels(loaded: _Loaded, kinds: Sequence[Sequence[int]]) -> None:
-    """Builds the kernels of steps of some kinds; this may be another thread than the steps'."""
-    if loaded.device.type != "cuda":
-        return
+def _probe(loaded: _Loaded) -> ModelRunner:
+    """Returns a runner for steps of nobody's."""
+    return probe_runner(
+        loaded.model, limits=loaded.limits, dtype=loaded.cache_dtype, device=loaded.device
+    )
 
-    def make_runner() -> ModelRunner:
-        return probe_runner(
-            loaded.model, limits=loaded.limits, dtype=loaded.cache_dtype, device=loaded.device
-        )
 
-    build_kernels(make_runner, loaded.limits, kinds)
+def _build_first_kernels(
+    loaded: _Loaded, settings: CompilationConfig, kernels: KernelBuilding
+) -> None:
+    """Builds the kernels that take a part before the worker is ready, and those of first steps."""
+    limits, runner = loaded.limits, _probe(loaded)
+
+    def run_before_ready() -> None:
+        runner.execute(largest_step(limits))
+        rehearse_first_graphs(runner, settings, limits=limits)
+
+    kernels.build_first(
+        lambda: run_small_steps(runner, limits, FIRST_STEPS),
+        next_=run_before_ready,
+        others=lambda: run_small_steps(runner, limits, other_steps(loaded.model.config, limits)),
+    )
 
 
 def _make_runner(

@@ -1,20 +1,18 @@
 """Steps whose pieces between attention layers are graphs, padded to a captured number of tokens."""
 
-import time
 from dataclasses import replace
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import GraphKey
-from services.engine.compilation.graphs.graph_runner import GraphOutcome, require_same
+from services.engine.compilation.graphs.graph_runner import StartedCapture, start_capture
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
-from services.engine.compilation.graphs.recorder import GraphFaultError
+from services.engine.compilation.graphs.verdict import Verdict
+from services.engine.worker.dummy_steps import dummy_decodes, dummy_prompts
 from services.engine.worker.forward_pass import ForwardPass, PassShape
 from services.engine.worker.input_buffers import InputBuffers, StepInputs
-from services.engine.worker.step_arrays import StepArrays, StepLimits
+from services.engine.worker.step_arrays import StepLimits
 
 
 class StepPieces:
@@ -37,32 +35,9 @@ class StepPieces:
         self._pieces = pieces
         self._limits = limits
 
-    def capture(self, key: GraphKey) -> GraphOutcome:
-        """Captures every piece for one number of tokens and tests them, between any two steps."""
-        recorder = self._pieces.recorder
-        started_s = time.monotonic()
-        fault, num_bytes = "", 0
-        try:
-            inputs, shape = self._rehearse(key, 1)
-            num_tokens = len(inputs.token_request)
-            warmed_up = recorder.warm_up(lambda: self._forward(inputs, shape))
-            expected = warmed_up[:num_tokens].clone()
-            del warmed_up
-            first_inputs, first_shape = self._rehearse(key, 0)
-            recorder.synchronize()
-            before = recorder.num_used_bytes()
-            with self._pieces.capturing():
-                self._forward(first_inputs, _in_pieces(first_shape, key))
-            recorder.synchronize()
-            num_bytes = max(0, recorder.num_used_bytes() - before)
-            inputs, shape = self._rehearse(key, 1)
-            require_same(expected, self._forward(inputs, _in_pieces(shape, key))[:num_tokens])
-            self._pieces.check_again(key)
-        except (GraphFaultError, torch.OutOfMemoryError) as error:
-            self.drop(key)
-            fault = str(error)
-        capture_s = time.monotonic() - started_s
-        return GraphOutcome(key=key, capture_s=capture_s, num_bytes=num_bytes, fault=fault)
+    def start_capture(self, key: GraphKey) -> StartedCapture:
+        """Captures every piece for one number of tokens, to be tested, between any two steps."""
+        return start_capture(key, lambda: self._capture(key), drop=self.drop)
 
     def replay(self, key: GraphKey, inputs: StepInputs, shape: PassShape) -> Tensor:
         """Runs a step of T tokens; returns [T, hidden], good until the next replay.
@@ -77,26 +52,49 @@ class StepPieces:
         """Forgets the graphs of one number of tokens."""
         self._pieces.drop(key)
 
+    def _capture(self, key: GraphKey) -> tuple[int, Verdict]:
+        recorder = self._pieces.recorder
+        inputs, shape = self._rehearse(key, 1)
+        num_tokens = len(inputs.token_request)
+        warmed_up = recorder.warm_up(lambda: self._forward(inputs, shape))
+        expected = warmed_up[:num_tokens].clone()
+        del warmed_up
+        first_inputs, first_shape = self._rehearse(key, 0)
+        before = recorder.num_used_bytes()
+        with self._pieces.capturing():
+            self._forward(first_inputs, _in_pieces(first_shape, key))
+        num_bytes = max(0, recorder.num_used_bytes() - before)
+        inputs, shape = self._rehearse(key, 1)
+        replayed = self._forward(inputs, _in_pieces(shape, key))[:num_tokens]
+        self._pieces.check_again(key)
+        return num_bytes, Verdict([expected], [replayed])
+
     def _rehearse(self, key: GraphKey, variant: int) -> tuple[StepInputs, PassShape]:
         """Writes a step of dummy requests that fill the graph, as far as there are rows.
 
-        They write to the null block alone, and all of them the same.
+        Where one token of each suffices it is a step of short decodes: attention, which is not in
+        the graphs, is one kernel then.
         """
         self._forward.refill_null_block()
-        block_size, max_model_len = self._limits.block_size, self._limits.max_model_len
-        q_len = min(block_size, max_model_len, key.num_tokens)
-        batch_size = min(key.num_tokens // q_len, self._limits.max_num_seqs)
-        seq_len = min(q_len + variant * block_size, max_model_len)
-        num_tokens = batch_size * q_len
-        arrays = StepArrays(
-            query_start_loc=np.arange(0, num_tokens + 1, q_len, dtype=np.int32),
-            seq_lens=np.full(batch_size, seq_len, np.int32),
-            row_ids=np.full(batch_size, self._buffers.dummy_row, np.int32),
-            sample_indices=np.empty(0, np.int32),
-            num_tokens=num_tokens,
+        limits, row_id, num_tokens = self._limits, self._buffers.dummy_row, key.num_tokens
+        is_prefill = num_tokens > limits.max_num_seqs
+        if is_prefill:
+            arrays = dummy_prompts(limits, num_tokens=num_tokens, row_id=row_id, variant=variant)
+        else:
+            arrays = dummy_decodes(
+                limits,
+                batch_size=num_tokens,
+                q_len=1,
+                row_id=row_id,
+                variant=variant,
+                max_keys=2 * limits.block_size * num_tokens,
+            )
+        inputs = self._buffers.padded(self._buffers.write_step(arrays), num_tokens)
+        shape = PassShape(
+            is_prefill=is_prefill,
+            max_seqlen_q=int(arrays.query_start_loc[1]),
+            max_seqlen_k=int(arrays.seq_lens.max()),
         )
-        inputs = self._buffers.padded(self._buffers.write_step(arrays), key.num_tokens)
-        shape = PassShape(is_prefill=True, max_seqlen_q=q_len, max_seqlen_k=seq_len)
         return inputs, shape
 
 

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from models.forward_context import GraphKey
-from services.engine.compilation.graphs.graph_runner import GraphOutcome
+from services.engine.compilation.graphs.graph_runner import GraphOutcome, StartedCapture
 from services.engine.compilation.graphs.recorder import GraphFaultError
 from services.engine.worker.decode_graphs import DecodedStep, DecodeGraphs
+from services.engine.worker.draft_graphs import DraftedStep, DraftGraphs
 from services.engine.worker.forward_pass import PassShape
 from services.engine.worker.input_buffers import StepInputs
-from services.engine.worker.step_arrays import StepArrays
+from services.engine.worker.step_arrays import Int32Array, StepArrays
 from services.engine.worker.step_pieces import StepPieces
 
 log = structlog.get_logger()
@@ -33,6 +34,7 @@ class WorkerGraphs:
         decodes: DecodeGraphs,
         *,
         pieces: StepPieces | None = None,
+        drafts: DraftGraphs | None = None,
         on_fault: Callable[[GraphOutcome], None],
     ) -> None:
         """Starts without graphs.
@@ -41,18 +43,22 @@ class WorkerGraphs:
             planned: what to capture, in this order as long as no step asked for anything.
             decodes: captures and replays whole decode steps.
             pieces: captures the pieces of other steps.
+            drafts: captures and replays what follows a whole decode step with drafts.
             on_fault: hears of a graph that was captured and is given up while serving.
         """
         self.planned = tuple(planned)
         self._planned = frozenset(planned)
         self._decodes = decodes
         self._pieces = pieces
+        self._drafts = drafts
         self._on_fault = on_fault
         self._pending = list(planned)
+        self._under_test: StartedCapture | None = None
         self._captured: set[GraphKey] = set()
         self._sizes = {
             is_whole: sorted(
-                (key for key in planned if key.uniform == is_whole), key=lambda key: key.num_tokens
+                (key for key in planned if key.uniform == is_whole and not key.is_draft),
+                key=lambda key: key.num_tokens,
             )
             for is_whole in (True, False)
         }
@@ -60,8 +66,8 @@ class WorkerGraphs:
 
     @property
     def num_pending(self) -> int:
-        """Graphs that are still to be captured."""
-        return len(self._pending)
+        """Graphs that are still to be captured or whose test is under way."""
+        return len(self._pending) + (self._under_test is not None)
 
     def is_planned(self, key: GraphKey) -> bool:
         """Whether a step may be ordered to run this graph."""
@@ -86,29 +92,27 @@ class WorkerGraphs:
                 return
 
     def capture_next(self) -> GraphOutcome:
-        """Captures the graph that most steps have missed; at first, the first one planned."""
-        return self.capture(max(self._pending, key=self._num_wanted.__getitem__))
+        """Captures the graph that most steps have missed; at first, the first one planned.
 
-    @torch.inference_mode()
+        Where a graph is under test already, its test ends instead.
+        """
+        return self._end_test() or self.capture(self._next())
+
+    def capture_ahead(self) -> GraphOutcome | None:
+        """Captures the graph that `capture_next` would, and leaves it to the device to test.
+
+        Returns:
+            What became of the graph before it, which the device was testing meanwhile; None if
+            there was none.
+        """
+        started = self._start(self._next()) if self._pending else None
+        outcome = self._end_test()
+        self._under_test = started
+        return outcome
+
     def capture(self, key: GraphKey) -> GraphOutcome:
         """Captures one of the pending graphs."""
-        self._pending.remove(key)
-        if key.uniform:
-            outcome = self._decodes.capture(key)
-        else:
-            assert self._pieces is not None, "pieces are planned only where there are some"
-            outcome = self._pieces.capture(key)
-        if not outcome.fault:
-            self._captured.add(key)
-        log.info(
-            "graph_captured" if not outcome.fault else "graph_given_up",
-            num_tokens=key.num_tokens,
-            is_full=key.uniform,
-            capture_ms=round(outcome.capture_s * 1000, 1),
-            num_kb=outcome.num_bytes // 1024,
-            num_pending=len(self._pending),
-        )
-        return outcome
+        return self._finish(self._start(key))
 
     @torch.inference_mode()
     def rehearse_decodes(self, keys: Iterable[GraphKey]) -> None:
@@ -136,12 +140,63 @@ class WorkerGraphs:
             self.give_up(key, error)
             return None
 
+    def replay_drafts(
+        self, key: GraphKey, *, hidden: Tensor, sampled: Tensor, drafts: Int32Array
+    ) -> DraftedStep | None:
+        """Verifies and drafts behind the graph of a decode step; None if no graph can.
+
+        The arguments are those of `DraftGraphs.replay`.
+        """
+        if key not in self._captured or self._drafts is None:
+            if key in self._planned:
+                self._num_wanted[key] += 1
+            return None
+        try:
+            return self._drafts.replay(key, hidden=hidden, sampled=sampled, drafts=drafts)
+        except GraphFaultError as error:
+            self.give_up(key, error)
+            return None
+
     def give_up(self, key: GraphKey, error: GraphFaultError) -> None:
         """Never runs a graph again and reports it."""
         self._captured.discard(key)
-        if key.uniform:
-            self._decodes.drop(key)
-        elif self._pieces is not None:
-            self._pieces.drop(key)
+        self._kind(key).drop(key)
         log.error("graph_quarantined", num_tokens=key.num_tokens, fault=str(error))
         self._on_fault(GraphOutcome(key=key, fault=str(error)))
+
+    def _kind(self, key: GraphKey) -> DecodeGraphs | StepPieces | DraftGraphs:
+        """Returns what holds the graphs of a key's kind."""
+        kind = self._drafts if key.is_draft else self._decodes if key.uniform else self._pieces
+        assert kind is not None, "graphs are planned only where something captures them"
+        return kind
+
+    def _end_test(self) -> GraphOutcome | None:
+        """Waits for the verdict on the graph under test, if there is one."""
+        started, self._under_test = self._under_test, None
+        return None if started is None else self._finish(started)
+
+    def _next(self) -> GraphKey:
+        return max(self._pending, key=self._num_wanted.__getitem__)
+
+    @torch.inference_mode()
+    def _start(self, key: GraphKey) -> StartedCapture:
+        self._pending.remove(key)
+        return self._kind(key).start_capture(key)
+
+    def _finish(self, started: StartedCapture) -> GraphOutcome:
+        outcome = started.finish()
+        key = outcome.key
+        if outcome.fault:
+            log.warning("graph_given_up", graph=str(key), fault=outcome.fault)
+            return outcome
+        self._captured.add(key)
+        log.info(
+            "graph_captured",
+            num_tokens=key.num_tokens,
+            is_full=key.uniform,
+            is_draft=key.is_draft,
+            capture_ms=round(outcome.capture_s * 1000, 1),
+            num_kb=outcome.num_bytes // 1024,
+            num_pending=self.num_pending,
+        )
+        return outcome

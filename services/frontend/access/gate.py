@@ -18,7 +18,7 @@ from services.frontend.access.key_file import (
     digest_of,
     read_key_file,
 )
-from services.frontend.errors import UnauthenticatedError
+from services.frontend.errors import NotPermittedError, UnauthenticatedError
 
 POLL_S = 1.0
 """How often the file is looked at."""
@@ -94,6 +94,12 @@ class Gate:
         if caller is None:
             raise UnauthenticatedError("an API key is needed")
         return caller.begin()
+
+    def check_may_list_engines(self) -> None:
+        """Raises NotPermittedError where keys are needed and whoever acts now has none for this."""
+        caller = self._current.get(self._anonymous)
+        if self.requires_keys and not caller.limits.may_list_engines:
+            raise NotPermittedError("the API key is not one that may list engines")
 
     async def watch(self) -> None:
         """Follows the file until cancelled; one that is wrong changes nothing."""

@@ -5,8 +5,9 @@
     tokens_per_minute = 60000
     max_live_requests = 8
 
-    [keys.bob]
+    [keys.operator]
     key = "a key in plain text, 16 characters or more, without blanks"
+    may_list_engines = true
 
 Keys are random and long, so one round of SHA-256 protects them as well as a slow hash would.
 """
@@ -40,6 +41,8 @@ class Limits:
     """Tokens of prompts and output; None sets no limit."""
     max_live_requests: int | None = None
     """Requests that may be unfinished at a time; None sets no limit."""
+    may_list_engines: bool = False
+    """Whether it is told which engines there are, and where."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,7 @@ class _Entry(BaseModel):
     sha256: Annotated[str, Field(pattern=r"\A[0-9a-fA-F]{64}\z")] | None = None
     tokens_per_minute: Limit | None = None
     max_live_requests: Limit | None = None
+    may_list_engines: bool = False
 
 
 class _File(BaseModel):
@@ -115,7 +119,9 @@ def _checked(path: Path, entries: Mapping[str, _Entry]) -> list[ApiKey]:
         if (other := keys.get(digest)) is not None:
             raise KeyFileError(f"{path}: keys.{name} and keys.{other.name} are the same key")
         limits = Limits(
-            tokens_per_minute=entry.tokens_per_minute, max_live_requests=entry.max_live_requests
+            tokens_per_minute=entry.tokens_per_minute,
+            max_live_requests=entry.max_live_requests,
+            may_list_engines=entry.may_list_engines,
         )
         keys[digest] = ApiKey(name=name, digest=digest, limits=limits)
     return list(keys.values())

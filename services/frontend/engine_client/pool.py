@@ -38,6 +38,8 @@ class PoolLimits:
     """Engines tried for one token of a request."""
     resolve_interval_s: float = 5.0
     """Time after which names are resolved again."""
+    names_engines: bool = True
+    """Whether errors tell callers where engines are; the log does."""
 
 
 class EnginePool:
@@ -92,6 +94,8 @@ class EnginePool:
     @property
     def unavailable(self) -> EngineUnavailableError:
         """The error that says why no engine takes requests now."""
+        if not self._limits.names_engines:
+            return EngineUnavailableError("no engine takes requests now")
         reasons = [
             f"no engine at {engine.address.target}: {engine.reason or 'it was tried'}"
             for engine in self._engines.values()

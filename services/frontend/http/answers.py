@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from services.frontend.engine_client.messages import STOP, Usage
-from services.frontend.http.logprobs import ChatLogprobs, CompletionLogprobs
+from services.frontend.http.logprobs import ChatLogprobs, CompletionLogprobs, PromptLogprobs
 from services.frontend.pipeline.pipeline import ServedModel
 from services.frontend.pipeline.request import Output
 
@@ -37,6 +37,7 @@ class CompletionAnswer:
         model: ServedModel,
         *,
         has_logprobs: bool,
+        tells_prompt: bool,
         streams_usage: bool,
         num_samples: int,
     ) -> None:
@@ -46,6 +47,7 @@ class CompletionAnswer:
             CompletionLogprobs(model.tokenizer) if has_logprobs else None
             for _ in range(num_samples)
         ]
+        self._prompt_logprobs = PromptLogprobs(model.tokenizer) if tells_prompt else None
         self._echo = ""
         self._begun: set[int] = set()
         self._usage_field: Body = {"usage": None} if streams_usage else {}
@@ -72,6 +74,9 @@ class CompletionAnswer:
     def whole(self, outputs: Sequence[Output]) -> Body:
         """Returns the whole outputs, one for each index, as one body."""
         choices = [self._choice(output) for output in outputs]
+        if self._prompt_logprobs is not None:
+            told = self._prompt_logprobs.of(outputs)
+            choices = [{**choice, "prompt_logprobs": told} for choice in choices]
         return {**self._envelope, "choices": choices, "usage": _usage_of(outputs)}
 
     def _choice(self, output: Output) -> Body:
@@ -95,6 +100,7 @@ class ChatAnswer:
         model: ServedModel,
         *,
         has_logprobs: bool,
+        tells_prompt: bool,
         streams_usage: bool,
         num_samples: int,
     ) -> None:
@@ -102,6 +108,7 @@ class ChatAnswer:
         self._envelope = _envelope(answer_id, "chat.completion", model)
         self._chunk_envelope = {**self._envelope, "object": "chat.completion.chunk"}
         self._logprobs = ChatLogprobs(model.tokenizer) if has_logprobs else None
+        self._prompt_logprobs = PromptLogprobs(model.tokenizer) if tells_prompt else None
         self._num_samples = num_samples
         self._usage_field: Body = {"usage": None} if streams_usage else {}
 
@@ -140,7 +147,10 @@ class ChatAnswer:
             }
             for output in outputs
         ]
-        return {**self._envelope, "choices": choices, "usage": _usage_of(outputs)}
+        body = {**self._envelope, "choices": choices, "usage": _usage_of(outputs)}
+        if self._prompt_logprobs is not None:
+            body["prompt_logprobs"] = self._prompt_logprobs.of(outputs)
+        return body
 
     def _ending(self, output: Output) -> Body:
         return {

@@ -71,12 +71,17 @@ def completion_options(request: CompletionRequest, request_id: str) -> Options:
     tells_prompt = bool(request.echo) and request.logprobs is not None
     if tells_prompt and request.n not in (None, 1):
         raise InvalidRequestError("echo with logprobs takes n of 1", field="echo")
+    if tells_prompt and request.prompt_logprobs is not None:
+        raise InvalidRequestError(
+            "echo with logprobs tells the prompt's; leave prompt_logprobs out",
+            field="prompt_logprobs",
+        )
     return _options(
         request,
         request_id,
         max_tokens=DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens,
         logprobs=request.logprobs,
-        prompt_logprobs=request.logprobs if tells_prompt else None,
+        prompt_logprobs=request.logprobs if tells_prompt else request.prompt_logprobs,
     )
 
 
@@ -99,6 +104,7 @@ def chat_options(request: ChatCompletionRequest, request_id: str) -> Options:
         request_id,
         max_tokens=old if new is None else new,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        prompt_logprobs=request.prompt_logprobs,
         response_format=request.response_format,
     )
 
@@ -109,7 +115,7 @@ def _options(
     *,
     max_tokens: int | None,
     logprobs: int | None,
-    prompt_logprobs: int | None = None,
+    prompt_logprobs: int | None,
     response_format: ResponseFormat | None = None,
 ) -> Options:
     named: dict[str, Any] = {name: getattr(request, name) for name in _PASSED_ON}

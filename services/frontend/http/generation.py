@@ -55,6 +55,8 @@ class Call:
     options: Options
     is_stream: bool
     includes_usage: bool
+    tells_prompt: bool
+    """Whether log-probabilities of the prompt are wanted on their own."""
     has_echo: bool = False
 
 
@@ -65,6 +67,7 @@ def _read_completion(body: bytes, request_id: str) -> Call:
         completion_options(request, request_id),
         bool(request.stream),
         request.includes_usage,
+        request.prompt_logprobs is not None,
         bool(request.echo),
     )
 
@@ -76,6 +79,7 @@ def _read_chat(body: bytes, request_id: str) -> Call:
         chat_options(request, request_id),
         bool(request.stream),
         request.includes_usage,
+        request.prompt_logprobs is not None,
     )
 
 
@@ -136,6 +140,7 @@ class GenerationEndpoint:
                     request_id,
                     model,
                     has_logprobs=sampling is not None and sampling.HasField("logprobs"),
+                    tells_prompt=call.tells_prompt,
                     streams_usage=call.includes_usage,
                     num_samples=call.options.num_samples,
                 )

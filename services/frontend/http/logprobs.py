@@ -1,4 +1,4 @@
-"""Log-probabilities in the two forms that OpenAI's API has."""
+"""Log-probabilities: of outputs in OpenAI's two forms, of prompts on their own in vLLM's."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -103,3 +103,32 @@ class CompletionLogprobs:
             return content.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+
+class PromptLogprobs:
+    """Log-probabilities of a prompt, by token id."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Reads tokens with the model's tokenizer."""
+        self._token_bytes = tokenizer.token_bytes(show_special_tokens=True)
+
+    def of(self, outputs: Sequence[Output]) -> list[dict[str, Any] | None]:
+        """Returns those of whole outputs of one prompt; its first token has none.
+
+        A token's rank is 1 for the most likely one, and null where it is not among those told.
+        """
+        # The first output tells them for all.
+        return [None, *(self._entry(position) for position in outputs[0].prompt_logprobs)]
+
+    def _entry(self, position: PositionLogprobs) -> dict[str, Any]:
+        entry = {str(position.chosen.token_id): self._told(position.chosen, None)}
+        for rank, token in enumerate(position.top, 1):
+            entry[str(token.token_id)] = self._told(token, rank)
+        return entry
+
+    def _told(self, token: Any, rank: int | None) -> dict[str, Any]:
+        return {
+            "logprob": max(token.logprob, LOWEST_LOGPROB),
+            "rank": rank,
+            "decoded_token": self._token_bytes[token.token_id].decode("utf-8", "replace"),
+        }

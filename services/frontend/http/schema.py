@@ -1,9 +1,9 @@
 """What a client may send: every field is read or refused, none is ignored.
 
 The names are those of OpenAI's API; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
-`ignore_eos`, `stop_token_ids`, `structured_outputs` and `cache_salt` are not, and have the meaning
-that the gRPC API gives them. A null is an absent field. Ranges that are not stated
-here are the engine's to check.
+`ignore_eos`, `stop_token_ids`, `prompt_logprobs`, `structured_outputs` and `cache_salt` are not,
+and have the meaning that the gRPC API gives them. A null is an absent field. Ranges that are not
+stated here are the engine's to check.
 """
 
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -79,6 +79,7 @@ class SharedFields(BaseModel):
         Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None
     ) = None
 
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     structured_outputs: StructuredOutputs | None = None
     cache_salt: str | None = None
 
@@ -230,6 +231,8 @@ def parse(request_class: type[_Request], body: bytes) -> _Request:
             raise InvalidRequestError(f"{_shown(name)} is not supported", field=_shown(name))
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("stream_options is for streams only", field="stream_options")
+    if request.prompt_logprobs is not None and request.stream:
+        raise InvalidRequestError("prompt_logprobs is not for streams", field="prompt_logprobs")
     return request
 
 

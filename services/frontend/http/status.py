@@ -10,6 +10,7 @@ from services.frontend.errors import (
     EngineUnavailableError,
     FrontendError,
     InvalidRequestError,
+    NotPermittedError,
     OverloadedError,
     SlowReaderError,
     UnauthenticatedError,
@@ -53,6 +54,7 @@ class HttpError:
 
 STATUSES: dict[type[FrontendError], tuple[int, str, str | None]] = {
     UnauthenticatedError: (401, "invalid_request_error", "invalid_api_key"),
+    NotPermittedError: (403, "invalid_request_error", "not_permitted"),
     InvalidRequestError: (400, "invalid_request_error", None),
     UnknownModelError: (404, "invalid_request_error", "model_not_found"),
     DuplicateRequestError: (409, "invalid_request_error", "duplicate_request"),

@@ -77,7 +77,8 @@ class Pipeline:
         self.engine = engine
         self.requests = RequestLog(tracing)
         """Watches every request from before it is read to its end."""
-        self._gate = gate or Gate()
+        self.gate = gate or Gate()
+        """Who may do what."""
         self._max_prompt_bytes = max_prompt_bytes
         self._max_samples = max_samples
         self._template_timeout_s = template_timeout_s
@@ -134,7 +135,7 @@ class Pipeline:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         model = self.model_named(options.model)
         check_options(options, max_samples=self._max_samples)
-        lease = self._gate.begin()
+        lease = self.gate.begin()
         try:
             return await self._submit(
                 model, prompt, options, deadline_s=deadline_s, lease=lease, record=record

@@ -130,8 +130,9 @@ class FrontendServicer(FrontendServiceServicer):
     async def ListEngines(  # noqa: N802  the protocol's name
         self, request: frontend_pb2.ListEnginesRequest, context: grpc.aio.ServicerContext
     ) -> frontend_pb2.ListEnginesResponse:
-        """Tells how each engine is, as far as this frontend knows."""
+        """Tells how each engine is, as far as this frontend knows, to whoever may know."""
         del context
+        self._pipeline.gate.check_may_list_engines()
         refuse_unknown_fields(request)
         return engines_to_proto(self._pipeline.engine)
 

@@ -9,6 +9,7 @@ from services.frontend.errors import (
     EngineUnavailableError,
     FrontendError,
     InvalidRequestError,
+    NotPermittedError,
     OverloadedError,
     SlowReaderError,
     UnauthenticatedError,
@@ -19,6 +20,7 @@ from services.telemetry.status import Status
 
 STATUS_CODES: dict[type[FrontendError], grpc.StatusCode] = {
     UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+    NotPermittedError: grpc.StatusCode.PERMISSION_DENIED,
     InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     UnknownModelError: grpc.StatusCode.NOT_FOUND,
     DuplicateRequestError: grpc.StatusCode.ALREADY_EXISTS,

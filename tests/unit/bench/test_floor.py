@@ -1,6 +1,7 @@
 """Floors of public shapes, against what their papers and configurations say."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -67,3 +68,25 @@ def test_a_window_bounds_what_is_read_of_the_cache(tmp_path):
     cache_ms = (floor.decode_ms(1, 1000) - floor.weight_bytes(1) / BYTES_PER_MS) * BYTES_PER_MS
     # Every other of 24 layers sees 128 tokens.
     assert cache_ms == pytest.approx(2048 * (12 * 128 + 12 * 1000), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("window", "pairs"),
+    [
+        (None, 1 + 2 + 3 + 4 + 5),
+        (2, 1 + 2 + 2 + 2 + 2),
+        (5, 1 + 2 + 3 + 4 + 5),
+        (9, 1 + 2 + 3 + 4 + 5),
+    ],
+)
+def test_each_query_of_a_prompt_is_multiplied_with_the_keys_that_it_sees(window, pairs, tmp_path):
+    floor = replace(floor_of("llama-3.1-8b", tmp_path), cached=[(1.0, window)], pair_flop=3)
+    assert floor.prompt_attention_flop(5) == 3 * pairs
+
+
+@pytest.mark.parametrize(
+    ("shape", "flop"),
+    [("llama-3.1-8b", 4 * 32 * 128), ("deepseek-v3", 2 * 128 * (128 + 64 + 128))],
+)
+def test_a_pair_costs_the_products_of_all_heads(shape, flop, tmp_path):
+    assert floor_of(shape, tmp_path).pair_flop == flop

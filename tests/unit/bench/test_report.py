@@ -54,7 +54,8 @@ def test_start_times_split_the_way_to_ready():
         stages=[
             ("loading weights", 13.0),
             ("loading weights 1/2", 14.0),
-            ("compiling the model", 15.0),
+            ("building kernels", 15.0),
+            ("compiling the model", 16.0),
             ("allocating the KV cache", 19.0),
             ("captured graphs 1/1", 21.0),
         ],
@@ -65,7 +66,8 @@ def test_start_times_split_the_way_to_ready():
         "ready": 12.0,
         "import": 3.0,
         "load": 2.0,
-        "compile": 4.0,
+        "kernels": 1.0,
+        "compile": 3.0,
         "capture": 1.5,
         "rest": 1.5,
     }

@@ -2,12 +2,13 @@
 
 import io
 import json
+import tomllib
 
 import pytest
 
 from services.client.cli import main
 from tests.support.fake_frontend import fake_frontend_in_thread
-from tests.support.processes import free_port
+from tests.support.processes import ROOT, free_port
 
 COMMANDS = [
     *("chat", "generate", "tokenize", "models", "serve", "demo", "stats", "graphs", "health"),
@@ -42,6 +43,12 @@ def test_help_of_every_command_explains_itself(octavo, command):
     assert code == 0
     assert "Usage:" in out
     assert "Example" in out or command == "models"
+
+
+def test_the_version_is_that_of_the_distribution(octavo):
+    code, out, _ = octavo("--version")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (code, out) == (0, f"octavo {project['version']}\n")
 
 
 def test_help_lists_every_command(octavo):

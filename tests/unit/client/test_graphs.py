@@ -65,6 +65,20 @@ def test_a_graph_that_was_given_up_says_why():
     assert "the graph of 8 decodes is not used: input seq_lens moved" in text
 
 
+def test_graphs_of_drafting_are_told_from_those_of_their_steps():
+    stats = engine_pb2.GetStatsResponse(
+        num_graphs_planned=2,
+        num_steps=10,
+        graphs=[
+            graph(24, max_q_len=3, num_replays=9),
+            graph(24, max_q_len=3, is_draft=True, captured=False, fault="planted"),
+        ],
+    )
+    text = shown(stats)
+    assert any("drafts" in line and "given up" in line for line in text.splitlines())
+    assert "the graph of 24 tokens' drafts is not used: planted" in text
+
+
 def test_an_engine_without_graphs_says_so_in_a_line():
     stats = engine_pb2.GetStatsResponse(
         cudagraph_mode="NONE", num_steps=4, graph_dispatch={"unsupported": 4}

@@ -135,6 +135,7 @@ HTTP_VALUES = {
     "min_tokens": [2],
     "ignore_eos": [True],
     "stop_token_ids": [[6]],
+    "prompt_logprobs": [0],
     "structured_outputs": [{"regex": "a"}],
     "cache_salt": ["tenant"],
     "tools": [[{"type": "function", "function": {"name": "add"}}]],

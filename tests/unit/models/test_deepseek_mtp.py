@@ -108,6 +108,9 @@ def require_close(actual, expected):
         ("deepseek_v3", {"repeats_shared": False}),
         ("deepseek_v3_yarn_bias", {}),
         ("deepseek_v3_plain_queries", {}),
+        ("glm4_moe", {}),
+        ("glm4_moe", {"has_own_head": True}),
+        ("glm4_moe_groups", {}),
     ],
     ids=str,
 )
@@ -130,9 +133,10 @@ MTP_MODEL = getattr(transformers.modeling_layers, "MtpModel", None)
 
 @pytest.mark.skipif(MTP_MODEL is None, reason="this transformers has no MtpModel")
 @pytest.mark.parametrize("num_draft_layers", [1, 2])
+@pytest.mark.parametrize("variant", ["deepseek_v3", "glm4_moe", "glm4_moe_groups"])
 @torch.no_grad()
-def test_drafts_are_those_of_transformers(tmp_path, num_draft_layers):
-    whole, own = write_draft_checkpoint(tmp_path, num_draft_layers=num_draft_layers)
+def test_drafts_are_those_of_transformers(tmp_path, variant, num_draft_layers):
+    whole, own = write_draft_checkpoint(tmp_path, variant, num_draft_layers=num_draft_layers)
     main = reference_model(tmp_path)
     mtp = MTP_MODEL(main, num_draft_layers).eval()
     for depth, layer in enumerate(mtp.layers):

@@ -1,5 +1,7 @@
 """What log lines look like, and what they never hold."""
 
+import asyncio
+import gc
 import json
 import logging
 import os
@@ -9,6 +11,7 @@ import pytest
 import structlog
 
 from services.telemetry.logging import configure_logging
+from services.telemetry.tracebacks import log_loop_errors
 
 
 @pytest.fixture(autouse=True)
@@ -73,3 +76,51 @@ def test_a_traceback_shows_no_local_variables(capsys, log_format):
     written = capsys.readouterr().err
     assert "KeyError" in written
     assert "once upon a time" not in written
+
+
+@pytest.mark.parametrize("log_format", ["console", "json"])
+@pytest.mark.parametrize("make_logger", [structlog.get_logger, logging.getLogger])
+def test_a_service_that_holds_prompts_shows_no_message_of_an_error(capsys, log_format, make_logger):
+    configure_logging(service="frontend", log_format=log_format, error_messages=False)
+    prompt = "once upon " + "a time"
+
+    def look_up():
+        return {}[prompt]
+
+    def fail():
+        try:
+            look_up()
+        except KeyError as error:
+            raise ExceptionGroup(prompt, [ValueError(prompt)]) from error
+
+    try:
+        fail()
+    except ExceptionGroup as error:
+        make_logger().error("thing_failed", exc_info=error)
+    written = capsys.readouterr().err
+    for named in ("KeyError", "ExceptionGroup", "ValueError", "in look_up", "in fail"):
+        assert named in written
+    assert written.index("KeyError") < written.index("ExceptionGroup")
+    assert prompt not in written
+
+
+async def test_what_nobody_awaited_is_logged_without_its_message(capsys):
+    configure_logging(service="frontend", log_format="json", error_messages=False)
+    loop = asyncio.get_running_loop()
+    log_loop_errors()
+    prompt = "once upon " + "a time"
+
+    async def fail():
+        raise ValueError(prompt)
+
+    task = asyncio.create_task(fail())
+    await asyncio.wait([task])
+    del task
+    gc.collect()
+    loop.call_soon({}.__getitem__, prompt)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    written = capsys.readouterr().err
+    assert "in fail" in written
+    assert written.count("event_loop_failed") == 2
+    assert prompt not in written

@@ -1,6 +1,8 @@
 """The endpoint for Prometheus: what it tells, from which thread, and when it cannot."""
 
 import asyncio
+import socket
+import ssl
 import threading
 
 import httpx
@@ -10,6 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.telemetry import metrics as metrics_module
 from services.telemetry.histogram import Histogram
 from services.telemetry.metrics import Families, Metrics
+from services.telemetry.tls import ServerTls
+from tests.support.certificates import LOOPBACK, Authority
 
 
 def families_of(text: str) -> dict[str, dict[tuple, float]]:
@@ -23,7 +27,7 @@ def families_of(text: str) -> dict[str, dict[tuple, float]]:
 
 async def scrape(metrics: Metrics) -> httpx.Response:
     """Reads the port as Prometheus does."""
-    port = metrics.serve("127.0.0.1", 0)
+    port = metrics.serve("127.0.0.1", 0, None)
     try:
         async with httpx.AsyncClient(timeout=20) as client:
             return await client.get(f"http://127.0.0.1:{port}/metrics")
@@ -69,7 +73,7 @@ async def test_figures_are_read_in_the_event_loop():
 async def test_a_service_that_is_held_up_fails_the_scrape(monkeypatch):
     monkeypatch.setattr(metrics_module, "COLLECT_TIMEOUT_S", 0.05)
     metrics = Metrics(lambda: ())
-    port = metrics.serve("127.0.0.1", 0)
+    port = metrics.serve("127.0.0.1", 0, None)
     answers = []
     scraping = threading.Thread(
         target=lambda: answers.append(httpx.get(f"http://127.0.0.1:{port}", timeout=20))
@@ -82,7 +86,58 @@ async def test_a_service_that_is_held_up_fails_the_scrape(monkeypatch):
 
 async def test_a_taken_port_is_an_error():
     first, second = Metrics(lambda: ()), Metrics(lambda: ())
-    port = first.serve("127.0.0.1", 0)
+    port = first.serve("127.0.0.1", 0, None)
     with pytest.raises(OSError, match="in use"):
-        second.serve("127.0.0.1", port)
+        second.serve("127.0.0.1", port, None)
     await asyncio.to_thread(first.close)
+
+
+@pytest.fixture
+def authority(tmp_path):
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+async def secure_port(authority):
+    """Where figures are served with TLS, to callers with a certificate of the authority alone."""
+    pair = authority.issue("server", LOOPBACK)
+    metrics = Metrics(lambda: ())
+    yield metrics.serve(
+        LOOPBACK, 0, ServerTls(cert=pair.cert, key=pair.key, client_ca=authority.cert)
+    )
+    await asyncio.to_thread(metrics.close)
+
+
+async def get_securely(port, authority, pair=None):
+    context = ssl.create_default_context(cafile=authority.cert)
+    if pair is not None:
+        context.load_cert_chain(pair.cert, pair.key)
+    async with httpx.AsyncClient(verify=context, timeout=20) as client:
+        return await client.get(f"https://{LOOPBACK}:{port}/metrics")
+
+
+async def test_with_tls_only_who_shows_a_certificate_is_answered(authority, secure_port, capfd):
+    answer = await get_securely(secure_port, authority, authority.issue("reader", "prometheus"))
+    assert "process_resident_memory_bytes" in answer.text
+    with pytest.raises((httpx.HTTPError, ssl.SSLError)):
+        await get_securely(secure_port, authority)
+    async with httpx.AsyncClient(timeout=20) as client:
+        with pytest.raises((httpx.HTTPError, ssl.SSLError)):
+            await client.get(f"http://{LOOPBACK}:{secure_port}/metrics")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_a_caller_that_never_shakes_hands_keeps_nobody_waiting(authority, secure_port):
+    pair = authority.issue("reader", "prometheus")
+    with socket.create_connection((LOOPBACK, secure_port)):
+        assert (await get_securely(secure_port, authority, pair)).status_code == 200
+
+
+async def test_new_certificates_count_for_the_next_scrape(tmp_path, authority, secure_port):
+    other = Authority(tmp_path, "other")
+    pair = other.issue("reader", "prometheus")
+    with pytest.raises((httpx.HTTPError, ssl.SSLError)):
+        await get_securely(secure_port, other, pair)
+    other.issue("server", LOOPBACK)
+    other.cert.replace(authority.cert)
+    assert (await get_securely(secure_port, authority, pair)).status_code == 200

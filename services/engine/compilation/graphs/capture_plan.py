@@ -1,6 +1,7 @@
 """Which graphs a worker captures: what was asked for, less what its model and device cannot."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -83,3 +84,9 @@ def planned_keys(
     if mode.requires_piecewise_compilation():
         keys += [piecewise_key(size) for size in sorted(token_sizes, reverse=True)]
     return keys
+
+
+def with_draft_keys(keys: Sequence[GraphKey]) -> list[GraphKey]:
+    """Returns planned graphs and, behind those of decode steps, those of their drafting."""
+    whole = [key for key in keys if key.uniform]
+    return [*whole, *(replace(key, is_draft=True) for key in whole), *keys[len(whole) :]]

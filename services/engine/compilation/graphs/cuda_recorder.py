@@ -2,7 +2,7 @@
 
 import gc
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from services.engine.compilation.dispatch_mode import DispatchMode
+from models.ops.custom_op import interrupted
 from services.engine.compilation.graphs.recorder import GraphFaultError, Program
 
 
@@ -28,7 +28,7 @@ class CUDARecording:
 
     def shared(self) -> "CUDARecording":
         """Returns this recording, but leaves the memory of its output to those made after it."""
-        return CUDARecording(self.graph, tree_map_only(Tensor, _alias, self.output))
+        return CUDARecording(self.graph, tree_map_only(Tensor, _Aliases(), self.output))
 
 
 class _Part(Protocol):
@@ -64,7 +64,7 @@ class CUDAPartsRecording:
 
     def shared(self) -> "CUDAPartsRecording":
         """Returns this recording, but leaves the memory of its output to those made after it."""
-        return CUDAPartsRecording(self.parts, tree_map_only(Tensor, _alias, self.output))
+        return CUDAPartsRecording(self.parts, tree_map_only(Tensor, _Aliases(), self.output))
 
 
 class CUDAGraphRecorder:
@@ -115,24 +115,22 @@ class CUDAGraphRecorder:
             GraphFaultError: it does something that CUDA refuses, or calls none of the operators.
         """
         parts: list[_Part] = []
+        aliases = _Aliases()
         with self._on_own_stream(), self._capturing() as graphs:
 
             def interrupt(call: Callable[..., Any], args: tuple[Any, ...]) -> None:
                 parts.append(graphs.end())
-                parts.append(_EagerCall(call, tree_map_only(Tensor, _alias, args)))
+                aliased = [aliases(arg) if isinstance(arg, Tensor) else arg for arg in args]
+                parts.append(_EagerCall(call, tuple(aliased)))
                 graphs.begin()
 
             graphs.begin()
-            with _Interrupted(operators, interrupt):
+            with interrupted(operators, interrupt):
                 output = program()
             parts.append(graphs.end())
         if len(parts) == 1:
             raise GraphFaultError(f"the program calls none of {', '.join(sorted(operators))}")
         return CUDAPartsRecording(tuple(parts), output)
-
-    def synchronize(self) -> None:
-        """Waits until the device has done all that was asked of it."""
-        torch.cuda.synchronize(self._device)
 
     def num_used_bytes(self) -> int:
         """Returns the bytes that are not free, those that the driver keeps for graphs included."""
@@ -168,7 +166,6 @@ class CUDAGraphRecorder:
     def _capturing(self) -> Iterator["_Captures"]:
         """Lets the block capture one graph after the other; a failed one costs the pool."""
         captures = _Captures(self._pool)
-        self._stream.synchronize()
         with _without_collections():
             try:
                 yield captures
@@ -208,53 +205,38 @@ class _Captures:
                 graph.capture_end()
 
 
-class _Interrupted(DispatchMode):
-    """Hands the calls of some operators to somebody else."""
-
-    def __init__(
-        self,
-        operators: Collection[str],
-        interrupt: Callable[[Callable[..., Any], tuple[Any, ...]], None],
-    ) -> None:
-        super().__init__()
-        self._operators = operators
-        self._interrupt = interrupt
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if func._schema.name not in self._operators:
-            return func(*args, **(kwargs or {}))
-        assert not kwargs, "splitting operators are called without names"
-        self._interrupt(func, args)
-        return None
-
-
 class _Memory:
-    """Memory of a tensor that torch may meanwhile give to others."""
+    """Memory of a storage that torch may meanwhile give to others."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        length = 1 + sum(
-            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        )
+    def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {
-            "data": (tensor.data_ptr(), False),
-            "shape": (length * tensor.element_size(),),
+            "data": (address, False),
+            "shape": (num_bytes,),
             "typestr": "|u1",
             "version": 3,
         }
 
 
-def _alias(tensor: Tensor) -> Tensor:
-    """Returns the same elements without keeping their memory from being given to others."""
-    if not tensor.numel():
-        return tensor
-    memory = torch.as_tensor(_Memory(tensor), device=tensor.device).view(tensor.dtype)
-    return memory.as_strided(tensor.shape, tensor.stride())
+class _Aliases:
+    """Makes tensors of the same elements that do not keep their memory from being given to others.
+
+    Those of one recording share what is made for a storage: attention's inputs are views of few.
+    """
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[int, int, torch.dtype], Tensor] = {}
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """Returns the alias of a tensor, or a parameter itself: its memory is never given away."""
+        if isinstance(tensor, torch.nn.Parameter) or not tensor.numel():
+            return tensor
+        storage = tensor.untyped_storage()
+        place = (storage.data_ptr(), storage.nbytes(), tensor.dtype)
+        memory = self._memory.get(place)
+        if memory is None:
+            memory = torch.as_tensor(_Memory(*place[:2]), device=tensor.device).view(tensor.dtype)
+            self._memory[place] = memory
+        return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 @contextmanager

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
 import torch
 from torch import Tensor
 
@@ -17,12 +16,7 @@ from services.engine.compilation.graphs.recorder import (
     Program,
     Recording,
 )
-
-log = structlog.get_logger()
-
-RELATIVE_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-"""Error allowed by dtype, relative to the largest output, where kernels do not add up in the same
-order twice. A graph that reads the wrong memory is off by about 1."""
+from services.engine.compilation.graphs.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +30,81 @@ class GraphOutcome:
     capture_s: float = 0.0
     num_bytes: int = 0
     fault: str = ""
+
+
+class StartedCapture:
+    """A graph that was captured and that the device is testing."""
+
+    def __init__(
+        self,
+        key: GraphKey,
+        *,
+        capture_s: float,
+        num_bytes: int = 0,
+        test: Verdict | GraphFaultError | torch.OutOfMemoryError,
+        drop: Callable[[GraphKey], None],
+    ) -> None:
+        """Takes over a graph.
+
+        Args:
+            key: names it.
+            capture_s: what it has taken so far.
+            num_bytes: device memory that it added.
+            test: of its outputs, or why there are none.
+            drop: forgets the graph.
+        """
+        self.key = key
+        self._capture_s = capture_s
+        self._num_bytes = num_bytes
+        self._test = test
+        self._drop = drop
+
+    def finish(self) -> GraphOutcome:
+        """Waits for the test; a graph that failed it is forgotten."""
+        started_s = time.monotonic()
+        fault = "" if isinstance(self._test, Verdict) else str(self._test)
+        if isinstance(self._test, Verdict):
+            try:
+                self._test.require_same()
+            except GraphFaultError as error:
+                fault = str(error)
+        if fault:
+            self._drop(self.key)
+        return GraphOutcome(
+            key=self.key,
+            capture_s=self._capture_s + time.monotonic() - started_s,
+            num_bytes=0 if fault else self._num_bytes,
+            fault=fault,
+        )
+
+
+def start_capture(
+    key: GraphKey,
+    capture: Callable[[], tuple[int, Verdict]],
+    *,
+    drop: Callable[[GraphKey], None],
+) -> StartedCapture:
+    """Captures a graph.
+
+    Args:
+        key: names it.
+        capture: does so; returns the bytes that it added and the test of its outputs.
+        drop: forgets the graph.
+    """
+    started_s = time.monotonic()
+    test: Verdict | GraphFaultError | torch.OutOfMemoryError
+    num_bytes = 0
+    try:
+        num_bytes, test = capture()
+    except (GraphFaultError, torch.OutOfMemoryError) as error:
+        test = error
+    return StartedCapture(
+        key,
+        capture_s=time.monotonic() - started_s,
+        num_bytes=num_bytes,
+        test=test,
+        drop=drop,
+    )
 
 
 @dataclass(slots=True)
@@ -61,10 +130,10 @@ class GraphRunner:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def capture(
+    def start(
         self, key: GraphKey, program: Program, inputs: Inputs, rehearse: Callable[[int], None]
-    ) -> GraphOutcome:
-        """Captures a program and keeps the graph if it does what the program does.
+    ) -> StartedCapture:
+        """Captures a program and has the device test the graph, which serves only after that.
 
         Args:
             key: names the graph.
@@ -73,34 +142,9 @@ class GraphRunner:
             rehearse: fills the inputs with content that may be computed with at any time; the
                 graph is recorded with one content, 0, and tested with another, 1.
         """
-        recorder = self._recorder
-        started_s = time.monotonic()
-        try:
-            rehearse(1)
-            expected = [output.clone() for output in _fractions(recorder.warm_up(program))]
-            rehearse(0)
-            recorder.synchronize()
-            before = recorder.num_used_bytes()
-            recording = recorder.record(program)
-            graph = _Graph(recording.shared(), FixedInputs(inputs))
-            del recording
-            recorder.synchronize()
-            num_bytes = max(0, recorder.num_used_bytes() - before)
-            self._graphs[key] = graph
-            rehearse(1)
-            # The program may have written to the very same memory.
-            for output in _fractions(graph.recording.output):
-                output.fill_(torch.nan)
-            outputs = _fractions(self.replay(key, inputs))
-            for before_capture, replayed in zip(expected, outputs, strict=True):
-                require_same(before_capture, replayed)
-            graph.is_checked = False  # the first replay that serves is checked again
-        except (GraphFaultError, torch.OutOfMemoryError) as error:
-            self.drop(key)
-            log.warning("graph_quarantined", graph=str(key), fault=str(error))
-            return GraphOutcome(key=key, capture_s=time.monotonic() - started_s, fault=str(error))
-        capture_s = time.monotonic() - started_s
-        return GraphOutcome(key=key, capture_s=capture_s, num_bytes=num_bytes)
+        return start_capture(
+            key, lambda: self._capture(key, program, inputs, rehearse), drop=self.drop
+        )
 
     def replay(self, key: GraphKey, inputs: Inputs) -> tuple[Tensor, ...]:
         """Runs a graph; the results are overwritten by the next replay of any graph.
@@ -120,17 +164,28 @@ class GraphRunner:
         """Forgets a graph, if there is one."""
         self._graphs.pop(key, None)
 
+    def _capture(
+        self, key: GraphKey, program: Program, inputs: Inputs, rehearse: Callable[[int], None]
+    ) -> tuple[int, Verdict]:
+        recorder = self._recorder
+        rehearse(1)
+        expected = [output.clone() for output in _fractions(recorder.warm_up(program))]
+        rehearse(0)
+        before = recorder.num_used_bytes()
+        recording = recorder.record(program)
+        graph = _Graph(recording.shared(), FixedInputs(inputs))
+        del recording
+        num_bytes = max(0, recorder.num_used_bytes() - before)
+        self._graphs[key] = graph
+        rehearse(1)
+        # The program may have written to the very same memory.
+        for output in _fractions(graph.recording.output):
+            output.fill_(torch.nan)
+        verdict = Verdict(expected, _fractions(self.replay(key, inputs)))
+        graph.is_checked = False  # the first replay that serves is checked again
+        return num_bytes, verdict
+
 
 def _fractions(outputs: tuple[Tensor, ...]) -> list[Tensor]:
     """Returns the outputs that rounding may change a little; a token may change altogether."""
     return [output for output in outputs if output.is_floating_point()]
-
-
-def require_same(expected: Tensor, actual: Tensor) -> None:
-    """Raises GraphFaultError unless the two are equal, but for rounding."""
-    if torch.equal(expected, actual):
-        return
-    scale = expected.abs().max().float()
-    error = ((actual.float() - expected.float()).abs().max() / scale).item()
-    if not error <= RELATIVE_TOLERANCE[expected.dtype]:  # a NaN is an error too
-        raise GraphFaultError(f"its output is off by {error:.2g} of what the model computes")

@@ -73,9 +73,6 @@ class GraphRecorder(Protocol):
             GraphFaultError: it does something that cannot be repeated, or calls none of them.
         """
 
-    def synchronize(self) -> None:
-        """Waits until the device has done all that was asked of it."""
-
     def num_used_bytes(self) -> int:
         """Returns the device's memory in use, in bytes; only differences mean something."""
 

@@ -87,9 +87,6 @@ class ReplayRecorder:
             raise GraphFaultError(f"the program calls none of {', '.join(sorted(operators))}")
         return recording
 
-    def synchronize(self) -> None:
-        """Does nothing: on a CPU everything is done at once."""
-
     def num_used_bytes(self) -> int:
         """Returns 0: what graphs keep on a CPU is not counted."""
         return 0

@@ -112,3 +112,27 @@ def test_what_captures_cost_is_known_of_graphs_in_use():
     reports = [captured(full(8)), given_up(full(4))]
     ledger = GraphLedger(WorkerReady(planned_graphs=[full(4), full(8)], graphs=reports))
     assert ledger.costs == [GraphCost(uniform=True, num_tokens=8, num_bytes=1024, capture_s=0.5)]
+
+
+def test_graphs_of_drafting_are_counted_where_one_ran_and_never_dispatched():
+    verify = GraphKey(num_tokens=24, graph_bs=8, max_q_len=3, uniform=True)
+    drafting = GraphKey(num_tokens=24, graph_bs=8, max_q_len=3, uniform=True, is_draft=True)
+    ledger = GraphLedger(WorkerReady(planned_graphs=[verify, drafting]))
+    ledger.take(captured(drafting))
+    shape = BatchShape(num_tokens=6, batch_size=2, max_q_len=3)
+    reason = ledger.dispatcher.dispatch(shape).fallback_reason
+    assert reason == FallbackReason.FALLBACK_REASON_UNCAPTURED
+    ledger.take(captured(verify))
+    found = ledger.dispatcher.dispatch(shape)
+    assert found.graph_key == verify
+    descriptor = BatchDescriptor(graph_key=verify, cudagraph_runtime_mode=found.mode)
+    descriptor.context.num_tokens = 6
+    result = step_result(1, [])
+    ledger.count(descriptor, result)
+    result.drafted_by_graph = True
+    ledger.count(descriptor, result)
+    ledger.take(given_up(drafting))
+    assert ledger.dispatcher.dispatch(shape).graph_key == verify
+    booked = [(each.key, each.num_replays, each.padded_tokens) for each in ledger.figures]
+    assert booked == [(verify, 2, 36), (drafting, 1, 18)]
+    assert [(each.uniform, each.num_tokens) for each in ledger.costs] == [(True, 24)]

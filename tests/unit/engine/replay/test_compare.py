@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from models.forward_context import FP8_CACHE_DTYPE
-from services.engine.compilation.graphs.graph_runner import RELATIVE_TOLERANCE
+from services.engine.compilation.graphs.verdict import RELATIVE_TOLERANCE
 from services.engine.replay.compare import deviation
 
 

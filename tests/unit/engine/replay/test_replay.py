@@ -274,14 +274,6 @@ def test_another_model_is_refused(trace, tmp_path):
         run(trace, tmp_path, "eager")
 
 
-def test_a_recording_of_steps_that_verify_drafts_is_refused(folder, tmp_path):
-    settings = engine_settings(folder, LIMITS, num_blocks=40)
-    settings.num_speculative_tokens = 2
-    trace = write_recording(tmp_path / "trace.binpb", snapshot=Snapshot(engine=settings))
-    with pytest.raises(ReplayError, match="with --num-speculative-tokens 2"):
-        run(trace, folder, "eager")
-
-
 def test_a_model_that_is_traced_at_every_step_has_no_pieces(folder, trace):
     config = ReplayConfig(
         trace=trace, model=folder, against="piecewise", device="cpu", compilation_level=1

@@ -327,7 +327,7 @@ def test_only_requests_that_asked_get_log_probabilities():
     rig.add(asked, silent)
     rig.step()
     assert len(asked.sink.outputs[0].logprobs[0].top_token_ids) == 2
-    assert silent.sink.outputs[0].logprobs == []
+    assert silent.sink.outputs[0].logprobs == ()
 
 
 def test_sampling_flags_speak_of_those_who_sample_in_the_step():

@@ -7,20 +7,39 @@ from models.config import ModelConfig
 from models.loading.loader import load_model
 from models.ops.expert_forms import are_few, tile_rows
 from services.engine.worker.kv_memory import probe_runner
-from services.engine.worker.rehearsal import FIRST_STEPS, OTHER_STEPS, build_kernels, other_steps
+from services.engine.worker.rehearsal import (
+    FIRST_STEPS,
+    OTHER_STEPS,
+    other_steps,
+    prompts_of,
+    run_small_steps,
+)
 from services.engine.worker.step_arrays import StepLimits
 from tests.support.random_checkpoints import write_checkpoint
 
 CPU = torch.device("cpu")
 
 
-def test_steps_of_all_kinds_run_at_the_same_time_on_runners_of_their_own(tmp_path):
+class CountingRunner:
+    """A runner that counts its steps."""
+
+    def __init__(self, runner):
+        self.runner = runner
+        self.device = runner.device
+        self.num_tokens = []
+
+    def execute(self, descriptor):
+        self.num_tokens.append(descriptor.context.num_tokens)
+        return self.runner.execute(descriptor)
+
+
+def test_one_runner_runs_steps_of_all_kinds_that_fit(tmp_path):
     write_checkpoint(tmp_path, "qwen3")
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)
-    for max_num_seqs, max_num_batched_tokens, num_runners in [
-        (256, 2048, 7),
-        (1, 4, 0),
-        (40, 40, 5),
+    for max_num_seqs, max_num_batched_tokens, expected in [
+        (256, 2048, [2, 4, 33, 16, 32, 64, 128]),
+        (1, 4, []),
+        (40, 40, [2, 4, 33, 16, 32]),
     ]:
         limits = StepLimits(
             max_num_seqs=max_num_seqs,
@@ -29,14 +48,23 @@ def test_steps_of_all_kinds_run_at_the_same_time_on_runners_of_their_own(tmp_pat
             block_size=16,
             vocab_size=97,
         )
-        made = []
+        runner = CountingRunner(probe_runner(model, limits=limits, dtype=torch.float32, device=CPU))
+        run_small_steps(runner, limits, OTHER_STEPS)
+        assert runner.num_tokens == expected
 
-        def make_runner(limits=limits, made=made):
-            made.append(probe_runner(model, limits=limits, dtype=torch.float32, device=CPU))
-            return made[-1]
 
-        build_kernels(make_runner, limits, OTHER_STEPS)
-        assert len(made) == num_runners
+@pytest.mark.parametrize(
+    ("num_tokens", "expected"), [(64, (16,) * 4), (10, (10,)), (4096, (16,) * 40), (17, (16,))]
+)
+def test_tokens_of_a_graph_are_prompts_of_a_block(num_tokens, expected):
+    limits = StepLimits(
+        max_num_seqs=40,
+        max_num_batched_tokens=8192,
+        max_model_len=128,
+        block_size=16,
+        vocab_size=97,
+    )
+    assert prompts_of(num_tokens, limits) == expected
 
 
 def form(num_tokens, num_experts, top_k):

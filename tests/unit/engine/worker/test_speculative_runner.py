@@ -12,9 +12,9 @@ from models.forward_context import forward_context
 from services.engine.batch import read_int32
 from services.engine.compilation_config import CompilationConfig
 from services.engine.request import RequestStatus
-from services.engine.worker.kv_memory import allocate_kv_cache, probe_runner
-from services.engine.worker.rehearsal import build_kernels, largest_step
-from services.engine.worker.speculative_runner import SpeculativeRunner, make_runner
+from services.engine.worker.kv_memory import probe_runner
+from services.engine.worker.rehearsal import largest_step, run_small_steps
+from services.engine.worker.speculative_runner import SpeculativeRunner
 from services.engine.worker.step_arrays import StepLimits
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.graph_engine import GraphEngine
@@ -96,8 +96,9 @@ def test_two_draft_layers_change_nothing_either(tmp_path):
     assert num_accepted(speculating) > 0
 
 
-def test_sparse_attention_changes_nothing_either(tmp_path):
-    write_draft_checkpoint(tmp_path, "deepseek_v32", agreement=0.98)
+@pytest.mark.parametrize("variant", ["deepseek_v32", "glm4_moe", "glm4_moe_groups"])
+def test_other_attention_changes_nothing_either(tmp_path, variant):
+    write_draft_checkpoint(tmp_path, variant, agreement=0.98)
     expected = engine(tmp_path, 0).run(PROMPTS, NUM_OUTPUT)
     speculating = engine(tmp_path, 2)
     assert speculating.run(PROMPTS, NUM_OUTPUT) == expected
@@ -183,19 +184,11 @@ def test_the_largest_step_drafts_too(folder):
     assert read_int32(result.num_accepted_tokens).tolist() == [0] * num_rows
 
 
-def test_kernels_are_built_by_steps_that_draft(folder):
+def test_steps_of_nobody_draft(folder):
     model = engine(folder, 1).model
-    made = []
-
-    def make():
-        cache = allocate_kv_cache(
-            model, num_blocks=1, block_size=4, dtype=torch.float32, device=CPU
-        )
-        made.append(make_runner(model, cache, limits=LIMITS, device=CPU))
-        return made[-1]
-
-    build_kernels(make, LIMITS, [(1,), (5, 1)])
-    assert len(made) == 2
+    runner = probe_runner(model, limits=LIMITS, dtype=torch.float32, device=CPU)
+    run_small_steps(runner, LIMITS, [(1,), (5, 1)])
+    assert isinstance(runner, SpeculativeRunner)
 
 
 def test_the_largest_batch_of_decodes_leaves_room_for_drafts():

@@ -7,7 +7,7 @@ import pytest
 import structlog
 
 from services.frontend.access.gate import Gate
-from services.frontend.errors import OverloadedError, UnauthenticatedError
+from services.frontend.errors import NotPermittedError, OverloadedError, UnauthenticatedError
 
 ALICE, BOB = "alice-0123456789", "bob-0123456789ab"
 
@@ -68,10 +68,24 @@ async def test_what_is_begun_belongs_to_whoever_acts_also_in_tasks(path):
         gate.begin()
 
 
-def test_without_a_file_everybody_may_begin():
+def test_engines_are_listed_for_keys_that_may_see_them_as_long_as_they_may(path):
+    path.write_text(f'[keys.alice]\nkey = "{ALICE}"\nmay_list_engines = true\n')
+    gate = Gate(path)
+    with gate.acting_as(gate.authenticate(f"Bearer {ALICE}")):
+        gate.check_may_list_engines()
+        write(path, alice=ALICE)
+        gate.refresh(path)
+        with pytest.raises(NotPermittedError):
+            gate.check_may_list_engines()
+    with pytest.raises(NotPermittedError):
+        gate.check_may_list_engines()
+
+
+def test_without_a_file_everybody_may_begin_and_list_engines():
     gate = Gate()
     assert not gate.requires_keys
     gate.begin().charge_prompt(10**9)
+    gate.check_may_list_engines()
 
 
 def test_a_changed_file_counts_and_debts_stay(path):

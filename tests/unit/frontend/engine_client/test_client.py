@@ -47,6 +47,23 @@ async def restarted(engine: FakeEngine, **changes: object):
     await fresh.die()
 
 
+@pytest.mark.parametrize("has_keys", [False, True])
+async def test_callers_with_keys_are_not_told_where_engines_are(tmp_path, has_keys):
+    engine = FakeEngine()
+    await engine.start()
+    await engine.die()
+    config = {}
+    if has_keys:
+        config["api_keys_file"] = tmp_path / "keys.toml"
+        config["api_keys_file"].write_text('[keys.alice]\nkey = "alice-0123456789"\n')
+    async with frontend_stack(engine, wait_ready=False, **config) as stack:
+        bearer = [("authorization", "Bearer alice-0123456789")]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stack.stub.Generate(request(), metadata=bearer).read()
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert (engine.address in caught.value.details()) != has_keys
+
+
 async def test_a_frontend_without_engine_lives_but_is_not_ready():
     engine = FakeEngine()
     await engine.start()

@@ -173,6 +173,9 @@ async def test_log_probabilities_of_a_completion_say_where_tokens_begin():
         ("/v1/chat/completions", {"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
         ("/v1/chat/completions", {"top_logprobs": 2}, "top_logprobs"),
         ("/v1/chat/completions", {"stream_options": {}}, "stream_options"),
+        ("/v1/chat/completions", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ("/v1/chat/completions", {"prompt_logprobs": -1}, "prompt_logprobs"),
+        ("/v1/completions", {"prompt_logprobs": 21}, "prompt_logprobs"),
         ("/v1/chat/completions", {"logit_bias": {"x": 1}}, "logit_bias"),
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages"),
         (
@@ -182,6 +185,11 @@ async def test_log_probabilities_of_a_completion_say_where_tokens_begin():
         ),
         ("/v1/completions", {"prompt": ["one", "two"]}, "prompt"),
         ("/v1/completions", {"echo": True, "logprobs": 1, "n": 2}, "echo"),
+        (
+            "/v1/completions",
+            {"echo": True, "logprobs": 1, "prompt_logprobs": 1},
+            "prompt_logprobs",
+        ),
         ("/v1/completions", {"echo": "yes"}, "echo"),
         ("/v1/completions", {"suffix": "end"}, "suffix"),
         ("/v1/completions", {"best_of": 2}, "best_of"),

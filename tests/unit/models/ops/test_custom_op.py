@@ -1,7 +1,8 @@
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from models.ops.custom_op import direct_register_custom_op
+from models.ops.custom_op import direct_register_custom_op, interrupted
 
 
 def add_into(x: torch.Tensor, output: torch.Tensor, times: int) -> None:
@@ -32,3 +33,85 @@ def test_registered_function_is_callable_with_its_schema_and_tags():
 def test_function_without_annotations_is_refused():
     with pytest.raises(ValueError, match="type annotation"):
         direct_register_custom_op("untyped", lambda x: None, mutates_args=())
+
+
+@pytest.fixture(scope="module")
+def library():
+    return torch.library.Library("octavo_interrupted_test", "FRAGMENT")
+
+
+@pytest.fixture(scope="module")
+def call(library):
+    return direct_register_custom_op(
+        "add_into", add_into, ("output",), lambda x, output, times: None, library
+    )
+
+
+def ways(call):
+    return [call, torch.ops.octavo_interrupted_test.add_into]
+
+
+def test_either_way_of_calling_can_be_interrupted_and_continued_later(call):
+    for way in ways(call):
+        x, output, taken = torch.ones(2), torch.zeros(2), []
+        operators = {"octavo_interrupted_test::add_into"}
+        with interrupted(operators, lambda *call, taken=taken: taken.append(call)):
+            way(x, output, 3)
+        assert output.tolist() == [0, 0]
+        ((resume, args),) = taken
+        resume(*args)
+        assert output.tolist() == [3, 3]
+
+
+def test_other_operators_run_during_an_interruption(call):
+    for way in ways(call):
+        output = torch.zeros(2)
+        with interrupted({"octavo_interrupted_test::other"}, lambda *call: None):
+            way(torch.ones(2), output, 3)
+        assert output.tolist() == [3, 3]
+
+
+def test_an_interruption_that_fails_is_over(call):
+    def refuse(resume, args):
+        raise ValueError("planted")
+
+    output = torch.zeros(2)
+    with (
+        pytest.raises(ValueError, match="planted"),
+        interrupted({"octavo_interrupted_test::add_into"}, refuse),
+    ):
+        call(torch.ones(2), output, 3)
+    call(torch.ones(2), output, 3)
+    assert output.tolist() == [3, 3]
+
+
+def test_whoever_watches_operations_sees_the_operator(call):
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        call(torch.ones(2), torch.zeros(2), 3)
+    assert torch.ops.octavo_interrupted_test.add_into.default in seen
+
+
+def test_a_compiler_traces_the_operator(call):
+    def program(x):
+        output = torch.zeros_like(x)
+        call(x, output, 3)
+        return output
+
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(program, backend=keep, fullgraph=True)
+    assert compiled(torch.ones(2)).tolist() == [3, 3]
+    (graph,) = graphs
+    targets = {node.target for node in graph.graph.nodes}
+    assert torch.ops.octavo_interrupted_test.add_into.default in targets

@@ -120,6 +120,41 @@ def test_graphs_are_captured_large_ones_first(folder):
     assert [outcome.key.graph_bs for outcome in engine.capture()] == [4, 2, 1]
 
 
+def test_a_graph_serves_only_after_its_verdict_was_read(folder):
+    engine = GraphEngine(folder, decode_graphs(2, 4))
+    graphs = engine.prepared.graphs
+    large, small = graphs.planned
+    assert graphs.capture_ahead() is None
+    assert not graphs.is_captured(large)
+    assert graphs.capture_ahead().key == large
+    assert (graphs.is_captured(large), graphs.is_captured(small)) == (True, False)
+    assert graphs.num_pending == 1
+    assert graphs.capture_next().key == small
+    assert graphs.is_captured(small)
+    assert not graphs.num_pending
+
+
+def test_a_bad_graph_among_good_ones_is_found_by_its_own_test(folder):
+    engine = GraphEngine(folder, decode_graphs(1, 2, 4))
+    model = engine.model
+
+    def spoils_two(*inputs):
+        context = get_forward_context()
+        if context.context.batch_size != 2:
+            return model(*inputs)
+        return model(*inputs) * float(max(context.attn_metadata.seq_lens.tolist()))
+
+    engine.runner.forward.run_model = spoils_two
+    outcomes = engine.prepared.capture_all(lambda stage: None)
+    assert [(o.key.graph_bs, bool(o.fault)) for o in outcomes] == [
+        (4, False),
+        (2, True),
+        (1, False),
+    ]
+    graphs = engine.prepared.graphs
+    assert [graphs.is_captured(key) for key in graphs.planned] == [True, False, True]
+
+
 class TestAPlantedBadGraph:
     def test_an_input_that_moved_is_caught_and_the_tokens_stay_right(self, folder, eager):
         engine = GraphEngine(folder, decode_graphs(4, 8))

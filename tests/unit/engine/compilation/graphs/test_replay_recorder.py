@@ -85,9 +85,10 @@ def test_a_replay_with_other_inputs_than_those_captured_fails(change, named):
     inputs = {"x": torch.ones(3)}
     with torch.inference_mode():
         runner = GraphRunner(ReplayRecorder())
-        outcome = runner.capture(
+        started = runner.start(
             KEY, lambda: inputs["x"] * 2, inputs, lambda variant: inputs["x"].fill_(variant + 1)
         )
+        outcome = started.finish()
         assert outcome.fault == ""
         assert runner.replay(KEY, inputs).tolist() == [4.0] * 3
         with pytest.raises(GraphFaultError, match=named):
@@ -108,7 +109,8 @@ def test_a_graph_that_computes_something_else_is_not_kept():
 
     with torch.inference_mode():
         runner = GraphRunner(ReplayRecorder())
-        outcome = runner.capture(KEY, program, {"x": x}, lambda variant: x.fill_(variant))
+        started = runner.start(KEY, program, {"x": x}, lambda variant: x.fill_(variant))
+        outcome = started.finish()
     assert "off by" in outcome.fault
     assert KEY not in runner
 
@@ -117,5 +119,6 @@ def test_an_output_that_is_not_a_number_is_a_fault():
     x = torch.zeros(3)
     with torch.inference_mode():
         runner = GraphRunner(ReplayRecorder())
-        outcome = runner.capture(KEY, lambda: x / x, {"x": x}, lambda variant: x.fill_(0.0))
+        started = runner.start(KEY, lambda: x / x, {"x": x}, lambda variant: x.fill_(0.0))
+        outcome = started.finish()
     assert "off by nan" in outcome.fault

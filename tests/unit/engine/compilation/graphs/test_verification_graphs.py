@@ -45,11 +45,12 @@ def verifications(engine):
 def test_verifications_run_whole_graphs(folder, expected, num_speculative_tokens):
     speculating = engine(folder, num_speculative_tokens, 1, 2, 4, 8)
     outcomes = speculating.capture()
-    assert [outcome.fault for outcome in outcomes] == [""] * 4
+    assert [outcome.fault for outcome in outcomes] == [""] * 8
     q_len = 1 + num_speculative_tokens
-    assert [(each.key.graph_bs, each.key.max_q_len, each.key.num_tokens) for each in outcomes] == [
-        (size, q_len, size * q_len) for size in (8, 4, 2, 1)
-    ]
+    assert [
+        (each.key.is_draft, each.key.graph_bs, each.key.max_q_len, each.key.num_tokens)
+        for each in outcomes
+    ] == [(is_draft, size, q_len, size * q_len) for is_draft in (0, 1) for size in (8, 4, 2, 1)]
     assert speculating.run(PROMPTS, NUM_OUTPUT) == expected
     reasons = verifications(speculating)
     assert len(reasons) > 2

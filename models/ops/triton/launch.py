@@ -1,0 +1,72 @@
+"""Launches a kernel without asking Triton each time which of its builds fits the arguments.
+
+Triton binds, classifies and hashes all arguments of every launch, constants too, which takes longer
+than the launch itself. What decides is little: types, alignments and numbers.
+"""
+
+import inspect
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+MAX_BUILDS = 4096
+"""Combinations of arguments that are remembered; numbers of tokens make many of the same build."""
+
+
+class Launch:
+    """A kernel with its constants, on one device; call it with a grid and the other arguments."""
+
+    def __init__(self, kernel: Any, **constants: Any) -> None:
+        """Launches nothing yet.
+
+        Args:
+            kernel: made by triton.jit; its constants stand behind its other parameters.
+            constants: the kernel's, all of them, and options of the launch such as num_warps.
+        """
+        names = list(inspect.signature(kernel.fn).parameters)
+        self._kernel = kernel
+        self._constants = constants
+        self._values = tuple(constants[name] for name in names if name in constants)
+        num_others = len(names) - len(self._values)
+        assert not constants.keys() & set(names[:num_others]), "constants stand behind the others"
+        self._builds: dict[tuple[Any, ...], Any] = {}
+        _launches.add(self)
+
+    def __call__(
+        self, grid: tuple[int, int, int], *args: torch.Tensor | TensorDescriptor | float
+    ) -> None:
+        """Launches the kernel; args are all parameters that are no constants, in order."""
+        kinds = [
+            (arg.dtype, arg.data_ptr() % 16)
+            if isinstance(arg, torch.Tensor)
+            else arg
+            if isinstance(arg, (int, float))
+            else (arg.base.dtype, *arg.block_shape)
+            for arg in args
+        ]
+        key = tuple(kinds)
+        build = self._builds.get(key)
+        if build is not None:
+            build[grid](*args, *self._values)
+            return
+        build = self._kernel[grid](*args, **self._constants)
+        # Triton's interpreter builds nothing.
+        if build is not None:
+            if len(self._builds) >= MAX_BUILDS:
+                self._builds.clear()
+            self._builds[key] = build
+
+    def forget_builds(self) -> None:
+        """Has Triton look up the builds of all launches anew."""
+        self._builds.clear()
+
+
+_launches: WeakSet[Launch] = WeakSet()
+
+
+def forget_all_builds() -> None:
+    """Has Triton look up the builds of every kernel anew."""
+    for launch in list(_launches):
+        launch.forget_builds()

@@ -1,0 +1,112 @@
+"""Who runs with which row and blocks, and who waits for them."""
+
+from bisect import insort
+from collections.abc import Callable
+
+from services.engine.kv_cache.cache import KVCache
+from services.engine.request import Request, RequestStatus
+from services.engine.scheduler.finish_rate import FinishRate
+from services.engine.scheduler.limits import SchedulerLimits
+from services.engine.scheduler.planned_step import sampling_needs
+from services.engine.scheduler.waiting_queue import WaitingQueue, rank_s, service_order
+
+
+class Holdings:
+    """Moves requests between waiting, running and finished, with all that they hold.
+
+    running: requests that hold a row and blocks, in service order. waiting: all others that are
+    live. cache: the blocks. row_needs: `sampling_needs` of the request in each row.
+    """
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        *,
+        priority_ageing_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        """Starts without requests and with an empty cache."""
+        self.cache = KVCache(
+            num_blocks=limits.num_blocks,
+            block_size=limits.block_size,
+            enable_prefix_caching=limits.enable_prefix_caching,
+            groups=limits.cache_groups,
+        )
+        self.waiting = WaitingQueue()
+        self.running: list[Request] = []
+        self.row_needs = [0] * limits.max_num_seqs
+        self.finish_rate = FinishRate()
+        self.num_preemptions = 0
+        self._free_rows = list(reversed(range(limits.max_num_seqs)))
+        self._num_added = 0
+        self._priority_ageing_s = priority_ageing_s
+        self._clock = clock
+
+    def enqueue(self, request: Request) -> None:
+        """Puts a request that comes from outside into the queue."""
+        request.rank_s = rank_s(self._clock(), request.priority, self._priority_ageing_s)
+        request.arrival_index = self._num_added
+        self._num_added += 1
+        self.waiting.push(request)
+
+    def start(self, request: Request, prefix: list[int], num_prefix_tokens: int) -> int:
+        """Makes the request that is next a running one; returns its row.
+
+        Args:
+            request: the first one of the queue.
+            prefix: blocks of its tokens that are already computed.
+            num_prefix_tokens: how many tokens those are.
+        """
+        self.waiting.pop()
+        self.cache.take_prefix(request, prefix)
+        request.num_computed_tokens = num_prefix_tokens
+        request.status = RequestStatus.RUNNING
+        insort(self.running, request, key=service_order)
+        row = self._free_rows.pop()
+        request.row = row
+        self.row_needs[row] = sampling_needs(request.sampling)
+        return row
+
+    def allocate(self, request: Request, num_tokens: int) -> list[int] | None:
+        """Gets blocks for a running request, from the last running ones if none are free.
+
+        Returns:
+            The blocks added, or None when the request itself was the last and was preempted.
+        """
+        while (added := self.cache.allocate(request, num_tokens)) is None:
+            if self.preempt_last() is request:
+                return None
+        return added
+
+    def preempt_last(self) -> Request:
+        """Takes back all that the last running request holds; it starts over at its next turn."""
+        request = self.running.pop()
+        self._release(request)
+        request.num_computed_tokens = 0
+        request.draft_token_ids = []
+        request.status = RequestStatus.WAITING
+        request.num_preemptions += 1
+        self.waiting.push(request)
+        self.num_preemptions += 1
+        return request
+
+    def end(self, request: Request) -> None:
+        """Ends a request that runs or waits; `drop_ended` takes it off the running list."""
+        was_running = request.status is RequestStatus.RUNNING
+        request.status = RequestStatus.FINISHED
+        if was_running:
+            self._release(request)
+        else:
+            self.waiting.discard(request)
+        self.finish_rate.record(self._clock())
+
+    def drop_ended(self) -> None:
+        """Takes all requests off the running list that have ended: many at the cost of one."""
+        self.running = [r for r in self.running if r.status is RequestStatus.RUNNING]
+
+    def _release(self, request: Request) -> None:
+        """Takes back blocks and row of a request that runs."""
+        assert request.row is not None, "a running request has a row"
+        self.cache.free(request)
+        self._free_rows.append(request.row)
+        request.row = None

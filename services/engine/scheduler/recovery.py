@@ -1,0 +1,85 @@
+"""What happens to requests when a step runs out of memory or a worker is lost.
+
+See docs/decisions/0007-suspects-run-alone.md.
+"""
+
+from collections.abc import Sequence
+
+from services.engine.errors import InvalidRequestError, MemoryExhaustedError
+from services.engine.request import Request, RequestOutput, RequestStatus
+from services.engine.scheduler.holdings import Holdings
+from services.engine.scheduler.limits import SchedulerLimits
+from services.engine.scheduler.planned_step import ScheduledStep
+from services.engine.scheduler.step_budget import StepBudget
+
+
+class Recovery:
+    """Takes failed steps back, takes requests of lost workers over, and keeps suspects alone."""
+
+    def __init__(self, holdings: Holdings, limits: SchedulerLimits) -> None:
+        """Starts with steps of full size."""
+        self.budget = StepBudget(limits.max_num_batched_tokens)
+        self.num_failed_steps = 0
+        self._holdings = holdings
+        self._limits = limits
+
+    def resume(self, request: Request) -> None:
+        """Takes a request over whose worker is gone; it goes on behind the tokens known.
+
+        Raises:
+            InvalidRequestError: it fitted that worker's KV cache and does not fit this one's.
+        """
+        bound = self._limits.bound_tokens(request.num_prompt_tokens, request.sampling.max_tokens)
+        if bound < request.max_num_tokens:
+            raise InvalidRequestError(
+                f"the request may reach {request.max_num_tokens} tokens; "
+                f"the KV cache of the next worker holds {self._limits.num_cache_tokens}"
+            )
+        request.restart()
+        self._holdings.enqueue(request)
+
+    def retreat(self, steps: Sequence[ScheduledStep]) -> list[RequestOutput]:
+        """Takes back the orders of a step that ran out of memory and of all that build on it.
+
+        Whoever runs starts over behind what was computed before them, and steps get smaller. One
+        that failed with a single token ends that token's request.
+
+        Args:
+            steps: the one that failed and those in flight behind it, which the worker skips.
+        """
+        holdings, failed = self._holdings, steps[0]
+        for step in steps:
+            for request, num_computed in step.starts():
+                holdings.cache.forget_from(request, num_computed)
+                request.num_computed_tokens = min(request.num_computed_tokens, num_computed)
+            for request in step.requests:
+                request.num_pending_tokens -= 1
+        while holdings.running:
+            holdings.preempt_last()
+        self.num_failed_steps += 1
+        num_tokens = failed.descriptor.context.num_tokens
+        self.budget.halve(num_tokens)
+        request = (failed.requests + failed.unsampled)[0]
+        if num_tokens > 1 or request.status is RequestStatus.FINISHED:
+            return []
+        holdings.end(request)
+        error = MemoryExhaustedError("there is no memory left for a step of one token")
+        return [RequestOutput(request, [], error=error)]
+
+    def make_way_for_suspect(self) -> None:
+        """Takes back what everybody holds if a suspect is next: it has to run alone."""
+        holdings = self._holdings
+        request = holdings.waiting.peek()
+        if request is not None and request.is_suspect:
+            while holdings.running and not holdings.running[-1].is_suspect:
+                holdings.preempt_last()
+
+    def may_join(self, request: Request, *, is_in_flight: bool) -> bool:
+        """Whether a request may run in the next step: no suspect has company, sent or planned.
+
+        is_in_flight: whether any step is on its way.
+        """
+        running = self._holdings.running
+        if request.is_suspect:
+            return not running and not is_in_flight
+        return not (running and running[0].is_suspect)

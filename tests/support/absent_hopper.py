@@ -1,0 +1,102 @@
+"""Models on a CPU that launch kernels for a Hopper GPU which is not there.
+
+`pretend` comes before anything of models is imported, in a program of its own.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from triton._C.libtriton import ir
+from triton.compiler import make_backend
+from triton.compiler.errors import CompilationError
+
+from models.ops import kernel_choice
+
+HOPPER = (9, 0)
+CPU = torch.device("cpu")
+
+
+def pretend() -> None:
+    """Lets kernels be chosen on a CPU as they are on the GPU."""
+    kernel_choice.has_kernels = lambda device: True
+    kernel_choice.runs_as_kernel = lambda x: x.is_contiguous()
+    torch.cuda.get_device_capability = lambda device=None: HOPPER
+    from models.ops.triton import dependent_launch
+
+    dependent_launch.launch_options = lambda device: {"DEPENDENT": True, "launch_pdl": True}
+    torch.set_num_threads(1)
+    # What a skipped kernel would have written is nonsense wherever nothing makes it zero.
+    torch.use_deterministic_algorithms(mode=True)
+
+
+def launched_by(
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    cache_dtype: torch.dtype | None = None,
+    num_drafts: int = 0,
+    keep_quantized: bool | None = None,
+):
+    """Returns what a worker that serves a checkpoint launches, before it is ready and later."""
+    from models.cudagraph_mode import CUDAGraphMode
+    from models.loading.loader import load_model
+    from services.engine.compilation_config import CompilationConfig
+    from services.engine.kv_cache.cache_groups import group_layers
+    from services.engine.worker.graph_setup import rehearse_first_graphs
+    from services.engine.worker.kernel_building import found_in
+    from services.engine.worker.kv_memory import probe_runner
+    from services.engine.worker.rehearsal import (
+        FIRST_STEPS,
+        largest_step,
+        other_steps,
+        run_small_steps,
+    )
+    from services.engine.worker.step_arrays import StepLimits
+
+    model = load_model(
+        folder,
+        device=CPU,
+        dtype=dtype,
+        load_format="dummy",
+        keep_quantized=keep_quantized,
+        with_draft_layers=num_drafts > 0,
+    )
+    limits = StepLimits(
+        max_num_seqs=256,
+        max_num_batched_tokens=1024,
+        max_model_len=128,
+        block_size=16,
+        vocab_size=model.config.vocab_size,
+        cache_groups=group_layers(model.config.sliding_windows, max_model_len=128),
+        num_speculative_tokens=num_drafts,
+    )
+    runner = probe_runner(model, limits=limits, dtype=cache_dtype or dtype, device=CPU)
+    config = CompilationConfig(cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE)
+    return found_in(
+        [
+            lambda: run_small_steps(runner, limits, FIRST_STEPS),
+            lambda: runner.execute(largest_step(limits)),
+            lambda: rehearse_first_graphs(runner, config, limits=limits),
+            lambda: run_small_steps(runner, limits, other_steps(model.config, limits)),
+        ]
+    )
+
+
+def check_types(builds: Sequence) -> list[str]:
+    """Runs Triton's front end over kernels; returns what it finds wrong."""
+    errors = []
+    for build in builds:
+        backend = make_backend(build.target)
+        options = backend.parse_options(dict(build.options))
+        context = ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        functions = backend.get_codegen_implementation(options)
+        try:
+            build.source.make_ir(
+                build.target, options, functions, backend.get_module_map(), context
+            )
+        except CompilationError as error:
+            errors.append(f"{build.name} {dict(build.signature)} {dict(build.constants)}: {error}")
+    return errors

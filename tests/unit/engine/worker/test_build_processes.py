@@ -1,0 +1,125 @@
+"""Forking needs a process without other threads, so each test is a program of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+from textwrap import dedent
+
+import psutil
+
+PRELUDE = """
+import os, socket, sys
+from pathlib import Path
+from services.engine.worker.build_processes import BuildProcesses
+from tests.support.fake_builds import Deadly, Failing, Noted
+
+folder = Path(sys.argv[1])
+paths = [folder / str(number) for number in range(20)]
+noted = [Noted(path) for path in paths]
+
+def fork():
+    return BuildProcesses.fork(lambda: None)
+
+def built():
+    return [path.read_text().split() for path in paths if path.exists()]
+"""
+
+
+def run(tmp_path, program):
+    arguments = [sys.executable, "-c", PRELUDE + dedent(program), str(tmp_path)]
+    return subprocess.run(arguments, check=True, timeout=60, stdout=subprocess.PIPE, text=True)
+
+
+def test_orders_are_built_in_other_processes_each_with_its_niceness(tmp_path):
+    run(
+        tmp_path,
+        """
+        processes = fork()
+        processes.begin(noted[:5])
+        report = processes.wait()
+        assert (report.num_built, report.num_failed, report.error) == (5, 0, ""), report
+        assert report.num_processes == min(5, len(os.sched_getaffinity(0)))
+        assert {niceness for _, niceness in built()} == {str(os.nice(0))}
+        processes.begin(noted[5:], niceness=3)
+        assert processes.wait().num_built == 15
+        assert str(os.getpid()) not in {pid for pid, _ in built()}
+        assert {niceness for _, niceness in built()[5:]} == {str(os.nice(0) + 3)}
+        processes.stop()
+        processes.stop()
+        """,
+    )
+
+
+def test_what_cannot_be_built_is_counted_and_the_rest_is_built(tmp_path):
+    run(
+        tmp_path,
+        """
+        processes = fork()
+        processes.begin([Failing(), *noted])
+        report = processes.wait()
+        assert (report.num_built, report.num_failed) == (20, 1), report
+        assert "two dtypes in one branch" in report.error
+        assert len(built()) == 20
+        processes.stop()
+        """,
+    )
+
+
+def test_a_builder_that_dies_ends_its_order_and_not_the_next_one(tmp_path):
+    run(
+        tmp_path,
+        """
+        processes = fork()
+        processes.begin([Deadly(), *noted])
+        report = processes.wait()
+        assert report.num_failed > 0 and report.num_built + report.num_failed == 21, report
+        processes.begin(noted)
+        assert processes.wait().num_built == 20
+        processes.stop()
+        """,
+    )
+
+
+def test_without_the_processes_nothing_is_built_and_nobody_waits(tmp_path):
+    run(
+        tmp_path,
+        """
+        processes = fork()
+        os.kill(processes._pid, 9)
+        processes.begin(noted)
+        report = processes.wait()
+        assert (report.num_built, report.num_failed) == (0, 20), report
+        processes.stop()
+        assert not built()
+        """,
+    )
+
+
+def test_sockets_of_the_worker_are_not_held_open(tmp_path):
+    run(
+        tmp_path,
+        """
+        ours, theirs = socket.socketpair()
+        processes = fork()
+        theirs.close()
+        ours.settimeout(30)
+        assert ours.recv(1) == b""
+        processes.stop()
+        """,
+    )
+
+
+def test_all_end_with_the_worker(tmp_path):
+    program = PRELUDE + "processes = fork()\nprint(processes._pid, flush=True)\nsys.stdin.read()"
+    worker = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with worker:
+        template = psutil.Process(int(worker.stdout.readline()))
+        os.kill(worker.pid, signal.SIGKILL)
+        psutil.wait_procs([template], timeout=30)
+        assert not template.is_running() or template.status() == psutil.STATUS_ZOMBIE

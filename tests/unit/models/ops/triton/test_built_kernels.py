@@ -1,0 +1,104 @@
+"""All kernels that models launch, built for a GPU without one; in a process of its own."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs Triton, which CPU installs leave out"
+)
+
+PROGRAM = """
+import os
+from pathlib import Path
+from services.engine.worker.build_processes import BuildProcesses
+from services.engine.worker.kernel_building import _load_kernel_functions
+
+processes = BuildProcesses.fork(_load_kernel_functions)
+folder = Path(os.environ["TRITON_CACHE_DIR"]).parent
+
+import torch
+from tests.support.absent_hopper import check_types, launched_by, pretend
+pretend()
+from models.forward_context import FP8_CACHE_DTYPE
+from models.ops.triton.kernel_builds import kernel_functions, load_kernel_functions
+from tests.support.draft_checkpoints import write_draft_checkpoint
+from tests.support.kernel_launches import absent_gpu
+from tests.support.mxfp4_checkpoints import pack_experts
+from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
+from tests.support.random_checkpoints import write_checkpoint
+
+load_kernel_functions()
+checkpoints = iter(folder / f"checkpoint-{number}" for number in range(100))
+
+def made(variant, **overrides):
+    path = next(checkpoints)
+    write_checkpoint(path, variant, **overrides)
+    return path
+
+def drafting(variant, **overrides):
+    path = next(checkpoints)
+    path.mkdir()
+    write_draft_checkpoint(path, variant, **overrides)
+    return path
+
+def packed(**overrides):
+    path = next(checkpoints)
+    pack_experts(path, write_checkpoint(path, "gpt_oss", **overrides))
+    return path
+
+def quantized(variant, **overrides):
+    path = next(checkpoints)
+    path.mkdir()
+    quantize_checkpoint(made(variant, **overrides), path, "deepseek")
+    return path
+
+FULL_SIZE = {"hidden_size": 256, "num_attention_heads": 8, "head_dim": 128}
+EXPERTS = {"moe_intermediate_size": 192}
+LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+with absent_gpu():
+    builds = (
+        launched_by(made("qwen3", **FULL_SIZE))
+        | launched_by(made("qwen3", **FULL_SIZE), cache_dtype=FP8_CACHE_DTYPE)
+        | launched_by(made("llama_odd_heads"), dtype=torch.float16)
+        | launched_by(made("qwen3_windows"), dtype=torch.float32)
+        | launched_by(made("gpt_oss", **FULL_SIZE | {"head_dim": 64}))
+        | launched_by(made("gpt_oss"), cache_dtype=FP8_CACHE_DTYPE)
+        | launched_by(packed(intermediate_size=96), keep_quantized=True)
+        | launched_by(made("qwen3_moe_odd"))
+        | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True)
+        | launched_by(made("glm4_moe_groups"), dtype=torch.float16)
+        | launched_by(made("mixtral"), dtype=torch.float32)
+        | launched_by(made("deepseek_v2_groups"), dtype=torch.float32)
+        | launched_by(drafting("deepseek_v3", **LATENT), num_drafts=2)
+        | launched_by(drafting("deepseek_v32"), num_drafts=2)
+    )
+errors = check_types(builds.values())
+assert not errors, chr(10).join(errors)
+
+one_of_each = {(build.module, build.name): build for build in builds.values()}
+kernels = {(function.module, function.fn.__name__) for function in kernel_functions()}
+kernels = {(module, name) for module, name in kernels if name.endswith("_kernel")}
+assert kernels == set(one_of_each), kernels ^ set(one_of_each)
+
+processes.begin(list(one_of_each.values()))
+report = processes.wait()
+assert not report.num_failed, report.error
+# Triton finds what others have built.
+assert all(build.is_kept for build in one_of_each.values())
+print(len(builds), "kernels,", report)
+"""
+
+
+@needs_triton
+@pytest.mark.slow
+def test_every_kernel_passes_the_compiler_as_models_launch_it(tmp_path):
+    environment = {
+        **os.environ,
+        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=280)
