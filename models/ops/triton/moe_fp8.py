@@ -19,7 +19,7 @@ from models.ops.triton.moe_grouped import find_rows, sum_by_token
 from models.ops.triton.moe_routing import sort_by_expert
 from models.ops.triton.swiglu import gated
 
-FP8_BLOCK = tl.constexpr(BLOCK)
+_FP8_BLOCK = tl.constexpr(BLOCK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +84,14 @@ def _gate_up_kernel(
     first_column = tl.program_id(0) * COLUMNS
     columns = first_column + tl.arange(0, COLUMNS)
     is_column = columns < INNER
-    blocks: tl.constexpr = (HIDDEN + FP8_BLOCK - 1) // FP8_BLOCK
-    part_blocks: tl.constexpr = (INNER + FP8_BLOCK - 1) // FP8_BLOCK
+    blocks: tl.constexpr = (HIDDEN + _FP8_BLOCK - 1) // _FP8_BLOCK
+    part_blocks: tl.constexpr = (INNER + _FP8_BLOCK - 1) // _FP8_BLOCK
     gate_ptrs = weight_ptr + (expert * 2 * INNER + columns)[None, :] * HIDDEN
-    scale_ptrs = scale_ptr + (expert * 2 * part_blocks + first_column // FP8_BLOCK) * blocks
+    scale_ptrs = scale_ptr + (expert * 2 * part_blocks + first_column // _FP8_BLOCK) * blocks
     gate = tl.zeros([ROWS, COLUMNS], tl.float32)
     up = tl.zeros([ROWS, COLUMNS], tl.float32)
     for block in range(blocks):
-        depth = block * FP8_BLOCK + tl.arange(0, FP8_BLOCK)
+        depth = block * _FP8_BLOCK + tl.arange(0, _FP8_BLOCK)
         is_depth = depth < HIDDEN
         in_x = is_row[:, None] & is_depth[None, :]
         x = tl.load(x_ptr + tokens[:, None] * HIDDEN + depth[None, :], mask=in_x, other=0.0)
@@ -129,14 +129,14 @@ def _down_kernel(
     first_column = tl.program_id(0) * COLUMNS
     columns = first_column + tl.arange(0, COLUMNS)
     is_column = columns < HIDDEN
-    blocks: tl.constexpr = (INNER + FP8_BLOCK - 1) // FP8_BLOCK
-    row_blocks: tl.constexpr = (HIDDEN + FP8_BLOCK - 1) // FP8_BLOCK
+    blocks: tl.constexpr = (INNER + _FP8_BLOCK - 1) // _FP8_BLOCK
+    row_blocks: tl.constexpr = (HIDDEN + _FP8_BLOCK - 1) // _FP8_BLOCK
     weight_ptrs = weight_ptr + (expert * HIDDEN + columns)[None, :] * INNER
-    scale_ptrs = scale_ptr + (expert * row_blocks + first_column // FP8_BLOCK) * blocks
+    scale_ptrs = scale_ptr + (expert * row_blocks + first_column // _FP8_BLOCK) * blocks
     wait_for_previous(DEPENDENT)
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     for block in range(blocks):
-        depth = block * FP8_BLOCK + tl.arange(0, FP8_BLOCK)
+        depth = block * _FP8_BLOCK + tl.arange(0, _FP8_BLOCK)
         is_depth = depth < INNER
         in_x = is_row[:, None] & is_depth[None, :]
         x = tl.load(x_ptr + rows[:, None] * INNER + depth[None, :], mask=in_x, other=0.0)
