@@ -35,16 +35,6 @@ def wait_for_previous(DEPENDENT: tl.constexpr):
         tl.extra.cuda.gdc_wait()
 
 
-@triton.jit
-def prefetch(ptrs, DEPENDENT: tl.constexpr):
-    """Brings the 256 bytes at each pointer, a multiple of 16, to the second-level cache."""
-    if DEPENDENT:
-        tl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], 256; mov.u32 $0, 0;",
-            "=r,l", [ptrs.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-
-
 @lru_cache
 def launch_options(device: torch.device) -> dict[str, bool]:
     """Returns what a kernel with a constant DEPENDENT is launched with on `device`."""

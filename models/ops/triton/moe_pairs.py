@@ -11,18 +11,11 @@ import triton
 import triton.language as tl
 
 from models.ops.experts import ExpertWeights
-from models.ops.triton.dependent_launch import (
-    launch_options,
-    let_next_start,
-    prefetch,
-    wait_for_previous,
-)
+from models.ops.triton.dependent_launch import launch_options, let_next_start, wait_for_previous
 from models.ops.triton.swiglu import gated
 
 _SHORT_ROW = 2048
 _MOST_DEPTH = 2048
-_LINE_BYTES = 256
-"""What is brought to the second-level cache at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +35,8 @@ def _gate_up_kernel(
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Computes COLUMNS inner features of one pair, gated."""
-    wait_for_previous(DEPENDENT)
-    # Only now, so that the next kernel may read which experts were chosen before its own wait.
     let_next_start(DEPENDENT)
+    wait_for_previous(DEPENDENT)
     # Pairs come first: those of one expert read the same weights at the same time.
     pair = tl.program_id(0)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -78,20 +70,13 @@ def _gate_up_kernel(
 def _down_kernel(
     x_ptr, weight_ptr, bias_ptr, experts_ptr, factors_ptr, output_ptr,
     HIDDEN: tl.constexpr, INNER: tl.constexpr, TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr,
-    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LINES: tl.constexpr, DEPENDENT: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Computes COLUMNS output features of one token, all its experts added up."""
     let_next_start(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < HIDDEN
-    LINE: tl.constexpr = 256 * 8 // weight_ptr.dtype.element_ty.primitive_bitwidth
-    if INNER % LINE == 0 and HIDDEN % COLUMNS == 0:
-        lines = tl.arange(0, LINES) % (INNER // LINE) * LINE
-        for slot in tl.static_range(TOP_K):
-            expert = tl.load(experts_ptr + token * TOP_K + slot).to(tl.int64)
-            rows = (expert * HIDDEN + columns)[:, None]
-            prefetch(weight_ptr + rows * INNER + lines[None, :], DEPENDENT)
     wait_for_previous(DEPENDENT)
     acc = tl.zeros([COLUMNS, DEPTH], tl.float32)
     biases = tl.zeros([COLUMNS], tl.float32)
@@ -141,10 +126,8 @@ def apply_pairs(
     )  # fmt: skip
     tiles = _tiles(inner, hidden.dtype)
     _down_kernel[(num_tokens, triton.cdiv(hidden_size, tiles.columns))](
-        between, experts.down, down_bias, ids, weights, output,
-        LINES=triton.next_power_of_2(triton.cdiv(inner * hidden.dtype.itemsize, _LINE_BYTES)),
-        **_constants(tiles), **shape,
-    )  # fmt: skip
+        between, experts.down, down_bias, ids, weights, output, **_constants(tiles), **shape
+    )
     return output
 
 

@@ -85,6 +85,7 @@ from models.ops.triton import moe_fp8
 from tests.support.moe_case import ROUTINGS, exactly, make_logits, make_quantized_experts
 from tests.support.tolerances import FP8_PRODUCT_ROW_TOLERANCE, assert_rows_close
 
+torch.manual_seed(0)
 # The interpreter loses a carry when it rounds to 8 bits.
 moe_fp8.quantize = quantize
 routing = ROUTINGS["softmax"]
@@ -105,7 +106,9 @@ for kind, hidden_size, inner, dtype, is_clamped in (
         )
         actual = moe_fp8.apply_fp8(hidden, weights, ids.int(), experts)
         assert actual.dtype == dtype
-        assert_rows_close(actual, exact, FP8_PRODUCT_ROW_TOLERANCE)
+        # A half is rounded before it is rounded to 8 bits.
+        is_half = dtype == torch.float16
+        assert_rows_close(actual, exact, FP8_PRODUCT_ROW_TOLERANCE if is_half else None)
 """
 
 
