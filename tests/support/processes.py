@@ -24,10 +24,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[2]
 LOG_TAIL_LINES = 40
-FIRST_PORT, PORTS_EACH = 20_000, 1_000
-NUM_SHARES = 12
-"""Ports are in this many shares, one for each pytest process that runs at the same time."""
+FIRST_PORT, PORTS_EACH, NUM_SHARES = 20_000, 3_000, 4
+"""Ports come in shares, one for each pytest process that runs at the same time."""
 Flag = str | int | float | bool | Path
+_given_ports: set[int] = set()
 
 
 class ServiceFailedError(Exception):
@@ -35,7 +35,7 @@ class ServiceFailedError(Exception):
 
 
 def free_port() -> int:
-    """Returns a loopback port that nobody listens on now.
+    """Returns a loopback port that nobody listens on now and that was not returned before.
 
     It lies below the range from which Linux takes the ports of outgoing connections, so that no
     connection of this or another process takes it before the service does, and in a share of its
@@ -45,8 +45,11 @@ def free_port() -> int:
     first = FIRST_PORT + share * PORTS_EACH
     while True:
         port = random.randrange(first, first + PORTS_EACH)
+        if port in _given_ports:
+            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
+            _given_ports.add(port)
             return port
 
 

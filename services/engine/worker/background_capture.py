@@ -17,9 +17,9 @@ COMPILE_POLL_S = 2e-3
 class BackgroundCapture:
     """Says when the next graph may be captured, and captures it.
 
-    An idle worker captures one after the other. Under load captures take at most a fifth of the
-    time, and a step waits for one capture at the most. What is captured is the compiled model, so
-    all of them wait for a compilation that is under way.
+    An idle worker captures one after the other, each while the device tests the one before. Under
+    load captures take at most a fifth of the time, and a step waits for one capture at the most.
+    What is captured is the compiled model, so all of them wait for a compilation that is under way.
     """
 
     def __init__(
@@ -56,12 +56,21 @@ class BackgroundCapture:
             return self._compilation.is_done
         return self.has_work and (is_idle or self._clock() >= self._next_s)
 
-    def run(self) -> GraphOutcome | None:
-        """Captures one graph, or puts what was compiled in the model's place."""
+    def run(self, *, is_idle: bool) -> GraphOutcome | None:
+        """Captures one graph, or puts what was compiled in the model's place.
+
+        Args:
+            is_idle: as for `is_due`.
+
+        Returns:
+            What became of a graph; None if none is done.
+        """
         if self._compilation is not None:
             self._compilation.install()
             self._compilation = None
             return None
+        if is_idle:
+            return self._graphs.capture_ahead()
         started_s = self._clock()
         outcome = self._graphs.capture_next()
         ended_s = self._clock()

@@ -51,7 +51,10 @@ class PreparedGraphs:
         """Captures all planned graphs; small ones reuse the memory of larger ones of their kind."""
         outcomes: list[GraphOutcome] = []
         num_planned = len(self.graphs.planned)
-        for outcome in self.graphs.capture_all():
+        while self.graphs.num_pending:
+            outcome = self.graphs.capture_ahead()
+            if outcome is None:
+                continue
             outcomes.append(outcome)
             report_progress(f"captured graphs {len(outcomes)}/{num_planned}")
         if outcomes:

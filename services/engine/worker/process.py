@@ -120,7 +120,7 @@ class StepServer:
                 self._channel.send(WorkerEvent(result=result).SerializeToString())
             is_idle = content is None and not self._pending
             if capture is not None and capture.is_due(is_idle=is_idle):
-                outcome = capture.run()
+                outcome = capture.run(is_idle=is_idle)
                 if outcome is not None:
                     self.report_graph(outcome)
             if not self._late_builds.is_armed and (capture is None or not capture.has_work):

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 import torch
@@ -53,6 +53,7 @@ class WorkerGraphs:
         self._drafts = drafts
         self._on_fault = on_fault
         self._pending = list(planned)
+        self._under_test: StartedCapture | None = None
         self._captured: set[GraphKey] = set()
         self._sizes = {
             is_whole: sorted(
@@ -65,8 +66,8 @@ class WorkerGraphs:
 
     @property
     def num_pending(self) -> int:
-        """Graphs that are still to be captured."""
-        return len(self._pending)
+        """Graphs that are still to be captured or whose test is under way."""
+        return len(self._pending) + (self._under_test is not None)
 
     def is_planned(self, key: GraphKey) -> bool:
         """Whether a step may be ordered to run this graph."""
@@ -91,18 +92,23 @@ class WorkerGraphs:
                 return
 
     def capture_next(self) -> GraphOutcome:
-        """Captures the graph that most steps have missed; at first, the first one planned."""
-        return self.capture(self._next())
+        """Captures the graph that most steps have missed; at first, the first one planned.
 
-    def capture_all(self) -> Iterator[GraphOutcome]:
-        """Captures all that are left; the device tests one while the next is being captured."""
-        started = None
-        while self._pending:
-            before, started = started, self._start(self._next())
-            if before is not None:
-                yield self._finish(before)
-        if started is not None:
-            yield self._finish(started)
+        Where a graph is under test already, its test ends instead.
+        """
+        return self._end_test() or self.capture(self._next())
+
+    def capture_ahead(self) -> GraphOutcome | None:
+        """Captures the graph that `capture_next` would, and leaves it to the device to test.
+
+        Returns:
+            What became of the graph before it, which the device was testing meanwhile; None if
+            there was none.
+        """
+        started = self._start(self._next()) if self._pending else None
+        outcome = self._end_test()
+        self._under_test = started
+        return outcome
 
     def capture(self, key: GraphKey) -> GraphOutcome:
         """Captures one of the pending graphs."""
@@ -164,6 +170,11 @@ class WorkerGraphs:
         assert kind is not None, "graphs are planned only where something captures them"
         return kind
 
+    def _end_test(self) -> GraphOutcome | None:
+        """Waits for the verdict on the graph under test, if there is one."""
+        started, self._under_test = self._under_test, None
+        return None if started is None else self._finish(started)
+
     def _next(self) -> GraphKey:
         return max(self._pending, key=self._num_wanted.__getitem__)
 
@@ -186,6 +197,6 @@ class WorkerGraphs:
             is_draft=key.is_draft,
             capture_ms=round(outcome.capture_s * 1000, 1),
             num_kb=outcome.num_bytes // 1024,
-            num_pending=len(self._pending),
+            num_pending=self.num_pending,
         )
         return outcome

@@ -31,13 +31,23 @@ class Graphs:
 
     def __init__(self, sizes, clock):
         self._sizes = deque(sizes)
+        self._under_test = None
         self._clock = clock
 
     @property
     def num_pending(self):
-        return len(self._sizes)
+        return len(self._sizes) + (self._under_test is not None)
 
     def capture_next(self):
+        before, self._under_test = self._under_test, None
+        return before or self._capture()
+
+    def capture_ahead(self):
+        started = self._capture() if self._sizes else None
+        before, self._under_test = self._under_test, started
+        return before
+
+    def _capture(self):
         self._clock.now_s += CAPTURE_S
         size = self._sizes.popleft()
         key = GraphKey(num_tokens=size, graph_bs=size, max_q_len=1, uniform=True)
@@ -47,18 +57,30 @@ class Graphs:
 def test_an_idle_worker_captures_one_after_the_other():
     clock = Clock()
     capture = BackgroundCapture(Graphs([2, 1], clock), clock=clock)
-    for size in (2, 1):
-        assert capture.is_due(is_idle=True)
-        assert capture.run().key.graph_bs == size
+    sizes = []
+    while capture.is_due(is_idle=True):
+        outcome = capture.run(is_idle=True)
+        sizes.append(outcome and outcome.key.graph_bs)
+    assert sizes == [None, 2, 1]
     assert not capture.has_work
-    assert not capture.is_due(is_idle=True)
+
+
+def test_a_graph_under_test_is_done_with_before_another_is_captured_under_load():
+    clock = Clock()
+    capture = BackgroundCapture(Graphs([2, 1], clock), clock=clock)
+    assert capture.run(is_idle=True) is None
+    started_s = clock.now_s
+    assert capture.run(is_idle=False).key.graph_bs == 2
+    assert clock.now_s == started_s
+    assert capture.run(is_idle=False).key.graph_bs == 1
+    assert not capture.has_work
 
 
 def test_under_load_serving_gets_most_of_the_time():
     clock = Clock()
     capture = BackgroundCapture(Graphs([2, 1], clock), clock=clock)
     assert capture.is_due(is_idle=False)
-    capture.run()
+    capture.run(is_idle=False)
     clock.now_s += SERVING_SHARE * CAPTURE_S - 0.1
     assert not capture.is_due(is_idle=False)
     assert capture.is_due(is_idle=True)

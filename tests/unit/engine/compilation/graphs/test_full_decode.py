@@ -124,13 +124,14 @@ def test_a_graph_serves_only_after_its_verdict_was_read(folder):
     engine = GraphEngine(folder, decode_graphs(2, 4))
     graphs = engine.prepared.graphs
     large, small = graphs.planned
-    outcomes = graphs.capture_all()
-    # While the first one's verdict is read, the second one is already under test.
-    assert next(outcomes).key == large
-    assert not graphs.num_pending
+    assert graphs.capture_ahead() is None
+    assert not graphs.is_captured(large)
+    assert graphs.capture_ahead().key == large
     assert (graphs.is_captured(large), graphs.is_captured(small)) == (True, False)
-    assert [outcome.key for outcome in outcomes] == [small]
+    assert graphs.num_pending == 1
+    assert graphs.capture_next().key == small
     assert graphs.is_captured(small)
+    assert not graphs.num_pending
 
 
 def test_a_bad_graph_among_good_ones_is_found_by_its_own_test(folder):
