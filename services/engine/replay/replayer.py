@@ -187,7 +187,7 @@ class Replayer:
         """Returns the tokens on which the three do not agree, and the drafts.
 
         Drafts depend on what the draft layers saw before. After a difference, or after tokens were
-        computed again, that is no longer what the recorded ones depended on, and those do not count.
+        computed again, the recorded ones depended on something else, and do not count.
         """
         rows = arrays.row_ids[arrays.sample_indices].tolist()
         recorded, reference, tested = tokens.recorded, tokens.reference, tokens.tested
