@@ -9,7 +9,7 @@ import json
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -116,15 +116,36 @@ def launches_skipped() -> Iterator[dict[str, KernelBuild]]:
     loaded as it comes to be known, by what tells one from the others.
     """
     builds: dict[str, KernelBuild] = {}
+    with ExitStack() as stand_ins:
+        stand_ins.callback(forget_all_builds)
 
-    def skip(*, fn: Any, compile: dict[str, Any], **details: Any) -> bool:
-        identity = f"{fn.module}.{fn.name} {compile['key']}"
-        if identity not in builds:
-            builds[identity] = _build_of(fn, compile)
-        return True
+        def skip(*, fn: Any, compile: dict[str, Any], **details: Any) -> bool:
+            builds[f"{fn.module}.{fn.name} {compile['key']}"] = _build_of(fn, compile)
+            # Asking takes Triton longer than launching; of the same kernel it asks once.
+            kernels = fn.jit_function.device_caches[compile["device"]][0]
+            kernels[compile["key"]] = _SkippedKernel()
+            stand_ins.callback(kernels.pop, compile["key"])
+            return True
 
-    with _asked_before_builds(skip):
-        yield builds
+        with _asked_before_builds(skip):
+            yield builds
+
+
+class _SkippedKernel:
+    """Stands for a kernel in Triton's table of those that are loaded; its launches do nothing."""
+
+    function = None
+    packed_metadata = None
+
+    def launch_metadata(self, *arguments: Any) -> None:
+        """Tells nothing of a launch."""
+
+    def run(self, *arguments: Any) -> None:
+        """Launches nothing."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        """Returns what launches nothing."""
+        return self.run
 
 
 def kernel_functions() -> Iterator[JITFunction]:
