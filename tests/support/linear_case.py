@@ -103,6 +103,6 @@ def make_linear_case(
         is_gated=is_gated,
     )
     if case.x.is_cuda:
-        # Kernels fetch weights before they wait for those before them: a model's are long there.
+        # Kernels read weights while those before them finish: a model's were written long ago.
         torch.cuda.synchronize()
     return case
