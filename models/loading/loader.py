@@ -108,7 +108,8 @@ def _give_storage(model: CausalLM, device: torch.device) -> None:
     for layer in model.modules():
         for name, param in layer.named_parameters(recurse=False):
             if id(param) not in allocated:
-                values = torch.empty_like(param, device=device)
+                # empty_like of such a tensor imports sympy, which takes 2 s (torch 2.11, 2.13).
+                values = torch.empty(param.shape, dtype=param.dtype, device=device)
                 allocated[id(param)] = nn.Parameter(values, requires_grad=False)
             setattr(layer, name, allocated[id(param)])
 

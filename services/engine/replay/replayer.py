@@ -186,8 +186,8 @@ class Replayer:
     def _token_differences(self, arrays: StepArrays, tokens: _Tokens) -> list[TokenDifference]:
         """Returns the tokens on which the three do not agree, and the drafts.
 
-        Drafts depend on what was guessed before, which computing tokens again does not bring back:
-        after that the recorded ones do not count.
+        Drafts depend on what the draft layers saw before. After a difference, or after tokens were
+        computed again, the recorded ones depended on something else, and do not count.
         """
         rows = arrays.row_ids[arrays.sample_indices].tolist()
         recorded, reference, tested = tokens.recorded, tokens.reference, tokens.tested
@@ -208,7 +208,7 @@ class Replayer:
         if found:
             return found
         drafts = [reference.drafts, tested.drafts]
-        if not self.totals.num_rebuilt_tokens:
+        if not (self.totals.num_rebuilt_tokens or self.totals.num_different):
             drafts.insert(0, recorded.drafts)
         return [
             TokenDifference(

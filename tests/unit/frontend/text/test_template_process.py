@@ -18,6 +18,7 @@ from services.frontend.text.template_source import TemplateSource
 from services.frontend.text.tokenizer import TokenizerFilesError
 from tests.support.waiting import until
 
+WORKER = "services.frontend.text.template_worker"
 HELLO = [{"role": "user", "content": "hello"}]
 SLEEPLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 ON_WISH = "{% if messages[0].content == 'hang' %}" + SLEEPLESS + "{% endif %}fine"
@@ -35,7 +36,13 @@ async def running(source: str, *, timeout_s: float = 10):
 
 
 def children() -> set[int]:
-    return {child.pid for child in psutil.Process().children()}
+    """The processes of templates; other tests may have left services running."""
+    return {
+        child.pid
+        for child in psutil.Process().children()
+        # None where it has just ended and nobody has asked for its status.
+        if WORKER in (child.as_dict(["cmdline"])["cmdline"] or ())
+    }
 
 
 async def test_conversations_are_rendered_one_after_the_other():

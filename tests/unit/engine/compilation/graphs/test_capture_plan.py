@@ -1,5 +1,7 @@
 """Which graphs are captured: what was asked for, less what cannot be done."""
 
+from dataclasses import replace
+
 import pytest
 
 from models.cudagraph_mode import CUDAGraphMode as Mode
@@ -9,6 +11,7 @@ from services.engine.compilation.graphs.capture_plan import (
     piecewise_key,
     planned_keys,
     supported_mode,
+    with_draft_keys,
 )
 
 EVERYTHING = GraphSupport(full_decode=True, pieces=True)
@@ -63,3 +66,11 @@ def test_decodes_with_drafts_have_several_query_tokens():
     keys = planned_keys(Mode.FULL_DECODE_ONLY, decode_sizes=(1, 4), token_sizes=(), decode_q_len=3)
     assert keys == [full_decode_key(4, 3), full_decode_key(1, 3)]
     assert (keys[0].num_tokens, keys[0].graph_bs, keys[0].max_q_len) == (12, 4, 3)
+
+
+def test_drafting_follows_the_graphs_of_its_steps_and_pieces_have_none():
+    sizes = {"decode_sizes": (1, 4), "token_sizes": (8,)}
+    keys = with_draft_keys(planned_keys(Mode.FULL_AND_PIECEWISE, **sizes, decode_q_len=3))
+    whole = [full_decode_key(4, 3), full_decode_key(1, 3)]
+    assert keys == [*whole, *(replace(key, is_draft=True) for key in whole), piecewise_key(8)]
+    assert with_draft_keys([piecewise_key(8)]) == [piecewise_key(8)]
