@@ -73,7 +73,10 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_is(tmp_path, variant, re
     exact = transformers_logits(reference, tokens)
     rounded = transformers_logits(copy.deepcopy(reference).bfloat16(), tokens)
     actual = mixed_logits(load_model(tmp_path, device=DEVICE, dtype=torch.bfloat16), tokens)
-    ours, theirs = ((each - exact).abs().mean() / exact.std() for each in (actual, rounded))
+    # Where rounding makes a token choose other experts, its logits are others in any program.
+    ours, theirs = (
+        ((each - exact).norm(dim=1) / exact.norm(dim=1)).median() for each in (actual, rounded)
+    )
     record_property("error", f"{ours:.4f}, transformers {theirs:.4f}")
     assert ours <= SLACK * theirs
 

@@ -94,7 +94,7 @@ def make_linear_case(
         return (torch.randn(*shape, generator=generator, device=device) * scale).to(dtype)
 
     num_rows = num_outputs * (2 if is_gated else 1)
-    return LinearCase(
+    case = LinearCase(
         x=draw(num_tokens, num_inputs),
         weight=draw(num_rows, num_inputs, scale=num_inputs**-0.5),
         bias=draw(num_rows) if has_bias else None,
@@ -102,3 +102,7 @@ def make_linear_case(
         residual=draw(num_tokens, num_outputs) if has_residual else None,
         is_gated=is_gated,
     )
+    if case.x.is_cuda:
+        # Kernels read weights while those before them finish: a model's were written long ago.
+        torch.cuda.synchronize()
+    return case

@@ -317,6 +317,9 @@ def write_checkpoint(folder: Path, variant: str, **overrides):
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):
                 buffer.normal_(0.0, 0.3)
+    for module in model.modules():
+        if hasattr(module, "limit"):  # older releases ignore the configuration
+            module.limit = config.swiglu_limit
     model.save_pretrained(folder)
     return model
 

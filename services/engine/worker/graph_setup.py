@@ -39,6 +39,10 @@ log = structlog.get_logger()
 MIN_GRAPH_BYTES = 2**20
 """What a graph takes at least: the driver keeps its nodes."""
 
+MAX_UNDER_TEST = 4
+"""Graphs under test while nothing is served: large ones keep the device busy for longer than the
+host, small ones the other way round."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedGraphs:
@@ -52,7 +56,7 @@ class PreparedGraphs:
         outcomes: list[GraphOutcome] = []
         num_planned = len(self.graphs.planned)
         while self.graphs.num_pending:
-            outcome = self.graphs.capture_ahead()
+            outcome = self.graphs.capture_ahead(MAX_UNDER_TEST)
             if outcome is None:
                 continue
             outcomes.append(outcome)

@@ -1,7 +1,7 @@
 """The graphs of a worker: those to come, those that run, those that were given up."""
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
 import structlog
@@ -53,7 +53,7 @@ class WorkerGraphs:
         self._drafts = drafts
         self._on_fault = on_fault
         self._pending = list(planned)
-        self._under_test: StartedCapture | None = None
+        self._under_test: deque[StartedCapture] = deque()
         self._captured: set[GraphKey] = set()
         self._sizes = {
             is_whole: sorted(
@@ -67,7 +67,7 @@ class WorkerGraphs:
     @property
     def num_pending(self) -> int:
         """Graphs that are still to be captured or whose test is under way."""
-        return len(self._pending) + (self._under_test is not None)
+        return len(self._pending) + len(self._under_test)
 
     def is_planned(self, key: GraphKey) -> bool:
         """Whether a step may be ordered to run this graph."""
@@ -98,17 +98,21 @@ class WorkerGraphs:
         """
         return self._end_test() or self.capture(self._next())
 
-    def capture_ahead(self) -> GraphOutcome | None:
+    def capture_ahead(self, max_under_test: int = 1) -> GraphOutcome | None:
         """Captures the graph that `capture_next` would, and leaves it to the device to test.
 
+        Args:
+            max_under_test: how many graphs the device may have to test, each with the outputs
+                expected of it in memory.
+
         Returns:
-            What became of the graph before it, which the device was testing meanwhile; None if
-            there was none.
+            What became of the graph that has been under test longest, if there are more of them
+            or nothing is left to capture.
         """
-        started = self._start(self._next()) if self._pending else None
-        outcome = self._end_test()
-        self._under_test = started
-        return outcome
+        is_last = not self._pending
+        if not is_last:
+            self._under_test.append(self._start(self._next()))
+        return self._end_test() if is_last or len(self._under_test) > max_under_test else None
 
     def capture(self, key: GraphKey) -> GraphOutcome:
         """Captures one of the pending graphs."""
@@ -171,9 +175,8 @@ class WorkerGraphs:
         return kind
 
     def _end_test(self) -> GraphOutcome | None:
-        """Waits for the verdict on the graph under test, if there is one."""
-        started, self._under_test = self._under_test, None
-        return None if started is None else self._finish(started)
+        """Waits for the verdict on the graph that has been under test longest, if there is one."""
+        return self._finish(self._under_test.popleft()) if self._under_test else None
 
     def _next(self) -> GraphKey:
         return max(self._pending, key=self._num_wanted.__getitem__)

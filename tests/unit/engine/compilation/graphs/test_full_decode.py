@@ -134,6 +134,14 @@ def test_a_graph_serves_only_after_its_verdict_was_read(folder):
     assert not graphs.num_pending
 
 
+def test_several_graphs_may_be_under_test_and_come_out_in_order(folder):
+    graphs = GraphEngine(folder, decode_graphs(1, 2, 4, 8)).prepared.graphs
+    outcomes = [graphs.capture_ahead(2) for _ in range(6)]
+    assert outcomes[:2] == [None, None]
+    assert [outcome.key for outcome in outcomes[2:]] == list(graphs.planned)
+    assert not graphs.num_pending
+
+
 def test_a_bad_graph_among_good_ones_is_found_by_its_own_test(folder):
     engine = GraphEngine(folder, decode_graphs(1, 2, 4))
     model = engine.model
