@@ -25,7 +25,7 @@ from models.ops.kv_cache import write_kv_cache
 from models.ops.linear import linear
 from models.ops.rms_norm import add_rms_norm
 from models.ops.silu_and_mul import silu_and_mul
-from models.ops.triton.decode_attention import decode_attention
+from models.ops.triton.decode_attention import NewTokens, decode_attention
 from models.ops.triton.prefill_attention import prefill_attention
 from models.ops.triton.rotate_and_cache import rotate_and_cache
 from tests.bench.report import Report
@@ -38,8 +38,8 @@ MODELS = {
     "8B": (Heads(num_heads=32, num_kv_heads=8, head_dim=128), 4096, 12288),
     "0.6B": (Heads(num_heads=16, num_kv_heads=8, head_dim=128), 1024, 3072),
 }
-BATCHES = (1, 8, 32, 128)
-CONTEXTS = (256, 4096)
+BATCHES = (1, 8, 32, 64, 128, 256)
+CONTEXTS = (256, 704, 4096)
 PROMPTS = (2048, 8192)
 TOKENS = (1, 32, 128, 2048, 8192)
 FEW_TOKENS = (1, 2, 4, 8, 16, 32, 64)
@@ -90,41 +90,14 @@ def best_sdpa(calls: Callable[[], Sequence[Callable[[], object]]]) -> float | No
     return min(found, default=None)
 
 
-def decode(heads: Heads, batch: int, context: int) -> Figures:
-    """Times decode attention; torch gets keys and values side by side in memory."""
-    num_bytes = batch * context * heads.num_kv_heads * heads.head_dim * 4
-    lens = [context] * batch
-    cases = [
-        make_case([1] * batch, lens, heads, dtype=torch.bfloat16, device="cuda", seed=seed)
-        for seed in range(copies(num_bytes, 32))
-    ]
-    outputs = torch.empty(batch, heads.num_heads, heads.head_dim, device="cuda").bfloat16()
-    queries, metadata = cases[0].q.contiguous(), cases[0].metadata  # as the layers of a step share
+def decode(heads: Heads, batch: int, context: int, *, has_fp8_cache: bool) -> Figures:
+    """Times attention of steps of single tokens, their norm, rotation and cache write included.
 
-    def call(case):
-        return lambda: decode_attention(
-            queries, case.cache, metadata, outputs, sliding_window=None, sinks=None
-        )
-
-    ours = microseconds([call(case) for case in cases], rounds=2)
-    shape = (batch, context, heads.num_kv_heads, heads.head_dim)
-
-    def torch_calls():
-        # Blocks without the null block are as large as a batch of contiguous sequences.
-        pairs = [[x[1:].view(shape).transpose(1, 2) for x in (c.cache.k, c.cache.v)] for c in cases]
-        q = queries[:, :, None]
-        return [
-            lambda k=k, v=v: scaled_dot_product_attention(q, k, v, enable_gqa=True)
-            for k, v in pairs
-        ]
-
-    theirs = best_sdpa(torch_calls)
-    return {"us": ours, "torch_us": theirs, "floor_us": num_bytes / BYTES_PER_US}
-
-
-def fp8_decode(heads: Heads, batch: int, context: int) -> Figures:
-    """Times decode attention to a cache of 8 bits, scales included; torch has nothing like it."""
-    num_bytes = 2 * batch * context * heads.num_kv_heads * (heads.head_dim + 4)
+    torch gets keys and values side by side in memory and queries that are ready; it has nothing
+    like a cache of 8 bits, of which scales are read too.
+    """
+    bytes_per_head = heads.head_dim + 4 if has_fp8_cache else 2 * heads.head_dim
+    num_bytes = 2 * batch * context * heads.num_kv_heads * bytes_per_head
     lens = [context] * batch
     cases = [
         make_case(
@@ -133,21 +106,36 @@ def fp8_decode(heads: Heads, batch: int, context: int) -> Figures:
             heads,
             dtype=torch.bfloat16,
             device="cuda",
-            has_fp8_cache=True,
+            has_fp8_cache=has_fp8_cache,
             seed=seed,
         )
         for seed in range(copies(num_bytes, 32))
     ]
     outputs = torch.empty(batch, heads.num_heads, heads.head_dim, device="cuda").bfloat16()
-    queries, metadata = cases[0].q.contiguous(), cases[0].metadata  # as the layers of a step share
+    first = cases[0]  # whose inputs but the cache are those of all layers of a step
+    new = NewTokens(
+        k=first.k, v=first.v, transform=first.transform, slot_mapping=first.metadata.slot_mapping
+    )
 
     def call(cache: KVCacheData):
         return lambda: decode_attention(
-            queries, cache, metadata, outputs, sliding_window=None, sinks=None
+            first.q, cache, first.metadata, outputs, new, sliding_window=None, sinks=None
         )
 
     ours = microseconds([call(case.cache) for case in cases], rounds=2)
-    return {"us": ours, "torch_us": None, "floor_us": num_bytes / BYTES_PER_US}
+    shape = (batch, context, heads.num_kv_heads, heads.head_dim)
+
+    def torch_calls():
+        # Blocks without the null block are as large as a batch of contiguous sequences.
+        pairs = [[x[1:].view(shape).transpose(1, 2) for x in (c.cache.k, c.cache.v)] for c in cases]
+        q = first.q.contiguous()[:, :, None]
+        return [
+            lambda k=k, v=v: scaled_dot_product_attention(q, k, v, enable_gqa=True)
+            for k, v in pairs
+        ]
+
+    theirs = None if has_fp8_cache else best_sdpa(torch_calls)
+    return {"us": ours, "torch_us": theirs, "floor_us": num_bytes / BYTES_PER_US}
 
 
 def prefill(heads: Heads, num_tokens: int) -> Figures:
@@ -263,10 +251,12 @@ def linear_product(num_tokens: int, outputs: int, inputs: int, is_gated: bool) -
 def jobs(only: set[str]) -> Iterator[tuple[str, str, str, Callable[[], Figures]]]:
     """Yields kernel, model, size, and what times them."""
     for model, (heads, hidden, inner) in MODELS.items():
-        for kernel, timed in (("decode", decode), ("fp8-decode", fp8_decode)):
+        for kernel in ("decode", "fp8-decode"):
+            is_fp8 = kernel == "fp8-decode"
             for batch, context in product(BATCHES, CONTEXTS) if kernel in only else ():
                 size = f"{batch} x {context}"
-                yield kernel, model, size, partial(timed, heads, batch, context)
+                timed = partial(decode, heads, batch, context, has_fp8_cache=is_fp8)
+                yield kernel, model, size, timed
         if "prefill" in only:
             for num_tokens in PROMPTS:
                 yield "prefill", model, f"{num_tokens}", partial(prefill, heads, num_tokens)

@@ -32,7 +32,15 @@ HEADS = {
     "wide": Heads(num_heads=8, num_kv_heads=2, head_dim=256),
 }
 DECODES = [1, 7, 16, 17, 127, 128, 129, 1000, 2049]
+# So many that with 8 kv heads a step has the tiles of many requests.
+MANY_DECODES = [1 + 37 * request % 700 for request in range(100)]
 MIXED = ([1, 7, 127, 1, 128, 129, 1, 33], [1, 7, 127, 300, 128, 1153, 17, 1000])
+
+BATCHES = {
+    "mixed": MIXED,
+    "decode": ([1] * len(DECODES), DECODES),
+    "many": ([1] * len(MANY_DECODES), MANY_DECODES),
+}
 
 
 def check(case: AttentionCase) -> None:
@@ -60,7 +68,7 @@ def check_with_fp8_cache(case: AttentionCase) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
-@pytest.mark.parametrize("batch", [MIXED, ([1] * len(DECODES), DECODES)], ids=["mixed", "decode"])
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
 def test_attention_reads_and_writes_a_cache_of_8_bits(batch, heads, dtype):
     check_with_fp8_cache(make_case(*batch, heads, dtype=dtype, device="cuda", has_fp8_cache=True))
 
@@ -81,6 +89,28 @@ def test_any_kind_of_attention_takes_a_cache_of_8_bits(batch, options, dtype):
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 def test_decode_is_the_references_at_any_length(heads, dtype):
     check(make_case([1] * len(DECODES), DECODES, heads, dtype=dtype, device="cuda"))
+
+
+@DTYPES
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+def test_decode_of_many_requests_is_the_references(heads, dtype):
+    check(make_case([1] * len(MANY_DECODES), MANY_DECODES, heads, dtype=dtype, device="cuda"))
+
+
+@DTYPES
+@pytest.mark.parametrize("sliding_window", [None, 33])
+def test_decode_of_many_requests_takes_windows_sinks_and_any_block_size(sliding_window, dtype):
+    options = {"sliding_window": sliding_window, "has_sinks": True, "block_size": 24}
+    batch = ([1] * len(MANY_DECODES), MANY_DECODES)
+    check(make_case(*batch, GPT_OSS, dtype=dtype, device="cuda", **options))
+
+
+def test_decode_of_many_requests_repeats_bit_for_bit():
+    batch = ([1] * len(MANY_DECODES), MANY_DECODES)
+    case = make_case(*batch, QWEN3_8B, dtype=torch.bfloat16, device="cuda")
+    output = case.run()
+    for _ in range(20):
+        assert torch.equal(case.run(), output)
 
 
 @DTYPES

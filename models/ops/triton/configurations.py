@@ -1,6 +1,7 @@
 """Tile sizes of the attention kernels: a table, so that nothing is tuned while serving."""
 
 from dataclasses import dataclass
+from math import inf
 
 import torch
 
@@ -9,11 +10,16 @@ from models.forward_context import AttentionWorkspace
 MAX_SPLITS = 32
 """Most parts that one sequence's keys are split into; a power of two."""
 
-MAX_PARTIALS = 512
-"""Most partial results of one launch, four programs for each multiprocessor of an H200.
+MAX_PARTIALS = 1024
+"""Most partial results of one launch, which the workspace has room for."""
 
-With 1024, 32 requests of 256 tokens took 20.6 us instead of 16.7; with 256, 32 of 4096 took 152
-instead of 130 (H200, bf16, 8 kv heads of dimension 128, 2026-11).
+_PARTIALS = {1: MAX_PARTIALS, 2: 512, 4: 512}
+"""How many one launch makes, by bytes of a cached element: 512 are four programs for each
+multiprocessor of an H200.
+
+With 1024 in bf16, 32 requests of 256 tokens took 23.8 us instead of 17.7; with 256, 8 of 4096 took
+46.1 instead of 41.9. In 8 bits 1024 are better, as programs compute more for each byte: 32 requests
+of 4096 tokens 82.9 us instead of 108 (H200, 8 kv heads of dimension 128, 2026-11).
 """
 
 EARLY_REQUESTS = 2
@@ -50,6 +56,37 @@ _DECODE = {
 }
 """By bytes of an element and padded head dimension, from 64."""
 
+_DEEP = Tiles(rows=16, keys=32, num_warps=1, num_stages=5)
+_WIDE = Tiles(rows=16, keys=64, num_warps=4, num_stages=3)
+_SHALLOW = Tiles(rows=16, keys=32, num_warps=1, num_stages=3)
+
+_SINGLE_TOKENS = {
+    (2, 64): ((256, _WIDE), (767, _DEEP), (inf, _SHALLOW)),
+    (2, 128): ((64, _DEEP), (256, _WIDE), (767, _DEEP), (inf, _SHALLOW)),
+}
+"""Tiles of steps of single tokens, up to a number of requests times kv heads.
+
+A warp that waits for no other one loses least between tiles, while five stages, of which two hold
+keys at a time, have room for all programs at once; from there on more programs are worth more.
+Four warps lead a little where sequences are split. Microseconds (H200, bf16, 8 kv heads of 128,
+2026-11):
+
+requests x tokens  _WIDE  _DEEP  _SHALLOW
+8 x 256             11.5   10.8      10.7
+16 x 700            20.1   21.0      22.1
+48 x 256            20.1   18.7      21.7
+128 x 256           46.1   45.7      39.1
+256 x 256           86.4   77.6      75.3
+"""
+
+_DECODE_8_BITS = {
+    (2, 64): _DEEP,
+    (2, 128): _DEEP,
+    (2, 256): Tiles(rows=16, keys=32, num_warps=4, num_stages=3),
+    **{key: tiles for key, tiles in _DECODE.items() if key[0] == 4},
+}
+"""With keys and values of 8 bits: 128 requests of 4096 tokens 285 us instead of 465 with _WIDE."""
+
 _FIRST_CHUNK = {
     (2, 64): Tiles(rows=128, keys=64, num_warps=8, num_stages=3),
     (2, 128): Tiles(rows=128, keys=128, num_warps=8, num_stages=3),
@@ -75,12 +112,26 @@ _LATER_CHUNK = {
 }
 
 
-def decode_tiles(dtype: torch.dtype, padded_head_dim: int) -> Tiles:
+def decode_tiles(
+    dtype: torch.dtype, cache_dtype: torch.dtype, padded_head_dim: int, *, num_pairs: int | None
+) -> Tiles:
     """Returns the tiles of decode attention.
+
+    Args:
+        dtype: of queries.
+        cache_dtype: of cached keys and values.
+        padded_head_dim: a power of two.
+        num_pairs: requests times kv heads of a step of single tokens; None in other steps.
 
     Raises:
         ValueError: the kernels do not take such heads.
     """
+    if cache_dtype.itemsize == 1:
+        return _look_up(_DECODE_8_BITS, dtype, padded_head_dim)
+    if num_pairs is not None:
+        for most, tiles in _SINGLE_TOKENS.get((dtype.itemsize, max(64, padded_head_dim)), ()):
+            if num_pairs <= most:
+                return tiles
     return _look_up(_DECODE, dtype, padded_head_dim)
 
 
@@ -94,7 +145,11 @@ def prefill_tiles(dtype: torch.dtype, padded_head_dim: int, *, has_prefix: bool)
 
 
 def num_splits(
-    workspace: AttentionWorkspace | None, num_requests: int, num_heads: int, num_kv_heads: int
+    workspace: AttentionWorkspace | None,
+    num_requests: int,
+    num_heads: int,
+    num_kv_heads: int,
+    cache_dtype: torch.dtype,
 ) -> int:
     """Returns how many parts each sequence's keys are split into at most.
 
@@ -104,7 +159,7 @@ def num_splits(
         return 1
     pairs = num_requests * num_kv_heads
     room = workspace.lse.numel() // (num_requests * num_heads)
-    return max(1, min(MAX_SPLITS, MAX_PARTIALS // pairs, room))
+    return max(1, min(MAX_SPLITS, _PARTIALS[cache_dtype.itemsize] // pairs, room))
 
 
 def _look_up(table: dict[tuple[int, int], Tiles], dtype: torch.dtype, head_dim: int) -> Tiles:

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from models.forward_context import AttentionMetadata, KVCacheData
 from models.ops.head_transform import HeadTransform
-from models.ops.triton.cache_scales import cache_scales, scale_of
+from models.ops.triton.cache_scales import cache_scales
 from models.ops.triton.configurations import (
     EARLY_REQUESTS,
     MAX_SPLITS,
@@ -16,6 +16,8 @@ from models.ops.triton.configurations import (
     num_splits,
 )
 from models.ops.triton.dependent_launch import launch_options, let_next_start, wait_for_previous
+from models.ops.triton.keys_of_8_bits import attend_keys_of_8_bits
+from models.ops.triton.newest_token import fold_key, load_transformed, store_newest
 from models.ops.triton.online_softmax import attend_keys
 
 _VARYING = [
@@ -36,30 +38,6 @@ class NewTokens:
     v: torch.Tensor
     transform: HeadTransform
     slot_mapping: torch.Tensor
-
-
-@triton.jit
-def _load_transformed(
-    ptrs, dims, in_rows, weight_ptr, cos_ptr, sin_ptr, eps,
-    HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr,
-):  # fmt: skip
-    """Returns the heads at ptrs [rows, 1], normalised if HAS_NORM, then rotated, in float32."""
-    HALF: tl.constexpr = HEAD_DIM // 2
-    partners = tl.where(dims < HALF, dims + HALF, dims - HALF)
-    is_dim = dims < HEAD_DIM
-    in_tile = in_rows[:, None] & is_dim[None, :]
-    x = tl.load(ptrs + dims[None, :], mask=in_tile, other=0.0).to(tl.float32)
-    partner = tl.load(ptrs + partners[None, :], mask=in_tile, other=0.0).to(tl.float32)
-    if HAS_NORM:
-        scale = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
-        weight = tl.load(weight_ptr + dims, mask=is_dim, other=0.0).to(tl.float32)
-        x *= scale * weight[None, :]
-        weight = tl.load(weight_ptr + partners, mask=is_dim, other=0.0).to(tl.float32)
-        partner *= scale * weight[None, :]
-    cos = tl.load(cos_ptr + dims, mask=is_dim, other=0.0).to(tl.float32)
-    # The sine carries the sign of its half.
-    sin = tl.load(sin_ptr + dims, mask=is_dim, other=0.0).to(tl.float32)
-    return x * cos[None, :] + partner * sin[None, :]
 
 
 @triton.jit
@@ -110,38 +88,6 @@ def _combine(
     tl.store(output_ptr + at_tile, acc.to(output_ptr.dtype.element_ty), mask=in_tile)
 
 
-@triton.jit
-def _store_newest(
-    k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, new_k_ptr, new_v_ptr, slot, kv_head, dims,
-    weight_ptr, cos_ptr, sin_ptr, eps,
-    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    HAS_NORM: tl.constexpr, HAS_SCALES: tl.constexpr,
-):  # fmt: skip
-    """Stores one token's key, transformed, and its value, unless their slot is in block 0."""
-    heads = kv_head + tl.arange(0, 1)
-    # Block 0 is nobody's. Requests that only fill up a step share it: writing while others read it
-    # would make their outputs, by which graphs are tested, depend on who comes first.
-    has_key = heads * 0 + slot >= BLOCK_SIZE
-    in_head = has_key[:, None] & (dims < HEAD_DIM)[None, :]
-    at_new = heads[:, None] * HEAD_DIM
-    key = _load_transformed(
-        new_k_ptr + at_new, dims, has_key, weight_ptr, cos_ptr, sin_ptr, eps, HEAD_DIM, HAS_NORM
-    )
-    value = tl.load(new_v_ptr + at_new + dims[None, :], mask=in_head, other=0.0)
-    at_head = slot * NUM_KV_HEADS + heads
-    if HAS_SCALES:
-        value = value.to(tl.float32)
-        key_scale = scale_of(tl.max(tl.abs(key), 1))
-        value_scale = scale_of(tl.max(tl.abs(value), 1))
-        tl.store(k_scale_ptr + at_head, key_scale, mask=has_key)
-        tl.store(v_scale_ptr + at_head, value_scale, mask=has_key)
-        key /= key_scale[:, None]
-        value /= value_scale[:, None]
-    at_slot = at_head[:, None] * HEAD_DIM + dims[None, :]
-    tl.store(k_ptr + at_slot, key.to(k_ptr.dtype.element_ty), mask=in_head)
-    tl.store(v_ptr + at_slot, value.to(v_ptr.dtype.element_ty), mask=in_head)
-
-
 @triton.jit(do_not_specialize=_VARYING)
 def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projections to the heads' outputs
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, output_ptr, block_tables_ptr, seq_lens_ptr,
@@ -159,7 +105,7 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     """Attends the GROUP query heads of one kv head of one request to one part of its keys.
 
     HAS_NEW: queries and the newest key are transformed here, and the program whose part the newest
-    key ends stores it with its value; nobody else reads them.
+    key ends stores it with its value; nobody else needs them.
     """
     if not STARTS_NEXT_LATE:
         let_next_start(DEPENDENT)
@@ -176,12 +122,18 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     first_key = 0
     if WINDOW > 0:
         first_key = tl.maximum(seq_len - WINDOW, 0)
+    end = seq_len
+    if HAS_NEW:
+        # The newest key is seen while it is in registers: no thread waits for it to be stored.
+        end -= 1
     # Equal parts of whole tiles; short sequences have fewer parts than there are programs.
-    num_keys = tl.maximum(seq_len - first_key, 1)
+    num_keys = tl.maximum(end - first_key, 1)
     part = tl.cdiv(tl.cdiv(num_keys, num_splits), KEYS) * KEYS
     active = tl.cdiv(num_keys, part)
     if split >= active:
         return
+    start = first_key + split * part
+    end = tl.minimum(start + part, end)
 
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, BLOCK_D)
@@ -189,25 +141,6 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     in_tile = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
     heads = (token * NUM_KV_HEADS + kv_head) * GROUP + rows
     at_heads = heads[:, None] * HEAD_DIM + dims[None, :]
-    if HAS_NEW:
-        cos_ptr += token * rotation_stride
-        sin_ptr += token * rotation_stride
-        q_ptrs = q_ptr + token * q_stride + (kv_head * GROUP + rows)[:, None] * HEAD_DIM
-        q = _load_transformed(
-            q_ptrs, dims, in_rows, q_weight_ptr, cos_ptr, sin_ptr, eps, HEAD_DIM, HAS_NORM
-        ).to(q_ptr.dtype.element_ty)
-        if split == active - 1:
-            _store_newest(
-                k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, new_k_ptr + token * new_k_stride,
-                new_v_ptr + token * new_v_stride, tl.load(slots_ptr + token), kv_head, dims,
-                k_weight_ptr, cos_ptr, sin_ptr, eps,
-                NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, HAS_NORM, HAS_SCALES,
-            )  # fmt: skip
-            # Other threads of this program read them below.
-            tl.debug_barrier()
-    else:
-        q = tl.load(q_ptr + at_heads, mask=in_tile, other=0.0)
-    table_ptr = block_tables_ptr + request * table_stride
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
@@ -216,13 +149,37 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
         sinks = tl.load(sinks_ptr + kv_head * GROUP + rows, mask=in_rows, other=0.0)
         highest = sinks.to(tl.float32) * 1.4426950408889634
         total = tl.full([ROWS], 1.0, tl.float32)
-    start = first_key + split * part
-    end = tl.minimum(start + part, seq_len)
-    acc, highest, total = attend_keys(
-        q, acc, highest, total, start, end, tl.zeros([ROWS], tl.int32) + seq_len, table_ptr,
-        k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, kv_head, dims, scale_log2,
-        NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, True, STAGES, 0, HAS_SCALES,
-    )  # fmt: skip
+    if HAS_NEW:
+        cos_ptr += token * rotation_stride
+        sin_ptr += token * rotation_stride
+        q_ptrs = q_ptr + token * q_stride + (kv_head * GROUP + rows)[:, None] * HEAD_DIM
+        q = load_transformed(
+            q_ptrs, dims, in_rows, q_weight_ptr, cos_ptr, sin_ptr, eps, HEAD_DIM, HAS_NORM
+        ).to(q_ptr.dtype.element_ty)
+        if (split == active - 1) & (seq_len > 0):
+            key, value = store_newest(
+                k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, new_k_ptr + token * new_k_stride,
+                new_v_ptr + token * new_v_stride, tl.load(slots_ptr + token), kv_head, dims,
+                k_weight_ptr, cos_ptr, sin_ptr, eps,
+                NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, HAS_NORM, HAS_SCALES,
+            )  # fmt: skip
+            acc, highest, total = fold_key(q, key, value, acc, highest, total, scale_log2)
+    else:
+        q = tl.load(q_ptr + at_heads, mask=in_tile, other=0.0)
+    table_ptr = block_tables_ptr + request * table_stride
+    positions = tl.zeros([ROWS], tl.int32) + seq_len
+    if HAS_SCALES and HEAD_DIM % 4 == 0 and BLOCK_D >= 64:
+        acc, highest, total = attend_keys_of_8_bits(
+            q, acc, highest, total, start, end, positions, table_ptr, k_ptr, v_ptr,
+            k_scale_ptr, v_scale_ptr, kv_head, dims, scale_log2,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, STAGES, ROWS, BLOCK_D,
+        )  # fmt: skip
+    else:
+        acc, highest, total = attend_keys(
+            q, acc, highest, total, start, end, positions, table_ptr, k_ptr, v_ptr,
+            k_scale_ptr, v_scale_ptr, kv_head, dims, scale_log2,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, True, STAGES, 0, HAS_SCALES,
+        )  # fmt: skip
     if STARTS_NEXT_LATE:
         let_next_start(DEPENDENT)
     # A dummy request has no keys; its output is zero.
@@ -284,10 +241,11 @@ def decode_attention(
     num_requests = metadata.seq_lens.shape[0]
     group = num_heads // num_kv_heads
     workspace = metadata.workspace
-    splits = num_splits(workspace, num_requests, num_heads, num_kv_heads)
+    splits = num_splits(workspace, num_requests, num_heads, num_kv_heads, cache.k.dtype)
     padded_group = triton.next_power_of_2(group)
     block_d = max(16, triton.next_power_of_2(head_dim))
-    tiles = decode_tiles(q.dtype, block_d)
+    num_pairs = None if new is None else num_requests * num_kv_heads
+    tiles = decode_tiles(q.dtype, cache.k.dtype, block_d, num_pairs=num_pairs)
     # Unsplit, the kernel touches none of these three.
     partials, lse, counters = (
         (output, output, metadata.seq_lens)

@@ -5,17 +5,16 @@ import triton.language as tl
 
 
 @triton.jit
-def fold_tile(
-    q, k, v, k_scale, v_scale, acc, highest, total, keys, end, positions, scale_log2,
+def weigh_keys(
+    q, k, k_scale, highest, total, keys, end, positions, scale_log2,
     IS_DIAGONAL: tl.constexpr, WINDOW: tl.constexpr, HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
-    """Folds one tile of keys and values of one kv head into a running softmax.
+    """Returns the weights of one tile of keys, what is kept of earlier ones, highest and total.
 
-    acc, highest and total are the weighted values, the highest scaled score and the sum of base-2
-    exponentials of each row of q so far. On the diagonal a row sees the keys up to its position
-    and before the end; off it all rows see all keys. With a WINDOW, on the diagonal, it sees no
-    more than so many. HAS_SCALES: scores and weights take those of the heads of k and v, [1, KEYS],
-    which are fewer numbers than keys and values.
+    highest and total are the highest scaled score and the sum of base-2 exponentials of each row of
+    q so far. On the diagonal a row sees the keys up to its position and before the end; off it all
+    rows see all keys. With a WINDOW, on the diagonal, it sees no more than so many. HAS_SCALES:
+    scores take those of the heads of k, [1, KEYS], which are fewer numbers than keys.
 
     Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
     """
@@ -34,12 +33,39 @@ def fold_tile(
         new_highest = tl.where(new_highest == float("-inf"), -1e30, new_highest)
     weights = tl.exp2(scores * scale_log2 - new_highest[:, None])
     kept = tl.exp2(highest - new_highest)
-    total = total * kept + tl.sum(weights, 1)
-    acc = acc * kept[:, None]
+    return weights, kept, new_highest, total * kept + tl.sum(weights, 1)
+
+
+@triton.jit
+def fold_tile(
+    q, k, v, k_scale, v_scale, acc, highest, total, keys, end, positions, scale_log2,
+    IS_DIAGONAL: tl.constexpr, WINDOW: tl.constexpr, HAS_SCALES: tl.constexpr,
+):  # fmt: skip
+    """Folds one tile of keys and values of one kv head into a running softmax: weigh_keys.
+
+    acc is the weighted values of each row of q so far. HAS_SCALES: weights take those of v too.
+    """
+    weights, kept, highest, total = weigh_keys(
+        q, k, k_scale, highest, total, keys, end, positions, scale_log2,
+        IS_DIAGONAL, WINDOW, HAS_SCALES,
+    )  # fmt: skip
     if HAS_SCALES:
         weights *= v_scale
-    acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
-    return acc, new_highest, total
+    acc = tl.dot(weights.to(v.dtype), v, acc * kept[:, None], input_precision="ieee")
+    return acc, highest, total
+
+
+@triton.jit
+def widened(x, dtype: tl.constexpr):
+    """Returns 8-bit floats in another dtype, which is exact.
+
+    The way around float32 takes instructions of which a multiprocessor has more than of the direct
+    one from float16 to bfloat16.
+    """
+    x = x.to(tl.float16)
+    if dtype == tl.bfloat16:
+        return x.to(tl.float32).to(tl.bfloat16)
+    return x.to(dtype)
 
 
 @triton.jit
@@ -65,8 +91,10 @@ def attend_keys(
             block = tl.load(table_ptr + keys // BLOCK_SIZE).to(tl.int64)
         slot = (block * BLOCK_SIZE + keys % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
         at_keys = slot[:, None] * HEAD_DIM + dims[None, :]
-        k = tl.load(k_ptr + at_keys, mask=in_keys, other=0.0).to(q.dtype)
-        v = tl.load(v_ptr + at_keys, mask=in_keys, other=0.0).to(q.dtype)
+        k = tl.load(k_ptr + at_keys, mask=in_keys, other=0.0)
+        v = tl.load(v_ptr + at_keys, mask=in_keys, other=0.0)
+        if HAS_SCALES:
+            k, v = widened(k, q.dtype), widened(v, q.dtype)
         k_scale, v_scale = 1.0, 1.0
         if HAS_SCALES:
             k_scale = tl.load(k_scale_ptr + slot, mask=keys < end, other=0.0)[None, :]

@@ -10,13 +10,12 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Protocol
 
 from services.engine.worker.parent_death import die_with_parent
@@ -37,24 +36,24 @@ class Build(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildReport:
-    """What became of an order.
+    """What became of some builds.
 
     error: the first one's; empty if nothing failed.
     """
 
     num_built: int
     num_failed: int
-    num_processes: int
     error: str = ""
 
 
 class BuildProcesses:
-    """Builders in waiting; `fork`, then `begin` and `wait` in turns, then `stop`."""
+    """Builders in waiting: `fork`, then `begin` and `wait` as often as needed, then `stop`."""
 
     def __init__(self, pid: int, connection: Connection) -> None:
         self._pid = pid
         self._connection = connection
         self._num_ordered = 0
+        self._errors: dict[int, str] = {}
 
     @classmethod
     def fork(cls, prepare: Callable[[], None]) -> "BuildProcesses":
@@ -78,31 +77,49 @@ class BuildProcesses:
                 traceback.print_exc()
             os._exit(1)  # nothing of the worker's is to be cleaned up here
 
-    def begin(self, builds: Sequence[Build], *, niceness: int = 0) -> None:
-        """Orders builds, the first ones to be begun first. `wait` ends the order.
+    def begin(self, builds: Sequence[Build], *, niceness: int = 0) -> range:
+        """Orders builds, which begin in this order, behind all that were ordered before.
 
         Args:
             builds: at least one.
             niceness: how far their processes stand back behind others.
+
+        Returns:
+            Their numbers, for `wait`.
         """
-        self._num_ordered = len(builds)
+        numbers = range(self._num_ordered, self._num_ordered + len(builds))
+        self._num_ordered = numbers.stop
         try:
-            self._connection.send((list(builds), niceness))
+            self._connection.send((numbers.start, list(builds), niceness))
         except OSError:
             self.stop()
+        return numbers
 
-    def wait(self) -> BuildReport:
-        """Waits for all that was ordered. What was not built is to be built by whoever wants it."""
-        error = "the processes that build are gone"
-        try:
-            if self._connection.poll(BUILD_TIMEOUT_S):
-                report: BuildReport = self._connection.recv()
-                return report
-            error = f"they took longer than {BUILD_TIMEOUT_S} s"
-        except (EOFError, OSError):
-            pass
-        self.stop()
-        return BuildReport(num_built=0, num_failed=self._num_ordered, num_processes=0, error=error)
+    def wait(self, numbers: Collection[int]) -> BuildReport:
+        """Waits for builds. What was not built is to be built by whoever wants it.
+
+        Args:
+            numbers: of the builds; others may still be under way afterwards.
+        """
+        until_s = time.monotonic() + BUILD_TIMEOUT_S
+        trouble = ""
+        while not trouble and not self._errors.keys() >= set(numbers):
+            try:
+                if self._connection.poll(max(0.0, until_s - time.monotonic())):
+                    number, error = self._connection.recv()
+                    self._errors[number] = error
+                else:
+                    trouble = f"they took longer than {BUILD_TIMEOUT_S} s"
+            except (EOFError, OSError):
+                trouble = "the processes that build are gone"
+        if trouble:
+            self.stop()
+        errors = [error for number in numbers if (error := self._errors.get(number, trouble))]
+        return BuildReport(
+            num_built=len(numbers) - len(errors),
+            num_failed=len(errors),
+            error=errors[0] if errors else "",
+        )
 
     def stop(self) -> None:
         """Ends the processes, whatever they are doing. May be called again."""
@@ -113,46 +130,60 @@ class BuildProcesses:
         os.waitpid(self._pid, 0)
 
 
+def num_processes(num_builds: int) -> int:
+    """Returns how many processes make so many builds."""
+    return min(len(os.sched_getaffinity(0)), MAX_PROCESSES, num_builds)
+
+
 def _serve(connection: Connection) -> None:
-    """Builds what is ordered until nobody can order any more."""
+    """Builds what is ordered, and tells of each build, until nobody can order any more."""
     while True:
         try:
-            builds, niceness = connection.recv()
+            first, builds, niceness = connection.recv()
         except EOFError:
             return
-        connection.send(_build_all(builds, niceness))
+        for number, error in _build_all(builds, niceness):
+            connection.send((first + number, error))
 
 
-def _build_all(builds: Sequence[Build], niceness: int) -> BuildReport:
-    """Builds in processes that are forked for it; a builder that dies takes the rest with it."""
-    num_processes = min(len(os.sched_getaffinity(0)), MAX_PROCESSES, len(builds))
-    with ProcessPoolExecutor(
-        num_processes,
-        mp_context=multiprocessing.get_context("fork"),
-        initializer=_begin_builder,
-        initargs=(niceness,),
-    ) as processes:
-        futures = []
-        with suppress(BrokenProcessPool):  # the futures say so too
-            for build in builds:
-                futures.append(processes.submit(_build, build))
-        errors = [future.exception() for future in futures]
-    num_built = errors.count(None)
-    return BuildReport(
-        num_built=num_built,
-        num_failed=len(builds) - num_built,
-        num_processes=num_processes,
-        error=next((repr(error) for error in errors if error is not None), ""),
-    )
+def _build_all(builds: Sequence[Build], niceness: int) -> Iterator[tuple[int, str]]:
+    """Builds each in a process of its own; yields its place and error, empty if there is none."""
+    waiting = deque(enumerate(builds))
+    running: dict[Connection, int] = {}
+    while waiting or running:
+        while waiting and len(running) < num_processes(len(builds)):
+            number, build = waiting.popleft()
+            running[_fork_builder(build, niceness)] = number
+        for connection in wait(list(running)):
+            assert isinstance(connection, Connection), "nothing else was given"
+            yield running.pop(connection), _outcome(connection)
 
 
-def _begin_builder(niceness: int) -> None:
-    die_with_parent()
-    os.nice(niceness)
+def _fork_builder(build: Build, niceness: int) -> Connection:
+    """Begins to build in another process, which sends its error."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    if os.fork():
+        theirs.close()
+        return ours
+    try:
+        die_with_parent()
+        os.nice(niceness)
+        build.build()
+    finally:
+        error = sys.exc_info()[1]
+        theirs.send("" if error is None else repr(error))
+        os._exit(0)
 
 
-def _build(build: Build) -> None:
-    build.build()
+def _outcome(connection: Connection) -> str:
+    """Returns the error of a builder that has ended."""
+    with connection:
+        try:
+            error: str = connection.recv()
+        except EOFError:
+            error = "its process died"
+    os.wait()
+    return error
 
 
 def _close_all_but(fd: int) -> None:

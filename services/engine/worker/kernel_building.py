@@ -7,7 +7,7 @@ but the host's time, and what they would have launched is built, each kernel in 
 
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from models.ops.kernel_choice import HAS_TRITON
 from services.engine.config import EngineConfig
-from services.engine.worker.build_processes import BuildProcesses
+from services.engine.worker.build_processes import BuildProcesses, num_processes
 
 if TYPE_CHECKING:
     from models.ops.triton.kernel_builds import KernelBuild
@@ -48,7 +48,7 @@ class KernelBuilding:
         """
         self._processes = processes
         self._loaded: Future[None] | None = None
-        self._num_ordered = 0
+        self._ordered: range | None = None
         if HAS_TRITON and processes is not None:
             thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kernels")
             self._loaded = thread.submit(_prepare_launches)
@@ -62,13 +62,17 @@ class KernelBuilding:
             return cls(None)
         return cls(BuildProcesses.fork(_load_kernel_functions))
 
-    def build_first(self, first: Rehearsal, *, next_: Rehearsal, others: Rehearsal) -> None:
+    def build_first(
+        self, first: Rehearsal, *, next_: Rehearsal, soon: Rehearsal, others: Rehearsal
+    ) -> None:
         """Returns when all that the first steps launch is loaded.
 
         Args:
             first: steps whose kernels tell whether the others are kept too.
-            next_: all else that runs before the worker is ready.
-            others: steps whose kernels a first request does not need.
+            next_: all else that runs before the worker is ready. If something is missing it runs
+                without launches here, as do the two that follow.
+            soon: steps whose kernels are built at the same time and not waited for.
+            others: steps whose kernels are built after that.
         """
         if self._processes is None:
             first()
@@ -76,45 +80,58 @@ class KernelBuilding:
         assert self._loaded is not None, "it is begun where there are processes"
         self._loaded.result()
         if not _has_all_kept(first):
-            self._build(first, next_, others)
+            self._build(self._processes, [[first, next_], [soon], [others]])
             first()
 
     def build_others(self) -> None:
-        """Waits for what is being built of other steps, and ends the processes."""
+        """Waits for what is still being built, and ends the processes."""
         if self._processes is None:
             return
-        if self._num_ordered:
-            self._wait("kernels_of_later_steps_built", time.monotonic())
+        if self._ordered is not None:
+            self._wait(self._processes, "later_kernels_built", self._ordered, time.monotonic())
         self._processes.stop()
         self._processes = None
 
-    def _build(self, first: Rehearsal, next_: Rehearsal, others: Rehearsal) -> None:
-        """Builds what the first steps launch, and begins to build what the others do."""
-        assert self._processes is not None, "build_first found them"
+    def _build(self, processes: BuildProcesses, rehearsals: Sequence[Sequence[Rehearsal]]) -> None:
+        """Builds what the first of three groups of steps launch, and orders the rest."""
         started_s = time.monotonic()
-        urgent = found_in([first, next_])
-        self._begin(urgent)
+        urgent, soon = (_missing_of(found_in(group)) for group in rehearsals[:2])
+        soon = {name: build for name, build in soon.items() if name not in urgent}
+        ordered = processes.begin([*urgent.values(), *soon.values()])
         collect_s = time.monotonic() - started_s
-        # Meanwhile the others are found; they run when nothing else does.
-        found = found_in([others])
-        later = {name: build for name, build in found.items() if name not in urgent}
-        self._wait("kernels_built", started_s, collect_s=round(collect_s, 3))
-        self._begin(later, niceness=BACKGROUND_NICENESS)
+        # Found while the first are built.
+        others = _missing_of(found_in(rehearsals[2]))
+        others = {name: build for name, build in others.items() if name not in urgent | soon}
+        self._wait(
+            processes,
+            "kernels_built",
+            ordered[: len(urgent)],
+            started_s,
+            collect_s=round(collect_s, 3),
+        )
+        self._ordered = ordered[len(urgent) :]
+        if others:
+            last = processes.begin(list(others.values()), niceness=BACKGROUND_NICENESS)
+            self._ordered = range(self._ordered.start, last.stop)
 
-    def _begin(self, builds: "dict[str, KernelBuild]", *, niceness: int = 0) -> None:
-        missing = [build for build in builds.values() if not build.is_kept]
-        # What takes long is not to be begun last.
-        missing.sort(key=lambda build: build.num_characters, reverse=True)
-        self._num_ordered = len(missing)
-        if missing and self._processes is not None:
-            self._processes.begin(missing, niceness=niceness)
-
-    def _wait(self, event: str, started_s: float, **facts: float) -> None:
-        if not self._num_ordered or self._processes is None:
+    def _wait(
+        self,
+        processes: BuildProcesses,
+        event: str,
+        numbers: range,
+        started_s: float,
+        **facts: float,
+    ) -> None:
+        if not numbers:
             return
-        report = self._processes.wait()
-        facts |= {"build_s": round(time.monotonic() - started_s, 3)}
-        log.info(event, num_kernels=report.num_built, processes=report.num_processes, **facts)
+        report = processes.wait(numbers)
+        log.info(
+            event,
+            num_kernels=report.num_built,
+            processes=num_processes(len(numbers)),
+            build_s=round(time.monotonic() - started_s, 3),
+            **facts,
+        )
         if report.num_failed:
             log.warning("kernels_left_to_build", num_kernels=report.num_failed, error=report.error)
 
@@ -127,6 +144,12 @@ def found_in(rehearsals: Collection[Rehearsal]) -> "dict[str, KernelBuild]":
         for rehearse in rehearsals:
             rehearse()
     return builds
+
+
+def _missing_of(builds: "dict[str, KernelBuild]") -> "dict[str, KernelBuild]":
+    """Returns what is not kept, first what takes long: it is not to be begun last."""
+    missing = [(name, build) for name, build in builds.items() if not build.is_kept]
+    return dict(sorted(missing, key=lambda each: each[1].num_characters, reverse=True))
 
 
 class _ZeroedTensors(TorchFunctionMode):

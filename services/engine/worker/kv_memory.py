@@ -79,6 +79,7 @@ def choose_num_blocks(
     dtype: torch.dtype,
     device: torch.device,
     graph_bytes: Callable[[ModelRunner], int],
+    step_bytes: int | None = None,
 ) -> int:
     """Returns how many blocks the configuration or the memory allows, the null block included.
 
@@ -89,6 +90,7 @@ def choose_num_blocks(
         dtype: of the cache.
         device: where the cache will be.
         graph_bytes: measures the memory that graphs will take, with a runner that is made for it.
+        step_bytes: what `largest_step_bytes` returned, if it was asked.
 
     Raises:
         ValueError: there is no memory for even one usable block.
@@ -102,9 +104,12 @@ def choose_num_blocks(
         if device.type == "cpu":
             available = config.kv_cache_memory_mb * 2**20
         else:
-            needed = _needed_cuda_bytes(
-                model, graph_bytes, limits=limits, dtype=dtype, device=device
-            )
+            runner = probe_runner(model, limits=limits, dtype=dtype, device=device)
+            if step_bytes is None:
+                step_bytes = largest_step_bytes(runner, limits)
+            torch.cuda.synchronize(device)  # nothing may run while graphs are captured
+            needed = step_bytes + graph_bytes(runner)
+            del runner
             available = _available_cuda_bytes(config.gpu_memory_utilization, needed, device)
         num_blocks = min(max(0, available) // bytes_each, MAX_BLOCKS_FROM_MEMORY)
     if num_blocks < MIN_BLOCKS:
@@ -138,6 +143,13 @@ def probe_runner(
     return make_runner(model, cache, limits=limits, device=device)
 
 
+def largest_step_bytes(runner: ModelRunner, limits: StepLimits) -> int:
+    """Runs the largest step on a GPU; returns the most that was allocated, weights included."""
+    torch.cuda.reset_peak_memory_stats(runner.device)
+    runner.execute(largest_step(limits))
+    return torch.cuda.max_memory_allocated(runner.device)
+
+
 def _num_tokens(num_blocks: int, limits: StepLimits) -> int:
     """Returns how long a sequence can be that has all blocks for itself, up to max_model_len."""
     groups = CacheGroups(
@@ -146,21 +158,6 @@ def _num_tokens(num_blocks: int, limits: StepLimits) -> int:
         windows=tuple(group.window for group in limits.cache_groups) or (None,),
     )
     return groups.num_tokens(num_blocks - 1, limit=limits.max_model_len)
-
-
-def _needed_cuda_bytes(
-    model: CausalLM,
-    graph_bytes: Callable[[ModelRunner], int],
-    *,
-    limits: StepLimits,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> int:
-    """Runs the largest step, without a cache, and returns what it and graphs take, and weights."""
-    runner = probe_runner(model, limits=limits, dtype=dtype, device=device)
-    torch.cuda.reset_peak_memory_stats(device)
-    runner.execute(largest_step(limits)).message()
-    return torch.cuda.max_memory_allocated(device) + graph_bytes(runner)
 
 
 def _available_cuda_bytes(share: float, num_needed_bytes: int, device: torch.device) -> int:

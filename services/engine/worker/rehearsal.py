@@ -5,6 +5,7 @@ Their rows hold no blocks: all keys and values go to the null block.
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -63,6 +64,12 @@ def largest_step(limits: StepLimits) -> BatchDescriptor:
         q_lens.append(min(limits.max_model_len, remaining - (num_requests - 1 - row)))
         remaining -= q_lens[-1]
     return _step(q_lens, _EVERYTHING, limits, has_grammars=True)
+
+
+def small_step_of_everything(limits: StepLimits) -> BatchDescriptor:
+    """Builds the largest step of a few tokens: all that its rows want, in little memory."""
+    few = min(8, limits.max_num_seqs)
+    return largest_step(replace(limits, max_num_seqs=few, max_num_batched_tokens=few))
 
 
 def run_small_steps(

@@ -42,14 +42,15 @@ from services.engine.worker.kv_memory import (
     allocate_kv_cache,
     block_bytes,
     choose_num_blocks,
+    largest_step_bytes,
     probe_runner,
 )
 from services.engine.worker.model_runner import ModelRunner
 from services.engine.worker.rehearsal import (
     FIRST_STEPS,
-    largest_step,
     other_steps,
     run_small_steps,
+    small_step_of_everything,
 )
 from services.engine.worker.speculative_runner import make_runner
 from services.engine.worker.stage_clock import StageClock
@@ -122,13 +123,15 @@ def start_worker(
         if loaded.device.type == "cuda":
             others = other_steps(loaded.model.config, loaded.limits)
             run_small_steps(_probe(loaded), loaded.limits, others)
+            _probe(loaded).execute(small_step_of_everything(loaded.limits))
         if settings.level == CompilationLevel.NO_COMPILATION:
             return None
         return _compile(config, settings, loaded, pieces=pieces, rank=rank)
 
+    step_bytes = None
     if loaded.device.type == "cuda":
         report_progress("building kernels")
-        _build_first_kernels(loaded, settings, kernels)
+        step_bytes = _build_first_kernels(loaded, settings, kernels)
     clock.end("kernels")
     compiled = None
     if not config.capture_while_serving:
@@ -137,7 +140,7 @@ def start_worker(
         compiled = compile_loaded()
         clock.end("compile")
     report_progress("allocating the KV cache")
-    runner, num_blocks = _make_runner(config, settings, loaded)
+    runner, num_blocks = _make_runner(config, settings, loaded, step_bytes)
     clock.end("memory")
 
     def install(compiled: "CompiledModel | None") -> None:
@@ -248,23 +251,25 @@ def _probe(loaded: _Loaded) -> ModelRunner:
 
 def _build_first_kernels(
     loaded: _Loaded, settings: CompilationConfig, kernels: KernelBuilding
-) -> None:
-    """Builds the kernels that take a part before the worker is ready, and those of first steps."""
+) -> int | None:
+    """Builds the kernels that take a part before the worker is ready, and those of first steps.
+
+    Returns:
+        What the largest step takes, if that was found out.
+    """
     limits, runner = loaded.limits, _probe(loaded)
-
-    def run_before_ready() -> None:
-        runner.execute(largest_step(limits))
-        rehearse_first_graphs(runner, settings, limits=limits)
-
+    step_bytes = []
     kernels.build_first(
         lambda: run_small_steps(runner, limits, FIRST_STEPS),
-        next_=run_before_ready,
+        next_=lambda: rehearse_first_graphs(runner, settings, limits=limits),
+        soon=lambda: step_bytes.append(largest_step_bytes(runner, limits)),
         others=lambda: run_small_steps(runner, limits, other_steps(loaded.model.config, limits)),
     )
+    return step_bytes[0] if step_bytes else None
 
 
 def _make_runner(
-    config: EngineConfig, settings: CompilationConfig, loaded: _Loaded
+    config: EngineConfig, settings: CompilationConfig, loaded: _Loaded, step_bytes: int | None
 ) -> tuple[ModelRunner, int]:
     """Allocates the KV cache and what steps need; returns the runner and the number of blocks."""
     model, limits, dtype, device = loaded.model, loaded.limits, loaded.cache_dtype, loaded.device
@@ -275,6 +280,7 @@ def _make_runner(
         dtype=dtype,
         device=device,
         graph_bytes=lambda runner: estimate_graph_bytes(runner, settings, limits=limits),
+        step_bytes=step_bytes,
     )
     cache = allocate_kv_cache(
         model,

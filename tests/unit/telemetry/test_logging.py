@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import io
 import json
 import logging
 import os
@@ -48,6 +49,23 @@ def test_the_standard_library_writes_the_same_kind_of_line(capsys):
     logging.getLogger("grpc").error("broken %s", "pipe")
     line = json.loads(capsys.readouterr().err)
     assert (line["event"], line["service"]) == ("broken pipe", "engine")
+
+
+def test_a_line_is_written_at_once(monkeypatch):
+    """Else another process that writes to the same file gets between a line and its end."""
+    written = []
+
+    class Stream(io.StringIO):
+        def write(self, text):
+            written.append(text)
+            return len(text)
+
+    monkeypatch.setattr(sys, "stderr", Stream())
+    configure_logging(service="engine", log_format="json")
+    structlog.get_logger().info("thing_happened")
+    logging.getLogger("grpc").error("broken")
+    assert [text.count("\n") for text in written] == [1, 1]
+    assert all(text.endswith("}\n") for text in written)
 
 
 def test_a_reader_that_went_away_does_not_hurt(monkeypatch):

@@ -36,16 +36,30 @@ def test_orders_are_built_in_other_processes_each_with_its_niceness(tmp_path):
         tmp_path,
         """
         processes = fork()
-        processes.begin(noted[:5])
-        report = processes.wait()
+        first = processes.begin(noted[:5])
+        second = processes.begin(noted[5:], niceness=3)
+        report = processes.wait(first)
         assert (report.num_built, report.num_failed, report.error) == (5, 0, ""), report
-        assert report.num_processes == min(5, len(os.sched_getaffinity(0)))
-        assert {niceness for _, niceness in built()} == {str(os.nice(0))}
-        processes.begin(noted[5:], niceness=3)
-        assert processes.wait().num_built == 15
+        assert {niceness for _, niceness in built()[:5]} == {str(os.nice(0))}
+        assert processes.wait(second).num_built == 15
+        assert processes.wait([*first, *second]).num_built == 20
         assert str(os.getpid()) not in {pid for pid, _ in built()}
         assert {niceness for _, niceness in built()[5:]} == {str(os.nice(0) + 3)}
         processes.stop()
+        processes.stop()
+        """,
+    )
+
+
+def test_nobody_waits_for_builds_that_were_not_asked_for(tmp_path):
+    run(
+        tmp_path,
+        """
+        os.mkfifo(folder / "never")
+        processes = fork()
+        numbers = processes.begin([Noted(folder / "first"), Noted(folder / "never")])
+        assert processes.wait(numbers[:1]).num_built == 1
+        assert (folder / "first").exists()
         processes.stop()
         """,
     )
@@ -56,8 +70,7 @@ def test_what_cannot_be_built_is_counted_and_the_rest_is_built(tmp_path):
         tmp_path,
         """
         processes = fork()
-        processes.begin([Failing(), *noted])
-        report = processes.wait()
+        report = processes.wait(processes.begin([Failing(), *noted]))
         assert (report.num_built, report.num_failed) == (20, 1), report
         assert "two dtypes in one branch" in report.error
         assert len(built()) == 20
@@ -66,16 +79,14 @@ def test_what_cannot_be_built_is_counted_and_the_rest_is_built(tmp_path):
     )
 
 
-def test_a_builder_that_dies_ends_its_order_and_not_the_next_one(tmp_path):
+def test_a_builder_that_dies_takes_nothing_with_it(tmp_path):
     run(
         tmp_path,
         """
         processes = fork()
-        processes.begin([Deadly(), *noted])
-        report = processes.wait()
-        assert report.num_failed > 0 and report.num_built + report.num_failed == 21, report
-        processes.begin(noted)
-        assert processes.wait().num_built == 20
+        report = processes.wait(processes.begin([Deadly(), *noted]))
+        assert (report.num_built, report.num_failed) == (20, 1), report
+        assert "died" in report.error
         processes.stop()
         """,
     )
@@ -87,9 +98,10 @@ def test_without_the_processes_nothing_is_built_and_nobody_waits(tmp_path):
         """
         processes = fork()
         os.kill(processes._pid, 9)
-        processes.begin(noted)
-        report = processes.wait()
-        assert (report.num_built, report.num_failed) == (0, 20), report
+        for _ in range(2):
+            report = processes.wait(processes.begin(noted))
+            assert (report.num_built, report.num_failed) == (0, 20), report
+            assert report.error
         processes.stop()
         assert not built()
         """,

@@ -40,6 +40,9 @@ def first():
 def next_():
     rms_norm(x.float(), x[0].float(), 1e-6)
 
+def soon():
+    rms_norm(x.half(), x[0].half(), 1e-6)
+
 def others():
     write_entries(table, table[:2])
 
@@ -48,7 +51,7 @@ class Watched(BuildProcesses):
 
     def begin(self, builds, *, niceness=0):
         self.orders.append(([build.name for build in builds], niceness))
-        super().begin(builds, niceness=niceness)
+        return super().begin(builds, niceness=niceness)
 
 processes = Watched(processes._pid, processes._connection)
 builds_here = []
@@ -61,13 +64,14 @@ knobs.compilation.listener = note
 
 def start():
     building = KernelBuilding(processes)
-    building.build_first(first, next_=next_, others=others)
+    building.build_first(first, next_=next_, soon=soon, others=others)
     building.build_others()
     next_()
+    soon()
     others()
 """
 
-ALL = "['_rms_norm_kernel', '_rms_norm_kernel', '_write_entries_kernel']"
+ALL = "['_rms_norm_kernel'] * 3 + ['_write_entries_kernel']"
 
 
 def run(cache, program):
@@ -89,7 +93,7 @@ def test_all_is_built_elsewhere_once_and_nothing_the_next_time(tmp_path):
             start()
         assert not builds_here, builds_here
         assert launched == {ALL}, launched
-        assert processes.orders == [(["_rms_norm_kernel"] * 2, 0), (["_write_entries_kernel"], 10)]
+        assert processes.orders == [(["_rms_norm_kernel"] * 3, 0), (["_write_entries_kernel"], 10)]
         # Once where launches were skipped.
         assert not empty_at_launch[1]
         """,
@@ -115,7 +119,7 @@ def test_only_what_is_missing_is_built(tmp_path):
         with absent_gpu() as launched:
             start()
         assert not builds_here, builds_here
-        assert processes.orders == [(["_rms_norm_kernel"] * 2, 0)]
+        assert processes.orders == [(["_rms_norm_kernel"] * 3, 0)]
         assert launched == {ALL}, launched
         """,
     )
@@ -174,6 +178,6 @@ def test_a_missing_kernel_stops_steps_before_they_launch_more(tmp_path):
 def test_without_kernels_nothing_is_forked_and_steps_run_once(tmp_path):
     building = KernelBuilding.fork(EngineConfig(model=tmp_path, device="cpu"))
     ran = []
-    building.build_first(lambda: ran.append(1), next_=ran.clear, others=ran.clear)
+    building.build_first(lambda: ran.append(1), next_=ran.clear, soon=ran.clear, others=ran.clear)
     building.build_others()
     assert ran == [1]

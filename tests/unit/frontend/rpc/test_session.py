@@ -159,7 +159,8 @@ async def test_a_cancelled_request_ends_with_what_it_cost_and_alone():
         stack.engine.pause()
         await call.write(generate(1, request_id="first"))
         await call.write(generate(2))
-        await until(lambda: len(stack.engine.live) == 2)
+        # The frontend, too, has to know that the engine has them.
+        await until(lambda: sum(stack.server.requests.counts.submit.counts) == 2)
         await call.write(cancel(1))
         await answers.read_until_over(1)
         assert answers.last[1].finish_reason == ABORTED

@@ -84,8 +84,7 @@ kernels = {(function.module, function.fn.__name__) for function in kernel_functi
 kernels = {(module, name) for module, name in kernels if name.endswith("_kernel")}
 assert kernels == set(one_of_each), kernels ^ set(one_of_each)
 
-processes.begin(list(one_of_each.values()))
-report = processes.wait()
+report = processes.wait(processes.begin(list(one_of_each.values())))
 assert not report.num_failed, report.error
 # Triton finds what others have built.
 assert all(build.is_kept for build in one_of_each.values())

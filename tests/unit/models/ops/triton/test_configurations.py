@@ -15,18 +15,24 @@ from models.ops.triton.configurations import (
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256])
 def test_every_supported_head_has_tiles_that_tensor_cores_take(dtype, head_dim):
     prefill = [prefill_tiles(dtype, head_dim, has_prefix=prefix) for prefix in (False, True)]
-    for tiles in (decode_tiles(dtype, head_dim), *prefill):
+    decode = [
+        decode_tiles(dtype, cache_dtype, head_dim, num_pairs=num_pairs)
+        for cache_dtype in (dtype, torch.float8_e4m3fn)
+        for num_pairs in (None, 1, 128, 512, 100_000)
+    ]
+    for tiles in (*decode, *prefill):
         assert min(tiles.rows, tiles.keys) >= 16
 
 
 @pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float16, 512), (torch.float64, 64)])
 def test_unsupported_heads_are_refused_by_name(dtype, head_dim):
     with pytest.raises(ValueError, match=f"no kernel for heads of {head_dim} {dtype}"):
-        decode_tiles(dtype, head_dim)
+        decode_tiles(dtype, dtype, head_dim, num_pairs=8)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(32, 8), (6, 2), (20, 1), (2, 2)])
-def test_partial_results_never_outgrow_their_workspace(num_heads, num_kv_heads):
+def test_partial_results_never_outgrow_their_workspace(num_heads, num_kv_heads, dtype):
     num_lse = MAX_PARTIALS * (num_heads // num_kv_heads)
     workspace = AttentionWorkspace(
         partials=torch.empty(0),
@@ -34,10 +40,10 @@ def test_partial_results_never_outgrow_their_workspace(num_heads, num_kv_heads):
         counters=torch.empty(MAX_PARTIALS),
     )
     for num_requests in range(1, 600):
-        splits = num_splits(workspace, num_requests, num_heads, num_kv_heads)
+        splits = num_splits(workspace, num_requests, num_heads, num_kv_heads, dtype)
         assert 1 <= splits <= MAX_SPLITS
         if splits > 1:
             assert num_requests * num_heads * splits <= num_lse
             assert num_requests * num_kv_heads <= MAX_PARTIALS
-    assert num_splits(workspace, 1, num_heads, num_kv_heads) == MAX_SPLITS
-    assert num_splits(None, 1, num_heads, num_kv_heads) == 1
+    assert num_splits(workspace, 1, num_heads, num_kv_heads, dtype) == MAX_SPLITS
+    assert num_splits(None, 1, num_heads, num_kv_heads, dtype) == 1

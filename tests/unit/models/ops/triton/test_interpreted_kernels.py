@@ -91,16 +91,20 @@ from tests.support.attention_case import Heads, exact_cache, make_case
 from tests.support.tolerances import assert_rows_close
 
 ODD = Heads(num_heads=6, num_kv_heads=2, head_dim=12)
+# From 64 on decode attention reads values by words.
+LARGE = Heads(num_heads=3, num_kv_heads=1, head_dim=68)
 CASES = [
-    (([1] * 5, [5, 1, 0, 170, 16]), {}),
-    (([1, 7, 40, 1], [5, 7, 170, 33]), {"sliding_window": 33, "has_sinks": True}),
-    (([1, 17], [9, 33]), {"has_rotation": False, "block_size": 5}),
+    (([1] * 5, [5, 1, 0, 170, 16]), ODD, {}),
+    (([1, 7, 40, 1], [5, 7, 170, 33]), ODD, {"sliding_window": 33, "has_sinks": True}),
+    (([1, 17], [9, 33]), ODD, {"has_rotation": False, "block_size": 5}),
+    (([1] * 4, [5, 0, 170, 16]), LARGE, {"sliding_window": 33, "has_sinks": True}),
+    (([1, 7, 1], [70, 7, 1]), LARGE, {}),
 ]
 # The interpreter loses the carry of a rounding to 8 bits: 127.7 becomes 64 instead of 128.
 WRITTEN_TOLERANCE = 0.3
 for dtype in (torch.float32, torch.float16):
-    for batch, options in CASES:
-        case = make_case(*batch, ODD, dtype=dtype, has_fp8_cache=True, **options)
+    for batch, heads, options in CASES:
+        case = make_case(*batch, heads, dtype=dtype, has_fp8_cache=True, **options)
         exact = case.exact()
         exact.run()
         output = torch.full(case.q.shape, torch.nan, dtype=dtype)
