@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 import models.ops.moe  # noqa: F401  # registers the operator
 from models.config import ModelConfig
@@ -13,6 +12,7 @@ from models.layers.decoder import GatedMLP
 from models.layers.weight import ExpertTensor, ShardId, check_shape, empty_parameter
 from models.ops.expert_formats import MXFP4, MXFP4_RUN
 from models.ops.fp8_linear import BLOCK, FP8
+from models.ops.linear import linear
 from models.parallel.group import ParallelGroup
 
 Shape = tuple[int, int, int]
@@ -38,7 +38,7 @@ class Router(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [T, hidden] to logits, [T, experts]."""
-        return functional.linear(hidden.to(self.weight.dtype), self.weight, self.bias)
+        return linear(hidden.to(self.weight.dtype), self.weight, self.bias)
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
         """Copies the whole tensor."""
@@ -70,21 +70,29 @@ class Experts(nn.Module):
         self.down_proj_scale: nn.Parameter | None = None
 
     def can_keep_fp8(self, block_size: tuple[int, int] | None) -> bool:
-        """Returns whether weights with scales of this kind may stay FP8: no share cuts a block."""
-        is_whole = self._group.size == 1 or self._local_size % BLOCK == 0
-        return block_size == (BLOCK, BLOCK) and is_whole
+        """Returns whether weights with scales of this kind may stay FP8: no share cuts a block.
 
-    def keep_fp8(self) -> None:
-        """Makes the weights FP8 with scales by block; call before they have values."""
+        Args:
+            block_size: rows and columns of a matrix that share a scale; None: a row does.
+        """
+        is_whole = self._group.size == 1 or self._local_size % BLOCK == 0
+        return block_size is None or (block_size == (BLOCK, BLOCK) and is_whole)
+
+    def keep_fp8(self, block_size: tuple[int, int] | None) -> None:
+        """Makes the weights FP8 with scales by block or row; call before they have values."""
         count, hidden_size, inner = self.down_proj.shape
         hidden_blocks, inner_blocks = -(-hidden_size // BLOCK), -(-inner // BLOCK)
+        gate_up_scale, down_scale = (2 * inner, 1), (hidden_size, 1)
+        if block_size is not None:
+            gate_up_scale = 2 * inner_blocks, hidden_blocks
+            down_scale = hidden_blocks, inner_blocks
         self._keep(
             FP8,
             (count, 2 * inner, hidden_size),
             (count, hidden_size, inner),
             torch.float32,
-            (count, 2 * inner_blocks, hidden_blocks),
-            (count, hidden_blocks, inner_blocks),
+            (count, *gate_up_scale),
+            (count, *down_scale),
         )
 
     def can_keep_mxfp4(self) -> bool:
@@ -139,6 +147,9 @@ class Experts(nn.Module):
             check_shape(loaded, tuple(target.shape))
             # Ranks add up their outputs: the bias must be in one of them.
             target.copy_(loaded if rank == 0 else torch.zeros_like(loaded))
+        elif self._has_whole_rows(param):
+            check_shape(loaded, tuple(target.shape))
+            target.copy_(loaded)
         elif param is self.down_proj or param is self.down_proj_scale:
             share = target.shape[-1]
             check_shape(loaded, (*target.shape[:-1], share * num_ranks))
@@ -152,6 +163,10 @@ class Experts(nn.Module):
             for part, stored in zip(parts, loaded.chunk(len(parts), dim=rows), strict=True):
                 place = target.narrow(rows, part * share, share)
                 place.copy_(stored.narrow(rows, rank * share, share))
+
+    def _has_whole_rows(self, param: nn.Parameter) -> bool:
+        """Returns whether param scales rows of down, of which every rank has a part."""
+        return param is self.down_proj_scale and param.shape[1:] == (self.down_proj.shape[1], 1)
 
 
 class FusedMoE(nn.Module):

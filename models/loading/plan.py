@@ -23,7 +23,7 @@ from models.loading.names import (
     is_past_the_last_layer,
     renamed,
 )
-from models.ops.expert_formats import MXFP4, pack_mxfp4
+from models.ops.expert_formats import MXFP4
 
 FP8 = torch.float8_e4m3fn
 EXPONENTS = torch.float8_e8m0fnu
@@ -160,7 +160,7 @@ class _Plan:
             raise ValueError(f"its scales {name.removesuffix(BLOCKS) + SCALES} are missing")
         check_mxfp4(blocks, scales.values)
         if param.dtype == MXFP4:
-            return (blocks,), pack_mxfp4
+            return (blocks,), _rows_of_blocks
         return (blocks, scales.values), partial(dequantize_mxfp4, dtype=self._dtype)
 
     def _scale_of(self, name: str, weight: torch.Tensor) -> torch.Tensor:
@@ -228,6 +228,11 @@ class _Plan:
         """Returns the file that should hold what is missing, or the folder of several."""
         files = {tensor.file for tensor in self._stored.values()}
         return str(files.pop() if len(files) == 1 else files.pop().parent)
+
+
+def _rows_of_blocks(blocks: torch.Tensor) -> torch.Tensor:
+    """Returns MXFP4 blocks, [..., N, K / 32, 16], as rows of packed numbers, [..., N, K / 2]."""
+    return blocks.flatten(-2)
 
 
 def _as_it_is(values: torch.Tensor) -> torch.Tensor:

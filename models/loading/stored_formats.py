@@ -48,7 +48,7 @@ def keep_stored_formats(model: CausalLM, stored: Stored) -> None:
         elif isinstance(layer, Experts) and layer.can_keep_fp8(quantization.block_size):
             names = _expert_names(path, model)
             if names and _are_kept(names, model, stored, _is_fp8):
-                layer.keep_fp8()
+                layer.keep_fp8(quantization.block_size)
 
 
 def _are_kept(

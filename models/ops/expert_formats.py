@@ -3,10 +3,10 @@
 Both formats keep a matrix [N, K] in fewer bytes, with scales beside it. gate_up is gate and up one
 above the other, each with scales of its own.
 
-- FP8: [N, K] float8_e4m3fn; scales [ceil(N / 128), ceil(K / 128)] float32, one per block.
+- FP8: [N, K] float8_e4m3fn; float32 scales, [ceil(N / 128), ceil(K / 128)], one per block, or
+  [N, 1], one per row.
 - MXFP4: [N, K / 2] uint8; scales [N, K / 32] uint8, exponents of two above -127, one per run of 32
-  numbers of a row. Byte j of a run holds numbers j and j + 16: the lower and the upper half.
-  Checkpoints put neighbours into a byte; this way a kernel reads both halves' activations in rows.
+  numbers of a row. A byte holds two neighbours, the first in its lower half.
 
 Sources: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.3; Open Compute Project 2023,
 "OCP Microscaling Formats (MX) Specification", sections 5.1 and 5.3.
@@ -22,22 +22,6 @@ MXFP4_RUN = 32
 """Numbers of a row that share an MXFP4 scale; 16 bytes."""
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """What the lower three bits of a 4-bit float mean; the fourth is the sign."""
-
-
-def pack_mxfp4(blocks: torch.Tensor) -> torch.Tensor:
-    """Puts each run's halves into one byte where a checkpoint puts neighbours.
-
-    Args:
-        blocks: [..., N, K / 32, 16] uint8; the lower half of a byte comes first.
-
-    Returns:
-        [..., N, K / 2] uint8.
-    """
-    # A byte of the first half and one of the second hold two numbers each that belong together.
-    first, second = blocks.chunk(2, dim=-1)
-    even = (first & 0xF) | (second << 4)
-    odd = (first >> 4) | (second & 0xF0)
-    return torch.stack((even, odd), dim=-1).flatten(-3)
 
 
 def expert_values(
@@ -61,7 +45,9 @@ def expert_values(
 
 
 def _fp8_values(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns the numbers of a matrix with a scale per block."""
+    """Returns the numbers of a matrix with a scale per row or block."""
+    if scale.shape == (len(weight), 1):
+        return weight.to(dtype) * scale.to(dtype)
     scales = scale.repeat_interleave(BLOCK, 0)[: weight.shape[0]]
     return weight.to(dtype) * scales.repeat_interleave(BLOCK, 1)[:, : weight.shape[1]].to(dtype)
 
@@ -70,9 +56,9 @@ def _mxfp4_values(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype)
     """Returns the numbers of a packed matrix."""
     signed = (*E2M1_VALUES, *(-value for value in E2M1_VALUES))
     table = torch.tensor(signed, dtype=dtype, device=weight.device)
-    runs = weight.view(*weight.shape[:-1], -1, MXFP4_RUN // 2)
-    values = table[torch.cat((runs & 0xF, runs >> 4), dim=-1).int()]
-    return (values * powers_of_two(scale).to(dtype).unsqueeze(-1)).flatten(-2)
+    values = table[torch.stack((weight & 0xF, weight >> 4), dim=-1).flatten(-2).int()]
+    scales = powers_of_two(scale).to(dtype).repeat_interleave(MXFP4_RUN, -1)
+    return values * scales
 
 
 def powers_of_two(exponents: torch.Tensor) -> torch.Tensor:

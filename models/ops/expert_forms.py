@@ -5,7 +5,7 @@ Each way is a set of kernels to build, so whoever rehearses steps asks here for 
 
 MOST_PAIRS = 64
 """Above this many pairs of a token and an expert, experts are surely shared by several tokens."""
-TILE_ROWS = (16, 64, 128)
+TILE_ROWS = (16, 32, 64, 128)
 """Heights of the tiles that experts' rows are cut into."""
 
 
@@ -18,13 +18,17 @@ def are_few(num_pairs: int, num_experts: int, top_k: int) -> bool:
 
 
 def tile_rows(num_pairs: int, num_experts: int) -> int:
-    """Returns the height of tiles: an expert's rows if all are chosen equally often, rounded up."""
-    return next((rows for rows in TILE_ROWS if num_pairs <= rows * num_experts), TILE_ROWS[-1])
+    """Returns the height of tiles: twice what an expert has on average, rounded up.
+
+    An expert that is chosen more often than others has its weights read once for every tile.
+    """
+    return next((rows for rows in TILE_ROWS if 2 * num_pairs <= rows * num_experts), TILE_ROWS[-1])
 
 
 def first_tokens_of_each_form(num_experts: int, top_k: int) -> list[int]:
     """Returns the smallest number of tokens that goes each way, in rising order."""
-    last_pairs = _most_few(num_experts, top_k), *(rows * num_experts for rows in TILE_ROWS[:-1])
+    last_of_tiles = (rows * num_experts // 2 for rows in TILE_ROWS[:-1])
+    last_pairs = _most_few(num_experts, top_k), *last_of_tiles
     return sorted({1, *(pairs // top_k + 1 for pairs in last_pairs)})
 
 

@@ -50,3 +50,13 @@ class ExpertWeights:
     def is_quantized(self) -> bool:
         """Whether the weights need their scales."""
         return self.down_scale is not None
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether the weights are 8-bit floats."""
+        return self.down.dtype == torch.float8_e4m3fn
+
+    @property
+    def is_scaled_by_row(self) -> bool:
+        """Whether each row of an FP8 matrix has one scale, and not each block."""
+        return self.down_scale is not None and self.down_scale.shape[1:] == (self.down.shape[1], 1)

@@ -6,6 +6,7 @@ from torch.nn import functional
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.expert_formats import expert_values
 from models.ops.experts import ExpertWeights, Routing
+from models.ops.fp8_linear import BLOCK, quantize
 from models.ops.kernel_choice import has_kernels
 
 
@@ -83,7 +84,12 @@ def fused_moe(  # noqa: PLR0913  # an operator takes no dataclasses
         return kernel.apply_experts(
             hidden, *kernel.route(router_logits, correction_bias, routing), experts
         )
-    return apply_experts(hidden, *route(router_logits, correction_bias, routing), experts)
+    return apply_experts(
+        hidden,
+        *route(router_logits, correction_bias, routing),
+        experts,
+        rounds_activations=experts.is_fp8,
+    )
 
 
 def route(
@@ -119,11 +125,17 @@ def route(
 
 
 def apply_experts(
-    hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights
+    hidden: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    experts: ExpertWeights,
+    *,
+    rounds_activations: bool = False,
 ) -> torch.Tensor:
     """Adds up what each token's experts return, [T, H] like hidden.
 
-    Weights and ids, [T, top_k], say which they are. Computes one expert after the other.
+    Weights and ids, [T, top_k], say which they are. Computes one expert after the other. What goes
+    into a product of 8-bit floats is rounded before it, in runs of 128 features.
     """
     num_experts, top_k = len(experts.down), ids.shape[1]
     by_expert = ids.flatten().argsort(stable=True)
@@ -134,14 +146,25 @@ def apply_experts(
         if not len(pairs):
             continue
         tokens = pairs.div(top_k, rounding_mode="floor")
+        x = hidden[tokens]
         gate_up = _linear(
-            hidden[tokens], expert, experts.gate_up, experts.gate_up_scale, experts.gate_up_bias,
-            num_parts=2,
+            _rounded(x) if rounds_activations else x, expert,
+            experts.gate_up, experts.gate_up_scale, experts.gate_up_bias, num_parts=2,
         )  # fmt: skip
         inner = gated(gate_up, experts.alpha, experts.limit)
+        if rounds_activations:
+            inner = _rounded(inner)
         result = _linear(inner, expert, experts.down, experts.down_scale, experts.down_bias)
         output.index_add_(0, tokens, result.to(exact) * weights.flatten()[pairs, None])
     return output.to(hidden.dtype)
+
+
+def _rounded(x: torch.Tensor) -> torch.Tensor:
+    """Returns [T, K] as the numbers that its rounding to FP8 stands for."""
+    values, scale = quantize(x, BLOCK)
+    exact = torch.promote_types(x.dtype, torch.float32)
+    scales = scale.to(exact).repeat_interleave(BLOCK, -1)[:, : x.shape[-1]]
+    return (values.to(exact) * scales).to(x.dtype)
 
 
 def _linear(

@@ -4,8 +4,8 @@
 
 Weights are random, in bfloat16 or as a checkpoint stores them, and experts are chosen by random
 logits, so that tokens spread evenly. The floor of experts is reading those chosen once, as they are
-stored, or their products in bfloat16; that of latent attention is reading the cache once, or the
-products with it. Ceilings and method are those of tests.bench.kernels.
+stored, or their products, in FP8 at twice the rate of bfloat16; that of latent attention is reading
+the cache once, or the products with it. Ceilings and method are those of tests.bench.kernels.
 """
 
 import argparse
@@ -79,6 +79,7 @@ def experts(
     """Times routing and experts of one layer; yields figures for each number of tokens."""
     num_experts, hidden, inner = (shape[name] for name in ("num_experts", "hidden", "inner"))
     bytes_each = 3 * hidden * inner * BYTES_PER_NUMBER[kind]
+    flop_per_us = FLOP_PER_US * (2 if kind == "fp8" else 1)
     layers = [
         make_layer(kind, shape, seed) for seed in range(copies(int(bytes_each * num_experts), 3))
     ]
@@ -107,7 +108,7 @@ def experts(
             num_tokens,
             {
                 "us": microseconds(calls, 4),
-                "floor_us": max(num_read * bytes_each / BYTES_PER_US, flop / FLOP_PER_US),
+                "floor_us": max(num_read * bytes_each / BYTES_PER_US, flop / flop_per_us),
             },
         )
 

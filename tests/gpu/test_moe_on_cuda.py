@@ -15,7 +15,12 @@ from tests.support.moe_case import (
     make_logits,
     make_quantized_experts,
 )
-from tests.support.tolerances import ROW_TOLERANCE, assert_rows_close
+from tests.support.tolerances import (
+    FP8_EXPERTS_ERROR,
+    FP8_PRODUCT_ROW_TOLERANCE,
+    ROW_TOLERANCE,
+    assert_rows_close,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -56,12 +61,12 @@ def check(num_tokens, routing, *, dtype, **shape):
 
 @DTYPES
 @pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS)
-@pytest.mark.parametrize("num_tokens", [1, 7, 33, 300])
+@pytest.mark.parametrize("num_tokens", [1, 7, 33, 60, 300])
 def test_odd_experts_are_the_references(num_tokens, routing, dtype):
     check(num_tokens, routing, dtype=dtype, is_clamped=num_tokens == 7)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 8, 9, 128, 700])
+@pytest.mark.parametrize("num_tokens", [1, 8, 9, 128, 200, 400, 700])
 def test_qwen3_30b_is_the_references(num_tokens):
     check(num_tokens, TOP_8, dtype=torch.bfloat16, **QWEN3_30B)
 
@@ -71,47 +76,75 @@ def test_gpt_oss_20b_is_the_references(num_tokens):
     check(num_tokens, TOP_4, dtype=torch.bfloat16, **GPT_OSS_20B)
 
 
-def check_quantized(kind, num_tokens, routing, *, dtype, **shape):
-    from models.ops.triton.moe import apply_experts
-    from models.ops.triton.moe_grouped_quantized import apply_grouped_quantized
-    from models.ops.triton.moe_pairs_quantized import apply_pairs_quantized
-
+def quantized_case(kind, num_tokens, routing, *, dtype, **shape):
+    """Returns experts, and what the kernels are called with."""
     experts = make_quantized_experts(kind, dtype=dtype, device="cuda", **shape)
     num_experts, hidden_size, _ = experts.down.shape
     logits, bias = make_logits(num_tokens, routing, num_experts=num_experts, device="cuda")
     weights, ids = reference.route(logits, bias, routing)
     hidden = torch.randn(num_tokens, hidden_size, device="cuda").to(dtype)
-    exact = reference.apply_experts(
-        hidden.double().cpu(), weights.double().cpu(), ids.cpu(), exactly(experts)
+    return experts, (hidden, weights, ids.int())
+
+
+def exact_output(experts, call, **options):
+    """Returns what the reference makes of the same call in float64."""
+    hidden, weights, ids = call
+    return reference.apply_experts(
+        hidden.double().cpu(), weights.double().cpu(), ids.long().cpu(), exactly(experts), **options
     )
-    for apply in (apply_pairs_quantized, apply_grouped_quantized, apply_experts):
-        actual = apply(hidden, weights, ids.int(), experts)
-        assert actual.dtype == dtype
-        assert_rows_close(actual, exact)
-        assert torch.equal(actual, apply(hidden, weights, ids.int(), experts))
+
+
+def check_mxfp4(num_tokens, routing, *, dtype, **shape):
+    from models.ops.triton.moe import apply_experts
+
+    experts, call = quantized_case("mxfp4", num_tokens, routing, dtype=dtype, **shape)
+    actual = apply_experts(*call, experts)
+    assert actual.dtype == dtype
+    assert_rows_close(actual, exact_output(experts, call))
+    assert torch.equal(actual, apply_experts(*call, experts))
+
+
+def check_fp8(kind, num_tokens, routing, *, dtype, **shape):
+    from models.ops.triton.moe import apply_experts
+
+    experts, call = quantized_case(kind, num_tokens, routing, dtype=dtype, **shape)
+    actual = apply_experts(*call, experts)
+    assert actual.dtype == dtype
+    rounded = exact_output(experts, call, rounds_activations=True)
+    assert_rows_close(actual, rounded, FP8_PRODUCT_ROW_TOLERANCE + ROW_TOLERANCE[dtype])
+    exact = exact_output(experts, call)
+    assert (actual.double().cpu() - exact).norm() / exact.norm() < FP8_EXPERTS_ERROR
+    assert torch.equal(actual, apply_experts(*call, experts))
 
 
 @DTYPES
-@pytest.mark.parametrize(
-    ("kind", "hidden", "inner"),
-    [("fp8", 256, 128), ("fp8", 200, 136), ("mxfp4", 64, 96), ("mxfp4", 160, 32)],
-)
-@pytest.mark.parametrize("num_tokens", [1, 7, 100, 300])
-def test_quantised_experts_are_those_of_dequantised_weights(num_tokens, kind, hidden, inner, dtype):
+@pytest.mark.parametrize(("hidden", "inner"), [(64, 96), (160, 32)])
+@pytest.mark.parametrize("num_tokens", [1, 7, 30, 50, 100, 300])
+def test_mxfp4_experts_are_those_of_dequantised_weights(num_tokens, hidden, inner, dtype):
     shape = {"hidden": hidden, "inner": inner, "is_clamped": num_tokens == 7}
-    check_quantized(kind, num_tokens, ROUTINGS["softmax"], dtype=dtype, **shape)
+    check_mxfp4(num_tokens, ROUTINGS["softmax"], dtype=dtype, **shape)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 5, 64])
+@pytest.mark.parametrize("num_tokens", [1, 5, 64, 100, 200, 300, 1000])
 def test_gpt_oss_20b_in_mxfp4_is_that_of_dequantised_weights(num_tokens):
-    check_quantized("mxfp4", num_tokens, TOP_4, dtype=torch.bfloat16, **GPT_OSS_20B)
+    check_mxfp4(num_tokens, TOP_4, dtype=torch.bfloat16, **GPT_OSS_20B)
 
 
+@DTYPES
+@pytest.mark.parametrize("kind", ["fp8", "fp8-rows"])
+@pytest.mark.parametrize(("hidden", "inner"), [(256, 128), (200, 136)])
+@pytest.mark.parametrize("num_tokens", [1, 7, 50, 300])
+def test_fp8_experts_are_those_of_rounded_activations(num_tokens, hidden, inner, kind, dtype):
+    shape = {"hidden": hidden, "inner": inner, "is_clamped": num_tokens == 7}
+    check_fp8(kind, num_tokens, ROUTINGS["softmax"], dtype=dtype, **shape)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "fp8-rows"])
 @pytest.mark.parametrize("num_tokens", [1, 16, 200])
-def test_deepseek_v3_in_fp8_is_that_of_dequantised_weights(num_tokens):
+def test_deepseek_v3_in_fp8_is_that_of_rounded_activations(num_tokens, kind):
     # An eighth of its experts.
     shape = {"num_experts": 32, "hidden": 7168, "inner": 2048}
-    check_quantized("fp8", num_tokens, TOP_8, dtype=torch.bfloat16, **shape)
+    check_fp8(kind, num_tokens, TOP_8, dtype=torch.bfloat16, **shape)
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)

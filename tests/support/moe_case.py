@@ -70,9 +70,12 @@ def make_quantized_experts(
     kind, *, num_experts=NUM_EXPERTS, hidden=64, inner=96, device="cpu", is_clamped=False,
     dtype=torch.float32, seed=0,
 ):  # fmt: skip
-    """Returns experts in one of the formats of models.ops.expert_formats; biases have `dtype`."""
+    """Returns experts in one of the formats of models.ops.expert_formats; biases have `dtype`.
+
+    Kinds are fp8, with scales by block, fp8-rows and mxfp4.
+    """
     generator = torch.Generator(device).manual_seed(seed)
-    draw = _draw_fp8 if kind == "fp8" else _draw_mxfp4
+    draw = {"fp8": _draw_fp8, "fp8-rows": _draw_fp8_rows, "mxfp4": _draw_mxfp4}[kind]
     weights = {}
     for name, rows, size, num_parts in (("gate_up", inner, hidden, 2), ("down", hidden, inner, 1)):
         matrices = [draw(num_experts, rows, size, generator) for _ in range(num_parts)]
@@ -90,9 +93,18 @@ def make_quantized_experts(
 
 def _draw_fp8(num_experts, rows, size, generator):
     """Returns stacked matrices and their scales, which differ from block to block."""
+    grid = (num_experts, -(-rows // BLOCK), -(-size // BLOCK))
+    return _draw_scaled(num_experts, rows, size, generator, grid)
+
+
+def _draw_fp8_rows(num_experts, rows, size, generator):
+    """Returns stacked matrices and their scales, which differ from row to row."""
+    return _draw_scaled(num_experts, rows, size, generator, (num_experts, rows, 1))
+
+
+def _draw_scaled(num_experts, rows, size, generator, grid):
     device = generator.device
     values = torch.randn(num_experts, rows, size, generator=generator, device=device)
-    grid = (num_experts, -(-rows // BLOCK), -(-size // BLOCK))
     scale = torch.rand(grid, generator=generator, device=device) + 0.5
     return (values * 64).clamp(-448, 448).to(FP8), scale * size**-0.5 / 64
 

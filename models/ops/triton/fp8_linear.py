@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from models.ops.triton.dependent_launch import launch_options, let_next_start, wait_for_previous
+
 FP8_MAX = tl.constexpr(448.0)
 SMALLEST_AMAX = tl.constexpr(1e-10)
 BLOCK = 128
@@ -14,8 +16,11 @@ GROUPS_PER_PROGRAM = 16
 def _quantize_kernel(
     x_ptr, rounded_ptr, scale_ptr, num_groups,
     SIZE: tl.constexpr, GROUP_SIZE: tl.constexpr, GROUP_BLOCK: tl.constexpr, GROUPS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Rounds some groups of one row."""
+    let_next_start(DEPENDENT)
+    wait_for_previous(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     inside = tl.arange(0, GROUP_BLOCK)
@@ -80,7 +85,7 @@ def quantize(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tens
     _quantize_kernel[(num_rows, triton.cdiv(num_groups, groups))](
         x, rounded, scale, num_groups,
         SIZE=size, GROUP_SIZE=group_size, GROUP_BLOCK=group_block, GROUPS=groups,
-        num_warps=min(16, max(1, group_block * groups // 512)),
+        num_warps=min(16, max(1, group_block * groups // 512)), **launch_options(x.device),
     )  # fmt: skip
     return rounded, scale
 

@@ -42,6 +42,8 @@ Tiles = VectorTiles | MatrixTiles
 
 MOST_TOKENS = 64
 """With 128 torch's products are faster for every shape."""
+_FEW_OUTPUTS = 256
+"""Up to so many, as a router has, tall tiles are too few programs for more than two tokens."""
 
 
 @lru_cache(maxsize=1024)
@@ -63,6 +65,8 @@ def skinny_tiles(
         return None
     if num_tokens <= 2:
         return _hopper_vector_tiles(num_tokens, num_outputs, num_inputs, is_gated=is_gated)
+    if num_outputs <= _FEW_OUTPUTS:
+        return None
     # Up to 16, 32 or 64 tokens.
     tokens = max(16, 1 << (num_tokens - 1).bit_length())
     return _hopper_matrix_tiles(tokens, num_outputs, num_inputs, is_gated=is_gated)

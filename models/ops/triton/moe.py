@@ -4,10 +4,10 @@ import torch
 
 from models.ops.expert_forms import are_few
 from models.ops.experts import ExpertWeights
+from models.ops.triton.moe_fp8 import apply_fp8
 from models.ops.triton.moe_grouped import apply_grouped
-from models.ops.triton.moe_grouped_quantized import apply_grouped_quantized
+from models.ops.triton.moe_mxfp4 import apply_mxfp4
 from models.ops.triton.moe_pairs import apply_pairs
-from models.ops.triton.moe_pairs_quantized import apply_pairs_quantized
 from models.ops.triton.moe_routing import route as route
 
 
@@ -19,9 +19,9 @@ def apply_experts(
     Which way is taken depends on shapes alone, and nothing is read on the host, so that a call may
     be captured and replayed. Sums are added up in a fixed order: equal inputs give equal bits.
     """
-    is_few = are_few(ids.numel(), len(experts.down), ids.shape[1])
     if experts.is_quantized:
-        apply = apply_pairs_quantized if is_few else apply_grouped_quantized
+        apply = apply_fp8 if experts.is_fp8 else apply_mxfp4
     else:
+        is_few = are_few(ids.numel(), len(experts.down), ids.shape[1])
         apply = apply_pairs if is_few else apply_grouped
     return apply(hidden.contiguous(), weights, ids, experts)

@@ -11,6 +11,7 @@ import torch
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM
 from models.loading.loader import load_model
+from models.loading.parameter_count import count_parameters
 from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
@@ -188,7 +189,7 @@ def _load(config: EngineConfig, rank: int, report_progress: Report) -> _Loaded:
         on_progress=report_progress,
     )
     load_s = time.monotonic() - started_s
-    log.info("weights_loaded", num_parameters=_num_parameters(model), load_s=round(load_s, 3))
+    log.info("weights_loaded", num_parameters=count_parameters(model), load_s=round(load_s, 3))
     max_model_len = config.max_model_len or model_config.max_position_embeddings
     limits = StepLimits(
         max_num_seqs=config.max_num_seqs,
@@ -307,7 +308,7 @@ def _announcement(
         num_blocks=num_blocks,
         block_bytes=_block_bytes(loaded),
         group_windows=[group.window or 0 for group in loaded.limits.cache_groups],
-        num_parameters=_num_parameters(model),
+        num_parameters=count_parameters(model),
         load_s=loaded.load_s,
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         dtype=dtype_name(dtype),
@@ -325,7 +326,3 @@ def _block_bytes(loaded: _Loaded) -> int:
         dtype=loaded.cache_dtype,
         groups=limits.cache_groups,
     )
-
-
-def _num_parameters(model: CausalLM) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())

@@ -100,12 +100,35 @@ def test_one_expert_that_is_not_fp8_makes_all_of_a_layer_plain(wide_folder):
     assert model.model.layers[0].mlp.experts.gate_up_proj.dtype == FP8
 
 
-def test_scales_by_row_are_dequantised(tmp_path):
+@pytest.fixture(params=["compressed_channel", "compressed_tensor"])
+def row_folder(request, tmp_path):
     (tmp_path / "fp8").mkdir()
     write_checkpoint(tmp_path / "plain", "qwen3_moe", **WIDE | FAMILIES["qwen3_moe"])
-    quantize_checkpoint(tmp_path / "plain", tmp_path / "fp8", "compressed_channel")
-    model = load(tmp_path / "fp8", keep_quantized=True)
-    assert experts_of(model).down_proj.dtype == torch.float32
+    quantize_checkpoint(tmp_path / "plain", tmp_path / "fp8", request.param)
+    return tmp_path / "fp8"
+
+
+def test_scales_by_row_or_tensor_are_kept_by_row(row_folder):
+    kept, plain = (experts_of(load(row_folder, keep_quantized=each)) for each in (True, False))
+    assert kept.down_proj.dtype == FP8
+    assert kept.down_proj_scale.shape == (*kept.down_proj.shape[:2], 1)
+    for expert in range(len(kept.down_proj)):
+        gate_up, down = values(kept, expert)
+        assert torch.equal(gate_up, plain.gate_up_proj[expert])
+        assert torch.equal(down, plain.down_proj[expert])
+
+
+def test_ranks_share_rows_and_have_all_scales_of_down(row_folder):
+    whole = experts_of(load(row_folder, keep_quantized=True))
+    shares = [
+        experts_of(load(row_folder, keep_quantized=True, group=ParallelGroup(rank=rank, size=4)))
+        for rank in range(4)
+    ]
+    for share in shares:
+        assert torch.equal(share.down_proj_scale, whole.down_proj_scale)
+    parts = [share.gate_up_proj_scale.chunk(2, dim=1) for share in shares]
+    together = torch.cat([part[i] for i in range(2) for part in parts], dim=1)
+    assert torch.equal(together, whole.gate_up_proj_scale)
 
 
 def test_made_up_experts_are_sane_and_ignored_ones_plain(wide_folder):

@@ -13,9 +13,9 @@ def test_a_form_begins_where_the_list_says(num_experts, top_k):
     assert first_tokens_of_each_form(num_experts, top_k) == [1, *changes]
 
 
-def test_tiles_are_as_high_as_an_expert_has_rows_on_average():
-    assert [tile_rows(num_pairs, 10) for num_pairs in (1, 160, 161, 640, 641, 10**6)] == [
-        16, 16, 64, 64, 128, 128,
+def test_tiles_are_twice_as_high_as_an_expert_has_rows_on_average():
+    assert [tile_rows(num_pairs, 10) for num_pairs in (1, 80, 81, 160, 161, 320, 321, 10**6)] == [
+        16, 16, 32, 32, 64, 64, 128, 128,
     ]  # fmt: skip
 
 

@@ -34,52 +34,89 @@ for routing in ROUTINGS.values():
         counts = ids.flatten().bincount(minlength=NUM_EXPERTS)
         assert torch.equal(starts.diff().long(), counts)
 routing = ROUTINGS["softmax"]
-for dtype, is_clamped in ((torch.float32, True), (torch.float16, False)):
-    for num_tokens in (1, 13):
+# Sizes that the copy engine takes, and others.
+for dtype, is_clamped, hidden_size, inner in (
+    (torch.float32, True, 36, 20), (torch.float16, False, 36, 20), (torch.float16, True, 72, 40)
+):
+    for num_tokens in (1, 5):
         weights, ids = reference.route(*make_logits(num_tokens, routing), routing)
-        hidden = torch.randn(num_tokens, 36).to(dtype)
-        experts = make_experts(dtype=dtype, is_clamped=is_clamped)
+        hidden = torch.randn(num_tokens, hidden_size).to(dtype)
+        experts = make_experts(
+            hidden=hidden_size, inner=inner, dtype=dtype, is_clamped=is_clamped
+        )
         exact = reference.apply_experts(hidden.double(), weights.double(), ids, exactly(experts))
         for apply in (apply_pairs, apply_grouped):
             assert_rows_close(apply(hidden, weights, ids.int(), experts), exact)
 """
 
-QUANTIZED_PROGRAM = """
+MXFP4_PROGRAM = """
 import torch
 torch.set_num_threads(1)
 from models.ops import moe as reference
-from models.ops.triton.moe_grouped_quantized import apply_grouped_quantized
-from models.ops.triton.moe_pairs_quantized import apply_pairs_quantized
+from models.ops.triton.moe_mxfp4 import apply_mxfp4
 from tests.support.moe_case import ROUTINGS, exactly, make_logits, make_quantized_experts
 from tests.support.tolerances import assert_rows_close
 
 routing = ROUTINGS["softmax"]
-# Sizes that no tile and no block divides.
-CASES = [
-    ("fp8", 136, 40, torch.float32, True),
-    ("fp8", 40, 136, torch.float16, False),
-    ("mxfp4", 64, 96, torch.float32, True),
-    ("mxfp4", 160, 32, torch.float16, False),
-]
-for kind, hidden_size, inner, dtype, is_clamped in CASES:
+# Sizes that no tile divides.
+for hidden_size, inner, dtype, is_clamped in (
+    (64, 96, torch.float32, True), (160, 32, torch.float16, False)
+):
     experts = make_quantized_experts(
-        kind, hidden=hidden_size, inner=inner, dtype=dtype, is_clamped=is_clamped
+        "mxfp4", hidden=hidden_size, inner=inner, dtype=dtype, is_clamped=is_clamped
     )
-    for num_tokens, apply in ((1, apply_pairs_quantized), (5, apply_grouped_quantized)):
+    for num_tokens in (1, 5):
         weights, ids = reference.route(*make_logits(num_tokens, routing), routing)
         hidden = torch.randn(num_tokens, hidden_size).to(dtype)
         exact = reference.apply_experts(
             hidden.double(), weights.double(), ids, exactly(experts)
         )
-        actual = apply(hidden, weights, ids.int(), experts)
+        actual = apply_mxfp4(hidden, weights, ids.int(), experts)
         assert actual.dtype == dtype
         assert_rows_close(actual, exact)
+"""
+
+FP8_PROGRAM = """
+import torch
+torch.set_num_threads(1)
+from models.ops import moe as reference
+from models.ops.fp8_linear import quantize
+from models.ops.triton import moe_fp8
+from tests.support.moe_case import ROUTINGS, exactly, make_logits, make_quantized_experts
+from tests.support.tolerances import FP8_PRODUCT_ROW_TOLERANCE, assert_rows_close
+
+torch.manual_seed(0)
+# The interpreter loses a carry when it rounds to 8 bits.
+moe_fp8.quantize = quantize
+routing = ROUTINGS["softmax"]
+# Sizes that no tile and no block divides.
+for kind, hidden_size, inner, dtype, is_clamped in (
+    ("fp8", 136, 40, torch.float32, True),
+    ("fp8", 40, 264, torch.float16, False),
+    ("fp8-rows", 136, 200, torch.float32, True),
+):
+    experts = make_quantized_experts(
+        kind, hidden=hidden_size, inner=inner, dtype=dtype, is_clamped=is_clamped
+    )
+    for num_tokens in (1, 5):
+        weights, ids = reference.route(*make_logits(num_tokens, routing), routing)
+        hidden = torch.randn(num_tokens, hidden_size).to(dtype)
+        exact = reference.apply_experts(
+            hidden.double(), weights.double(), ids, exactly(experts), rounds_activations=True
+        )
+        actual = moe_fp8.apply_fp8(hidden, weights, ids.int(), experts)
+        assert actual.dtype == dtype
+        # A half is rounded before it is rounded to 8 bits.
+        is_half = dtype == torch.float16
+        assert_rows_close(actual, exact, FP8_PRODUCT_ROW_TOLERANCE if is_half else None)
 """
 
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [PROGRAM, QUANTIZED_PROGRAM], ids=["plain", "quantized"])
+@pytest.mark.parametrize(
+    "program", [PROGRAM, MXFP4_PROGRAM, FP8_PROGRAM], ids=["plain", "mxfp4", "fp8"]
+)
 def test_kernels_agree_with_the_references_in_the_interpreter(program):
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=250)

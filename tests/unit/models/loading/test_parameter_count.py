@@ -1,0 +1,32 @@
+"""The number of parameters is the checkpoint's, however the weights are kept."""
+
+import torch
+
+from models.loading.loader import load_model
+from models.loading.parameter_count import count_parameters
+from tests.support.mxfp4_checkpoints import pack_experts
+from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
+from tests.support.random_checkpoints import write_checkpoint
+
+
+def count(folder, *, is_kept):
+    model = load_model(
+        folder, device=torch.device("cpu"), dtype=torch.float32, keep_quantized=is_kept
+    )
+    return count_parameters(model)
+
+
+def test_packed_numbers_count_and_their_scales_do_not(tmp_path):
+    reference = write_checkpoint(tmp_path, "gpt_oss", hidden_size=64, intermediate_size=96)
+    pack_experts(tmp_path, reference)
+    expected = sum(parameter.numel() for parameter in reference.parameters())
+    assert count(tmp_path, is_kept=True) == count(tmp_path, is_kept=False) == expected
+
+
+def test_fp8_counts_as_it_would_dequantised(tmp_path):
+    (tmp_path / "fp8").mkdir()
+    reference = write_checkpoint(tmp_path / "plain", "qwen3_moe", **WIDE, moe_intermediate_size=192)
+    quantize_checkpoint(tmp_path / "plain", tmp_path / "fp8", "deepseek")
+    expected = sum(parameter.numel() for parameter in reference.parameters())
+    assert count(tmp_path / "fp8", is_kept=True) == expected
+    assert count(tmp_path / "fp8", is_kept=False) == expected
