@@ -10,8 +10,8 @@ FP8_ROW_TOLERANCE = 2**-4 + 1e-3
 the head's largest number 2^-10 / 448."""
 
 FP8_PRODUCT_ROW_TOLERANCE = 2**-7
-"""Largest error of a row of an FP8 product against the exact one of the same rounded numbers: of 128
-products that tensor cores add, each is cut off 14 bits below the largest."""
+"""Largest error of a row of an FP8 product against the exact one of the same rounded numbers: of
+128 products that tensor cores add, each is cut off 14 bits below the largest."""
 
 FP8_EXPERTS_ERROR = 0.08
 """Largest error of experts whose activations are rounded to FP8, relative to the norm, against the
