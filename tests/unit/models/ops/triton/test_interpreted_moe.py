@@ -83,7 +83,7 @@ from models.ops import moe as reference
 from models.ops.fp8_linear import quantize
 from models.ops.triton import moe_fp8
 from tests.support.moe_case import ROUTINGS, exactly, make_logits, make_quantized_experts
-from tests.support.tolerances import FP8_PRODUCT_ROW_TOLERANCE, assert_rows_close
+from tests.support.tolerances import assert_rows_close
 
 torch.manual_seed(0)
 # The interpreter loses a carry when it rounds to 8 bits.
@@ -106,9 +106,8 @@ for kind, hidden_size, inner, dtype, is_clamped in (
         )
         actual = moe_fp8.apply_fp8(hidden, weights, ids.int(), experts)
         assert actual.dtype == dtype
-        # A half is rounded before it is rounded to 8 bits.
-        is_half = dtype == torch.float16
-        assert_rows_close(actual, exact, FP8_PRODUCT_ROW_TOLERANCE if is_half else None)
+        # Rounded to a half before it is rounded to 8 bits, a number may become its neighbour there.
+        assert_rows_close(actual, exact, 2**-5 if dtype == torch.float16 else None)
 """
 
 
