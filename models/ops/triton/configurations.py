@@ -112,6 +112,15 @@ _LATER_CHUNK = {
 }
 
 
+def first_requests_of_each_form(num_kv_heads: int) -> list[int]:
+    """Returns the smallest numbers of single-token requests that may take other tiles, rising.
+
+    Each set of tiles is a kernel to build, so whoever rehearses steps asks here.
+    """
+    last_pairs = {most for rows in _SINGLE_TOKENS.values() for most, _ in rows if most != inf}
+    return sorted({1, *(int(most) // num_kv_heads + 1 for most in last_pairs)})
+
+
 def decode_tiles(
     dtype: torch.dtype, cache_dtype: torch.dtype, padded_head_dim: int, *, num_pairs: int | None
 ) -> Tiles:

@@ -11,6 +11,7 @@ import torch
 
 from models.config import ModelConfig
 from models.ops.expert_forms import first_tokens_of_each_form
+from models.ops.triton.configurations import first_requests_of_each_form
 from services.engine.batch import (
     BatchBuilder,
     BatchDescriptor,
@@ -39,16 +40,25 @@ _GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=1)
 def other_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]]:
     """Returns the lengths of the prompts of each step to run beside FIRST_STEPS.
 
-    Experts go their ways at numbers of tokens that depend on how many experts there are: a way
-    that no other step goes gets a step of its own.
+    Attention goes its ways at numbers of requests that depend on how many heads there are, experts
+    at numbers of tokens that depend on how many experts: a way that no other step goes gets a step
+    of its own.
     """
-    if config.moe is None:
-        return list(OTHER_STEPS)
-    forms = first_tokens_of_each_form(config.moe.num_experts, config.moe.num_experts_per_tok)
     fitting = [q_lens for q_lens in (*FIRST_STEPS, *OTHER_STEPS) if _fits(q_lens, limits)]
-    taken = {bisect_right(forms, sum(q_lens)) - 1 for q_lens in fitting}
-    missing = [forms[form] for form in range(len(forms)) if form not in taken]
-    return [*OTHER_STEPS, *(_prompts(count, limits.max_model_len) for count in missing)]
+    single = [len(q_lens) for q_lens in fitting if max(q_lens) == 1]
+    attention = first_requests_of_each_form(config.num_key_value_heads)
+    steps = [*OTHER_STEPS, *((1,) * count for count in _untaken(attention, single))]
+    if config.moe is not None:
+        experts = first_tokens_of_each_form(config.moe.num_experts, config.moe.num_experts_per_tok)
+        missing = _untaken(experts, [sum(q_lens) for q_lens in fitting])
+        steps += [_prompts(count, limits.max_model_len) for count in missing]
+    return steps
+
+
+def _untaken(firsts: Sequence[int], counts: Iterable[int]) -> list[int]:
+    """Returns the first number of each way that none of the counts goes."""
+    taken = {bisect_right(firsts, count) - 1 for count in counts}
+    return [first for way, first in enumerate(firsts) if way not in taken]
 
 
 def largest_step(limits: StepLimits) -> BatchDescriptor:

@@ -6,6 +6,7 @@ import torch
 from models.config import ModelConfig
 from models.loading.loader import load_model
 from models.ops.expert_forms import are_few, tile_rows
+from models.ops.triton.configurations import decode_tiles
 from services.engine.worker.kv_memory import probe_runner
 from services.engine.worker.rehearsal import (
     FIRST_STEPS,
@@ -95,9 +96,30 @@ def test_every_way_through_experts_is_rehearsed(tmp_path, num_experts, top_k, ma
     assert rehearsed == {form(count, num_experts, top_k) for count in range(1, 4097)}
 
 
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_every_way_through_decode_attention_is_rehearsed(tmp_path, head_dim, num_kv_heads):
+    def tiles(num_requests):
+        dtype = torch.bfloat16
+        return decode_tiles(dtype, dtype, head_dim, num_pairs=num_requests * num_kv_heads)
+
+    write_checkpoint(tmp_path, "qwen3")
+    config = replace(ModelConfig.from_folder(tmp_path), num_key_value_heads=num_kv_heads)
+    limits = StepLimits(
+        max_num_seqs=256,
+        max_num_batched_tokens=4096,
+        max_model_len=100,
+        block_size=16,
+        vocab_size=97,
+    )
+    steps = [*FIRST_STEPS, *other_steps(config, limits)]
+    rehearsed = {tiles(len(each)) for each in steps if max(each) == 1 and fits(each, limits)}
+    assert rehearsed == {tiles(count) for count in range(1, 257)}
+
+
 def test_a_way_that_another_step_goes_gets_no_step_of_its_own(tmp_path):
     write_checkpoint(tmp_path, "qwen3_moe")
-    config = ModelConfig.from_folder(tmp_path)
+    config = replace(ModelConfig.from_folder(tmp_path), num_key_value_heads=8)
     limits = StepLimits(
         max_num_seqs=256,
         max_num_batched_tokens=4096,
