@@ -1,6 +1,7 @@
 """Paged attention of single-token queries, the keys of a sequence split over several programs."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
@@ -12,11 +13,13 @@ from models.ops.triton.cache_scales import cache_scales
 from models.ops.triton.configurations import (
     EARLY_REQUESTS,
     MAX_SPLITS,
+    Tiles,
     decode_tiles,
     num_splits,
 )
 from models.ops.triton.dependent_launch import launch_options, let_next_start, wait_for_previous
 from models.ops.triton.keys_of_8_bits import attend_keys_of_8_bits
+from models.ops.triton.launch import Launch
 from models.ops.triton.newest_token import fold_key, load_transformed, store_newest
 from models.ops.triton.online_softmax import attend_keys
 
@@ -239,11 +242,9 @@ def decode_attention(
     _, num_heads, head_dim = q.shape
     num_kv_heads = cache.k.shape[2]
     num_requests = metadata.seq_lens.shape[0]
-    group = num_heads // num_kv_heads
     workspace = metadata.workspace
     splits = num_splits(workspace, num_requests, num_heads, num_kv_heads, cache.k.dtype)
-    padded_group = triton.next_power_of_2(group)
-    block_d = max(16, triton.next_power_of_2(head_dim))
+    block_d = max(16, 1 << (head_dim - 1).bit_length())
     num_pairs = None if new is None else num_requests * num_kv_heads
     tiles = decode_tiles(q.dtype, cache.k.dtype, block_d, num_pairs=num_pairs)
     # Unsplit, the kernel touches none of these three.
@@ -260,18 +261,45 @@ def decode_attention(
         cos, sin, eps = new.transform.cos, new.transform.signed_sin, new.transform.eps
         if new.transform.q_weight is not None and new.transform.k_weight is not None:
             q_weight, k_weight, has_norm = new.transform.q_weight, new.transform.k_weight, True
-    _decode_kernel[(num_kv_heads, splits, num_requests)](
+    launch = _launcher(
+        num_heads, num_kv_heads, head_dim, cache.k.shape[1], tiles, metadata.max_seqlen_q == 1,
+        new is not None, has_norm, sliding_window or 0, sinks is not None,
+        cache.k_scale is not None, new is None or num_requests > EARLY_REQUESTS, q.device,
+    )  # fmt: skip
+    launch(
+        (num_kv_heads, splits, num_requests),
         q, cache.k, cache.v, *cache_scales(cache), output, metadata.block_tables, metadata.seq_lens,
         metadata.query_start_loc, partials, lse, counters,
         k, v, slots, cos, sin, q_weight, k_weight, metadata.seq_lens if sinks is None else sinks,
         metadata.block_tables.stride(0), splits, q.stride(0), k.stride(0), v.stride(0),
         cos.stride(0), head_dim**-0.5 * 1.4426950408889634, eps,
-        NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
-        BLOCK_SIZE=cache.k.shape[1], ONLY_SINGLE_TOKENS=metadata.max_seqlen_q == 1,
-        HAS_NEW=new is not None, HAS_NORM=has_norm,
-        MAX_SPLITS=MAX_SPLITS, PADDED_GROUP=padded_group, ROWS=max(tiles.rows, padded_group),
-        KEYS=tiles.keys, BLOCK_D=block_d, STAGES=tiles.num_stages, num_warps=tiles.num_warps,
-        WINDOW=sliding_window or 0, HAS_SINKS=sinks is not None,
-        HAS_SCALES=cache.k_scale is not None,
-        STARTS_NEXT_LATE=new is None or num_requests > EARLY_REQUESTS, **launch_options(q.device),
+    )  # fmt: skip
+
+
+@lru_cache
+def _launcher(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    tiles: Tiles,
+    only_single_tokens: bool,
+    has_new: bool,
+    has_norm: bool,
+    window: int,
+    has_sinks: bool,
+    has_scales: bool,
+    starts_next_late: bool,
+    device: torch.device,
+) -> Launch:
+    group = num_heads // num_kv_heads
+    padded_group = triton.next_power_of_2(group)
+    return Launch(
+        _decode_kernel, NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size, ONLY_SINGLE_TOKENS=only_single_tokens, HAS_NEW=has_new,
+        HAS_NORM=has_norm, MAX_SPLITS=MAX_SPLITS, PADDED_GROUP=padded_group,
+        ROWS=max(tiles.rows, padded_group), KEYS=tiles.keys,
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)), STAGES=tiles.num_stages,
+        num_warps=tiles.num_warps, WINDOW=window, HAS_SINKS=has_sinks, HAS_SCALES=has_scales,
+        STARTS_NEXT_LATE=starts_next_late, **launch_options(device),
     )  # fmt: skip

@@ -159,7 +159,7 @@ def prefill_attention(
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = cache.k.shape[2]
     num_requests = metadata.seq_lens.shape[0]
-    block_d = max(16, triton.next_power_of_2(head_dim))
+    block_d = max(16, 1 << (head_dim - 1).bit_length())
     k, v = _aligned(k), _aligned(v)
     for has_prefix in _forms(cache, metadata):
         tiles = prefill_tiles(q.dtype, block_d, has_prefix=has_prefix)
