@@ -79,6 +79,12 @@ requests x tokens  _WIDE  _DEEP  _SHALLOW
 256 x 256           86.4   77.6      75.3
 """
 
+_SPLIT_PAIRS = 64
+_FEW_HEADS = 2
+"""Up to so many pairs a sequence is split into many parts, which a single warp adds up quickly only
+for few heads of a group: a step of one request took 0.708 instead of 0.771 ms with 2 heads, and 4.31
+instead of 3.89 with 4 (Qwen3-0.6B and 8B, H200, 2026-11)."""
+
 _DECODE_8_BITS = {
     (2, 64): _DEEP,
     (2, 128): _DEEP,
@@ -122,7 +128,12 @@ def first_requests_of_each_form(num_kv_heads: int) -> list[int]:
 
 
 def decode_tiles(
-    dtype: torch.dtype, cache_dtype: torch.dtype, padded_head_dim: int, *, num_pairs: int | None
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    padded_head_dim: int,
+    *,
+    num_pairs: int | None,
+    group: int,
 ) -> Tiles:
     """Returns the tiles of decode attention.
 
@@ -131,13 +142,14 @@ def decode_tiles(
         cache_dtype: of cached keys and values.
         padded_head_dim: a power of two.
         num_pairs: requests times kv heads of a step of single tokens; None in other steps.
+        group: query heads to a kv head.
 
     Raises:
         ValueError: the kernels do not take such heads.
     """
     if cache_dtype.itemsize == 1:
         return _look_up(_DECODE_8_BITS, dtype, padded_head_dim)
-    if num_pairs is not None:
+    if num_pairs is not None and (num_pairs > _SPLIT_PAIRS or group <= _FEW_HEADS):
         for most, tiles in _SINGLE_TOKENS.get((dtype.itemsize, max(64, padded_head_dim)), ()):
             if num_pairs <= most:
                 return tiles

@@ -246,7 +246,9 @@ def decode_attention(
     splits = num_splits(workspace, num_requests, num_heads, num_kv_heads, cache.k.dtype)
     block_d = max(16, 1 << (head_dim - 1).bit_length())
     num_pairs = None if new is None else num_requests * num_kv_heads
-    tiles = decode_tiles(q.dtype, cache.k.dtype, block_d, num_pairs=num_pairs)
+    tiles = decode_tiles(
+        q.dtype, cache.k.dtype, block_d, num_pairs=num_pairs, group=num_heads // num_kv_heads
+    )
     # Unsplit, the kernel touches none of these three.
     partials, lse, counters = (
         (output, output, metadata.seq_lens)

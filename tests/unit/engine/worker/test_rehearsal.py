@@ -97,11 +97,13 @@ def test_every_way_through_experts_is_rehearsed(tmp_path, num_experts, top_k, ma
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("group", [1, 4])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_every_way_through_decode_attention_is_rehearsed(tmp_path, head_dim, num_kv_heads):
+def test_every_way_through_decode_attention_is_rehearsed(tmp_path, head_dim, group, num_kv_heads):
     def tiles(num_requests):
         dtype = torch.bfloat16
-        return decode_tiles(dtype, dtype, head_dim, num_pairs=num_requests * num_kv_heads)
+        num_pairs = num_requests * num_kv_heads
+        return decode_tiles(dtype, dtype, head_dim, num_pairs=num_pairs, group=group)
 
     write_checkpoint(tmp_path, "qwen3")
     config = replace(ModelConfig.from_folder(tmp_path), num_key_value_heads=num_kv_heads)
