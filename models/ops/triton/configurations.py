@@ -81,9 +81,12 @@ requests x tokens  _WIDE  _DEEP  _SHALLOW
 
 _SPLIT_PAIRS = 64
 _FEW_HEADS = 2
-"""Up to so many pairs a sequence is split into many parts, which a single warp adds up quickly only
-for few heads of a group: a step of one request took 0.708 instead of 0.771 ms with 2 heads, and 4.31
-instead of 3.89 with 4 (Qwen3-0.6B and 8B, H200, 2026-11)."""
+"""Up to so many pairs a sequence is split into many parts, which a single warp adds up quickly for
+few heads of a group only.
+
+A step of one request took 0.708 instead of 0.771 ms with 2 heads, and 4.31 instead of 3.89 with 4
+(Qwen3-0.6B and 8B, H200, 2026-11).
+"""
 
 _DECODE_8_BITS = {
     (2, 64): _DEEP,
