@@ -63,12 +63,13 @@ class BuildProcesses:
             prepare: what the template does first, so that no builder has to.
         """
         ours, theirs = multiprocessing.Pipe()
+        parent = os.getpid()
         pid = os.fork()
         if pid:
             theirs.close()
             return cls(pid, ours)
         try:
-            die_with_parent()
+            die_with_parent(parent)
             _close_all_but(theirs.fileno())
             prepare()
             _serve(theirs)
@@ -162,11 +163,12 @@ def _build_all(builds: Sequence[Build], niceness: int) -> Iterator[tuple[int, st
 def _fork_builder(build: Build, niceness: int) -> Connection:
     """Begins to build in another process, which sends its error."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
+    parent = os.getpid()
     if os.fork():
         theirs.close()
         return ours
     try:
-        die_with_parent()
+        die_with_parent(parent)
         os.nice(niceness)
         build.build()
     finally:
