@@ -1,6 +1,5 @@
 """What is built where, with Triton's compiler and no GPU; each test is a program of its own."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -10,10 +9,7 @@ import pytest
 
 from services.engine.config import EngineConfig
 from services.engine.worker.kernel_building import KernelBuilding
-
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs Triton, which CPU installs leave out"
-)
+from tests.support.needs_triton import needs_triton
 
 PRELUDE = """
 from services.engine.worker.build_processes import BuildProcesses

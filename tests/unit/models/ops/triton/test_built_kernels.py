@@ -1,15 +1,12 @@
 """All kernels that models launch, built for a GPU without one; in a process of its own."""
 
-import importlib.util
 import os
 import subprocess
 import sys
 
 import pytest
 
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs Triton, which CPU installs leave out"
-)
+from tests.support.needs_triton import needs_triton
 
 PROGRAM = """
 import os

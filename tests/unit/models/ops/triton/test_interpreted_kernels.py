@@ -3,16 +3,13 @@
 A process of their own, as the interpreter is chosen when a kernel is defined.
 """
 
-import importlib.util
 import os
 import subprocess
 import sys
 
 import pytest
 
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs Triton, which CPU installs leave out"
-)
+from tests.support.needs_triton import needs_triton
 
 PROGRAM = """
 import torch

@@ -1,15 +1,12 @@
 """The kernels of experts in Triton's interpreter, on the CPU."""
 
-import importlib.util
 import os
 import subprocess
 import sys
 
 import pytest
 
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs Triton, which CPU installs leave out"
-)
+from tests.support.needs_triton import needs_triton
 
 PROGRAM = """
 import torch
