@@ -132,11 +132,18 @@ def _tokens(stats: Stats) -> tuple[int, int]:
 def _kind(graph: engine_pb2.GraphStats) -> str:
     if graph.is_draft:
         return "drafts"
-    return "decode" if graph.uniform else "pieces"
+    if graph.uniform:
+        return "decode"
+    return "prompts" if graph.graph_bs < graph.num_tokens else "pieces"
 
 
 def _label(graph: engine_pb2.GraphStats) -> str:
-    contents = {"drafts": "tokens' drafts", "decode": "decodes", "pieces": "tokens in pieces"}
+    contents = {
+        "drafts": "tokens' drafts",
+        "decode": "decodes",
+        "prompts": "tokens with prompts",
+        "pieces": "tokens in pieces",
+    }
     return f"the graph of {graph.num_tokens} {contents[_kind(graph)]}"
 
 

@@ -66,8 +66,9 @@ class GraphDispatcher:
     """Knows the graphs that the worker captured.
 
     A graph for uniform batches holds the whole forward pass and fits batches of at most its
-    graph_bs requests with exactly its query length. Any other graph holds the pieces between
-    attention layers and fits every batch of at most its num_tokens tokens.
+    graph_bs requests with exactly its query length. So does one with room for fewer requests than
+    tokens, and it fits every batch within both. Any other graph holds the pieces between attention
+    layers and fits every batch of at most its num_tokens tokens.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class GraphDispatcher:
         """
         self._without_graphs = without_graphs
         self._full: dict[int, _Sizes] = {}
+        self._prompts = _Sizes()
         self._pieces = _Sizes()
         self._has_plan = False
         captured = list(captured)
@@ -109,6 +111,9 @@ class GraphDispatcher:
         full = self._full.get(shape.max_q_len) if shape.is_uniform else None
         if full is not None and (key := full.find(shape.batch_size)) is not None:
             return _replay(CUDAGraphMode.CUDA_GRAPH_MODE_FULL, key)
+        key = self._prompts.find(shape.num_tokens)
+        if key is not None and shape.batch_size <= key.graph_bs:
+            return _replay(CUDAGraphMode.CUDA_GRAPH_MODE_FULL, key)
         if (key := self._pieces.find(shape.num_tokens)) is not None:
             return _replay(CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE, key)
         if not self._has_plan:
@@ -118,7 +123,9 @@ class GraphDispatcher:
         return _fall_back(self._pieces.why_none(shape.num_tokens))
 
     def _sizes(self, key: GraphKey) -> _Sizes:
-        return self._full.setdefault(key.max_q_len, _Sizes()) if key.uniform else self._pieces
+        if key.uniform:
+            return self._full.setdefault(key.max_q_len, _Sizes())
+        return self._prompts if key.graph_bs < key.num_tokens else self._pieces
 
 
 def _size(key: GraphKey) -> int:

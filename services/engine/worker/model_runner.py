@@ -189,14 +189,23 @@ class ModelRunner:
             if self._graphs is not None and self._graphs.num_pending:
                 num_decoded = len(arrays.seq_lens) * self._limits.decode_q_len
                 is_decode = arrays.num_tokens == num_decoded
-                self._graphs.note_missed(num_tokens=arrays.num_tokens, is_decode=is_decode)
+                self._graphs.note_missed(
+                    num_tokens=arrays.num_tokens,
+                    num_requests=len(arrays.seq_lens),
+                    is_decode=is_decode,
+                )
             return self._run_eagerly(descriptor, arrays)
         key = self._ordered_graph(descriptor, mode)
         assert self._graphs is not None, "_ordered_graph found the graph"
-        if mode is CUDAGraphMode.FULL:
+        if key.uniform:
             decoded = self._graphs.replay_decodes(key, arrays)
             if decoded is not None:
                 return self._of_graph(decoded, arrays)
+        elif key.is_whole:
+            computed = self._graphs.replay_prompts(key, arrays)
+            if computed is not None:
+                logits = self._logits(arrays, computed.header, computed.hidden)
+                return ComputedStep(header=computed.header, hidden=computed.hidden, logits=logits)
         else:
             inputs = self._buffers.write_step(arrays)
             hidden = self._graphs.replay_pieces(key, inputs, _pass_shape(descriptor))
@@ -246,12 +255,16 @@ class ModelRunner:
             uniform=ordered.uniform,
         )
         is_whole = mode is CUDAGraphMode.FULL
-        if self._graphs is None or not self._graphs.is_planned(key) or key.uniform != is_whole:
+        if self._graphs is None or not self._graphs.is_planned(key) or key.is_whole != is_whole:
             raise ValueError(
                 f"the step's descriptor is invalid: it has graph mode {mode} with {key}, "
                 "which was never captured"
             )
-        fits = shape.num_tokens <= key.num_tokens and shape.max_q_len <= key.max_q_len
+        fits = (
+            shape.num_tokens <= key.num_tokens
+            and shape.batch_size <= key.graph_bs
+            and shape.max_q_len <= key.max_q_len
+        )
         is_uniform = shape.num_tokens == shape.batch_size * key.max_q_len
         if not fits or (key.uniform and not is_uniform):
             raise ValueError(

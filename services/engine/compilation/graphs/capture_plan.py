@@ -10,6 +10,10 @@ from models.forward_context import GraphKey
 
 log = structlog.get_logger()
 
+MAX_REQUESTS_WITH_PROMPTS = 32
+"""Most requests of a step with prompts that is captured whole; attention's programs for all of them
+start in every replay, also for those that are not there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSupport:
@@ -17,18 +21,16 @@ class GraphSupport:
 
     full_decode: attention of a decode step's query tokens can be part of a graph.
     pieces: the model can be captured around its attention.
+    prompts: attention of any step can be part of a graph.
     """
 
     full_decode: bool
     pieces: bool
+    prompts: bool = False
 
 
 def supported_mode(wanted: CUDAGraphMode, support: GraphSupport) -> CUDAGraphMode:
-    """Returns the mode that comes closest to the one asked for; warns if it is another one.
-
-    Steps with prefill chunks are never captured whole: their attention depends on the chunks'
-    lengths, so FULL means pieces for them where there are any.
-    """
+    """Returns the mode that comes closest to the one asked for; warns if it is another one."""
     pieces = CUDAGraphMode.PIECEWISE if support.pieces else CUDAGraphMode.NONE
     full = CUDAGraphMode.FULL if support.full_decode else pieces
     substitute = {
@@ -38,7 +40,7 @@ def supported_mode(wanted: CUDAGraphMode, support: GraphSupport) -> CUDAGraphMod
     }
     decode = substitute[wanted.decode_mode()]
     mixed = wanted.mixed_mode()
-    mixed = pieces if mixed is CUDAGraphMode.FULL else substitute[mixed]
+    mixed = pieces if mixed is CUDAGraphMode.FULL and not support.prompts else substitute[mixed]
     mode = decode if decode is mixed else CUDAGraphMode((decode.value, mixed.value))
     if mode is not wanted:
         log.warning(
@@ -47,6 +49,7 @@ def supported_mode(wanted: CUDAGraphMode, support: GraphSupport) -> CUDAGraphMod
             mode=str(mode),
             full_decode_supported=support.full_decode,
             pieces_supported=support.pieces,
+            prompts_supported=support.prompts,
         )
     return mode
 
@@ -56,6 +59,12 @@ def full_decode_key(batch_size: int, q_len: int = 1) -> GraphKey:
     return GraphKey(
         num_tokens=batch_size * q_len, graph_bs=batch_size, max_q_len=q_len, uniform=True
     )
+
+
+def prompts_key(num_tokens: int, max_num_seqs: int) -> GraphKey:
+    """Returns the key of the graph of a whole step with prompts, of 2 tokens or more."""
+    graph_bs = min(MAX_REQUESTS_WITH_PROMPTS, max_num_seqs, num_tokens - 1)
+    return GraphKey(num_tokens=num_tokens, graph_bs=graph_bs, max_q_len=num_tokens, uniform=False)
 
 
 def piecewise_key(num_tokens: int) -> GraphKey:
@@ -68,21 +77,30 @@ def planned_keys(
     *,
     decode_sizes: tuple[int, ...],
     token_sizes: tuple[int, ...],
+    max_num_seqs: int,
     decode_q_len: int = 1,
+    has_pieces: bool = True,
 ) -> list[GraphKey]:
     """Returns the graphs to capture: whole decode steps first, and of each kind large ones first.
 
     Args:
         mode: a supported one.
         decode_sizes: batch sizes of whole decode steps.
-        token_sizes: numbers of query tokens of steps that run in pieces.
+        token_sizes: numbers of query tokens of other steps.
+        max_num_seqs: most requests in a step.
         decode_q_len: query tokens of each request in a decode step.
+        has_pieces: the model can be captured around its attention, so that steps with prompts and
+            too many requests for a whole graph run as pieces.
     """
+    descending = sorted(token_sizes, reverse=True)
     keys = []
     if mode.decode_mode() is CUDAGraphMode.FULL:
         keys += [full_decode_key(size, decode_q_len) for size in sorted(decode_sizes, reverse=True)]
-    if mode.requires_piecewise_compilation():
-        keys += [piecewise_key(size) for size in sorted(token_sizes, reverse=True)]
+    is_whole = mode.mixed_mode() is CUDAGraphMode.FULL
+    if is_whole:
+        keys += [prompts_key(size, max_num_seqs) for size in descending if size > 1]
+    if mode.requires_piecewise_compilation() or (is_whole and has_pieces):
+        keys += [piecewise_key(size) for size in descending]
     return keys
 
 

@@ -15,6 +15,10 @@ def piecewise(num_tokens: int) -> GraphKey:
     return GraphKey(num_tokens=num_tokens, graph_bs=num_tokens, max_q_len=num_tokens)
 
 
+def prompts(num_tokens: int, graph_bs: int) -> GraphKey:
+    return GraphKey(num_tokens=num_tokens, graph_bs=graph_bs, max_q_len=num_tokens)
+
+
 CATALOGUE = [full(8), full(1), full(4), full(4, q_len=3), piecewise(64), piecewise(16)]
 
 
@@ -43,6 +47,18 @@ def test_a_full_graph_serves_only_its_own_query_length():
 
 def test_mixed_batches_take_the_smallest_piecewise_graph_that_fits():
     found = dispatch(17, 3, 15)
+    assert found.mode == CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE
+    assert found.graph_key == piecewise(64)
+
+
+def test_mixed_batches_of_few_requests_take_a_full_graph():
+    catalogue = [*CATALOGUE, prompts(64, 3), prompts(16, 2)]
+    found = dispatch(17, 3, 15, catalogue)
+    assert found.mode == CUDAGraphMode.CUDA_GRAPH_MODE_FULL
+    assert found.graph_key == prompts(64, 3)
+    assert dispatch(16, 2, 15, catalogue).graph_key == prompts(16, 2)
+    assert dispatch(2, 2, 1, catalogue).graph_key == full(4)
+    found = dispatch(17, 4, 14, catalogue)
     assert found.mode == CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE
     assert found.graph_key == piecewise(64)
 
