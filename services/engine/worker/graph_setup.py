@@ -106,7 +106,6 @@ def prepare_graphs(
         token_sizes=config.piece_sizes(limits.max_num_batched_tokens),
         max_num_seqs=limits.max_num_seqs,
         decode_q_len=limits.decode_q_len,
-        has_pieces=support.pieces,
     )
     drafts = runner.make_draft_graphs(pieces.recorder)
     if drafts is not None:
@@ -249,5 +248,5 @@ def _support(runner: ModelRunner, level: CompilationLevel, limits: StepLimits) -
     return GraphSupport(
         full_decode=is_observable if device.type == "cpu" else can_decode,
         pieces=is_observable,
-        prompts=is_observable if device.type == "cpu" else has_new_keys,
+        prompts=is_observable and (device.type == "cpu" or has_new_keys),
     )

@@ -60,7 +60,7 @@ class WorkerGraphs:
         self._captured: set[GraphKey] = set()
         self._ascending = sorted(
             (key for key in planned if not key.is_draft),
-            key=lambda key: (not key.is_whole, key.num_tokens),
+            key=lambda key: (not key.uniform, key.num_tokens, key.graph_bs),
         )
         self._num_wanted: Counter[GraphKey] = Counter()
 

@@ -51,16 +51,16 @@ def test_mixed_batches_take_the_smallest_piecewise_graph_that_fits():
     assert found.graph_key == piecewise(64)
 
 
-def test_mixed_batches_of_few_requests_take_a_full_graph():
-    catalogue = [*CATALOGUE, prompts(64, 3), prompts(16, 2)]
+def test_mixed_batches_take_the_smallest_full_graph_with_room_for_tokens_and_requests():
+    catalogue = [*CATALOGUE[:4], prompts(64, 63), prompts(64, 3), prompts(16, 2), prompts(16, 9)]
     found = dispatch(17, 3, 15, catalogue)
     assert found.mode == CUDAGraphMode.CUDA_GRAPH_MODE_FULL
     assert found.graph_key == prompts(64, 3)
+    assert dispatch(17, 4, 14, catalogue).graph_key == prompts(64, 63)
     assert dispatch(16, 2, 15, catalogue).graph_key == prompts(16, 2)
+    assert dispatch(9, 3, 7, catalogue).graph_key == prompts(16, 9)
+    assert dispatch(12, 10, 2, catalogue).graph_key == prompts(64, 63)
     assert dispatch(2, 2, 1, catalogue).graph_key == full(4)
-    found = dispatch(17, 4, 14, catalogue)
-    assert found.mode == CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE
-    assert found.graph_key == piecewise(64)
 
 
 def test_decodes_beyond_the_full_graphs_take_a_piecewise_one():

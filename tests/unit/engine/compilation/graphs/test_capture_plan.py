@@ -6,12 +6,12 @@ import pytest
 
 from models.cudagraph_mode import CUDAGraphMode as Mode
 from services.engine.compilation.graphs.capture_plan import (
-    MAX_REQUESTS_WITH_PROMPTS,
+    FEW_REQUESTS,
     GraphSupport,
     full_decode_key,
     piecewise_key,
     planned_keys,
-    prompts_key,
+    prompts_keys,
     supported_mode,
     with_draft_keys,
 )
@@ -61,20 +61,25 @@ def test_whole_steps_come_first_and_of_each_kind_the_large_ones():
     ]
 
 
-def test_full_graphs_of_steps_with_prompts_come_with_pieces_for_more_requests():
-    sizes = {"decode_sizes": (4,), "token_sizes": (1, 2, 64), "max_num_seqs": 8}
-    whole = [full_decode_key(4), prompts_key(64, 8), prompts_key(2, 8)]
-    pieces = [piecewise_key(64), piecewise_key(2), piecewise_key(1)]
-    assert planned_keys(Mode.FULL, **sizes) == [*whole, *pieces]
-    assert planned_keys(Mode.FULL, **sizes, has_pieces=False) == whole
-    assert all(key.is_whole for key in whole)
-    assert not any(key.is_whole for key in pieces)
+def test_full_graphs_are_those_of_decodes_and_of_steps_with_prompts():
+    keys = planned_keys(
+        Mode.FULL, decode_sizes=(4,), token_sizes=(1, 2, 64), max_num_seqs=FEW_REQUESTS
+    )
+    assert keys == [full_decode_key(4), *prompts_keys(64, FEW_REQUESTS), *prompts_keys(2, 8)]
+    assert all(key.is_whole for key in keys)
+    assert not piecewise_key(64).is_whole
 
 
-def test_a_graph_with_prompts_has_room_for_fewer_requests_than_tokens():
-    assert prompts_key(64, 8).graph_bs == 8
-    assert prompts_key(64, 512).graph_bs == MAX_REQUESTS_WITH_PROMPTS
-    assert prompts_key(2, 512).graph_bs == 1
+def test_graphs_of_steps_with_prompts_have_room_for_few_requests_or_for_all():
+    def rooms(num_tokens, max_num_seqs):
+        return [key.graph_bs for key in prompts_keys(num_tokens, max_num_seqs)]
+
+    assert rooms(1, 256) == []
+    assert rooms(2, 256) == [1]
+    assert rooms(2048, 8) == [8]
+    assert rooms(64, 256) == [63]
+    assert rooms(128, 256) == [127, FEW_REQUESTS]
+    assert rooms(2048, 256) == [256, FEW_REQUESTS]
 
 
 def test_only_what_the_mode_runs_is_planned():

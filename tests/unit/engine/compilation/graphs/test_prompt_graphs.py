@@ -16,7 +16,6 @@ PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12], [5, 17, 3, 8, 8
 NUM_OUTPUT = 6
 RAN_GRAPH = batch.FallbackReason.FALLBACK_REASON_UNSPECIFIED
 WHOLE = batch.CUDAGraphMode.CUDA_GRAPH_MODE_FULL
-PIECES = batch.CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE
 
 
 @pytest.fixture(scope="module")
@@ -72,17 +71,15 @@ def test_any_mix_of_requests_gives_the_same_tokens(eager, engine, prompts, num_o
     assert engine.run(prompts, num_output, temperature=temperature) == expected
 
 
-def test_a_step_of_more_requests_than_a_graph_has_room_for_runs_as_pieces(
-    folder, eager, monkeypatch
-):
-    monkeypatch.setattr(capture_plan, "MAX_REQUESTS_WITH_PROMPTS", 2)
+def test_few_requests_take_a_graph_without_room_for_many(folder, eager, monkeypatch):
+    monkeypatch.setattr(capture_plan, "FEW_REQUESTS", 2)
     engine = GraphEngine(folder, full_graphs(16), max_num_batched_tokens=16)
     engine.capture()
     prompts = [prompt[:3] for prompt in PROMPTS]
-    assert engine.run(prompts, NUM_OUTPUT) == eager.run(prompts, NUM_OUTPUT)
-    assert {step.cudagraph_runtime_mode for step in orders_with_prompts(engine)} == {PIECES}
-    assert engine.run(prompts[:2], NUM_OUTPUT) == eager.run(prompts[:2], NUM_OUTPUT)
-    assert orders_with_prompts(engine)[-1].cudagraph_runtime_mode == WHOLE
+    for number, room in ((5, 8), (2, 2)):
+        expected = eager.run(prompts[:number], NUM_OUTPUT)
+        assert engine.run(prompts[:number], NUM_OUTPUT) == expected
+        assert orders_with_prompts(engine)[-1].graph_key.graph_bs == room
 
 
 def test_a_bad_graph_is_quarantined_and_its_steps_run_without_it(folder, eager):
