@@ -1,10 +1,13 @@
 """The tokens of a decode step: one kernel to read them, two to choose and write the next ones."""
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 
 from models.ops.sample_tokens import NO_TOKEN
+from models.ops.triton.launch import Launch
 
 _BLOCK_ROWS = 128
 _BLOCK_LOGITS = 1024
@@ -54,7 +57,7 @@ def _best_of_part_kernel(
     tl.store(ids_ptr + row * NUM_PARTS + part, first)
 
 
-@triton.jit(do_not_specialize=["tokens_stride"])
+@triton.jit(do_not_specialize=["row_ids_ptr", "positions_ptr", "tokens_stride"])
 def _best_of_row_kernel(
     best_ptr, ids_ptr, token_ids_ptr, tokens_ptr, row_ids_ptr, positions_ptr, tokens_stride,
     NUM_PARTS: tl.constexpr, NUM_LOGITS: tl.constexpr, NO_TOKEN: tl.constexpr,
@@ -102,12 +105,24 @@ def choose_greedily(
     best = logits.new_empty(num_rows, num_parts, dtype=torch.float32)
     ids = torch.empty_like(best, dtype=torch.int32)
     token_ids = torch.empty_like(row_ids)
-    _best_of_part_kernel[(num_rows, num_parts)](
-        logits, best, ids, logits.stride(0), NUM_LOGITS=num_logits, PART=part,
-        NUM_PARTS=num_parts, BLOCK=_BLOCK_LOGITS, num_warps=4,
-    )  # fmt: skip
-    _best_of_row_kernel[(num_rows,)](
-        best, ids, token_ids, tokens, row_ids, positions, tokens.stride(0),
-        NUM_PARTS=num_parts, NUM_LOGITS=num_logits, NO_TOKEN=NO_TOKEN, num_warps=1,
-    )  # fmt: skip
+    of_part, of_row = _best_launchers(num_logits, part, num_parts, logits.device)
+    of_part((num_rows, num_parts, 1), logits, best, ids, logits.stride(0))
+    of_row((num_rows, 1, 1), best, ids, token_ids, tokens, row_ids, positions, tokens.stride(0))
     return token_ids
+
+
+@lru_cache
+def _best_launchers(
+    num_logits: int, part: int, num_parts: int, device: torch.device
+) -> tuple[Launch, Launch]:
+    del device
+    return (
+        Launch(
+            _best_of_part_kernel, NUM_LOGITS=num_logits, PART=part, NUM_PARTS=num_parts,
+            BLOCK=_BLOCK_LOGITS, num_warps=4,
+        ),
+        Launch(
+            _best_of_row_kernel, NUM_PARTS=num_parts, NUM_LOGITS=num_logits, NO_TOKEN=NO_TOKEN,
+            num_warps=1,
+        ),
+    )  # fmt: skip
