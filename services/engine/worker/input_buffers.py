@@ -19,7 +19,7 @@ from models.ops.step_tokens import last_tokens
 from models.ops.table_entries import write_entries
 from services.engine.batch import RowAssignment, read_int32
 from services.engine.worker.step_arrays import BlockWrites, StepArrays, StepLimits
-from services.engine.worker.transfer import to_device
+from services.engine.worker.transfer import overwrite, to_device
 
 MAX_MADE_SLICES = 1024
 """Views of the header that are kept, by their sizes; steps repeat the same few."""
@@ -90,9 +90,8 @@ class InputBuffers:
     def assign_rows(self, assignments: Sequence[RowAssignment]) -> None:
         """Gives rows to new requests: their tokens so far, and no blocks."""
         for assignment in assignments:
-            # The bytes of a message are read-only, which torch does not accept.
-            token_ids = read_int32(assignment.token_ids).copy()
-            self.tokens[assignment.row, : len(token_ids)] = to_device(token_ids, self._device)
+            token_ids = read_int32(assignment.token_ids)
+            overwrite(self.tokens[assignment.row, : len(token_ids)], token_ids)
             self.block_table[assignment.row].zero_()
 
     def write_blocks(self, writes: BlockWrites) -> None:

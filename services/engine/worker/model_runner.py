@@ -149,7 +149,7 @@ class ModelRunner:
             ValueError: an assignment or an update is inconsistent or exceeds the worker's limits.
         """
         self._update_inputs(descriptor)
-        self._assign_sampling(descriptor)
+        self._row_sampling.assign(descriptor.row_assignments)
 
     @torch.inference_mode()
     def execute(self, descriptor: BatchDescriptor) -> PendingResult:
@@ -163,7 +163,7 @@ class ModelRunner:
         self._update_inputs(descriptor)
         computed = self._compute(descriptor, arrays)
         # The device has something to do meanwhile.
-        self._assign_sampling(descriptor)
+        self._row_sampling.assign(descriptor.row_assignments)
         sampled = self._sample(descriptor, arrays, computed)
         if self._on_outputs is not None:
             self._on_outputs(computed.hidden, computed.logits)
@@ -184,15 +184,9 @@ class ModelRunner:
         """Writes the tokens of rows that are assigned, and block tables."""
         check_assignments(descriptor, self._limits)
         writes = BlockWrites.read(descriptor, self._limits, num_blocks=self._num_blocks)
-        if descriptor.row_assignments:
-            self._buffers.assign_rows(descriptor.row_assignments)
+        self._buffers.assign_rows(descriptor.row_assignments)
         if writes is not None:
             self._buffers.write_blocks(writes)
-
-    def _assign_sampling(self, descriptor: BatchDescriptor) -> None:
-        """Writes how rows that are assigned sample."""
-        if descriptor.row_assignments:
-            self._row_sampling.assign(descriptor.row_assignments)
 
     def _compute(self, descriptor: BatchDescriptor, arrays: StepArrays) -> ComputedStep:
         """Runs the model over the step's tokens as the scheduler ordered."""
