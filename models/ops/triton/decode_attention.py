@@ -243,7 +243,10 @@ def decode_attention(
     num_kv_heads = cache.k.shape[2]
     num_requests = metadata.seq_lens.shape[0]
     workspace = metadata.workspace
-    splits = num_splits(workspace, num_requests, num_heads, num_kv_heads, cache.k.dtype)
+    splits = num_splits(
+        workspace, num_requests, num_heads, num_kv_heads, cache.k.dtype,
+        beside_chunks=metadata.max_seqlen_q > 1,
+    )  # fmt: skip
     block_d = max(16, 1 << (head_dim - 1).bit_length())
     num_pairs = None if new is None else num_requests * num_kv_heads
     tiles = decode_tiles(

@@ -239,7 +239,7 @@ def _support(runner: ModelRunner, level: CompilationLevel, limits: StepLimits) -
     can_decode = attention_cudagraph_support(device) >= needed
     # At level 1 Dynamo takes part in every step, and it does not run where operations are observed.
     is_observable = level != CompilationLevel.DYNAMO_AS_IS
-    has_new_keys = attention_cudagraph_support(device) is AttentionCGSupport.ALWAYS and all(
+    can_attend_prompts = attention_cudagraph_support(device) is AttentionCGSupport.ALWAYS and all(
         # Other caches are read even by chunks that begin their sequence. In the test of a graph
         # that would be the null block, which many tokens of one step overwrite in any order.
         isinstance(cache, KVCacheData) and cache.k_scale is None
@@ -248,5 +248,5 @@ def _support(runner: ModelRunner, level: CompilationLevel, limits: StepLimits) -
     return GraphSupport(
         full_decode=is_observable if device.type == "cpu" else can_decode,
         pieces=is_observable,
-        prompts=is_observable and (device.type == "cpu" or has_new_keys),
+        prompts=is_observable and (device.type == "cpu" or can_attend_prompts),
     )
