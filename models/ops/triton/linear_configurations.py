@@ -6,6 +6,7 @@ an H200 with the shapes of Qwen3-8B and Qwen3-0.6B (2026-11).
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 
@@ -18,30 +19,46 @@ class VectorTiles:
     columns: int
     num_warps: int
 
+    fuses_norm: ClassVar = True
+    is_split: ClassVar = False
+
+    def unsplit(self) -> "VectorTiles":
+        """Returns the tiles, which are never split."""
+        return self
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixTiles:
-    """Tensor cores: tokens, at least 16, outputs and inputs of a tile, warps, pipeline depth.
+    """Tensor cores: tokens; rows of the weight, gate and up together, and inputs of a tile; stages.
 
-    splits: parts that the inputs are split into, each summed up by programs of its own.
+    tokens: 8 to 64, a power of two. rows: 64 or 128. columns: 64, 128 or 256. num_stages: tiles of
+    the ring. splits: parts that the inputs are split into, each summed up by programs of its own.
+    fuses_norm: whether a norm before the product is applied in its kernel.
     """
 
     tokens: int
     rows: int
     columns: int
-    num_warps: int
     num_stages: int
     splits: int = 1
+    fuses_norm: bool = False
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the kernel leaves parts, which the product is the sum of."""
+        return self.splits > 1
 
     def unsplit(self) -> "MatrixTiles":
         """Returns the tiles for a caller that needs the sum itself."""
-        return self if self.splits == 1 else _unsplit(self)
+        return _unsplit(self) if self.is_split else self
 
 
 Tiles = VectorTiles | MatrixTiles
 
 MOST_TOKENS = 64
 """With 128 torch's products are faster for every shape."""
+_COPIED_NUMBERS = 8
+"""The copy engine takes rows that are multiples of 16 bytes."""
 _FEW_OUTPUTS = 256
 """Up to so many, as a router has, tall tiles are too few programs for more than two tokens."""
 
@@ -67,8 +84,10 @@ def skinny_tiles(
         return _hopper_vector_tiles(num_tokens, num_outputs, num_inputs, is_gated=is_gated)
     if num_outputs <= _FEW_OUTPUTS:
         return None
-    # Up to 16, 32 or 64 tokens.
-    tokens = max(16, 1 << (num_tokens - 1).bit_length())
+    if num_inputs % _COPIED_NUMBERS:
+        return None
+    # Up to 8, 16, 32 or 64 tokens.
+    tokens = max(8, 1 << (num_tokens - 1).bit_length())
     return _hopper_matrix_tiles(tokens, num_outputs, num_inputs, is_gated=is_gated)
 
 
@@ -94,26 +113,10 @@ def _hopper_vector_tiles(
 def _hopper_matrix_tiles(
     tokens: int, num_outputs: int, num_inputs: int, *, is_gated: bool
 ) -> MatrixTiles | None:
-    """Returns the tiles of 3 to 64 tokens.
-
-    Every program reads all tokens' inputs, so tall tiles read less; where those are too few for the
-    multiprocessors, the inputs are split.
-    """
-    splits = 1 if num_outputs > 5120 else 2 if num_outputs > 2048 else 4
-    tall = MatrixTiles(
-        tokens=tokens, rows=64, columns=128, num_warps=4, num_stages=4, splits=splits
+    """Returns the tiles of 3 to 64 tokens."""
+    return MatrixTiles(
+        tokens=tokens, rows=64, columns=128, num_stages=4, splits=1, fuses_norm=tokens <= 16
     )
-    if tokens == 64:
-        return None if num_outputs > 8192 else tall
-    if num_outputs > 8192:
-        return replace(tall, num_stages=5) if is_gated and tokens == 16 else tall
-    if is_gated:
-        return replace(tall, rows=32, num_warps=2, num_stages=5) if tokens == 16 else tall
-    if tokens == 16 and splits == 4:
-        return replace(tall, rows=32, columns=256, num_warps=2)
-    if splits == 2 and num_inputs < 8192:
-        return tall
-    return replace(tall, columns=256, num_stages=3)
 
 
 @lru_cache
