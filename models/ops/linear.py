@@ -40,7 +40,14 @@ def linear(
     if tiles is None:
         output = functional.linear(x, weight, bias)
         return silu_and_mul(output) if is_gated else output
-    return _run(x, weight, bias, tiles.unsplit(), is_gated=is_gated)
+    # Triton is imported on first use: a CPU installation has none.
+    if isinstance(tiles, VectorTiles):
+        from models.ops.triton.vector_linear import vector_linear
+
+        return vector_linear(x, weight, bias, tiles, is_gated=is_gated)
+    from models.ops.triton.matrix_linear import matrix_linear
+
+    return matrix_linear(x, weight, bias, tiles.unsplit(), is_gated=is_gated)
 
 
 def norm_linear(
@@ -53,9 +60,11 @@ def norm_linear(
 ) -> torch.Tensor | None:
     """Returns `linear` of the normalised x, [T, N]; None if one kernel cannot do both."""
     tiles = _tiles(x, weight, bias, is_gated=is_gated)
-    if tiles is None or not tiles.fuses_norm:
+    if not isinstance(tiles, VectorTiles):
         return None
-    return _run(x, weight, bias, tiles.unsplit(), norm=norm, is_gated=is_gated)
+    from models.ops.triton.vector_linear import vector_linear
+
+    return vector_linear(x, weight, bias, tiles, norm=norm, is_gated=is_gated)
 
 
 def add_linear(
@@ -73,32 +82,13 @@ def add_linear(
     tiles = _tiles(x, weight, bias, is_gated=False)
     if tiles is None:
         return functional.linear(x, weight, bias), residual
-    if tiles.is_split:
-        return _run(x, weight, bias, tiles), residual
-    return _run(x, weight, bias, tiles, residual=residual), None
-
-
-def _run(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    tiles: Tiles,
-    *,
-    norm: InputNorm | None = None,
-    is_gated: bool = False,
-    residual: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Runs the kernel that the tiles are of, with what is fused into it."""
-    # Triton is imported on first use: a CPU installation has none.
     if isinstance(tiles, VectorTiles):
         from models.ops.triton.vector_linear import vector_linear
 
-        return vector_linear(
-            x, weight, bias, tiles, norm=norm, is_gated=is_gated, residual=residual
-        )
+        return vector_linear(x, weight, bias, tiles, residual=residual), None
     from models.ops.triton.matrix_linear import matrix_linear
 
-    return matrix_linear(x, weight, bias, tiles, norm=norm, is_gated=is_gated, residual=residual)
+    return matrix_linear(x, weight, bias, tiles), residual
 
 
 def _tiles(

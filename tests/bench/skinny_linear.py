@@ -3,8 +3,8 @@
     python -m tests.bench.skinny_linear [--tokens 1 2 8 16] [--best 4] [--json out.json]
 
 Prints the fastest tiles of each shape beside torch's product and the time of reading the weights,
-microseconds a product, with what is fused and, where it leaves parts, the norm after it, inside a
-CUDA graph over weights that the second-level cache cannot hold.
+microseconds a product, with the norm that is fused or a kernel of its own after it, inside a CUDA
+graph over weights that the second-level cache cannot hold.
 models/ops/triton/linear_configurations.py is written from what it prints.
 """
 
@@ -88,15 +88,12 @@ def candidates(shape, num_tokens):
         return
     padded = max(8, 1 << (num_tokens - 1).bit_length())
     for rows, columns, stages in MATRIX:
-        for splits, fuses_norm in product(
-            SPLITS if shape.has_residual else (1,), (False, True) if shape.has_norm else (False,)
-        ):
-            num_bytes = ((rows + padded) * stages + padded * fuses_norm) * columns * 2
+        num_bytes = (rows + padded) * columns * 2 * stages
+        for splits in SPLITS if shape.has_residual else (1,):
             if num_bytes <= MAX_SHARED_BYTES and columns * splits * 2 <= shape.num_inputs:
                 yield MatrixTiles(
-                    tokens=padded, rows=rows, columns=columns, num_stages=stages, splits=splits,
-                    fuses_norm=fuses_norm,
-                )  # fmt: skip
+                    tokens=padded, rows=rows, columns=columns, num_stages=stages, splits=splits
+                )
 
 
 class Inputs:
@@ -116,17 +113,17 @@ class Inputs:
         self.residual = draw(num_tokens, shape.num_outputs) if shape.has_residual else None
 
     def ours(self, weight, tiles):
-        """Runs our kernel; in parts also the norm after it."""
-        norm = None
-        if self.shape.has_norm and tiles.fuses_norm:
-            norm = InputNorm(weight=self.gain, eps=1e-6)
-        product = vector_linear if isinstance(tiles, VectorTiles) else matrix_linear
-        output = product(
-            self.x, weight, None, tiles, norm=norm, is_gated=self.shape.is_gated,
-            residual=None if tiles.is_split else self.residual,
-        )  # fmt: skip
-        if tiles.is_split:
-            add_rms_norm(output, self.residual, self.gain, 1e-6)
+        """Runs our kernel; with the norm after it if that is a kernel of its own."""
+        gain, is_gated = self.gain, self.shape.is_gated
+        if isinstance(tiles, MatrixTiles):
+            output = matrix_linear(self.x, weight, None, tiles, is_gated=is_gated)
+            if self.residual is not None:
+                add_rms_norm(output, self.residual, gain, 1e-6)
+            return
+        norm = InputNorm(weight=gain, eps=1e-6) if self.shape.has_norm else None
+        vector_linear(
+            self.x, weight, None, tiles, norm=norm, is_gated=is_gated, residual=self.residual
+        )
 
     def theirs(self, weight):
         """Runs torch's product and our other kernels."""

@@ -6,7 +6,6 @@ an H200 with the shapes of Qwen3-8B and Qwen3-0.6B (2026-11).
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar
 
 import torch
 
@@ -19,13 +18,6 @@ class VectorTiles:
     columns: int
     num_warps: int
 
-    fuses_norm: ClassVar = True
-    is_split: ClassVar = False
-
-    def unsplit(self) -> "VectorTiles":
-        """Returns the tiles, which are never split."""
-        return self
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixTiles:
@@ -33,7 +25,6 @@ class MatrixTiles:
 
     tokens: 8 to 64, a power of two. rows: 64 or 128. columns: 64, 128 or 256. num_stages: tiles of
     the ring. splits: parts that the inputs are split into, each summed up by programs of its own.
-    fuses_norm: whether a norm before the product is applied in its kernel.
     """
 
     tokens: int
@@ -41,16 +32,10 @@ class MatrixTiles:
     columns: int
     num_stages: int
     splits: int = 1
-    fuses_norm: bool = False
-
-    @property
-    def is_split(self) -> bool:
-        """Whether the kernel leaves parts, which the product is the sum of."""
-        return self.splits > 1
 
     def unsplit(self) -> "MatrixTiles":
         """Returns the tiles for a caller that needs the sum itself."""
-        return _unsplit(self) if self.is_split else self
+        return self if self.splits == 1 else _unsplit(self)
 
 
 Tiles = VectorTiles | MatrixTiles
@@ -113,10 +98,18 @@ def _hopper_vector_tiles(
 def _hopper_matrix_tiles(
     tokens: int, num_outputs: int, num_inputs: int, *, is_gated: bool
 ) -> MatrixTiles | None:
-    """Returns the tiles of 3 to 64 tokens."""
-    return MatrixTiles(
-        tokens=tokens, rows=64, columns=128, num_stages=4, splits=1, fuses_norm=tokens <= 16
-    )
+    """Returns the tiles of 3 to 64 tokens.
+
+    A wide ring has much on its way and leaves little room for the next kernel's. Where the rows are
+    too few programs for the multiprocessors, the inputs are split.
+    """
+    if is_gated:
+        return MatrixTiles(tokens=tokens, rows=64, columns=128, num_stages=4 if tokens < 64 else 3)
+    splits = 1
+    while splits < 4 and num_outputs * splits < 128 * 64 and num_inputs > 1024 * splits:
+        splits *= 2
+    stages = 4 if tokens <= 16 else 3 if tokens == 32 else 2
+    return MatrixTiles(tokens=tokens, rows=64, columns=256, num_stages=stages, splits=splits)
 
 
 @lru_cache

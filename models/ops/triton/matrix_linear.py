@@ -19,7 +19,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from models.ops.input_norm import InputNorm
 from models.ops.triton.dependent_launch import launch_options, let_next_start, wait_for_previous
 from models.ops.triton.launch import Launch
 from models.ops.triton.linear_configurations import MatrixTiles
@@ -47,15 +46,6 @@ def _fetch_inputs(x, tile, ready, column, is_wanted):
 
 
 @gluon.jit
-def _load_gain(gain_ptr, columns, NUM_INPUTS: gl.constexpr, HAS_NORM: gl.constexpr):
-    """Reads the norm's gain of some inputs; without a norm anything will do."""
-    gain = columns
-    if HAS_NORM:
-        gain = gl.load(gain_ptr + columns, mask=columns < NUM_INPUTS, other=0.0).to(gl.float32)
-    return gain
-
-
-@gluon.jit
 def _gate_halves(sums, layout: gl.constexpr, IS_GATED: gl.constexpr):
     """Returns silu(first half of the rows) * second half if IS_GATED, in another layout."""
     if IS_GATED:
@@ -69,9 +59,8 @@ def _gate_halves(sums, layout: gl.constexpr, IS_GATED: gl.constexpr):
 
 @gluon.jit
 def _store(
-    sums, bias_ptr, residual_ptr, output_ptr, row, split, num_tokens,
+    sums, bias_ptr, output_ptr, row, split, num_tokens,
     NUM_OUTPUTS: gl.constexpr, HAS_BIAS: gl.constexpr, IS_GATED: gl.constexpr,
-    HAS_RESIDUAL: gl.constexpr,
 ):  # fmt: skip
     """Stores the outputs from `row` on, or this part of them."""
     layout: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [1, _NUM_WARPS], [0, 1])
@@ -85,25 +74,21 @@ def _store(
         # The bias belongs to one part of the sum.
         bias = gl.load(bias_ptr + rows, mask=is_row & (split == 0), other=0.0)
         outputs += bias.to(gl.float32)[:, None]
-    if HAS_RESIDUAL:
-        residual = gl.load(residual_ptr + at_output, mask=is_stored, other=0.0)
-        outputs += residual.to(gl.float32)
     output_ptr += split * num_tokens * NUM_OUTPUTS
     gl.store(output_ptr + at_output, outputs.to(output_ptr.dtype.element_ty), mask=is_stored)
 
 
 @gluon.jit(do_not_specialize=["num_tokens"])
 def _matrix_kernel(
-    x, weight, bias_ptr, gain_ptr, residual_ptr, output_ptr, eps, num_tokens,
+    x, weight, bias_ptr, output_ptr, num_tokens,
     NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, TOKENS: gl.constexpr,
-    HAS_BIAS: gl.constexpr, HAS_NORM: gl.constexpr, IS_GATED: gl.constexpr,
-    HAS_RESIDUAL: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
+    HAS_BIAS: gl.constexpr, IS_GATED: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
     SPLITS: gl.constexpr, STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Multiplies ROWS rows of the weight with up to TOKENS tokens; sums are [rows, tokens].
 
     With SPLITS each program sums over its part of the inputs, and stores that. Past its end a
-    matrix is zero. The norm's gain joins each input, its scale the sum.
+    matrix is zero.
     """
     let_next_start(DEPENDENT)
     HALVES: gl.constexpr = 2 if IS_GATED else 1
@@ -114,10 +99,6 @@ def _matrix_kernel(
     row = gl.program_id(0) * OUTPUTS
     split = gl.program_id(1)
     first = split * STEPS * COLUMNS
-    by_token: gl.constexpr = gl.BlockedLayout(
-        [1, 8], [256 // COLUMNS, COLUMNS // 8], [_NUM_WARPS, 1], [1, 0]
-    )
-    columns = first + gl.arange(0, COLUMNS, gl.SliceLayout(0, by_token))
     weights = gl.allocate_shared_memory(
         weight.dtype, [STAGES, HALVES, OUTPUTS, COLUMNS], weight.layout
     )
@@ -131,7 +112,6 @@ def _matrix_kernel(
             weight, weights.index(stage), ready.index(stage), row, first + stage * COLUMNS,
             NUM_BYTES, stage < STEPS,
         )  # fmt: skip
-    gain = _load_gain(gain_ptr, columns, NUM_INPUTS, HAS_NORM)
     wait_for_previous(DEPENDENT)
     for stage in gl.static_range(STAGES):
         _fetch_inputs(
@@ -141,23 +121,12 @@ def _matrix_kernel(
         version=[3, 0], warps_per_cta=[_NUM_WARPS, 1], instr_shape=[16, TOKENS, 16]
     )
     sums = gl.zeros([ROWS, TOKENS], gl.float32, on_cores)
-    if HAS_NORM:
-        normed = gl.allocate_shared_memory(x.dtype, [TOKENS, COLUMNS], x.layout)
-        squares = gl.zeros([TOKENS, COLUMNS], gl.float32, by_token)
     stage = 0
     phase = 0
     for step in range(STEPS):
         mbarrier.wait(ready.index(stage), phase)
-        multiplied = inputs.index(stage)
-        if HAS_NORM:
-            entries = multiplied.load(by_token).to(gl.float32)
-            squares += entries * entries
-            multiplied = normed
-            multiplied.store((entries * gain[None, :]).to(x.dtype))
-            gain = _load_gain(gain_ptr, columns + (step + 1) * COLUMNS, NUM_INPUTS, HAS_NORM)
-            fence_async_shared()
         tile = weights.index(stage).reshape([ROWS, COLUMNS])
-        sums = warpgroup_mma(tile, multiplied.permute((1, 0)), sums)
+        sums = warpgroup_mma(tile, inputs.index(stage).permute((1, 0)), sums)
         column = first + (step + STAGES) * COLUMNS
         is_wanted = step + STAGES < STEPS
         _fetch_weights(
@@ -168,12 +137,8 @@ def _matrix_kernel(
         if stage == STAGES:
             stage = 0
             phase ^= 1
-    if HAS_NORM:
-        scale = gl.rsqrt(gl.sum(squares, 1) / NUM_INPUTS + eps)
-        sums *= gl.convert_layout(scale, gl.SliceLayout(0, on_cores))[None, :]
     _store(
-        sums, bias_ptr, residual_ptr, output_ptr, row, split, num_tokens,
-        NUM_OUTPUTS, HAS_BIAS, IS_GATED, HAS_RESIDUAL,
+        sums, bias_ptr, output_ptr, row, split, num_tokens, NUM_OUTPUTS, HAS_BIAS, IS_GATED
     )  # fmt: skip
 
 
@@ -183,9 +148,7 @@ def matrix_linear(
     bias: torch.Tensor | None,
     tiles: MatrixTiles,
     *,
-    norm: InputNorm | None = None,
     is_gated: bool = False,
-    residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Computes what models.ops.linear.linear says for up to tiles.tokens tokens.
 
@@ -194,9 +157,8 @@ def matrix_linear(
         weight: [N, K], contiguous; [2 * N, K], gate before up, if is_gated.
         bias: [N] or None; None if is_gated.
         tiles: of a program.
-        norm: applied to x first; not in splits, nor is what follows.
-        is_gated: multiplies the SiLU of the first half of the outputs with the second.
-        residual: [T, N], contiguous, added.
+        is_gated: multiplies the SiLU of the first half of the outputs with the second; not in
+            splits.
 
     Returns:
         [T, N]; with tiles.splits > 1 [splits, T, N] float32, which the product is the sum of.
@@ -209,17 +171,12 @@ def matrix_linear(
     else:
         output = x.new_empty(tiles.splits, num_tokens, num_outputs, dtype=torch.float32)
     rows = tiles.rows // halves
-    launch = _launcher(
-        num_outputs, num_inputs, bias is not None, norm is not None, is_gated,
-        residual is not None, tiles, x.device,
-    )  # fmt: skip
+    launch = _launcher(num_outputs, num_inputs, bias is not None, is_gated, tiles, x.device)
     launch(
         (-(-num_outputs // rows), tiles.splits, 1),
         _described(x, (num_tokens, num_inputs), (tiles.tokens, tiles.columns)),
         _described(weight, (halves, num_outputs, num_inputs), (halves, rows, tiles.columns)),
-        weight if bias is None else bias, weight if norm is None else norm.weight,
-        weight if residual is None else residual, output, 0.0 if norm is None else norm.eps,
-        num_tokens,
+        weight if bias is None else bias, output, num_tokens,
     )  # fmt: skip
     return output
 
@@ -237,15 +194,13 @@ def _launcher(
     num_outputs: int,
     num_inputs: int,
     has_bias: bool,
-    has_norm: bool,
     is_gated: bool,
-    has_residual: bool,
     tiles: MatrixTiles,
     device: torch.device,
 ) -> Launch:
     return Launch(
         _matrix_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, TOKENS=tiles.tokens,
-        HAS_BIAS=has_bias, HAS_NORM=has_norm, IS_GATED=is_gated, HAS_RESIDUAL=has_residual,
-        ROWS=tiles.rows, COLUMNS=tiles.columns, SPLITS=tiles.splits, STAGES=tiles.num_stages,
-        num_warps=_NUM_WARPS.value, **launch_options(device),
+        HAS_BIAS=has_bias, IS_GATED=is_gated, ROWS=tiles.rows, COLUMNS=tiles.columns,
+        SPLITS=tiles.splits, STAGES=tiles.num_stages, num_warps=_NUM_WARPS.value,
+        **launch_options(device),
     )  # fmt: skip
