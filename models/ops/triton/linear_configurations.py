@@ -100,15 +100,19 @@ def _hopper_matrix_tiles(
 ) -> MatrixTiles | None:
     """Returns the tiles of 3 to 64 tokens.
 
-    A wide ring has much on its way and leaves little room for the next kernel's. Where the rows are
-    too few programs for the multiprocessors, the inputs are split.
+    Of a gated product's many programs three find room on a multiprocessor. Other programs are few,
+    and have long rings; where they are too few, the inputs are split.
     """
     if is_gated:
-        return MatrixTiles(tokens=tokens, rows=64, columns=128, num_stages=4 if tokens < 64 else 3)
+        stages = {8: 4, 16: 3, 32: 3, 64: 2}[tokens]
+        return MatrixTiles(tokens=tokens, rows=64, columns=128, num_stages=stages)
     splits = 1
-    while splits < 4 and num_outputs * splits < 128 * 64 and num_inputs > 1024 * splits:
-        splits *= 2
-    stages = 4 if tokens <= 16 else 3 if tokens == 32 else 2
+    if num_outputs <= 5120:
+        while splits < 4 and num_outputs * splits < 128 * 64 and num_inputs > 1024 * splits:
+            splits *= 2
+    if tokens == 64 and splits == 1:
+        return None
+    stages = 4 if tokens <= 16 else 3
     return MatrixTiles(tokens=tokens, rows=64, columns=256, num_stages=stages, splits=splits)
 
 
