@@ -1,5 +1,7 @@
 """Attention of chunks against the float64 reference, where the kernel for Hopper GPUs runs."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -93,3 +95,24 @@ def test_dummy_chunks_disturb_nobody():
     expected = run(case)
     case.metadata.seq_lens[::2] = 0
     assert torch.equal(run(case)[40:340], expected[40:340])
+
+
+def test_where_a_prompt_is_cut_changes_no_bit():
+    options = {"dtype": torch.bfloat16, "device": "cuda", "has_rotation": False}
+    whole = make_case([700], [700], QWEN3_8B, **options)
+    expected = run(whole)
+    metadata = replace(
+        whole.metadata,
+        query_start_loc=torch.tensor([0, 200], dtype=torch.int32, device="cuda"),
+        slot_mapping=whole.metadata.slot_mapping[500:],
+        max_seqlen_q=200,
+    )
+    later = replace(
+        whole,
+        q=whole.q[500:],
+        k=whole.k[500:],
+        v=whole.v[500:],
+        positions=whole.positions[500:],
+        metadata=metadata,
+    )
+    assert torch.equal(run(later), expected[500:])

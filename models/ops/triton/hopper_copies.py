@@ -37,10 +37,6 @@ def copy_all(
     num_copied = 0
     num_cleared = 0
     while work < num_pieces:
-        # Drawn early, as the answer takes a while.
-        ticket = gl.atomic_add(ticket_ptr, 1, sem="relaxed")
-        if ticket == num_pieces - 1:
-            gl.store(ticket_ptr, 0)
         # The last tiles of a chunk have the most keys; they start first.
         tile = num_tiles - 1 - work // NUM_KV_HEADS
         kv_head = work % NUM_KV_HEADS
@@ -78,6 +74,10 @@ def copy_all(
                 )  # fmt: skip
                 rows = next_rows
                 num_copied += 1
+        # Drawn no earlier, so that whoever is done first gets the longest piece that is left.
+        ticket = gl.atomic_add(ticket_ptr, 1, sem="relaxed")
+        if ticket == num_pieces - 1:
+            gl.store(ticket_ptr, 0)
         work = gl.num_programs(0) + ticket
     _announce_end(q_ring, num_announced)
 
