@@ -31,6 +31,15 @@ COPYING_REGISTERS = gl.constexpr(56)
 _METADATA = ["table_stride", "num_requests", "min_queries", "num_tiles"]
 
 
+@gluon.jit
+def _barriers(number: gl.constexpr, count: gl.constexpr):
+    """Returns barriers in shared memory, each for so many arrivals."""
+    barriers = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(number):
+        mbarrier.init(barriers.index(i), count=count)
+    return barriers
+
+
 @gluon.jit(do_not_specialize=_METADATA)
 def _hopper_attention_kernel(
     queries, new_k, new_v, k_cache, v_cache, output_ptr, ticket_ptr, block_tables_ptr,
@@ -78,15 +87,6 @@ def _hopper_attention_kernel(
     )  # fmt: skip
 
 
-@gluon.jit
-def _barriers(number: gl.constexpr, count: gl.constexpr):
-    """Returns barriers in shared memory, each for so many arrivals."""
-    barriers = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(number):
-        mbarrier.init(barriers.index(i), count=count)
-    return barriers
-
-
 def hopper_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -110,14 +110,14 @@ def hopper_attention(
         q: [T, Hq, D], contiguous; may be `output`.
         k: [at least T, Hk, D], rows starting at a multiple of 16 bytes.
         v: likewise.
-        cache: as there.
-        metadata: as there.
-        output: as there.
         tickets: int32; the first is 0 before and after.
         tiles: from hopper_tiles.
-        min_queries: as there.
-        sliding_window: as there.
-        sinks: as there.
+        cache: this and the rest as there.
+        metadata: likewise.
+        output: likewise.
+        min_queries: likewise.
+        sliding_window: likewise.
+        sinks: likewise.
     """
     num_tokens, num_heads, head_dim = q.shape
     block_size, num_kv_heads = cache.k.shape[1:3]
@@ -143,8 +143,12 @@ def hopper_attention(
 
 def _described(x: torch.Tensor, box: list[int]) -> TensorDescriptor:
     """Describes a tensor to the copy engine, which takes boxes of it."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=x.dim())
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), box, layout)
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), box, _layout(x.dim()))
+
+
+@lru_cache
+def _layout(rank: int) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
 
 
 @lru_cache
