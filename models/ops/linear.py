@@ -41,11 +41,13 @@ def linear(
         output = functional.linear(x, weight, bias)
         return silu_and_mul(output) if is_gated else output
     # Triton is imported on first use: a CPU installation has none.
-    from models.ops.triton import skinny_linear as kernels
-
     if isinstance(tiles, VectorTiles):
-        return kernels.vector_linear(x, weight, bias, tiles, is_gated=is_gated)
-    return kernels.matrix_linear(x, weight, bias, tiles.unsplit(), is_gated=is_gated)
+        from models.ops.triton.vector_linear import vector_linear
+
+        return vector_linear(x, weight, bias, tiles, is_gated=is_gated)
+    from models.ops.triton.matrix_linear import matrix_linear
+
+    return matrix_linear(x, weight, bias, tiles.unsplit(), is_gated=is_gated)
 
 
 def norm_linear(
@@ -60,9 +62,9 @@ def norm_linear(
     tiles = _tiles(x, weight, bias, is_gated=is_gated)
     if not isinstance(tiles, VectorTiles):
         return None
-    from models.ops.triton import skinny_linear as kernels
+    from models.ops.triton.vector_linear import vector_linear
 
-    return kernels.vector_linear(x, weight, bias, tiles, norm=norm, is_gated=is_gated)
+    return vector_linear(x, weight, bias, tiles, norm=norm, is_gated=is_gated)
 
 
 def add_linear(
@@ -80,11 +82,13 @@ def add_linear(
     tiles = _tiles(x, weight, bias, is_gated=False)
     if tiles is None:
         return functional.linear(x, weight, bias), residual
-    from models.ops.triton import skinny_linear as kernels
-
     if isinstance(tiles, VectorTiles):
-        return kernels.vector_linear(x, weight, bias, tiles, residual=residual), None
-    return kernels.matrix_linear(x, weight, bias, tiles), residual
+        from models.ops.triton.vector_linear import vector_linear
+
+        return vector_linear(x, weight, bias, tiles, residual=residual), None
+    from models.ops.triton.matrix_linear import matrix_linear
+
+    return matrix_linear(x, weight, bias, tiles), residual
 
 
 def _tiles(
