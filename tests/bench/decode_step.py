@@ -71,7 +71,7 @@ class DecodeStep:
         step = ForwardContext(context=shape, attn_metadata=metadata, kv_cache_data=self.cache)
         with forward_context(step):
             hidden = self.model(self.token_ids, self.positions)
-        self.chosen.copy_(self.model.compute_logits(hidden, None).argmax(-1))
+        self.chosen.copy_(self.model.compute_logits(hidden).argmax(-1))
 
     @torch.inference_mode()
     def milliseconds(self, replays=REPLAYS):

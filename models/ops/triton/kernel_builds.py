@@ -20,6 +20,7 @@ from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia_driver
 from triton.compiler import ASTSource, make_backend
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import JITFunction, driver
 from triton.runtime.cache import get_cache_key, get_cache_manager, triton_key
 
@@ -53,7 +54,8 @@ class KernelBuild:
     def source(self) -> ASTSource:
         """What Triton's compiler takes."""
         function = getattr(import_module(self.module), self.name)
-        return ASTSource(function, self.signature, self.constants, self.attributes)
+        source = GluonASTSource if function.is_gluon() else ASTSource
+        return source(function, self.signature, self.constants, self.attributes)
 
     @property
     def key(self) -> str:
