@@ -92,7 +92,7 @@ def add_linear(
         wide = _wide_tiles(x, weight, bias, is_gated=False)
         if wide is not None:
             return _wide_linear(x, weight, wide), residual
-        if bias is None and x.shape[0] >= _MANY_TOKENS and runs_as_kernel(x):
+        if runs_as_kernel(x) and x.shape[0] >= _MANY_TOKENS and bias is None:
             return residual.addmm_(x, weight.t()), None
         return functional.linear(x, weight, bias), residual
     from models.ops.triton import skinny_linear as kernels
