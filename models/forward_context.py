@@ -78,14 +78,16 @@ class AttentionGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionWorkspace:
-    """Where the decode kernel leaves partial results; one for all layers, graphs and steps.
+    """What programs of attention share; one for all layers, graphs and steps.
 
     Made by `models.ops.attention_metadata.make_attention_workspace`. Launches that share it must
     follow each other on one stream.
 
-    partials: [n * D] float32, outputs of parts of a sequence's keys, one for each query head.
+    partials: [n * D] float32, outputs of parts of a sequence's keys that the decode kernel adds up,
+        one for each query head.
     lse: [n] float32, base-2 logarithm of each partial's sum of exponentials.
-    counters: int32, parts that have finished of each request and kv head; zero between launches.
+    counters: int32, parts that have finished of each request and kv head, or tickets drawn by
+        hopper_attention; zero between launches.
     """
 
     partials: torch.Tensor

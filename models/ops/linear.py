@@ -49,11 +49,13 @@ def linear(
         output = functional.linear(x, weight, bias)
         return silu_and_mul(output) if is_gated else output
     # Triton is imported on first use: a CPU installation has none.
-    from models.ops.triton import skinny_linear as kernels
-
     if isinstance(tiles, VectorTiles):
-        return kernels.vector_linear(x, weight, bias, tiles, is_gated=is_gated)
-    return kernels.matrix_linear(x, weight, bias, tiles.unsplit(), is_gated=is_gated)
+        from models.ops.triton.vector_linear import vector_linear
+
+        return vector_linear(x, weight, bias, tiles, is_gated=is_gated)
+    from models.ops.triton.matrix_linear import matrix_linear
+
+    return matrix_linear(x, weight, bias, tiles.unsplit(), is_gated=is_gated)
 
 
 def norm_linear(
@@ -68,9 +70,9 @@ def norm_linear(
     tiles = _tiles(x, weight, bias, is_gated=is_gated)
     if not isinstance(tiles, VectorTiles):
         return None
-    from models.ops.triton import skinny_linear as kernels
+    from models.ops.triton.vector_linear import vector_linear
 
-    return kernels.vector_linear(x, weight, bias, tiles, norm=norm, is_gated=is_gated)
+    return vector_linear(x, weight, bias, tiles, norm=norm, is_gated=is_gated)
 
 
 def add_linear(
@@ -95,11 +97,13 @@ def add_linear(
         if runs_as_kernel(x) and x.shape[0] >= _MANY_TOKENS and bias is None:
             return residual.addmm_(x, weight.t()), None
         return functional.linear(x, weight, bias), residual
-    from models.ops.triton import skinny_linear as kernels
-
     if isinstance(tiles, VectorTiles):
-        return kernels.vector_linear(x, weight, bias, tiles, residual=residual), None
-    return kernels.matrix_linear(x, weight, bias, tiles), residual
+        from models.ops.triton.vector_linear import vector_linear
+
+        return vector_linear(x, weight, bias, tiles, residual=residual), None
+    from models.ops.triton.matrix_linear import matrix_linear
+
+    return matrix_linear(x, weight, bias, tiles), residual
 
 
 def _tiles(
@@ -141,7 +145,6 @@ def _wide_tiles(
 def _wide_linear(
     x: torch.Tensor, weight: torch.Tensor, tiles: WideTiles, *, is_gated: bool = False
 ) -> torch.Tensor:
-    # Triton is imported on first use: a CPU installation has none.
     from models.ops.triton.wide_linear import wide_linear
 
     return wide_linear(x, weight, tiles, is_gated=is_gated)

@@ -40,7 +40,7 @@ MODELS = {
 }
 BATCHES = (1, 8, 32, 64, 128, 256)
 CONTEXTS = (256, 704, 4096)
-PROMPTS = (2048, 8192)
+PREFILLS = ((1, 2048, 0), (1, 8192, 0), (16, 512, 0), (1, 2048, 6144), (32, 4, 4096))
 TOKENS = (1, 32, 128, 2048, 8192)
 FEW_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 VOCABULARY = 151936
@@ -138,9 +138,10 @@ def decode(heads: Heads, batch: int, context: int, *, has_fp8_cache: bool) -> Fi
     return {"us": ours, "torch_us": theirs, "floor_us": num_bytes / BYTES_PER_US}
 
 
-def prefill(heads: Heads, num_tokens: int) -> Figures:
-    """Times causal attention of one fresh prompt."""
-    case = make_case([num_tokens], [num_tokens], heads, dtype=torch.bfloat16, device="cuda")
+def prefill(heads: Heads, batch: int, num_tokens: int, num_cached: int) -> Figures:
+    """Times causal attention of chunks behind cached tokens; torch's, of one fresh prompt."""
+    lens = [num_cached + num_tokens] * batch
+    case = make_case([num_tokens] * batch, lens, heads, dtype=torch.bfloat16, device="cuda")
     q, k, v = (x.contiguous() for x in (case.q, case.k, case.v))
     output = torch.empty_like(q)
     ours = microseconds(
@@ -164,8 +165,10 @@ def prefill(heads: Heads, num_tokens: int) -> Figures:
         inputs = [x[None].transpose(1, 2) for x in (q, k, v)]
         return [lambda: scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=True)] * 3
 
-    flop = 2 * num_tokens * num_tokens * heads.head_dim * heads.num_heads
-    return {"us": ours, "torch_us": best_sdpa(torch_calls), "floor_us": flop / FLOP_PER_US}
+    theirs = best_sdpa(torch_calls) if batch == 1 and num_cached == 0 else None
+    pairs = batch * num_tokens * (num_cached + num_tokens / 2)
+    flop = 4 * pairs * heads.head_dim * heads.num_heads
+    return {"us": ours, "torch_us": theirs, "floor_us": flop / FLOP_PER_US}
 
 
 def norm(num_tokens: int, hidden: int) -> Figures:
@@ -258,8 +261,9 @@ def jobs(only: set[str]) -> Iterator[tuple[str, str, str, Callable[[], Figures]]
                 timed = partial(decode, heads, batch, context, has_fp8_cache=is_fp8)
                 yield kernel, model, size, timed
         if "prefill" in only:
-            for num_tokens in PROMPTS:
-                yield "prefill", model, f"{num_tokens}", partial(prefill, heads, num_tokens)
+            for batch, num_tokens, num_cached in PREFILLS:
+                size = f"{batch} x {num_tokens} behind {num_cached}"
+                yield "prefill", model, size, partial(prefill, heads, batch, num_tokens, num_cached)
         if "linear" in only:
             attended = heads.num_heads * heads.head_dim
             projected = attended + 2 * heads.num_kv_heads * heads.head_dim
@@ -288,7 +292,7 @@ def run(only: set[str], report: Report) -> None:
         ours, theirs, floor = figures["us"], figures["torch_us"], figures["floor_us"]
         against = "-" if theirs is None else f"{theirs:.2f}"
         print(
-            f"{kernel:16} {model:4} {size:>10} {ours:9.2f} us  torch {against:>9}  "
+            f"{kernel:16} {model:4} {size:>18} {ours:9.2f} us  torch {against:>9}  "
             f"floor {floor:9.2f}  x{ours / floor:.2f}",
             flush=True,
         )

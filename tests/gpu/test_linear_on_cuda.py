@@ -31,8 +31,8 @@ WIDE = [
 ]  # fmt: skip
 
 
-def matrix_tiles(splits=1, tokens=16):
-    return MatrixTiles(tokens=tokens, rows=16, columns=64, num_warps=2, num_stages=3, splits=splits)
+def matrix_tiles(**sizes):
+    return MatrixTiles(**{"tokens": 16, "rows": 64, "columns": 64, "num_stages": 3} | sizes)
 
 
 @WAYS
@@ -53,15 +53,25 @@ def test_scalar_products_take_any_dtype(num_tokens, size, options, dtype):
         assert_rows_close(case.run_vector(VECTOR), case.exact())
 
 
-@DTYPES
-@ODD_SIZES
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("way", ["plain", "bias", "gate"])
-@pytest.mark.parametrize("tiles", [matrix_tiles(), matrix_tiles(3), matrix_tiles(2, 32)], ids=str)
-def test_tensor_cores_take_any_dtype(tiles, way, size, dtype):
-    for num_tokens in (3, 16):
+@ODD_SIZES
+@pytest.mark.parametrize("tokens", [8, 16, 32, 64])
+def test_tensor_cores_take_any_size(tokens, size, way, dtype):
+    tiles = matrix_tiles(tokens=tokens, columns=max(64, 2048 // tokens))
+    for num_tokens in (3, tokens):
         case = make_linear_case(num_tokens, *size, **OPTIONS[way], dtype=dtype, device="cuda")
-        if not case.is_gated or tiles.splits == 1:
-            assert_rows_close(case.run_matrix(tiles), case.exact())
+        assert_rows_close(case.run_matrix(tiles), case.exact())
+
+
+@pytest.mark.parametrize("way", ["plain", "bias"])
+@ODD_SIZES
+@pytest.mark.parametrize(("splits", "rows"), [(2, 64), (3, 128), (8, 64)])
+def test_tensor_cores_leave_parts(splits, rows, size, way):
+    for num_tokens in (3, 16):
+        case = make_linear_case(num_tokens, *size, **OPTIONS[way], device="cuda")
+        tiles = matrix_tiles(splits=splits, rows=rows, columns=128)
+        assert_rows_close(case.run_matrix(tiles), case.exact())
 
 
 @pytest.mark.parametrize("way", ["plain", "gate"])

@@ -5,6 +5,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from triton._C.libtriton import ir
@@ -14,6 +15,7 @@ from triton.compiler.errors import CompilationError
 from models.ops import kernel_choice
 
 HOPPER = (9, 0)
+PROPERTIES = SimpleNamespace(multi_processor_count=132)
 CPU = torch.device("cpu")
 
 
@@ -22,6 +24,7 @@ def pretend() -> None:
     kernel_choice.has_kernels = lambda device: True
     kernel_choice.runs_as_kernel = lambda x: x.is_contiguous()
     torch.cuda.get_device_capability = lambda device=None: HOPPER
+    torch.cuda.get_device_properties = lambda device=None: PROPERTIES
     from models.ops.triton import dependent_launch
 
     dependent_launch.launch_options = lambda device: {"DEPENDENT": True, "launch_pdl": True}

@@ -49,7 +49,7 @@ class LinearCase:
 
     def run_vector(self, tiles):
         """Runs the kernel of scalar products with everything fused."""
-        from models.ops.triton.skinny_linear import vector_linear
+        from models.ops.triton.vector_linear import vector_linear
 
         return vector_linear(
             self.x, self.weight, self.bias, tiles,
@@ -58,7 +58,7 @@ class LinearCase:
 
     def run_matrix(self, tiles):
         """Runs the kernel of the tensor cores, which leaves norm and residual to others."""
-        from models.ops.triton.skinny_linear import matrix_linear
+        from models.ops.triton.matrix_linear import matrix_linear
 
         output = matrix_linear(self.x, self.weight, self.bias, tiles, is_gated=self.is_gated)
         return output if tiles.splits == 1 else output.sum(0).to(self.x.dtype)

@@ -120,6 +120,18 @@ _LATER_CHUNK = {
     (4, 256): Tiles(rows=16, keys=16, num_warps=4, num_stages=1),
 }
 
+_HOPPER = {
+    64: Tiles(rows=128, keys=128, num_warps=4, num_stages=4),
+    128: Tiles(rows=128, keys=128, num_warps=4, num_stages=2),
+}
+"""By head dimension; as many stages as shared memory has room for."""
+
+_LEAST_HOPPER_BLOCK = 8
+"""Tokens of the smallest block that fills whole rows of the copy engine's swizzled pattern."""
+
+_MOST_HOPPER_GROUP = 64
+"""Query heads to a kv head that one warpgroup has rows for."""
+
 
 def first_requests_of_each_form(num_kv_heads: int) -> list[int]:
     """Returns the smallest numbers of single-token requests that may take other tiles, rising.
@@ -166,6 +178,31 @@ def prefill_tiles(dtype: torch.dtype, padded_head_dim: int, *, has_prefix: bool)
         ValueError: the kernels do not take such heads.
     """
     return _look_up(_LATER_CHUNK if has_prefix else _FIRST_CHUNK, dtype, padded_head_dim)
+
+
+def hopper_tiles(
+    q: torch.Tensor, cache_dtype: torch.dtype, block_size: int, num_kv_heads: int
+) -> Tiles | None:
+    """Returns the tiles of hopper_attention; None if the kernel does not take such queries.
+
+    Args:
+        q: [T, Hq, D].
+        cache_dtype: of cached keys and values.
+        block_size: tokens of a block; the kernel takes powers of two.
+        num_kv_heads: Hk.
+    """
+    tiles = _HOPPER.get(q.shape[2])
+    if (
+        tiles is None
+        or q.dtype not in (torch.float16, torch.bfloat16)
+        or cache_dtype is not q.dtype
+        or q.shape[1] // num_kv_heads > _MOST_HOPPER_GROUP
+        or block_size < _LEAST_HOPPER_BLOCK
+        or block_size.bit_count() > 1
+        or torch.cuda.get_device_capability(q.device) != (9, 0)
+    ):
+        return None
+    return tiles
 
 
 def num_splits(

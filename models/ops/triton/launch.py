@@ -9,6 +9,7 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 MAX_BUILDS = 4096
@@ -35,7 +36,9 @@ class Launch:
         _launches.add(self)
 
     def __call__(
-        self, grid: tuple[int, int, int], *args: torch.Tensor | TensorDescriptor | float
+        self,
+        grid: tuple[int, int, int],
+        *args: torch.Tensor | TensorDescriptor | GluonDescriptor | float,
     ) -> None:
         """Launches the kernel; args are all parameters that are no constants, in order."""
         kinds = [

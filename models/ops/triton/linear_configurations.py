@@ -21,15 +21,15 @@ class VectorTiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixTiles:
-    """Tensor cores: tokens, at least 16, outputs and inputs of a tile, warps, pipeline depth.
+    """Tensor cores: tokens; rows of the weight, gate and up together, and inputs of a tile; stages.
 
-    splits: parts that the inputs are split into, each summed up by programs of its own.
+    tokens: 8 to 64, a power of two. rows: 64 or 128. columns: 64, 128 or 256. num_stages: tiles of
+    the ring. splits: parts that the inputs are split into, each summed up by programs of its own.
     """
 
     tokens: int
     rows: int
     columns: int
-    num_warps: int
     num_stages: int
     splits: int = 1
 
@@ -42,6 +42,8 @@ Tiles = VectorTiles | MatrixTiles
 
 MOST_TOKENS = 64
 """With 128 torch's products are faster for every shape."""
+_COPIED_NUMBERS = 8
+"""The copy engine takes rows that are multiples of 16 bytes."""
 _FEW_OUTPUTS = 256
 """Up to so many, as a router has, tall tiles are too few programs for more than two tokens."""
 
@@ -67,8 +69,10 @@ def skinny_tiles(
         return _hopper_vector_tiles(num_tokens, num_outputs, num_inputs, is_gated=is_gated)
     if num_outputs <= _FEW_OUTPUTS:
         return None
-    # Up to 16, 32 or 64 tokens.
-    tokens = max(16, 1 << (num_tokens - 1).bit_length())
+    if num_inputs % _COPIED_NUMBERS:
+        return None
+    # Up to 8, 16, 32 or 64 tokens.
+    tokens = max(8, 1 << (num_tokens - 1).bit_length())
     return _hopper_matrix_tiles(tokens, num_outputs, num_inputs, is_gated=is_gated)
 
 
@@ -96,24 +100,20 @@ def _hopper_matrix_tiles(
 ) -> MatrixTiles | None:
     """Returns the tiles of 3 to 64 tokens.
 
-    Every program reads all tokens' inputs, so tall tiles read less; where those are too few for the
-    multiprocessors, the inputs are split.
+    Of a gated product's many programs three find room on a multiprocessor. Other programs are few,
+    and have long rings; where they are too few, the inputs are split.
     """
-    splits = 1 if num_outputs > 5120 else 2 if num_outputs > 2048 else 4
-    tall = MatrixTiles(
-        tokens=tokens, rows=64, columns=128, num_warps=4, num_stages=4, splits=splits
-    )
-    if tokens == 64:
-        return None if num_outputs > 8192 else tall
-    if num_outputs > 8192:
-        return replace(tall, num_stages=5) if is_gated and tokens == 16 else tall
     if is_gated:
-        return replace(tall, rows=32, num_warps=2, num_stages=5) if tokens == 16 else tall
-    if tokens == 16 and splits == 4:
-        return replace(tall, rows=32, columns=256, num_warps=2)
-    if splits == 2 and num_inputs < 8192:
-        return tall
-    return replace(tall, columns=256, num_stages=3)
+        stages = {8: 4, 16: 3, 32: 3, 64: 2}[tokens]
+        return MatrixTiles(tokens=tokens, rows=64, columns=128, num_stages=stages)
+    splits = 1
+    if num_outputs <= 5120:
+        while splits < 4 and num_outputs * splits < 128 * 64 and num_inputs > 1024 * splits:
+            splits *= 2
+    if tokens == 64 and splits == 1:
+        return None
+    stages = 4 if tokens <= 16 else 3
+    return MatrixTiles(tokens=tokens, rows=64, columns=256, num_stages=stages, splits=splits)
 
 
 @lru_cache

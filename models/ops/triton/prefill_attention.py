@@ -9,9 +9,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from models.forward_context import AttentionMetadata, KVCacheData
 from models.ops.triton.cache_scales import cache_scales
-from models.ops.triton.configurations import Tiles, prefill_tiles
+from models.ops.triton.configurations import Tiles, hopper_tiles, prefill_tiles
+from models.ops.triton.hopper_attention import hopper_attention
 from models.ops.triton.launch import Launch
 from models.ops.triton.online_softmax import attend_keys, attend_new_keys
+from models.ops.triton.tile_request import request_of_tile
 
 COPY_ALIGNMENT = 16
 """Bytes that rows start at a multiple of for the copy engine (CUDA C++ Programming Guide, TMA)."""
@@ -20,24 +22,6 @@ _METADATA = [
     "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "table_stride", "num_requests",
     "min_queries",
 ]  # fmt: skip  # specialising on these would compile again while serving
-
-
-@triton.jit
-def _request_of(tile, query_start_ptr, num_requests, QUERIES: tl.constexpr):
-    """Returns the request that a tile belongs to.
-
-    Each request's tiles start at query_start // QUERIES + its number: enough for the worst case
-    that every request ends in a tile of one query. So the map needs no work on the host.
-    """
-    low = 0
-    high = num_requests
-    while high - low > 1:
-        middle = (low + high) // 2
-        if tl.load(query_start_ptr + middle) // QUERIES + middle <= tile:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 @triton.jit(do_not_specialize=_METADATA)
@@ -57,7 +41,7 @@ def _prefill_kernel(
     kv_head = tl.program_id(0)
     # The last tiles of a chunk have the most keys; they start first.
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
-    request = _request_of(tile, query_start_ptr, num_requests, QUERIES)
+    request = request_of_tile(tile, query_start_ptr, num_requests, QUERIES)
     query_start = tl.load(query_start_ptr + request)
     num_queries = tl.load(query_start_ptr + request + 1) - query_start
     num_cached = tl.load(seq_lens_ptr + request) - num_queries
@@ -137,9 +121,10 @@ def prefill_attention(
     """Attends each query of longer chunks to its sequence's keys up to its own.
 
     A chunk that begins its sequence reads keys where they were computed, in tiles that the copy
-    engine fetches; one with cached tokens before it reads all through the block table. A kernel
-    for both would have half the programs at a time: 8192 tokens took 1270 us instead of 960, and
-    764 instead of about 610 behind a prefix (H200, 32 heads, 8 kv heads of 128, 2026-11).
+    engine fetches; one with cached tokens before it reads all through the block table. On GPUs of
+    compute capability 9.0 hopper_attention does both. Elsewhere a kernel for both would have half
+    the programs at a time: 8192 tokens took 1270 us instead of 960, and 764 instead of about 610
+    behind a prefix (H200, 32 heads, 8 kv heads of 128, 2026-11).
     T tokens, R requests, Hq/Hk query/kv heads, D head dim. Grids depend on T, R and Hk only,
     and nothing is read on the host, so that launches may be captured and replayed.
 
@@ -161,6 +146,13 @@ def prefill_attention(
     num_requests = metadata.seq_lens.shape[0]
     block_d = max(16, 1 << (head_dim - 1).bit_length())
     k, v = _aligned(k), _aligned(v)
+    tiles = hopper_tiles(q, cache.k.dtype, cache.k.shape[1], num_kv_heads)
+    if tiles is not None and metadata.workspace is not None:
+        hopper_attention(
+            q, k, v, cache, metadata, output, metadata.workspace.counters, tiles,
+            min_queries=min_queries, sliding_window=sliding_window, sinks=sinks,
+        )  # fmt: skip
+        return
     for has_prefix in _forms(cache, metadata):
         tiles = prefill_tiles(q.dtype, block_d, has_prefix=has_prefix)
         queries, launch = _launcher(

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from models.ops.triton.dependent_launch import launch_options
+from models.ops.triton.dependent_launch import launch_options, let_next_start, wait_for_previous
 from models.ops.triton.launch import Launch
 from models.ops.triton.wide_configurations import GROUP_ROWS, MULTIPROCESSORS, WideTiles
 
@@ -31,25 +31,6 @@ _REGISTERS = {1: 0, 2: 248, 3: 168}
 """Of a thread, by warp groups of a program; one group is not specialised."""
 _MATRIX = gl.NVMMASharedLayout(128, 16, rank=2)
 _PAIRS = gl.NVMMASharedLayout(128, 16, rank=4)
-
-
-@gluon.jit
-def _wait_for_previous(DEPENDENT: gl.constexpr):
-    """Returns when all earlier kernels have ended and what they wrote can be seen."""
-    if DEPENDENT:
-        gl.inline_asm_elementwise(
-            "griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )
-
-
-@gluon.jit
-def _let_next_start(DEPENDENT: gl.constexpr):
-    """Lets the next kernel's programs start as soon as there is room for them."""
-    if DEPENDENT:
-        gl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False,
-            pack=1,
-        )  # fmt: skip
 
 
 @gluon.jit
@@ -94,7 +75,7 @@ def _fill(work, SLOTS: gl.constexpr, DEPENDENT: gl.constexpr):
     row_tile, token_tile = _place(gl.program_id(0), counts)
     for slot in gl.static_range(SLOTS):
         _load_weight(weight, ring, slot, row_tile, first_depth + slot * _DEPTH)
-    _wait_for_previous(DEPENDENT)
+    wait_for_previous(DEPENDENT)
     for slot in gl.static_range(SLOTS):
         _load_tokens(x, ring, slot, token_tile, first_depth + slot * _DEPTH)
 
@@ -219,7 +200,7 @@ def _wide_kernel(
     REGISTERS: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Computes tiles of all outputs, over the inputs of one split."""
-    _let_next_start(DEPENDENT)
+    let_next_start(DEPENDENT)
     STEPS: gl.constexpr = (NUM_INPUTS + _DEPTH * SPLITS - 1) // (_DEPTH * SPLITS)
     WIDTH: gl.constexpr = GROUPS * 64 // (2 if GATED else 1)
     num_row_tiles = (NUM_OUTPUTS + WIDTH - 1) // WIDTH

@@ -30,7 +30,7 @@ FIRST_STEPS = ((1,), (128,))
 
 OTHER_STEPS = (
     *((1, 1), (2, 2), (33,), (256,), (512,), (600,)),
-    *((1,) * 16, (1,) * 32, (1,) * 64, (1,) * 128),
+    *((1,) * 8, (1,) * 16, (1,) * 32, (1,) * 64, (1,) * 128),
 )
 """Those of steps whose kernels differ from these; see the tables in models.ops.triton."""
 

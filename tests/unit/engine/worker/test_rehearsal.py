@@ -39,9 +39,9 @@ def test_one_runner_runs_steps_of_all_kinds_that_fit(tmp_path):
     write_checkpoint(tmp_path, "qwen3")
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)
     for max_num_seqs, max_num_batched_tokens, expected in [
-        (256, 2048, [2, 4, 33, 16, 32, 64, 128]),
+        (256, 2048, [2, 4, 33, 8, 16, 32, 64, 128]),
         (1, 4, []),
-        (40, 40, [2, 4, 33, 16, 32]),
+        (40, 40, [2, 4, 33, 8, 16, 32]),
     ]:
         limits = StepLimits(
             max_num_seqs=max_num_seqs,

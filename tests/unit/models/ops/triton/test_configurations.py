@@ -6,6 +6,7 @@ from models.ops.triton.configurations import (
     MAX_PARTIALS,
     MAX_SPLITS,
     decode_tiles,
+    hopper_tiles,
     num_splits,
     prefill_tiles,
 )
@@ -48,3 +49,26 @@ def test_partial_results_never_outgrow_their_workspace(num_heads, num_kv_heads, 
             assert num_requests * num_kv_heads <= MAX_PARTIALS
     assert num_splits(workspace, 1, num_heads, num_kv_heads, dtype) == MAX_SPLITS
     assert num_splits(None, 1, num_heads, num_kv_heads, dtype) == 1
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "head_dim", "dtype", "cache_dtype", "block_size", "is_taken"),
+    [
+        (32, 128, torch.bfloat16, torch.bfloat16, 16, True),
+        (8, 64, torch.float16, torch.float16, 8, True),
+        (32, 96, torch.bfloat16, torch.bfloat16, 16, False),
+        (32, 128, torch.float32, torch.float32, 16, False),
+        (32, 128, torch.bfloat16, torch.float8_e4m3fn, 16, False),
+        (32, 128, torch.bfloat16, torch.bfloat16, 4, False),
+        (32, 128, torch.bfloat16, torch.bfloat16, 24, False),
+        (65 * 8, 128, torch.bfloat16, torch.bfloat16, 16, False),
+    ],
+)
+def test_the_kernel_for_hopper_takes_what_its_copies_take(
+    monkeypatch, num_heads, head_dim, dtype, cache_dtype, block_size, is_taken
+):
+    q = torch.empty(1, num_heads, head_dim, dtype=dtype)
+    for capability in ((9, 0), (8, 0), (10, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
+        tiles = hopper_tiles(q, cache_dtype, block_size, num_kv_heads=8)
+        assert (tiles is not None) == (is_taken and capability == (9, 0))

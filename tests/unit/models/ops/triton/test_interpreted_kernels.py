@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 from models.ops.rms_norm import rms_norm
 from models.ops.silu_and_mul import silu_and_mul
 from models.ops.triton import attention, rms_norm as norms, silu_and_mul as gate
-from models.ops.triton.linear_configurations import MatrixTiles, VectorTiles
+from models.ops.triton.linear_configurations import VectorTiles
 from models.ops.triton.slot_mapping import slot_mapping
 from tests.support.attention_case import Heads, make_case, token_request
 from tests.support.linear_case import OPTIONS, make_linear_case
@@ -71,13 +71,6 @@ for dtype in (torch.float32, torch.float16):
             if case.bias is None or not case.is_gated:
                 tiles = VectorTiles(rows=4, columns=32, num_warps=4)
                 assert_rows_close(case.run_vector(tiles), case.exact())
-    for size, splits in (((1, 19, 40), 1), ((5, 33, 64), 2), ((16, 32, 100), 3)):
-        for way in ("plain", "bias", "gate") if splits == 1 else ("plain", "bias"):
-            case = make_linear_case(*size, **OPTIONS[way], dtype=dtype)
-            tiles = MatrixTiles(
-                tokens=16, rows=16, columns=16, num_warps=4, num_stages=2, splits=splits
-            )
-            assert_rows_close(case.run_matrix(tiles), case.exact())
 """
 
 FP8_CACHE_PROGRAM = """

@@ -1,7 +1,7 @@
-"""Products of few tokens.
+"""Products of one or two tokens as sums of scalar products.
 
-Such a product reads each weight once and does little with it, so its time is that of reading. Both
-kernels give a program some rows of the weight and all tokens.
+Such a product reads each weight once and does little with it, so its time is that of reading. A
+program takes some rows of the weight and all tokens.
 """
 
 from functools import lru_cache
@@ -13,10 +13,7 @@ import triton.language as tl
 from models.ops.input_norm import InputNorm
 from models.ops.triton.dependent_launch import launch_options, let_next_start, wait_for_previous
 from models.ops.triton.launch import Launch
-from models.ops.triton.linear_configurations import MatrixTiles, VectorTiles
-
-_PREFETCHED_TILES = 2
-"""Tiles of the weight that are on their way to the second-level cache before the inputs are."""
+from models.ops.triton.linear_configurations import VectorTiles
 
 
 @triton.jit
@@ -115,88 +112,6 @@ def _vector_kernel(  # noqa: C901, PLR0915  # constants choose the branches, mos
     tl.store(output_ptr + at_output, outputs.to(output_ptr.dtype.element_ty), mask=is_row[:, None])
 
 
-@triton.jit
-def _prefetch(ptrs, DEPENDENT: tl.constexpr):
-    """Brings the 256 bytes at each pointer, a multiple of 16, to the second-level cache."""
-    if DEPENDENT:
-        tl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], 256; mov.u32 $0, 0;",
-            "=r,l", [ptrs.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["num_tokens"])
-def _matrix_kernel(  # noqa: C901  # constants choose the branches, most are left out
-    x_ptr, weight_ptr, bias_ptr, output_ptr, num_tokens,
-    NUM_OUTPUTS: tl.constexpr, NUM_INPUTS: tl.constexpr, TOKENS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    SPLITS: tl.constexpr, STAGES: tl.constexpr, PREFETCHED: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    """Computes ROWS outputs of up to TOKENS tokens on the tensor cores; sums are [rows, tokens].
-
-    With SPLITS each program sums over its part of the inputs, and stores that.
-    """
-    let_next_start(DEPENDENT)
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    split = tl.program_id(1)
-    # Whole tiles, equally many for each part but the last.
-    PART: tl.constexpr = (NUM_INPUTS + SPLITS * COLUMNS - 1) // (SPLITS * COLUMNS) * COLUMNS
-    first = split * PART
-    columns = tl.arange(0, COLUMNS)
-    tokens = tl.arange(0, TOKENS)
-    is_token = tokens < num_tokens
-    read_rows = rows
-    if NUM_OUTPUTS % ROWS != 0:
-        # Rows past the end read the last one again, which needs no mask.
-        read_rows = tl.minimum(rows, NUM_OUTPUTS - 1)
-    row_ptrs = weight_ptr + read_rows[:, None] * NUM_INPUTS + first
-    LINE: tl.constexpr = 256 * 8 // weight_ptr.dtype.element_ty.primitive_bitwidth
-    if PREFETCHED * COLUMNS <= PART and COLUMNS % LINE == 0 and PART * SPLITS == NUM_INPUTS:
-        lines = tl.arange(0, PREFETCHED * COLUMNS // LINE) * LINE
-        _prefetch(row_ptrs + lines[None, :], DEPENDENT)
-        if IS_GATED:
-            _prefetch(row_ptrs + NUM_OUTPUTS * NUM_INPUTS + lines[None, :], DEPENDENT)
-    wait_for_previous(DEPENDENT)
-    weight_ptrs = row_ptrs + columns[None, :]
-    x_ptrs = x_ptr + tokens[None, :] * NUM_INPUTS + first + columns[:, None]
-    sums = tl.zeros([ROWS, TOKENS], tl.float32)
-    up_sums = tl.zeros([ROWS, TOKENS], tl.float32)
-    for start in tl.range(0, PART, COLUMNS, num_stages=STAGES):
-        up_ptrs = weight_ptrs + NUM_OUTPUTS * NUM_INPUTS + start
-        if PART * SPLITS == NUM_INPUTS:
-            weight = tl.load(weight_ptrs + start, eviction_policy="evict_first")
-            x = tl.load(x_ptrs + start, mask=is_token[None, :], other=0.0)
-            if IS_GATED:
-                up = tl.load(up_ptrs, eviction_policy="evict_first")
-        else:
-            is_column = first + start + columns < NUM_INPUTS
-            weight = tl.load(
-                weight_ptrs + start, mask=is_column[None, :], other=0.0,
-                eviction_policy="evict_first",
-            )  # fmt: skip
-            x = tl.load(x_ptrs + start, mask=is_column[:, None] & is_token[None, :], other=0.0)
-            if IS_GATED:
-                up = tl.load(
-                    up_ptrs, mask=is_column[None, :], other=0.0, eviction_policy="evict_first"
-                )
-        sums = tl.dot(weight, x, sums, input_precision="ieee")
-        if IS_GATED:
-            up_sums = tl.dot(up, x, up_sums, input_precision="ieee")
-    is_row = rows < NUM_OUTPUTS
-    if HAS_BIAS:
-        # The bias belongs to one part of the sum.
-        bias = tl.load(bias_ptr + rows, mask=is_row & (split == 0), other=0.0)
-        sums += bias.to(tl.float32)[:, None]
-    if IS_GATED:
-        sums = _gate(sums, up_sums)
-    output_ptr += split.to(tl.int64) * num_tokens * NUM_OUTPUTS
-    at_output = tokens[None, :] * NUM_OUTPUTS + rows[:, None]
-    tl.store(
-        output_ptr + at_output, sums.to(output_ptr.dtype.element_ty),
-        mask=is_row[:, None] & is_token[None, :],
-    )  # fmt: skip
-
-
 def vector_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -224,7 +139,7 @@ def vector_linear(
     num_tokens, num_inputs = x.shape
     num_outputs = weight.shape[0] // (2 if is_gated else 1)
     output = x.new_empty(num_tokens, num_outputs)
-    launch = _vector_launcher(
+    launch = _launcher(
         num_outputs, num_inputs, num_tokens, bias is not None, norm is not None, is_gated,
         residual is not None, tiles, x.device,
     )  # fmt: skip
@@ -236,43 +151,8 @@ def vector_linear(
     return output
 
 
-def matrix_linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    tiles: MatrixTiles,
-    *,
-    is_gated: bool = False,
-) -> torch.Tensor:
-    """Computes a product of up to tiles.tokens tokens, gated or not.
-
-    Args:
-        x: [T, K], contiguous.
-        weight: [N, K], contiguous; [2 * N, K], gate before up, if is_gated.
-        bias: [N] or None; None if is_gated.
-        tiles: of a program.
-        is_gated: multiplies the SiLU of the first half of the outputs with the second; not in
-            splits.
-
-    Returns:
-        [T, N]; with tiles.splits > 1 [splits, T, N] float32, which the product is the sum of.
-    """
-    num_tokens, num_inputs = x.shape
-    num_outputs = weight.shape[0] // (2 if is_gated else 1)
-    if tiles.splits == 1:
-        output = x.new_empty(num_tokens, num_outputs)
-    else:
-        output = x.new_empty(tiles.splits, num_tokens, num_outputs, dtype=torch.float32)
-    launch = _matrix_launcher(num_outputs, num_inputs, bias is not None, is_gated, tiles, x.device)
-    launch(
-        (-(-num_outputs // tiles.rows), tiles.splits, 1),
-        x, weight, weight if bias is None else bias, output, num_tokens,
-    )  # fmt: skip
-    return output
-
-
 @lru_cache
-def _vector_launcher(
+def _launcher(
     num_outputs: int,
     num_inputs: int,
     num_tokens: int,
@@ -288,21 +168,4 @@ def _vector_launcher(
         HAS_BIAS=has_bias, HAS_NORM=has_norm, IS_GATED=is_gated, HAS_RESIDUAL=has_residual,
         ROWS=tiles.rows, COLUMNS=tiles.columns, num_warps=tiles.num_warps,
         **launch_options(device),
-    )  # fmt: skip
-
-
-@lru_cache
-def _matrix_launcher(
-    num_outputs: int,
-    num_inputs: int,
-    has_bias: bool,
-    is_gated: bool,
-    tiles: MatrixTiles,
-    device: torch.device,
-) -> Launch:
-    return Launch(
-        _matrix_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, TOKENS=tiles.tokens,
-        HAS_BIAS=has_bias, IS_GATED=is_gated, ROWS=tiles.rows, COLUMNS=tiles.columns,
-        SPLITS=tiles.splits, STAGES=tiles.num_stages, PREFETCHED=_PREFETCHED_TILES,
-        num_warps=tiles.num_warps, **launch_options(device),
     )  # fmt: skip

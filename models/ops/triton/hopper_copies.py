@@ -1,0 +1,244 @@
+"""The warp of hopper_attention that finds work and has the copy engine fetch what it takes."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from models.ops.triton.tile_request import request_of_tile
+
+CHUNK_DIMS = gl.constexpr(64)
+"""Most dimensions of a head that one copy takes: rows of 128 bytes (CUDA C++ Programming Guide)."""
+
+NUM_NOTES = gl.constexpr(7)
+"""What the warpgroups are told of a piece of work: _announce writes it, attend_all reads it."""
+
+_request_of_tile = gluon.jit(request_of_tile.fn)
+
+
+@gluon.jit
+def _note(notes, place, value):
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    notes.index(place).store(gl.full([1], value, gl.int32, layout))
+
+
+@gluon.jit
+def _announce(
+    q_ring, number, queries, first, end, kv_head, query_start, num_queries, num_cached,
+    first_query, GROUP: gl.constexpr,
+):  # fmt: skip
+    """Fetches a piece's queries, half of the rows for each warpgroup, and notes what it is."""
+    tiles, notes, full, empty = q_ring
+    SLOTS: gl.constexpr = full.shape[0]
+    QUERIES: gl.constexpr = queries.block_type.shape[0]
+    HEADS: gl.constexpr = queries.block_type.shape[1]
+    HEAD_DIM: gl.constexpr = queries.block_type.shape[2]
+    slot = number % SLOTS
+    mbarrier.wait(empty.index(slot), (number // SLOTS & 1) ^ 1)
+    told = (first, end, kv_head, query_start, num_queries, num_cached, first_query)
+    for i in gl.static_range(NUM_NOTES):
+        _note(notes, slot * NUM_NOTES + i, told[i])
+    boxes = tiles._reinterpret(tiles.dtype, [2 * SLOTS, QUERIES, HEADS, HEAD_DIM], queries.layout)
+    mbarrier.expect(full.index(slot), 2 * QUERIES * HEADS * HEAD_DIM * 2)
+    for half in gl.static_range(2):
+        tma.async_copy_global_to_shared(
+            queries, [query_start + first_query + half * QUERIES, kv_head * GROUP, 0],
+            full.index(slot), boxes.index(slot * 2 + half),
+        )  # fmt: skip
+
+
+@gluon.jit
+def _announce_end(q_ring, number):
+    """Tells of a piece without keys, behind which there is none."""
+    _, notes, full, empty = q_ring
+    SLOTS: gl.constexpr = full.shape[0]
+    slot = number % SLOTS
+    mbarrier.wait(empty.index(slot), (number // SLOTS & 1) ^ 1)
+    for i in gl.static_range(NUM_NOTES):
+        _note(notes, slot * NUM_NOTES + i, 0)
+    mbarrier.arrive(full.index(slot), count=1)
+
+
+@gluon.jit
+def _rows_of(
+    table_ptr, first_key, seq_len, BLOCK_SIZE: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr
+):
+    """Returns where in the cache every ROWS keys of a tile start; behind the end, the last ones."""
+    rows = ()
+    for i in gl.static_range(KEYS // ROWS):
+        key = gl.minimum(first_key + i * ROWS, seq_len - 1)
+        block = gl.load(table_ptr + key // BLOCK_SIZE)
+        row = block * BLOCK_SIZE + key % BLOCK_SIZE // ROWS * ROWS
+        rows = rows + (row,)  # type: ignore[assignment]  # noqa: RUF005  # the compiler unrolls it
+    return rows
+
+
+@gluon.jit
+def _pieces_of(tiles, cache):
+    """Returns tiles as the pieces that are copied from the cache, first those of first dimensions.
+
+    That is how tiles lie in shared memory (NVMMASharedLayout).
+    """
+    NUM_PIECES: gl.constexpr = tiles.numel // (cache.block_type.shape[0] * CHUNK_DIMS)
+    return tiles._reinterpret(
+        tiles.dtype, [NUM_PIECES, cache.block_type.shape[0], CHUNK_DIMS], cache.layout
+    )
+
+
+@gluon.jit
+def _copy_tile(tiles, stage, arrived, new, cache, is_new, new_row, cache_rows, kv_head):
+    """Has a tile fetched from where it was computed, or piece by piece from the cache."""
+    KEYS: gl.constexpr = tiles.shape[1]
+    HEAD_DIM: gl.constexpr = tiles.shape[2]
+    ROWS: gl.constexpr = cache.block_type.shape[0]
+    NUM_ROWS: gl.constexpr = KEYS // ROWS
+    CHUNKS: gl.constexpr = HEAD_DIM // CHUNK_DIMS
+    mbarrier.expect(arrived, KEYS * HEAD_DIM * 2)
+    if is_new:
+        tma.async_copy_global_to_shared(
+            new, [new_row, kv_head * HEAD_DIM], arrived, tiles.index(stage)
+        )
+    else:
+        pieces = _pieces_of(tiles, cache)
+        for i in gl.static_range(NUM_ROWS):
+            for chunk in gl.static_range(CHUNKS):
+                tma.async_copy_global_to_shared(
+                    cache, [cache_rows[i], kv_head * HEAD_DIM + chunk * CHUNK_DIMS], arrived,
+                    pieces.index((stage * CHUNKS + chunk) * NUM_ROWS + i),
+                )  # fmt: skip
+
+
+@gluon.jit
+def _clear_behind(v_tiles, stage, v_cache, num_keys):
+    """Writes zeros where a tile of values has those of nobody or of other requests.
+
+    They may be no numbers, and those a weight of zero must not multiply.
+    """
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
+    ROWS: gl.constexpr = v_cache.block_type.shape[0]
+    NUM_ROWS: gl.constexpr = v_tiles.shape[1] // ROWS
+    NUM_PIECES: gl.constexpr = NUM_ROWS * v_tiles.shape[2] // CHUNK_DIMS
+    pieces = _pieces_of(v_tiles, v_cache)
+    for i in range(NUM_PIECES):
+        first = i % NUM_ROWS * ROWS
+        if first + ROWS > num_keys:
+            piece = pieces.index(stage * NUM_PIECES + i)
+            keys = first + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+            piece.store(gl.where((keys < num_keys)[:, None], piece.load(layout), 0.0))
+    fence_async_shared()
+
+
+@gluon.jit
+def _copy_k(k_ring, released, number, new_k, k_cache, is_new, new_row, rows, kv_head):
+    """Fetches a tile of keys as soon as there is room."""
+    tiles, full = k_ring
+    STAGES: gl.constexpr = tiles.shape[0]
+    stage = number % STAGES
+    mbarrier.wait(released.index(stage), (number // STAGES & 1) ^ 1)
+    _copy_tile(tiles, stage, full.index(stage), new_k, k_cache, is_new, new_row, rows, kv_head)
+
+
+@gluon.jit
+def _copy_v(
+    v_ring, released, cleared, number, num_cleared, new_v, v_cache, is_new, new_row, rows,
+    kv_head, num_keys,
+):  # fmt: skip
+    """Fetches a tile of values; returns how many tiles have been cleared so far.
+
+    The warpgroups are done with values when they have read the keys of the tile behind them.
+    """
+    tiles, full = v_ring
+    STAGES: gl.constexpr = tiles.shape[0]
+    stage = number % STAGES
+    following = number + 1
+    mbarrier.wait(released.index(following % STAGES), (following // STAGES & 1) ^ 1)
+    has_end = num_keys < tiles.shape[1]
+    arrived = full.index(stage)
+    if has_end:
+        arrived = cleared
+    _copy_tile(tiles, stage, arrived, new_v, v_cache, is_new, new_row, rows, kv_head)
+    if has_end:
+        mbarrier.wait(cleared, num_cleared & 1)
+        num_cleared += 1
+        _clear_behind(tiles, stage, v_cache, num_keys)
+        mbarrier.arrive(full.index(stage), count=1)
+    return num_cleared
+
+
+@gluon.jit
+def _copy_piece(
+    k_ring, v_ring, released, cleared, num_copied, num_cleared, new_k, new_v, k_cache, v_cache,
+    table_ptr, first, end, query_start, num_cached, seq_len, kv_head, BLOCK_SIZE: gl.constexpr,
+):  # fmt: skip
+    """Fetches a piece's keys and values; returns how many tiles were fetched and cleared so far."""
+    KEYS: gl.constexpr = new_k.block_type.shape[0]
+    ROWS: gl.constexpr = k_cache.block_type.shape[0]
+    is_new = num_cached == 0
+    # New keys are found without the table; its first entry is read for nothing then.
+    table_len = gl.where(is_new, 1, seq_len)
+    rows = _rows_of(table_ptr, first, table_len, BLOCK_SIZE, KEYS, ROWS)
+    for first_key in range(first, end, KEYS):
+        new_row = query_start + first_key
+        _copy_k(k_ring, released, num_copied, new_k, k_cache, is_new, new_row, rows, kv_head)
+        # Read long before they are used: the wait for room for values comes first.
+        next_rows = _rows_of(table_ptr, first_key + KEYS, table_len, BLOCK_SIZE, KEYS, ROWS)
+        num_cleared = _copy_v(
+            v_ring, released, cleared, num_copied, num_cleared, new_v, v_cache, is_new, new_row,
+            rows, kv_head, seq_len - first_key,
+        )  # fmt: skip
+        rows = next_rows
+        num_copied += 1
+    return num_copied, num_cleared
+
+
+@gluon.jit
+def copy_all(
+    q_ring, k_ring, v_ring, released, cleared, ticket_ptr, queries, new_k, new_v, k_cache, v_cache,
+    block_tables_ptr, seq_lens_ptr, query_start_ptr, table_stride, num_requests, min_queries,
+    num_tiles,
+    NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr,
+    WINDOW: gl.constexpr,
+):  # fmt: skip
+    """Fetches piece after piece of work until there is no more: hopper_attention.
+
+    Work is a tile of queries and a kv head. Who has time draws the next ticket; whoever draws the
+    last one leaves them as they were found. A piece without keys tells the warpgroups to end.
+    """
+    QUERIES: gl.constexpr = 2 * queries.block_type.shape[0]
+    KEYS: gl.constexpr = new_k.block_type.shape[0]
+    num_pieces = num_tiles * NUM_KV_HEADS
+    work = gl.program_id(0)
+    num_announced = 0
+    num_copied = 0
+    num_cleared = 0
+    while work < num_pieces:
+        # The last tiles of a chunk have the most keys; they start first.
+        tile = num_tiles - 1 - work // NUM_KV_HEADS
+        kv_head = work % NUM_KV_HEADS
+        request = _request_of_tile(tile, query_start_ptr, num_requests, QUERIES)
+        query_start = gl.load(query_start_ptr + request)
+        num_queries = gl.load(query_start_ptr + request + 1) - query_start
+        # Dummy requests have no keys; they get some.
+        seq_len = gl.maximum(gl.load(seq_lens_ptr + request), num_queries)
+        num_cached = seq_len - num_queries
+        first_query = (tile - query_start // QUERIES - request) * QUERIES
+        if first_query < num_queries and num_queries >= min_queries:
+            first = 0
+            if WINDOW > 0:
+                first = gl.maximum(num_cached + first_query + 1 - WINDOW, 0) // KEYS * KEYS
+            end = num_cached + gl.minimum(first_query + QUERIES, num_queries)
+            _announce(
+                q_ring, num_announced, queries, first, end, kv_head, query_start, num_queries,
+                num_cached, first_query, GROUP,
+            )  # fmt: skip
+            num_announced += 1
+            num_copied, num_cleared = _copy_piece(
+                k_ring, v_ring, released, cleared, num_copied, num_cleared, new_k, new_v, k_cache,
+                v_cache, block_tables_ptr + request.to(gl.int64) * table_stride, first, end,
+                query_start, num_cached, seq_len, kv_head, BLOCK_SIZE,
+            )  # fmt: skip
+        # Drawn no earlier, so that whoever is done first gets the longest piece that is left.
+        ticket = gl.atomic_add(ticket_ptr, 1, sem="relaxed")
+        if ticket == num_pieces - 1:
+            gl.store(ticket_ptr, 0)
+        work = gl.num_programs(0) + ticket
+    _announce_end(q_ring, num_announced)

@@ -1,0 +1,118 @@
+"""Attention of chunks against the float64 reference, where the kernel for Hopper GPUs runs."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from models.ops.triton.configurations import hopper_tiles
+from tests.support.attention_case import AttentionCase, Heads, make_case
+from tests.support.tolerances import assert_rows_close
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+HEADS = {
+    "qwen3-8b": Heads(num_heads=32, num_kv_heads=8, head_dim=128),
+    "qwen3-0.6b": Heads(num_heads=16, num_kv_heads=8, head_dim=128),
+    "gpt-oss": Heads(num_heads=64, num_kv_heads=8, head_dim=64),
+    "group-of-5": Heads(num_heads=10, num_kv_heads=2, head_dim=128),
+    "no-grouping": Heads(num_heads=2, num_kv_heads=2, head_dim=64),
+    "one-kv-head": Heads(num_heads=64, num_kv_heads=1, head_dim=128),
+}
+QWEN3_8B = HEADS["qwen3-8b"]
+ODD_LENGTHS = [2, 7, 31, 32, 33, 127, 128, 129, 257, 640]
+BATCHES = {
+    "first-chunks": (ODD_LENGTHS, ODD_LENGTHS),
+    "later-chunks": (ODD_LENGTHS, [n + 16 * i + 1 for i, n in enumerate(ODD_LENGTHS)]),
+    "mixed": ([1, 300, 1, 33, 128, 2, 1, 500], [40, 300, 1, 1033, 1000, 700, 129, 513]),
+    "one": ([1025], [1025]),
+}
+
+
+def run(case: AttentionCase) -> torch.Tensor:
+    """Runs a case that the kernel for Hopper GPUs takes."""
+    block_size, num_kv_heads = case.cache.k.shape[1:3]
+    if hopper_tiles(case.q, case.cache.k.dtype, block_size, num_kv_heads) is None:
+        pytest.skip("needs a GPU of compute capability 9.0")
+    output = case.run()
+    assert case.metadata.workspace.counters.count_nonzero() == 0
+    return output
+
+
+def check(case: AttentionCase) -> None:
+    expected = case.exact().run()
+    case.leave_window()
+    # Nobody's values may be no numbers; the null block's are some.
+    for stored in (case.cache.k, case.cache.v):
+        is_owned = torch.zeros(stored.shape[:2], dtype=torch.bool, device=stored.device)
+        is_owned[0] = True
+        lengths = case.metadata.seq_lens.tolist()
+        for row, length in zip(case.metadata.block_tables, lengths, strict=True):
+            keys = torch.arange(length, device=stored.device)
+            is_owned[row[keys // stored.shape[1]].long(), keys % stored.shape[1]] = True
+        stored[~is_owned] = torch.nan
+    assert_rows_close(run(case), expected)
+
+
+@DTYPES
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_chunks_are_the_references_at_any_length(batch, heads, dtype):
+    check(make_case(*batch, heads, dtype=dtype, device="cuda"))
+
+
+@pytest.mark.parametrize("sliding_window", [1, 33, 128, 5000])
+@pytest.mark.parametrize("heads", [QWEN3_8B, HEADS["gpt-oss"]], ids=["8b", "gpt-oss"])
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_windows_and_sinks(batch, heads, sliding_window):
+    options = {"sliding_window": sliding_window, "has_sinks": True}
+    check(make_case(*batch, heads, dtype=torch.bfloat16, device="cuda", **options))
+
+
+@pytest.mark.parametrize("block_size", [8, 32, 128, 256])
+def test_blocks_of_a_power_of_two(block_size):
+    batch = BATCHES["mixed"]
+    check(make_case(*batch, QWEN3_8B, dtype=torch.bfloat16, device="cuda", block_size=block_size))
+
+
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_chunks_repeat_bit_for_bit(batch):
+    case = make_case(*batch, QWEN3_8B, dtype=torch.bfloat16, device="cuda")
+    output = run(case)
+    for _ in range(20):
+        assert torch.equal(run(case), output)
+
+
+def test_more_work_than_a_gpu_has_multiprocessors_is_all_done():
+    query_lens = [1 + 37 * request % 300 for request in range(60)]
+    seq_lens = [n + 100 * (n % 2) for n in query_lens]
+    check(make_case(query_lens, seq_lens, QWEN3_8B, dtype=torch.bfloat16, device="cuda"))
+
+
+def test_dummy_chunks_disturb_nobody():
+    case = make_case([40, 300, 5], [40, 300, 5], QWEN3_8B, dtype=torch.bfloat16, device="cuda")
+    expected = run(case)
+    case.metadata.seq_lens[::2] = 0
+    assert torch.equal(run(case)[40:340], expected[40:340])
+
+
+def test_where_a_prompt_is_cut_changes_no_bit():
+    options = {"dtype": torch.bfloat16, "device": "cuda", "has_rotation": False}
+    whole = make_case([700], [700], QWEN3_8B, **options)
+    expected = run(whole)
+    metadata = replace(
+        whole.metadata,
+        query_start_loc=torch.tensor([0, 200], dtype=torch.int32, device="cuda"),
+        slot_mapping=whole.metadata.slot_mapping[500:],
+        max_seqlen_q=200,
+    )
+    later = replace(
+        whole,
+        q=whole.q[500:],
+        k=whole.k[500:],
+        v=whole.v[500:],
+        positions=whole.positions[500:],
+        metadata=metadata,
+    )
+    assert torch.equal(run(later), expected[500:])
