@@ -13,6 +13,7 @@ from models.ops.triton.configurations import (
     decode_tiles,
     num_splits,
 )
+from models.ops.triton.wide_configurations import wide_tiles
 from services.engine.worker.kv_memory import probe_runner
 from services.engine.worker.rehearsal import (
     FIRST_STEPS,
@@ -134,6 +135,21 @@ def test_every_way_through_decode_attention_is_rehearsed(
     assert rehearsed == {form(count) for count in range(1, 257)}
 
 
+@pytest.mark.parametrize("is_gated", [True, False])
+@pytest.mark.parametrize("num_outputs", [1024, 2048, 3072, 6144, 9728, 12288, 14336, 17408, 25600])
+def test_every_way_through_products_of_many_tokens_is_rehearsed(num_outputs, is_gated, monkeypatch):
+    def tiles(num_tokens):
+        return wide_tiles(
+            num_tokens, num_outputs, 4096, is_gated=is_gated, dtype=torch.bfloat16, device=CPU
+        )
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    counts = [sum(q_lens) for q_lens in (*FIRST_STEPS, *OTHER_STEPS)]
+    rehearsed = {tiles(count) for count in (*counts, 8192) if count > 64}
+    assert {tiles(count) for count in range(65, 4097)} <= rehearsed | {None}
+    wide_tiles.cache_clear()
+
+
 def test_a_way_that_another_step_goes_gets_no_step_of_its_own(tmp_path):
     write_checkpoint(tmp_path, "qwen3_moe")
     config = replace(ModelConfig.from_folder(tmp_path), num_key_value_heads=8)
@@ -144,9 +160,9 @@ def test_a_way_that_another_step_goes_gets_no_step_of_its_own(tmp_path):
         block_size=16,
         vocab_size=97,
     )
-    gpt_oss = replace(config.moe, num_experts=32, num_experts_per_tok=4)
-    # 129 tokens are the first with more than 16 rows each; 600 have more than 64.
-    assert other_steps(replace(config, moe=gpt_oss), limits) == [*OTHER_STEPS, (129,)]
+    deepseek = replace(config.moe, num_experts=256, num_experts_per_tok=8)
+    # 1025 tokens are the first with more than 32 rows each; 600 have more than 16.
+    assert other_steps(replace(config, moe=deepseek), limits) == [*OTHER_STEPS, (1025,)]
     assert other_steps(replace(config, moe=None), limits) == list(OTHER_STEPS)
 
 
