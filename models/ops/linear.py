@@ -1,7 +1,8 @@
 """Matrix products, with the norm before them and the gate or the residual sum after them.
 
 A product of few tokens takes as long as reading its weights. On a GPU these are kernels of ours,
-which fuse what stands around them; the others are torch's.
+which fuse what stands around them. Those of more tokens are ours where a gate follows, or where
+outputs are few; the others are torch's.
 """
 
 import torch
@@ -16,6 +17,10 @@ from models.ops.triton.linear_configurations import (
     VectorTiles,
     skinny_tiles,
 )
+from models.ops.triton.wide_configurations import WideTiles, wide_tiles
+
+_MANY_TOKENS = 512
+"""From so many on torch's product adds to the residual stream in less time than the next norm."""
 
 
 def linear(
@@ -38,6 +43,9 @@ def linear(
     """
     tiles = _tiles(x, weight, bias, is_gated=is_gated)
     if tiles is None:
+        wide = _wide_tiles(x, weight, bias, is_gated=True) if is_gated else None
+        if wide is not None:
+            return _wide_linear(x, weight, wide, is_gated=True)
         output = functional.linear(x, weight, bias)
         return silu_and_mul(output) if is_gated else output
     # Triton is imported on first use: a CPU installation has none.
@@ -75,12 +83,19 @@ def add_linear(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Adds x @ weight^T + bias to the residual stream [T, N], or leaves the sum to the next norm.
 
+    The residual is used up: with many tokens it becomes the sum.
+
     Returns:
         The sum and None, or the two arguments of models.ops.rms_norm.add_rms_norm: the product,
         perhaps in parts [S, T, N], and the residual.
     """
     tiles = _tiles(x, weight, bias, is_gated=False)
     if tiles is None:
+        wide = _wide_tiles(x, weight, bias, is_gated=False)
+        if wide is not None:
+            return _wide_linear(x, weight, wide), residual
+        if runs_as_kernel(x) and x.shape[0] >= _MANY_TOKENS and bias is None:
+            return residual.addmm_(x, weight.t()), None
         return functional.linear(x, weight, bias), residual
     if isinstance(tiles, VectorTiles):
         from models.ops.triton.vector_linear import vector_linear
@@ -108,3 +123,28 @@ def _tiles(
         dtype=x.dtype,
         device=x.device,
     )
+
+
+def _wide_tiles(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, is_gated: bool
+) -> WideTiles | None:
+    """Returns the tiles of our kernel of many tokens; None if the product is torch's."""
+    if not runs_as_kernel(x) or x.dim() != 2 or x.shape[0] <= MOST_TOKENS or bias is not None:
+        return None
+    num_outputs, num_inputs = weight.shape
+    return wide_tiles(
+        x.shape[0],
+        num_outputs // 2 if is_gated else num_outputs,
+        num_inputs,
+        is_gated=is_gated,
+        dtype=x.dtype,
+        device=x.device,
+    )
+
+
+def _wide_linear(
+    x: torch.Tensor, weight: torch.Tensor, tiles: WideTiles, *, is_gated: bool = False
+) -> torch.Tensor:
+    from models.ops.triton.wide_linear import wide_linear
+
+    return wide_linear(x, weight, tiles, is_gated=is_gated)

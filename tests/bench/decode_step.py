@@ -15,6 +15,7 @@ import torch
 from models.forward_context import Context, ForwardContext, KVCacheData, forward_context
 from models.loading.loader import load_model
 from models.ops.attention_metadata import build_attention_metadata, make_attention_workspace
+from models.ops.step_tokens import choose_greedily
 from tests.support.attention_case import scattered_blocks
 
 BLOCK_SIZE = 16
@@ -43,7 +44,7 @@ class DecodeStep:
         self.starts = torch.arange(batch + 1, dtype=torch.int32, device=device)
         self.rows = torch.arange(batch, dtype=torch.int32, device=device)
         self.workspace = make_attention_workspace(model.cache_specs()[0], device=device)
-        self.chosen = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.tokens = torch.zeros(batch, context + 1, dtype=torch.int32, device=device)
 
     def run(self):
         batch, context = len(self.rows), int(self.table.shape[1]) * BLOCK_SIZE
@@ -71,7 +72,8 @@ class DecodeStep:
         step = ForwardContext(context=shape, attn_metadata=metadata, kv_cache_data=self.cache)
         with forward_context(step):
             hidden = self.model(self.token_ids, self.positions)
-        self.chosen.copy_(self.model.compute_logits(hidden).argmax(-1))
+        logits = self.model.compute_logits(hidden)
+        choose_greedily(logits, self.tokens, self.rows, self.seq_lens)
 
     @torch.inference_mode()
     def milliseconds(self, replays=REPLAYS):

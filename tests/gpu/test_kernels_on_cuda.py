@@ -32,7 +32,7 @@ HEADS = {
     "wide": Heads(num_heads=8, num_kv_heads=2, head_dim=256),
 }
 DECODES = [1, 7, 16, 17, 127, 128, 129, 1000, 2049]
-# So many that with 8 kv heads a step has the tiles of many requests.
+# So many that with 8 kv heads a step has the tiles of many requests; fewer have others.
 MANY_DECODES = [1 + 37 * request % 700 for request in range(100)]
 MIXED = ([1, 7, 127, 1, 128, 129, 1, 33], [1, 7, 127, 300, 128, 1153, 17, 1000])
 
@@ -93,8 +93,19 @@ def test_decode_is_the_references_at_any_length(heads, dtype):
 
 @DTYPES
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
-def test_decode_of_many_requests_is_the_references(heads, dtype):
-    check(make_case([1] * len(MANY_DECODES), MANY_DECODES, heads, dtype=dtype, device="cuda"))
+@pytest.mark.parametrize("num_requests", [3, 20, 50, 100])
+def test_decode_of_many_requests_is_the_references(num_requests, heads, dtype):
+    seq_lens = MANY_DECODES[-num_requests:]
+    check(make_case([1] * num_requests, seq_lens, heads, dtype=dtype, device="cuda"))
+
+
+@pytest.mark.parametrize("num_requests", [1, 3, 20, 50])
+def test_decode_of_few_requests_repeats_bit_for_bit(num_requests):
+    seq_lens = [1 + 997 * request % 3000 for request in range(num_requests)]
+    case = make_case([1] * num_requests, seq_lens, QWEN3_8B, dtype=torch.bfloat16, device="cuda")
+    output = case.run()
+    for _ in range(20):
+        assert torch.equal(case.run(), output)
 
 
 @DTYPES
@@ -280,7 +291,7 @@ def test_silu_and_mul_is_the_references(shape, dtype):
 
 def test_sizes_that_were_not_seen_before_compile_nothing(monkeypatch):
     triton = pytest.importorskip("triton")
-    for query_lens in ([1], [1] * 3, [3, 1], [100, 1]):
+    for query_lens in ([1], [1] * 3, [1] * 200, [3, 1], [100, 1]):
         make_case(query_lens, [200] * len(query_lens), TINY, device="cuda").run()
     compiled = []
 

@@ -1,4 +1,4 @@
-"""Products of few tokens against float64 references: every dtype, odd shapes, and repeatability."""
+"""Products against float64 references: every dtype, odd shapes, and repeatability."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from models.ops.input_norm import InputNorm
 from models.ops.linear import add_linear, linear, norm_linear
 from models.ops.rms_norm import add_rms_norm, rms_norm
 from models.ops.triton.linear_configurations import MatrixTiles, VectorTiles
+from models.ops.triton.wide_configurations import WideTiles
 from tests.support.linear_case import OPTIONS, make_linear_case
 from tests.support.tolerances import ROW_TOLERANCE, assert_rows_close
 
@@ -21,6 +22,13 @@ SIZES = [
 ]  # fmt: skip
 ODD_SIZES = pytest.mark.parametrize("size", SIZES[-3:], ids=str)
 VECTOR = VectorTiles(rows=4, columns=256, num_warps=2)
+WIDE = [
+    WideTiles(groups=groups, tokens=tokens, slots=slots, splits=splits)
+    for groups, tokens, slots, splits in [
+        (1, 128, 7, 1), (2, 128, 6, 1), (3, 128, 5, 1), (3, 256, 3, 1), (1, 128, 7, 3),
+        (2, 128, 6, 2),
+    ]
+]  # fmt: skip
 
 
 def matrix_tiles(**sizes):
@@ -30,7 +38,7 @@ def matrix_tiles(**sizes):
 @WAYS
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_products_are_the_references(size, options):
-    for num_tokens in (1, 2, 3, 4, 5, 7, 15, 16, 17, 33, 65):
+    for num_tokens in (1, 2, 3, 4, 5, 7, 15, 16, 17, 33, 65, 128, 200, 256, 512, 600, 1025):
         case = make_linear_case(num_tokens, *size, **options, device="cuda")
         assert_rows_close(case.run(), case.exact())
 
@@ -66,8 +74,18 @@ def test_tensor_cores_leave_parts(splits, rows, size, way):
         assert_rows_close(case.run_matrix(tiles), case.exact())
 
 
+@pytest.mark.parametrize("way", ["plain", "gate"])
+@pytest.mark.parametrize("size", [(1600, 1600), (104, 200), (8, 40)], ids=str)
+@pytest.mark.parametrize("tiles", WIDE, ids=str)
+def test_tiles_of_many_tokens_take_any_size(tiles, way, size):
+    for num_tokens in (1, 100, 128, 300, 1111):
+        case = make_linear_case(num_tokens, *size, **OPTIONS[way], device="cuda")
+        if not case.is_gated or tiles.splits == 1:
+            assert_rows_close(case.run_wide(tiles), case.exact())
+
+
 @WAYS
-@pytest.mark.parametrize("num_tokens", [1, 2, 4, 5, 16, 32])
+@pytest.mark.parametrize("num_tokens", [1, 2, 4, 5, 16, 32, 128, 512])
 def test_results_repeat_bit_for_bit_and_rows_do_not_depend_on_each_other(num_tokens, options):
     case = make_linear_case(num_tokens, 1024, 3072, **options, device="cuda")
     output = case.run()
@@ -79,17 +97,17 @@ def test_results_repeat_bit_for_bit_and_rows_do_not_depend_on_each_other(num_tok
     assert torch.equal(case.run()[0], output[0])
 
 
-@pytest.mark.parametrize("num_tokens", [1, 16])
+@pytest.mark.parametrize("num_tokens", [1, 16, 128])
 def test_few_tokens_of_bfloat16_are_not_left_to_torch(num_tokens, monkeypatch):
     x = torch.randn(num_tokens, 1024, device="cuda").bfloat16()
     weight = torch.randn(4096, 1024, device="cuda").bfloat16()
-    expected = linear(x, weight)
+    expected = linear(x, weight, is_gated=True)
 
     def fail(*arguments):
         raise AssertionError("torch was asked")
 
     monkeypatch.setattr(torch.nn.functional, "linear", fail)
-    assert torch.equal(linear(x, weight), expected)
+    assert torch.equal(linear(x, weight, is_gated=True), expected)
     with pytest.raises(AssertionError):
         linear(x.float(), weight.float())
 
@@ -116,7 +134,7 @@ class Chain:
         self.layers = [(draw(2 * 3072, 1024), draw(1024, 3072)) for _ in range(num_layers)]
 
     def run(self, x, after=lambda: None):
-        hidden, residual = x, None
+        hidden, residual = x.clone(), None  # the stream is used up
         for up, down in self.layers:
             fused = None
             if residual is None:
@@ -136,7 +154,7 @@ class Chain:
         return add_rms_norm(hidden, residual, self.norm.weight, self.norm.eps)[0]
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 4, 8, 32, 100])
+@pytest.mark.parametrize("num_tokens", [1, 2, 4, 8, 32, 100, 128, 256, 600])
 def test_overlapping_launches_of_a_captured_chain_wait_for_each_other(num_tokens):
     chain = Chain(num_layers=12)
     x = torch.randn(num_tokens, 1024, device="cuda").bfloat16()

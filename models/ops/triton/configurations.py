@@ -27,11 +27,17 @@ of 4096 tokens 82.9 us instead of 108 (H200, 8 kv heads of dimension 128, 2026-1
 """
 
 EARLY_REQUESTS = 2
-"""Up to this many single-token requests, attention lets the next kernel start at once.
+EARLY_HEADS = 16
+"""Up to this many single-token requests of so many query heads, attention lets the next kernel
+start when its own queries are there, not when it has seen its keys.
 
-With more, the next kernel's programs take room that attention still needs: 8 requests 5.20 ms a
-step instead of 4.88; 1 request 3.89 instead of 3.91 (H200, Qwen3-8B, 2026-11).
+What the next product reads ahead delays what attention reads: 1 request took 0.559 ms a step
+instead of 0.646 with 16 heads, and 4.04 instead of 3.87 with 32, whose product is eight times as
+large (Qwen3-0.6B and 8B, H200, 2026-11).
 """
+
+MOST_WHOLE = 128
+"""Programs of which each has a multiprocessor of an H200 for itself."""
 
 MAX_LATENT_PARTIALS = 64
 """Most partial results of one launch of latent attention, each of all heads of a request.
@@ -42,12 +48,24 @@ With 16 heads to a program, 128 heads of one request are 512 programs.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
-    """Shape of one program: query rows and keys of a tile, warps, and depth of the pipeline."""
+    """Shape of one program: query rows and keys of a tile, warps, and depth of the pipeline.
+
+    Of decode attention in steps of single tokens also:
+        held_keys: the first keys of a part, which are read into registers before the step's own
+            queries are there; 0: none.
+        num_programs: programs that the keys of all requests are dealt out to, in equal parts as
+            long as those are not short; 0: each sequence has as many parts as there may be.
+        starts_next_late: the next kernel may start when all keys were seen; else when the queries
+            are there.
+    """
 
     rows: int
     keys: int
     num_warps: int
     num_stages: int
+    held_keys: int = 0
+    num_programs: int = 0
+    starts_next_late: bool = True
 
 
 _DECODE = {
@@ -62,34 +80,21 @@ _DECODE = {
 
 _DEEP = Tiles(rows=16, keys=32, num_warps=1, num_stages=5)
 _WIDE = Tiles(rows=16, keys=64, num_warps=4, num_stages=3)
-_SHALLOW = Tiles(rows=16, keys=32, num_warps=1, num_stages=3)
+_SHALLOW = Tiles(rows=16, keys=16, num_warps=1, num_stages=3)
+_WHOLE = Tiles(rows=16, keys=128, num_warps=8, num_stages=5, held_keys=256, num_programs=MOST_WHOLE)
+_HALF = Tiles(
+    rows=16, keys=64, num_warps=8, num_stages=5, held_keys=64, num_programs=256,
+    starts_next_late=False,
+)  # fmt: skip
 
-_SINGLE_TOKENS = {
-    (2, 64): ((256, _WIDE), (767, _DEEP), (inf, _SHALLOW)),
-    (2, 128): ((64, _DEEP), (256, _WIDE), (767, _DEEP), (inf, _SHALLOW)),
-}
-"""Tiles of steps of single tokens, up to a number of requests times kv heads.
+_SINGLE_TOKENS = ((MOST_WHOLE, _WHOLE), (256, _HALF), (512, _WIDE), (inf, _SHALLOW))
+"""Tiles of steps of single tokens with elements of 2 bytes and heads of up to 128, up to a number
+of requests times kv heads.
 
-A warp that waits for no other one loses least between tiles, while five stages, of which two hold
-keys at a time, have room for all programs at once; from there on more programs are worth more.
-Four warps lead a little where sequences are split. Microseconds (H200, bf16, 8 kv heads of 128,
-2026-11):
-
-requests x tokens  _WIDE  _DEEP  _SHALLOW
-8 x 256             11.5   10.8      10.7
-16 x 700            20.1   21.0      22.1
-48 x 256            20.1   18.7      21.7
-128 x 256           46.1   45.7      39.1
-256 x 256           86.4   77.6      75.3
-"""
-
-_SPLIT_PAIRS = 64
-_FEW_HEADS = 2
-"""Up to so many pairs a sequence is split into many parts, which a single warp adds up quickly for
-few heads of a group only.
-
-A step of one request took 0.708 instead of 0.771 ms with 2 heads, and 4.31 instead of 3.89 with 4
-(Qwen3-0.6B and 8B, H200, 2026-11).
+Up to one program for each multiprocessor, a program holds the keys of a short sequence: nothing is
+added up, and the keys come while the queries are computed. Then two programs share a
+multiprocessor, then four. With more, a warp that waits for no other one loses least between tiles,
+and small tiles let most programs run at once.
 """
 
 _DECODE_8_BITS = {
@@ -138,21 +143,17 @@ _MOST_HOPPER_GROUP = 64
 
 
 def first_requests_of_each_form(num_kv_heads: int) -> list[int]:
-    """Returns the smallest numbers of single-token requests that may take other tiles, rising.
+    """Returns the smallest numbers of single-token requests that may take other kernels, rising.
 
-    Each set of tiles is a kernel to build, so whoever rehearses steps asks here.
+    Each set of tiles is a kernel to build, and so is whether there are parts, which ends with a set
+    of tiles, and when the next kernel starts: whoever rehearses steps asks here.
     """
-    last_pairs = {most for rows in _SINGLE_TOKENS.values() for most, _ in rows if most != inf}
-    return sorted({1, *(int(most) // num_kv_heads + 1 for most in last_pairs)})
+    last_pairs = [int(most) for most, _ in _SINGLE_TOKENS if most != inf]
+    return sorted({1, EARLY_REQUESTS + 1, *(most // num_kv_heads + 1 for most in last_pairs)})
 
 
 def decode_tiles(
-    dtype: torch.dtype,
-    cache_dtype: torch.dtype,
-    padded_head_dim: int,
-    *,
-    num_pairs: int | None,
-    group: int,
+    dtype: torch.dtype, cache_dtype: torch.dtype, padded_head_dim: int, *, num_pairs: int | None
 ) -> Tiles:
     """Returns the tiles of decode attention.
 
@@ -161,17 +162,14 @@ def decode_tiles(
         cache_dtype: of cached keys and values.
         padded_head_dim: a power of two.
         num_pairs: requests times kv heads of a step of single tokens; None in other steps.
-        group: query heads to a kv head.
 
     Raises:
         ValueError: the kernels do not take such heads.
     """
     if cache_dtype.itemsize == 1:
         return _look_up(_DECODE_8_BITS, dtype, padded_head_dim)
-    if num_pairs is not None and (num_pairs > _SPLIT_PAIRS or group <= _FEW_HEADS):
-        for most, tiles in _SINGLE_TOKENS.get((dtype.itemsize, max(64, padded_head_dim)), ()):
-            if num_pairs <= most:
-                return tiles
+    if num_pairs is not None and dtype.itemsize == 2 and padded_head_dim <= 128:
+        return next(tiles for most, tiles in _SINGLE_TOKENS if num_pairs <= most)
     return _look_up(_DECODE, dtype, padded_head_dim)
 
 

@@ -69,6 +69,24 @@ def widened(x, dtype: tl.constexpr):
 
 
 @triton.jit
+def load_keys(
+    first, end, table_ptr, k_ptr, v_ptr, kv_head, dims,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
+):  # fmt: skip
+    """Returns the tiles of cached keys and values of one kv head from `first`, zeros from `end`."""
+    keys = first + tl.arange(0, KEYS)
+    is_key = keys < end
+    block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+    slot = (block * BLOCK_SIZE + keys % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
+    in_keys = is_key[:, None] & (dims < HEAD_DIM)[None, :]
+    at_keys = slot[:, None] * HEAD_DIM + dims[None, :]
+    k = tl.load(k_ptr + at_keys, mask=in_keys, other=0.0)
+    v = tl.load(v_ptr + at_keys, mask=in_keys, other=0.0)
+    return k, v
+
+
+@triton.jit
 def attend_keys(
     q, acc, highest, total, start, end, positions, table_ptr, k_ptr, v_ptr, k_scale_ptr,
     v_scale_ptr, kv_head, dims, scale_log2,

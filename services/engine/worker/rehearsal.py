@@ -29,8 +29,9 @@ FIRST_STEPS = ((1,), (128,))
 """Lengths of the prompts of steps that a worker must not wait for when its first request comes."""
 
 OTHER_STEPS = (
-    (1, 1), (2, 2), (33,), (600,), (1,) * 8, (1,) * 16, (1,) * 32, (1,) * 64, (1,) * 128,
-)  # fmt: skip
+    *((1, 1), (2, 2), (33,), (256,), (512,), (600,)),
+    *((1,) * 8, (1,) * 16, (1,) * 32, (1,) * 64, (1,) * 128),
+)
 """Those of steps whose kernels differ from these; see the tables in models.ops.triton."""
 
 _EVERYTHING = SamplingParams(

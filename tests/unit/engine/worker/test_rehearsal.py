@@ -4,9 +4,16 @@ import pytest
 import torch
 
 from models.config import ModelConfig
+from models.forward_context import AttentionWorkspace
 from models.loading.loader import load_model
 from models.ops.expert_forms import are_few, tile_rows
-from models.ops.triton.configurations import decode_tiles
+from models.ops.triton.configurations import (
+    EARLY_REQUESTS,
+    MAX_PARTIALS,
+    decode_tiles,
+    num_splits,
+)
+from models.ops.triton.wide_configurations import wide_tiles
 from services.engine.worker.kv_memory import probe_runner
 from services.engine.worker.rehearsal import (
     FIRST_STEPS,
@@ -97,13 +104,22 @@ def test_every_way_through_experts_is_rehearsed(tmp_path, num_experts, top_k, ma
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4, 8, 16, 32])
-@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_every_way_through_decode_attention_is_rehearsed(tmp_path, head_dim, group, num_kv_heads):
-    def tiles(num_requests):
-        dtype = torch.bfloat16
+def test_every_way_through_decode_attention_is_rehearsed(
+    tmp_path, head_dim, cache_dtype, num_kv_heads
+):
+    workspace = AttentionWorkspace(
+        partials=torch.empty(0),
+        lse=torch.empty(MAX_PARTIALS),
+        counters=torch.empty(MAX_PARTIALS),
+    )
+
+    def form(num_requests):
         num_pairs = num_requests * num_kv_heads
-        return decode_tiles(dtype, dtype, head_dim, num_pairs=num_pairs, group=group)
+        tiles = decode_tiles(torch.bfloat16, cache_dtype, head_dim, num_pairs=num_pairs)
+        splits = num_splits(workspace, num_requests, num_kv_heads, num_kv_heads, cache_dtype)
+        return tiles, splits > 1, num_requests <= EARLY_REQUESTS
 
     write_checkpoint(tmp_path, "qwen3")
     config = replace(ModelConfig.from_folder(tmp_path), num_key_value_heads=num_kv_heads)
@@ -115,8 +131,23 @@ def test_every_way_through_decode_attention_is_rehearsed(tmp_path, head_dim, gro
         vocab_size=97,
     )
     steps = [*FIRST_STEPS, *other_steps(config, limits)]
-    rehearsed = {tiles(len(each)) for each in steps if max(each) == 1 and fits(each, limits)}
-    assert rehearsed == {tiles(count) for count in range(1, 257)}
+    rehearsed = {form(len(each)) for each in steps if max(each) == 1 and fits(each, limits)}
+    assert rehearsed == {form(count) for count in range(1, 257)}
+
+
+@pytest.mark.parametrize("is_gated", [True, False])
+@pytest.mark.parametrize("num_outputs", [1024, 2048, 3072, 6144, 9728, 12288, 14336, 17408, 25600])
+def test_every_way_through_products_of_many_tokens_is_rehearsed(num_outputs, is_gated, monkeypatch):
+    def tiles(num_tokens):
+        return wide_tiles(
+            num_tokens, num_outputs, 4096, is_gated=is_gated, dtype=torch.bfloat16, device=CPU
+        )
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    counts = [sum(q_lens) for q_lens in (*FIRST_STEPS, *OTHER_STEPS)]
+    rehearsed = {tiles(count) for count in (*counts, 8192) if count > 64}
+    assert {tiles(count) for count in range(65, 4097)} <= rehearsed | {None}
+    wide_tiles.cache_clear()
 
 
 def test_a_way_that_another_step_goes_gets_no_step_of_its_own(tmp_path):
@@ -129,9 +160,9 @@ def test_a_way_that_another_step_goes_gets_no_step_of_its_own(tmp_path):
         block_size=16,
         vocab_size=97,
     )
-    gpt_oss = replace(config.moe, num_experts=32, num_experts_per_tok=4)
-    # 129 tokens are the first with more than 16 rows each; 600 have more than 64.
-    assert other_steps(replace(config, moe=gpt_oss), limits) == [*OTHER_STEPS, (129,)]
+    deepseek = replace(config.moe, num_experts=256, num_experts_per_tok=8)
+    # 1025 tokens are the first with more than 32 rows each; 600 have more than 16.
+    assert other_steps(replace(config, moe=deepseek), limits) == [*OTHER_STEPS, (1025,)]
     assert other_steps(replace(config, moe=None), limits) == list(OTHER_STEPS)
 
 

@@ -17,19 +17,24 @@ from models.ops.triton.configurations import (
 def test_every_supported_head_has_tiles_that_tensor_cores_take(dtype, head_dim):
     prefill = [prefill_tiles(dtype, head_dim, has_prefix=prefix) for prefix in (False, True)]
     decode = [
-        decode_tiles(dtype, cache_dtype, head_dim, num_pairs=num_pairs, group=group)
+        decode_tiles(dtype, cache_dtype, head_dim, num_pairs=num_pairs)
         for cache_dtype in (dtype, torch.float8_e4m3fn)
-        for group in (1, 8)
         for num_pairs in (None, 1, 128, 512, 100_000)
     ]
     for tiles in (*decode, *prefill):
         assert min(tiles.rows, tiles.keys) >= 16
 
 
+def test_keys_are_dealt_out_to_no_fewer_programs_than_there_are_requests():
+    for num_pairs in range(1, 2000):
+        tiles = decode_tiles(torch.bfloat16, torch.bfloat16, 128, num_pairs=num_pairs)
+        assert tiles.num_programs == 0 or tiles.num_programs >= num_pairs
+
+
 @pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float16, 512), (torch.float64, 64)])
 def test_unsupported_heads_are_refused_by_name(dtype, head_dim):
     with pytest.raises(ValueError, match=f"no kernel for heads of {head_dim} {dtype}"):
-        decode_tiles(dtype, dtype, head_dim, num_pairs=8, group=1)
+        decode_tiles(dtype, dtype, head_dim, num_pairs=8)
 
 
 @pytest.mark.parametrize("beside_chunks", [False, True])

@@ -1,0 +1,103 @@
+"""Which products of more than 64 tokens are ours: a table, as nothing is tuned while serving.
+
+Written from what such kernels and torch's took on an H200 with the shapes of Qwen3-8B and
+Qwen3-0.6B, single and in whole steps (2026-11).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+
+GROUP_ROWS = 64
+"""Rows of the weight that a warp group multiplies."""
+MULTIPROCESSORS = 132
+"""Of an H100 or H200; programs that find no room wait for others to end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WideTiles:
+    """Warp groups of a program, tokens of a tile, slots for inputs that are under way.
+
+    splits: parts that the inputs are split into, each summed up by programs of its own.
+    """
+
+    groups: int
+    tokens: int
+    slots: int
+    splits: int = 1
+
+    def count(self, num_tokens: int, num_rows: int) -> int:
+        """Returns how many tiles there are of a weight of so many rows."""
+        return -(-num_rows // (self.groups * GROUP_ROWS)) * -(-num_tokens // self.tokens)
+
+
+_ONE_GROUP = WideTiles(groups=1, tokens=128, slots=7)
+_TWO_GROUPS = WideTiles(groups=2, tokens=128, slots=6)
+_THREE_GROUPS = WideTiles(groups=3, tokens=128, slots=5)
+_MOST_TOKENS = WideTiles(groups=3, tokens=256, slots=3)
+_WAVE_COST = {_ONE_GROUP: 0.55, _TWO_GROUPS: 0.75, _THREE_GROUPS: 1.0, _MOST_TOKENS: 1.95}
+"""Time that a tile for every multiprocessor takes, relative to each other."""
+_WASTE = 1.15
+"""Time over that of tiles without gaps, above which torch's product is faster."""
+_PART_INPUTS = 512
+"""A part of the inputs has as many at least."""
+
+
+@lru_cache(maxsize=1024)
+def wide_tiles(
+    num_tokens: int,
+    num_outputs: int,
+    num_inputs: int,
+    *,
+    is_gated: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> WideTiles | None:
+    """Returns the tiles of the product [T, K] x [N, K]^T; None where torch's is faster.
+
+    Sizes are those of the result: a gated product reads 2 * N rows. Devices and dtypes that were
+    not measured are left to torch, as are sizes that the copy engine cannot take.
+    """
+    if dtype is not torch.bfloat16 or torch.cuda.get_device_capability(device) != (9, 0):
+        return None
+    if num_outputs % 8 or num_inputs % 8:
+        return None
+    if is_gated:
+        return _gated_tiles(num_tokens, 2 * num_outputs)
+    return _split_tiles(num_tokens, num_outputs, num_inputs)
+
+
+def _gated_tiles(num_tokens: int, num_rows: int) -> WideTiles | None:
+    """Returns the tiles of a gated product of so many rows of the weight."""
+
+    def cost(tiles: WideTiles) -> float:
+        return _WAVE_COST[tiles] * -(-tiles.count(num_tokens, num_rows) // MULTIPROCESSORS)
+
+    best = min(_candidates(num_tokens), key=cost)
+    area = num_rows * num_tokens / (_THREE_GROUPS.groups * GROUP_ROWS * _THREE_GROUPS.tokens)
+    return best if cost(best) <= _WASTE * max(1.0, area / MULTIPROCESSORS) else None
+
+
+def _candidates(num_tokens: int) -> Iterable[WideTiles]:
+    """Returns the tiles to choose from: few, so that their kernels are built before serving."""
+    if num_tokens <= 512:
+        return _WAVE_COST
+    # Many tokens would be missing from the last tile of 256.
+    is_half = num_tokens < 1024 and 0 < num_tokens % 256 <= 128
+    return (_THREE_GROUPS if is_half else _MOST_TOKENS,)
+
+
+def _split_tiles(num_tokens: int, num_outputs: int, num_inputs: int) -> WideTiles | None:
+    """Returns the tiles of a product in parts, where its outputs alone are too few tiles."""
+    if num_outputs <= 2048 and num_tokens <= 256:
+        tiles = _ONE_GROUP
+    elif num_outputs <= 5120 and num_inputs >= 8192 and num_tokens <= 128:
+        tiles = replace(_TWO_GROUPS, slots=7)
+    else:
+        return None
+    splits = min(
+        MULTIPROCESSORS // tiles.count(num_tokens, num_outputs), num_inputs // _PART_INPUTS
+    )
+    return replace(tiles, splits=splits) if splits > 1 else None
