@@ -31,13 +31,21 @@ WORKER_MADE_ATTENTION_FIELDS = frozenset({"block_tables", "slot_mapping", "group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphKey:
-    """Names one captured graph; the wire's GraphKey."""
+    """Names one captured graph; the wire's GraphKey.
+
+    graph_bs: requests that it has room for.
+    """
 
     num_tokens: int
     graph_bs: int
     max_q_len: int
     uniform: bool
     is_draft: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is one graph, attention included; pieces do not mind how many requests."""
+        return self.uniform or self.graph_bs < self.num_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

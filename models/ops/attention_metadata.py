@@ -53,8 +53,7 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
         max_seqlen_k: longest sequence, in tokens.
         workspace: the worker's, from `make_attention_workspace`.
         is_recorded: a captured graph will repeat this with other content of the same tensors, so
-            nothing is read back anywhere. Each request then has max_seqlen_q query tokens, and
-            max_seqlen_k must hold for all.
+            nothing is read back anywhere, and max_seqlen_k must hold for all.
     """
     num_blocks = _num_blocks(max_seqlen_k, block_size)
     block_tables = block_table[:, :num_blocks].index_select(0, row_ids)
@@ -66,8 +65,12 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
         slot_mapping = kernel.slot_mapping(block_tables, token_request, positions, block_size)
     else:
         slot_mapping = _slot_mapping(block_tables, token_request, positions, block_size)
-        if is_recorded:
+        if is_recorded and len(positions) == len(seq_lens) * max_seqlen_q:
             groups = [_uniform_group(0, max_seqlen_q, block_tables, seq_lens, block_size)]
+        elif is_recorded:
+            # Lengths vary, so each token stands for itself.
+            tables = block_tables.index_select(0, token_request)
+            groups = [_uniform_group(0, 1, tables, positions + 1, block_size)]
         else:
             groups = _split(query_start_loc.tolist(), seq_lens, block_tables, block_size)
     return AttentionMetadata(

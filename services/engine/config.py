@@ -118,7 +118,7 @@ class EngineConfig(BaseSettings):
     cudagraph_mode: Literal[
         "auto", "none", "piecewise", "full", "full_decode_only", "full_and_piecewise"
     ] = "auto"
-    """What runs as captured graphs; auto: full_and_piecewise on CUDA, none on a CPU."""
+    """What runs as captured graphs; auto: full on CUDA, none on a CPU."""
     cudagraph_capture_sizes: CaptureSizes | None = None
     """Sizes to capture, auto for sizes planned from steps seen; absent: from cuda_graph_sizes."""
     cudagraph_piece_sizes: list[Size] | None = None
@@ -230,4 +230,4 @@ class EngineConfig(BaseSettings):
             return CUDAGraphMode.NONE
         if self.cudagraph_mode != "auto":
             return CUDAGraphMode[self.cudagraph_mode.upper()]
-        return CUDAGraphMode.FULL_AND_PIECEWISE if device_type == "cuda" else CUDAGraphMode.NONE
+        return CUDAGraphMode.FULL if device_type == "cuda" else CUDAGraphMode.NONE

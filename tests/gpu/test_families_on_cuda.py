@@ -49,7 +49,7 @@ def mixed_logits(model, tokens):
 def graph_engine(folder, level, dtype):
     config = CompilationConfig(
         level=level,
-        cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
+        cudagraph_mode=CUDAGraphMode.FULL,
         cudagraph_capture_sizes=(2, 4, 8, 64),
     )
     engine = GraphEngine(folder, config, device=str(DEVICE), dtype=dtype, num_blocks=200)

@@ -8,6 +8,7 @@ import torch
 
 from models.cudagraph_mode import CUDAGraphMode
 from protos.engine.v1.worker_pb2 import GraphReport
+from services.engine import batch
 from services.engine.batch import FallbackReason, read_int32
 from services.engine.compilation.graphs.cuda_recorder import CUDAGraphRecorder
 from services.engine.compilation.graphs.recorder import GraphFaultError
@@ -161,8 +162,10 @@ def test_capture_reports_seconds_and_bytes(folder):
 
 
 @pytest.mark.parametrize("level", [0, 2, 3])
-@pytest.mark.parametrize("mode", [CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL_AND_PIECEWISE])
-def test_pieces_give_the_tokens_of_eager_steps(folder, mode, level):
+@pytest.mark.parametrize(
+    "mode", [CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL_AND_PIECEWISE, CUDAGraphMode.FULL]
+)
+def test_steps_of_all_kinds_give_the_tokens_of_eager_steps(folder, mode, level):
     config = CompilationConfig(
         level=CompilationLevel(level),
         use_inductor=False,
@@ -178,6 +181,21 @@ def test_pieces_give_the_tokens_of_eager_steps(folder, mode, level):
     for _ in range(2):
         assert engine.run(PROMPTS, NUM_OUTPUT) == expected
     assert set(engine.reasons) == {RAN_GRAPH}
+
+
+def test_whole_graphs_serve_prompts_in_chunks_beside_decodes(folder):
+    config = CompilationConfig(
+        cudagraph_mode=CUDAGraphMode.FULL, cudagraph_capture_sizes=(4, 12, 16)
+    )
+    prompts = [[n + 3] * (7 * n + 1) for n in range(8)]
+    limits = {"max_num_batched_tokens": 16, "device": "cuda"}
+    engine = GraphEngine(folder, config, **limits)
+    assert {outcome.fault for outcome in engine.capture()} == {""}
+    expected = GraphEngine(folder, CompilationConfig(), **limits).run(prompts, NUM_OUTPUT)
+    for _ in range(2):
+        assert engine.run(prompts, NUM_OUTPUT) == expected
+    whole = {step.cudagraph_runtime_mode for step, _ in engine.steps}
+    assert whole == {batch.CUDAGraphMode.CUDA_GRAPH_MODE_FULL}
 
 
 @pytest.mark.parametrize("level", [2, 3])

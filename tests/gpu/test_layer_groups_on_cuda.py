@@ -10,7 +10,12 @@ from tests.support.random_checkpoints import write_checkpoint
 pytestmark = pytest.mark.gpu
 
 PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12], [5, 17, 3, 8, 8], [70] * 17]
-MODES = [CUDAGraphMode.NONE, CUDAGraphMode.FULL_DECODE_ONLY, CUDAGraphMode.FULL_AND_PIECEWISE]
+MODES = [
+    CUDAGraphMode.NONE,
+    CUDAGraphMode.FULL_DECODE_ONLY,
+    CUDAGraphMode.FULL_AND_PIECEWISE,
+    CUDAGraphMode.FULL,
+]
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)

@@ -10,10 +10,14 @@ from models.forward_context import AttentionWorkspace
 MAX_SPLITS = 32
 """Most parts that one sequence's keys are split into; a power of two."""
 
-MAX_PARTIALS = 1024
-"""Most partial results of one launch, which the workspace has room for."""
+MAX_PARTIALS = 2048
+"""Most partial results of one launch, which the workspace has room for.
 
-_PARTIALS = {1: MAX_PARTIALS, 2: 512, 4: 512}
+So many are made in steps with chunks of prompts, where most requests may be no single token, and in
+a captured one nobody's: two sequences of 32k tokens shall be split there too.
+"""
+
+_PARTIALS = {1: 1024, 2: 512, 4: 512}
 """How many one launch makes, by bytes of a cached element: 512 are four programs for each
 multiprocessor of an H200.
 
@@ -209,6 +213,8 @@ def num_splits(
     num_heads: int,
     num_kv_heads: int,
     cache_dtype: torch.dtype,
+    *,
+    beside_chunks: bool = False,
 ) -> int:
     """Returns how many parts each sequence's keys are split into at most.
 
@@ -218,7 +224,8 @@ def num_splits(
         return 1
     pairs = num_requests * num_kv_heads
     room = workspace.lse.numel() // (num_requests * num_heads)
-    return max(1, min(MAX_SPLITS, _PARTIALS[cache_dtype.itemsize] // pairs, room))
+    most = MAX_PARTIALS if beside_chunks else _PARTIALS[cache_dtype.itemsize]
+    return max(1, min(MAX_SPLITS, most // pairs, room))
 
 
 def _look_up(table: dict[tuple[int, int], Tiles], dtype: torch.dtype, head_dim: int) -> Tiles:

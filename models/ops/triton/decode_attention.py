@@ -327,7 +327,10 @@ def decode_attention(
     tiles = decode_tiles(q.dtype, cache.k.dtype, block_d, num_pairs=num_pairs)
     is_small = num_requests <= EARLY_REQUESTS and num_heads <= EARLY_HEADS
     starts_next_late = new is None or (tiles.starts_next_late and not is_small)
-    splits = num_splits(workspace, num_requests, num_heads, num_kv_heads, cache.k.dtype)
+    splits = num_splits(
+        workspace, num_requests, num_heads, num_kv_heads, cache.k.dtype,
+        beside_chunks=metadata.max_seqlen_q > 1,
+    )  # fmt: skip
     # Unsplit, the kernel touches none of these three.
     partials, lse, counters = (
         (output, output, metadata.seq_lens)

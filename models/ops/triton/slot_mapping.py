@@ -1,8 +1,12 @@
 """Where the keys and values of a step's tokens go, in one kernel."""
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
+
+from models.ops.triton.launch import Launch
 
 _BLOCK = 128
 
@@ -39,8 +43,15 @@ def slot_mapping(
     """
     num_tokens = positions.shape[0]
     slots = torch.empty_like(positions)
-    _slot_mapping_kernel[(triton.cdiv(num_tokens, _BLOCK),)](
+    launch = _launcher(block_size, positions.device)
+    launch(
+        (triton.cdiv(num_tokens, _BLOCK), 1, 1),
         block_tables, token_request, positions, slots, block_tables.stride(0), num_tokens,
-        BLOCK_SIZE=block_size, BLOCK=_BLOCK, num_warps=1,
     )  # fmt: skip
     return slots
+
+
+@lru_cache
+def _launcher(block_size: int, device: torch.device) -> Launch:
+    del device
+    return Launch(_slot_mapping_kernel, BLOCK_SIZE=block_size, BLOCK=_BLOCK, num_warps=1)

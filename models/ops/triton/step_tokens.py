@@ -52,7 +52,7 @@ def _best_of_part_kernel(
     tl.store(ids_ptr + row * NUM_PARTS + part, first)
 
 
-@triton.jit(do_not_specialize=["tokens_stride"])
+@triton.jit(do_not_specialize=["row_ids_ptr", "positions_ptr", "tokens_stride"])
 def _best_of_row_kernel(
     best_ptr, ids_ptr, token_ids_ptr, tokens_ptr, row_ids_ptr, positions_ptr, tokens_stride,
     NUM_LOGITS: tl.constexpr, NUM_PARTS: tl.constexpr, BLOCK: tl.constexpr,

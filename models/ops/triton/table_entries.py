@@ -1,8 +1,12 @@
 """Scattered writes to a table of integers, in one kernel."""
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
+
+from models.ops.triton.launch import Launch
 
 _BLOCK = 256
 
@@ -21,6 +25,11 @@ def _write_entries_kernel(table_ptr, writes_ptr, num_writes, BLOCK: tl.constexpr
 def write_entries(table: torch.Tensor, writes: torch.Tensor) -> None:
     """Overwrites entries of a table; see models.ops.table_entries.write_entries."""
     num_writes = writes.shape[1]
-    _write_entries_kernel[(triton.cdiv(num_writes, _BLOCK),)](
-        table, writes, num_writes, BLOCK=_BLOCK, num_warps=4
-    )
+    launch = _launcher(table.device)
+    launch((triton.cdiv(num_writes, _BLOCK), 1, 1), table, writes, num_writes)
+
+
+@lru_cache
+def _launcher(device: torch.device) -> Launch:
+    del device
+    return Launch(_write_entries_kernel, BLOCK=_BLOCK, num_warps=4)

@@ -111,7 +111,7 @@ def _table(stats: Stats) -> Table:
         computed = graph.num_replays * graph.num_tokens
         share = graph.num_replays / stats.num_steps if stats.num_steps else 0.0
         table.add_row(
-            _kind(graph),
+            _name(graph),
             str(graph.num_tokens),
             f"{graph.capture_s * 1000:.0f} ms",
             f"{graph.num_bytes / 2**20:.1f} MiB",
@@ -132,11 +132,23 @@ def _tokens(stats: Stats) -> tuple[int, int]:
 def _kind(graph: engine_pb2.GraphStats) -> str:
     if graph.is_draft:
         return "drafts"
-    return "decode" if graph.uniform else "pieces"
+    if graph.uniform:
+        return "decode"
+    return "prompts" if graph.graph_bs < graph.num_tokens else "pieces"
+
+
+def _name(graph: engine_pb2.GraphStats) -> str:
+    kind = _kind(graph)
+    return f"{kind} of {graph.graph_bs}" if kind == "prompts" else kind
 
 
 def _label(graph: engine_pb2.GraphStats) -> str:
-    contents = {"drafts": "tokens' drafts", "decode": "decodes", "pieces": "tokens in pieces"}
+    contents = {
+        "drafts": "tokens' drafts",
+        "decode": "decodes",
+        "prompts": "tokens with prompts",
+        "pieces": "tokens in pieces",
+    }
     return f"the graph of {graph.num_tokens} {contents[_kind(graph)]}"
 
 

@@ -61,7 +61,7 @@ class GraphCoverage:
             decode_q_len: query tokens of each request in a step of decodes.
         """
         planned = [key for key in planned if not key.is_draft]
-        pieces = sorted(key.num_tokens for key in planned if not key.uniform)
+        pieces = sorted({key.num_tokens for key in planned if not key.uniform})
         full = sorted(key.graph_bs for key in planned if key.uniform)
         # Decodes run as pieces where no whole graph is large enough.
         fitting = sorted({size // decode_q_len for size in pieces} - {0})

@@ -32,7 +32,7 @@ _Counts = dict[Annotated[int, Field(ge=1)], _Count]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphCost:
-    """What the capture of one graph took. uniform: a whole graph of decodes, else pieces."""
+    """What the capture of one graph took. uniform: of decodes, else of other steps."""
 
     uniform: bool
     num_tokens: int
@@ -85,8 +85,12 @@ class StepHistory:
         return replace(self, decodes=dict(histogram.decodes), others=dict(histogram.others))
 
     def costs(self, *, uniform: bool) -> Mapping[int, int]:
-        """Returns the bytes that each graph of one kind added, by size."""
-        return {each.num_tokens: each.num_bytes for each in self.graphs if each.uniform == uniform}
+        """Returns the bytes that graphs of one kind added, by size."""
+        costs = Counter[int]()
+        for each in self.graphs:
+            if each.uniform == uniform:
+                costs[each.num_tokens] += each.num_bytes
+        return costs
 
 
 _FORM = TypeAdapter(StepHistory)

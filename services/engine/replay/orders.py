@@ -57,10 +57,12 @@ class Orders:
         )
 
     def _dispatch(self, descriptor: BatchDescriptor) -> Dispatch:
-        if descriptor.cudagraph_runtime_mode == self._mode and descriptor.HasField("graph_key"):
+        key = descriptor.graph_key
+        is_captured = key.uniform or self._mode == CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE
+        if is_captured and descriptor.cudagraph_runtime_mode == self._mode:
             return Dispatch(
                 mode=self._mode,
-                graph_key=descriptor.graph_key,
+                graph_key=key,
                 fallback_reason=FallbackReason.FALLBACK_REASON_UNSPECIFIED,
             )
         shape = descriptor.context

@@ -132,6 +132,8 @@ def describe_graph(key: GraphKey | forward_context.GraphKey | None) -> str:
         return f"graph of the drafting behind {key.graph_bs} decodes"
     if key.uniform:
         return f"graph of {key.graph_bs} decodes"
+    if key.graph_bs < key.num_tokens:
+        return f"graph of {key.num_tokens} tokens of at most {key.graph_bs} requests"
     return f"graphs of pieces of {key.num_tokens} tokens"
 
 

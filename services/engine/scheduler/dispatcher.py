@@ -32,26 +32,32 @@ class Dispatch:
 
 @dataclass(slots=True)
 class _Sizes:
-    """The graphs of one kind, by size: requests of uniform batches, else tokens."""
+    """The graphs of one kind, by size: requests of uniform batches, else tokens.
 
-    captured: dict[int, GraphKey] = field(default_factory=dict)
-    ascending: list[int] = field(default_factory=list)
+    captured, ascending: by size and the requests that there is room for.
+    """
+
+    captured: dict[tuple[int, int], GraphKey] = field(default_factory=dict)
+    ascending: list[tuple[int, int]] = field(default_factory=list)
     largest_planned: int = 0
     largest_quarantined: int = 0
 
-    def capture(self, size: int, key: GraphKey) -> None:
-        self.captured[size] = key
+    def capture(self, key: GraphKey) -> None:
+        self.captured[_size(key), key.graph_bs] = key
         self.ascending = sorted(self.captured)
 
-    def quarantine(self, size: int) -> None:
-        self.largest_quarantined = max(self.largest_quarantined, size)
-        self.captured.pop(size, None)
+    def quarantine(self, key: GraphKey) -> None:
+        self.largest_quarantined = max(self.largest_quarantined, _size(key))
+        self.captured.pop((_size(key), key.graph_bs), None)
         self.ascending = sorted(self.captured)
 
-    def find(self, size: int) -> GraphKey | None:
-        """Returns the smallest graph of at least this size."""
-        index = bisect_left(self.ascending, size)
-        return self.captured[self.ascending[index]] if index < len(self.ascending) else None
+    def find(self, size: int, batch_size: int) -> GraphKey | None:
+        """Returns the smallest graph of at least this size with room for so many requests."""
+        first = bisect_left(self.ascending, (size, batch_size))
+        for found in self.ascending[first:]:
+            if found[1] >= batch_size:
+                return self.captured[found]
+        return None
 
     def why_none(self, size: int) -> FallbackReason:
         """Returns why no graph has room for this size."""
@@ -66,8 +72,9 @@ class GraphDispatcher:
     """Knows the graphs that the worker captured.
 
     A graph for uniform batches holds the whole forward pass and fits batches of at most its
-    graph_bs requests with exactly its query length. Any other graph holds the pieces between
-    attention layers and fits every batch of at most its num_tokens tokens.
+    graph_bs requests with exactly its query length. Any other graph fits every batch of at most its
+    num_tokens tokens and graph_bs requests. If it has room for as many requests as tokens it holds
+    the pieces between attention layers, else the whole forward pass.
     """
 
     def __init__(
@@ -86,7 +93,7 @@ class GraphDispatcher:
         """
         self._without_graphs = without_graphs
         self._full: dict[int, _Sizes] = {}
-        self._pieces = _Sizes()
+        self._others = _Sizes()
         self._has_plan = False
         captured = list(captured)
         for key in (*planned, *captured):
@@ -98,27 +105,30 @@ class GraphDispatcher:
 
     def capture(self, key: GraphKey) -> None:
         """Lets steps run a graph from now on."""
-        self._sizes(key).capture(_size(key), key)
+        self._sizes(key).capture(key)
 
     def quarantine(self, key: GraphKey) -> None:
         """Takes a graph away for good: its steps take the next larger one, or none."""
-        self._sizes(key).quarantine(_size(key))
+        self._sizes(key).quarantine(key)
 
     def dispatch(self, shape: BatchShape) -> Dispatch:
-        """Returns the smallest graph that fits, a full one rather than a piecewise one."""
+        """Returns the smallest graph that fits, one for uniform batches rather than another."""
+        batch_size = shape.batch_size
         full = self._full.get(shape.max_q_len) if shape.is_uniform else None
-        if full is not None and (key := full.find(shape.batch_size)) is not None:
+        if full is not None and (key := full.find(batch_size, batch_size)) is not None:
             return _replay(CUDAGraphMode.CUDA_GRAPH_MODE_FULL, key)
-        if (key := self._pieces.find(shape.num_tokens)) is not None:
+        if (key := self._others.find(shape.num_tokens, batch_size)) is not None:
+            if key.graph_bs < key.num_tokens:
+                return _replay(CUDAGraphMode.CUDA_GRAPH_MODE_FULL, key)
             return _replay(CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE, key)
         if not self._has_plan:
             return _fall_back(self._without_graphs)
         if full is not None:
-            return _fall_back(full.why_none(shape.batch_size))
-        return _fall_back(self._pieces.why_none(shape.num_tokens))
+            return _fall_back(full.why_none(batch_size))
+        return _fall_back(self._others.why_none(shape.num_tokens))
 
     def _sizes(self, key: GraphKey) -> _Sizes:
-        return self._full.setdefault(key.max_q_len, _Sizes()) if key.uniform else self._pieces
+        return self._full.setdefault(key.max_q_len, _Sizes()) if key.uniform else self._others
 
 
 def _size(key: GraphKey) -> int:

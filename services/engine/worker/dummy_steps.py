@@ -64,6 +64,40 @@ def dummy_prompts(limits: StepLimits, *, num_tokens: int, row_id: int, variant: 
     return _step(q_len, np.full(batch_size, seq_len, np.int32), row_id)
 
 
+def dummy_chunks(
+    limits: StepLimits, *, num_tokens: int, max_requests: int, row_id: int, variant: int
+) -> StepArrays:
+    """Returns chunks of prompts that have so many tokens together.
+
+    If blocks suffice for them they are those of `dummy_prompts`, with the rest of the tokens in a
+    shorter one. Otherwise all begin their sequences, so that none reads what others overwrite.
+
+    Args:
+        limits: the worker's.
+        num_tokens: of all of them; what they cannot hold is left out.
+        max_requests: how many there may be.
+        row_id: the row of all of them, which holds no block.
+        variant: 0: as few as can be, beginning their sequences; 1: behind a block of other tokens,
+            or of other lengths.
+    """
+    q_len = min(limits.block_size, limits.max_model_len)
+    if num_tokens <= max_requests * q_len:
+        num_cached = min(variant * limits.block_size, limits.max_model_len - q_len)
+    else:
+        q_len = min(limits.max_model_len, -(-num_tokens // (max_requests if variant else 1)))
+        num_cached = 0
+    starts = np.minimum(np.arange(max_requests + 1) * q_len, num_tokens)
+    q_lens = np.diff(starts)
+    q_lens = q_lens[q_lens > 0]
+    return StepArrays(
+        query_start_loc=starts[: len(q_lens) + 1].astype(np.int32),
+        seq_lens=(q_lens + num_cached).astype(np.int32),
+        row_ids=np.full(len(q_lens), row_id, np.int32),
+        sample_indices=np.empty(0, np.int32),
+        num_tokens=int(starts[len(q_lens)]),
+    )
+
+
 def _step(q_len: int, seq_lens: np.ndarray, row_id: int) -> StepArrays:
     batch_size = len(seq_lens)
     return StepArrays(

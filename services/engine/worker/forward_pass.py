@@ -54,7 +54,8 @@ class ForwardPass:
     ) -> None:
         self.run_model: Callable[..., Tensor] = model
         """What computes hidden states; whoever compiles or captures the model puts that here."""
-        self._kv_cache_data = kv_cache_data
+        self.kv_cache_data = kv_cache_data
+        """Each layer's cache."""
         # Entries of the groups stand side by side.
         num_groups = max(1, len(groups))
         self._block_tables = [block_table[:, group::num_groups] for group in range(num_groups)]
@@ -111,7 +112,7 @@ class ForwardPass:
             ),
             attn_metadata=group_metadata[0],
             layer_attn_metadata=self._by_layer(group_metadata),
-            kv_cache_data=self._kv_cache_data,
+            kv_cache_data=self.kv_cache_data,
             batch_descriptor=key,
             cudagraph_runtime_mode=shape.mode,
         )
@@ -138,7 +139,7 @@ class ForwardPass:
     @cached_property
     def _null_block(self) -> tuple[list[Tensor], list[Tensor]]:
         """All that the null block has, and what it is filled with."""
-        blocks = [tensor[0] for layer in self._kv_cache_data for tensor in layer.tensors().values()]
+        blocks = [tensor[0] for layer in self.kv_cache_data for tensor in layer.tensors().values()]
         # Not all the same: what is read there by mistake, or not read, shall be seen.
         fillings = {
             (block.shape, block.dtype): torch.linspace(-1, 1, block.numel(), device=block.device)

@@ -8,7 +8,7 @@ import structlog
 import torch
 
 from models.cudagraph_mode import CUDAGraphMode
-from models.forward_context import GraphKey
+from models.forward_context import GraphKey, KVCacheData
 from models.ops.cudagraph_support import AttentionCGSupport, attention_cudagraph_support
 from protos.engine.v1.worker_pb2 import GraphReport, GraphState
 from services.engine import batch
@@ -26,6 +26,7 @@ from services.engine.compilation.graphs.replay_recorder import ReplayRecorder
 from services.engine.compilation_config import CompilationConfig, CompilationLevel
 from services.engine.worker.decode_graphs import DecodeGraphs
 from services.engine.worker.model_runner import ModelRunner
+from services.engine.worker.prompt_graphs import PromptGraphs
 from services.engine.worker.rehearsal import prompts_of, run_small_steps
 from services.engine.worker.step_arrays import StepLimits
 from services.engine.worker.step_pieces import StepPieces
@@ -97,11 +98,13 @@ def prepare_graphs(
         pieces: the model's, which may come later; their recorder records all graphs.
         on_fault: hears of a graph that is given up while serving.
     """
-    mode = supported_mode(config.cudagraph_mode, _support(runner.device, config.level, limits))
+    support = _support(runner, config.level, limits)
+    mode = supported_mode(config.cudagraph_mode, support)
     keys = planned_keys(
         mode,
         decode_sizes=config.capture_sizes(limits.max_decodes),
         token_sizes=config.piece_sizes(limits.max_num_batched_tokens),
+        max_num_seqs=limits.max_num_seqs,
         decode_q_len=limits.decode_q_len,
     )
     drafts = runner.make_draft_graphs(pieces.recorder)
@@ -110,6 +113,7 @@ def prepare_graphs(
     graphs = WorkerGraphs(
         keys,
         DecodeGraphs(runner.model, runner.forward, runner.buffers, pieces.recorder, limits=limits),
+        prompts=PromptGraphs(runner.forward, runner.buffers, pieces.recorder, limits=limits),
         pieces=StepPieces(runner.forward, runner.buffers, pieces, limits=limits),
         drafts=drafts,
         on_fault=on_fault,
@@ -182,8 +186,10 @@ def estimate_graph_bytes(
         runner, config, limits=limits, pieces=pieces, on_fault=lambda outcome: None
     )
     total = 0
-    for kind in ((True, False), (True, True), (False, False)):
-        keys = [key for key in prepared.graphs.planned if (key.uniform, key.is_draft) == kind]
+    kinds: dict[tuple[bool, bool, bool], list[GraphKey]] = {}
+    for key in prepared.graphs.planned:
+        kinds.setdefault((key.uniform, key.is_whole, key.is_draft), []).append(key)
+    for keys in kinds.values():
         sizes = [prepared.graphs.capture(key).num_bytes for key in keys[:2]]
         if sizes:
             total += sizes[0] + (len(keys) - 1) * max(sizes[-1], MIN_GRAPH_BYTES)
@@ -224,14 +230,23 @@ def piece_graphs(device: torch.device, dtype: torch.dtype) -> PieceGraphs:
     return PieceGraphs(ReplayRecorder())
 
 
-def _support(device: torch.device, level: CompilationLevel, limits: StepLimits) -> GraphSupport:
+def _support(runner: ModelRunner, level: CompilationLevel, limits: StepLimits) -> GraphSupport:
     """Returns what can be captured; a CPU rehearses it, with attention over full block tables."""
+    device = runner.device
     needed = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
     if limits.decode_q_len > 1:
         needed = AttentionCGSupport.UNIFORM_BATCH
     can_decode = attention_cudagraph_support(device) >= needed
     # At level 1 Dynamo takes part in every step, and it does not run where operations are observed.
     is_observable = level != CompilationLevel.DYNAMO_AS_IS
+    can_attend_prompts = attention_cudagraph_support(device) is AttentionCGSupport.ALWAYS and all(
+        # Other caches are read even by chunks that begin their sequence. In the test of a graph
+        # that would be the null block, which many tokens of one step overwrite in any order.
+        isinstance(cache, KVCacheData) and cache.k_scale is None
+        for cache in runner.forward.kv_cache_data
+    )
     return GraphSupport(
-        full_decode=is_observable if device.type == "cpu" else can_decode, pieces=is_observable
+        full_decode=is_observable if device.type == "cpu" else can_decode,
+        pieces=is_observable,
+        prompts=is_observable and (device.type == "cpu" or can_attend_prompts),
     )

@@ -19,7 +19,7 @@ from models.ops.step_tokens import last_tokens
 from models.ops.table_entries import write_entries
 from services.engine.batch import RowAssignment, read_int32
 from services.engine.worker.step_arrays import BlockWrites, StepArrays, StepLimits
-from services.engine.worker.transfer import to_device
+from services.engine.worker.transfer import overwrite, to_device
 
 MAX_MADE_SLICES = 1024
 """Views of the header that are kept, by their sizes; steps repeat the same few."""
@@ -65,6 +65,7 @@ class InputBuffers:
     def __init__(self, limits: StepLimits, device: torch.device) -> None:
         self._device = device
         rows, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
+        requests = rows + limits.max_padding_requests
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -76,22 +77,21 @@ class InputBuffers:
         self.tokens[self.dummy_row].remainder_(limits.vocab_size)
         self.block_table = zeros(rows + 1, limits.block_table_width)
         # The parts of a header lie side by side: one copy a step.
-        self._header = zeros(5 * rows + 1)
-        self._offsets = (0, rows + 1, 2 * rows + 1, 3 * rows + 1, 4 * rows + 1)
-        self._last_column = limits.max_model_len
+        self._header = zeros(5 * requests + 1)
+        self._offsets = (0, *(part * requests + 1 for part in range(1, 5)))
+        self._last_column = self._max_model_len = limits.max_model_len
         self._made_slices: dict[tuple[int, int], StepHeader] = {}
         self._input_ids = zeros(tokens)
         self._positions = zeros(tokens, dtype=torch.int64)
         self._token_request = zeros(tokens, dtype=torch.int64)
         self._token_index = torch.arange(tokens, dtype=torch.int32, device=device)
-        self._request_index = torch.arange(rows, dtype=torch.int64, device=device)
+        self._request_index = torch.arange(requests, dtype=torch.int64, device=device)
 
     def assign_rows(self, assignments: Sequence[RowAssignment]) -> None:
         """Gives rows to new requests: their tokens so far, and no blocks."""
         for assignment in assignments:
-            # The bytes of a message are read-only, which torch does not accept.
-            token_ids = read_int32(assignment.token_ids).copy()
-            self.tokens[assignment.row, : len(token_ids)] = to_device(token_ids, self._device)
+            token_ids = read_int32(assignment.token_ids)
+            overwrite(self.tokens[assignment.row, : len(token_ids)], token_ids)
             self.block_table[assignment.row].zero_()
 
     def write_blocks(self, writes: BlockWrites) -> None:
@@ -112,6 +112,35 @@ class InputBuffers:
         self.write_header(arrays if not missing else self._filled_up(arrays, graph_bs, q_len))
         return self._header_slices(len(arrays.row_ids), len(arrays.sample_indices))
 
+    def write_prompts(self, arrays: StepArrays, num_tokens: int, num_requests: int) -> StepHeader:
+        """Brings a step to the device, filled up to so many query tokens with dummy requests.
+
+        Those that find no token to compute stand last.
+
+        Args:
+            arrays: the step's.
+            num_tokens: of the step and its dummies.
+            num_requests: of the step and its dummies, which must have room for the tokens.
+
+        Returns:
+            The header without the dummies; `decodes` has them.
+        """
+        missing = num_tokens - arrays.num_tokens
+        num_dummies = num_requests - len(arrays.row_ids)
+        ends = np.minimum(np.arange(1, num_dummies + 1) * self._max_model_len, missing)
+        assert ends[-1] == missing, "dummies have room for the padding"
+        lengths = np.diff(ends, prepend=0).astype(np.int32)
+        self.write_header(
+            StepArrays(
+                query_start_loc=np.concatenate([arrays.query_start_loc, arrays.num_tokens + ends]),
+                seq_lens=np.concatenate([arrays.seq_lens, lengths]),
+                row_ids=np.concatenate([arrays.row_ids, np.full(num_dummies, self.dummy_row)]),
+                sample_indices=arrays.sample_indices,
+                num_tokens=num_tokens,
+            )
+        )
+        return self._header_slices(len(arrays.row_ids), len(arrays.sample_indices))
+
     def decodes(self, graph_bs: int) -> StepHeader:
         """Returns the header of any step of `graph_bs` requests."""
         return self._header_slices(graph_bs, 0)
@@ -128,13 +157,22 @@ class InputBuffers:
             "block_table": self.block_table,
         }
 
-    def gather(self, header: StepHeader, num_tokens: int) -> StepInputs:
-        """Gathers the input tokens of a step whose header is on the device."""
+    def gather(
+        self, header: StepHeader, num_tokens: int, *, lengths_vary: bool = False
+    ) -> StepInputs:
+        """Gathers the input tokens of a step whose header is on the device.
+
+        Args:
+            header: the step's.
+            num_tokens: its query tokens.
+            lengths_vary: whether, with as many requests as tokens, some may have none and others
+                several.
+        """
         seq_lens, row_ids = header.seq_lens, header.row_ids
         num_requests = len(row_ids)
         input_ids = self._input_ids[:num_tokens]
         positions = self._positions[:num_tokens]
-        if num_tokens == num_requests:
+        if num_tokens == num_requests and not lengths_vary:
             token_request = self._request_index[:num_requests]
             last_tokens(self.tokens, row_ids, seq_lens, input_ids=input_ids, positions=positions)
         else:

@@ -10,6 +10,7 @@ from torch import Tensor
 from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import CacheData, GraphKey
 from models.layers.decoder import CausalLM
+from models.ops.step_tokens import choose_greedily
 from services.engine.batch import (
     BatchDescriptor,
     FallbackReason,
@@ -147,13 +148,8 @@ class ModelRunner:
         Raises:
             ValueError: an assignment or an update is inconsistent or exceeds the worker's limits.
         """
-        check_assignments(descriptor, self._limits)
-        writes = BlockWrites.read(descriptor, self._limits, num_blocks=self._num_blocks)
-        if descriptor.row_assignments:
-            self._row_sampling.assign(descriptor.row_assignments)
-            self._buffers.assign_rows(descriptor.row_assignments)
-        if writes is not None:
-            self._buffers.write_blocks(writes)
+        self._update_inputs(descriptor)
+        self._row_sampling.assign(descriptor.row_assignments)
 
     @torch.inference_mode()
     def execute(self, descriptor: BatchDescriptor) -> PendingResult:
@@ -164,8 +160,10 @@ class ModelRunner:
         """
         started_ns = time.perf_counter_ns()
         arrays = StepArrays.read(descriptor, self._limits)
-        self.update_tables(descriptor)
+        self._update_inputs(descriptor)
         computed = self._compute(descriptor, arrays)
+        # The device has something to do meanwhile.
+        self._row_sampling.assign(descriptor.row_assignments)
         sampled = self._sample(descriptor, arrays, computed)
         if self._on_outputs is not None:
             self._on_outputs(computed.hidden, computed.logits)
@@ -182,6 +180,14 @@ class ModelRunner:
             verified=sampled.verified,
         )
 
+    def _update_inputs(self, descriptor: BatchDescriptor) -> None:
+        """Writes the tokens of rows that are assigned, and block tables."""
+        check_assignments(descriptor, self._limits)
+        writes = BlockWrites.read(descriptor, self._limits, num_blocks=self._num_blocks)
+        self._buffers.assign_rows(descriptor.row_assignments)
+        if writes is not None:
+            self._buffers.write_blocks(writes)
+
     def _compute(self, descriptor: BatchDescriptor, arrays: StepArrays) -> ComputedStep:
         """Runs the model over the step's tokens as the scheduler ordered."""
         mode = runtime_mode(descriptor.cudagraph_runtime_mode)
@@ -189,20 +195,27 @@ class ModelRunner:
             if self._graphs is not None and self._graphs.num_pending:
                 num_decoded = len(arrays.seq_lens) * self._limits.decode_q_len
                 is_decode = arrays.num_tokens == num_decoded
-                self._graphs.note_missed(num_tokens=arrays.num_tokens, is_decode=is_decode)
+                self._graphs.note_missed(
+                    num_tokens=arrays.num_tokens,
+                    num_requests=len(arrays.seq_lens),
+                    is_decode=is_decode,
+                )
             return self._run_eagerly(descriptor, arrays)
         key = self._ordered_graph(descriptor, mode)
         assert self._graphs is not None, "_ordered_graph found the graph"
-        if mode is CUDAGraphMode.FULL:
+        if key.uniform:
             decoded = self._graphs.replay_decodes(key, arrays)
             if decoded is not None:
                 return self._of_graph(decoded, arrays)
+        elif key.is_whole:
+            computed = self._graphs.replay_prompts(key, arrays)
+            if computed is not None:
+                return self._of_pass(arrays, computed.header, computed.hidden)
         else:
             inputs = self._buffers.write_step(arrays)
             hidden = self._graphs.replay_pieces(key, inputs, _pass_shape(descriptor))
             if hidden is not None:
-                logits = self._logits(arrays, inputs, hidden)
-                return ComputedStep(header=inputs, hidden=hidden, logits=logits)
+                return self._of_pass(arrays, inputs, hidden)
         return replace(
             self._run_eagerly(descriptor, arrays),
             fallback_reason=FallbackReason.FALLBACK_REASON_QUARANTINED,
@@ -211,9 +224,12 @@ class ModelRunner:
     def _run_eagerly(self, descriptor: BatchDescriptor, arrays: StepArrays) -> ComputedStep:
         """Runs the model without a graph."""
         inputs = self._buffers.write_step(arrays)
-        hidden = self._forward(inputs, _pass_shape(descriptor))
-        logits = self._logits(arrays, inputs, hidden)
-        return ComputedStep(header=inputs, hidden=hidden, logits=logits)
+        return self._of_pass(arrays, inputs, self._forward(inputs, _pass_shape(descriptor)))
+
+    def _of_pass(self, arrays: StepArrays, header: StepHeader, hidden: Tensor) -> ComputedStep:
+        """Adds what follows a step's hidden states [T, hidden]."""
+        logits = self._logits(arrays, header, hidden)
+        return ComputedStep(header=header, hidden=hidden, logits=logits)
 
     def _logits(self, arrays: StepArrays, header: StepHeader, hidden: Tensor) -> Tensor | None:
         """Maps the hidden states [T, hidden] of a step to the logits of the rows that sample."""
@@ -246,12 +262,16 @@ class ModelRunner:
             uniform=ordered.uniform,
         )
         is_whole = mode is CUDAGraphMode.FULL
-        if self._graphs is None or not self._graphs.is_planned(key) or key.uniform != is_whole:
+        if self._graphs is None or not self._graphs.is_planned(key) or key.is_whole != is_whole:
             raise ValueError(
                 f"the step's descriptor is invalid: it has graph mode {mode} with {key}, "
                 "which was never captured"
             )
-        fits = shape.num_tokens <= key.num_tokens and shape.max_q_len <= key.max_q_len
+        fits = (
+            shape.num_tokens <= key.num_tokens
+            and shape.batch_size <= key.graph_bs
+            and shape.max_q_len <= key.max_q_len
+        )
         is_uniform = shape.num_tokens == shape.batch_size * key.max_q_len
         if not fits or (key.uniform and not is_uniform):
             raise ValueError(
@@ -274,6 +294,10 @@ class ModelRunner:
         if computed.token_ids is not None and not needs_choice(sampling):
             return SampledStep(token_ids=computed.token_ids, logprobs=None)
         sampled = _sampled_rows(arrays, header)
+        if not needs_choice(sampling):
+            tokens = self._buffers.tokens
+            token_ids = choose_greedily(logits, tokens, sampled.row_ids, sampled.seq_lens)
+            return SampledStep(token_ids=token_ids, logprobs=None)
         chosen = self._choose(descriptor, sampled, logits)
         token_ids = chosen.int()
         # The next step looks up a token of every row, also of one that has none (NO_TOKEN).

@@ -82,6 +82,8 @@ class RowSamplingTable:
         Raises:
             ValueError: a row's biases or end tokens do not fit or lie outside the vocabulary.
         """
+        if not assignments:
+            return
         for assignment in assignments:
             self._write(assignment.row, assignment.num_prompt_tokens, assignment.sampling)
         rows = np.array([assignment.row for assignment in assignments], np.int64)

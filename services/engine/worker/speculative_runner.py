@@ -197,6 +197,7 @@ def _ran_whole_graph(
     """Whether the graph of a decode step ran, and all of its requests sampled."""
     return (
         runtime_mode(descriptor.cudagraph_runtime_mode) is CUDAGraphMode.FULL
+        and descriptor.graph_key.uniform
         and not computed.fallback_reason
         and len(arrays.sample_indices) == len(arrays.row_ids)
     )

@@ -38,6 +38,11 @@ class StepLimits:
         return min(self.max_num_seqs, self.max_num_batched_tokens // self.decode_q_len)
 
     @property
+    def max_padding_requests(self) -> int:
+        """Requests that can have as many tokens as the largest step, which thus fill up any."""
+        return -(-self.max_num_batched_tokens // self.max_model_len)
+
+    @property
     def max_blocks_per_seq(self) -> int:
         """Blocks that the longest sequence needs in each group."""
         return -(-self.max_model_len // self.block_size)

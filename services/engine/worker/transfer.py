@@ -16,7 +16,18 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor).to(device, non_blocking=True)
+
+
+def overwrite(target: Tensor, array: npt.NDArray[Any]) -> None:
+    """Writes an array over a tensor of its shape; as for `to_device`, it may be dropped at once."""
+    if target.device.type == "cpu":
+        target.numpy()[...] = array
+        return
+    host = torch.empty(target.shape, dtype=target.dtype, pin_memory=True)
+    host.numpy()[...] = array
+    target.copy_(host, non_blocking=True)
 
 
 def to_host(tensor: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """The graphs of a worker: those to come, those that run, those that were given up."""
 
-from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -15,6 +14,7 @@ from services.engine.worker.decode_graphs import DecodedStep, DecodeGraphs
 from services.engine.worker.draft_graphs import DraftedStep, DraftGraphs
 from services.engine.worker.forward_pass import PassShape
 from services.engine.worker.input_buffers import StepInputs
+from services.engine.worker.prompt_graphs import ComputedPrompts, PromptGraphs
 from services.engine.worker.step_arrays import Int32Array, StepArrays
 from services.engine.worker.step_pieces import StepPieces
 
@@ -33,6 +33,7 @@ class WorkerGraphs:
         planned: Sequence[GraphKey],
         decodes: DecodeGraphs,
         *,
+        prompts: PromptGraphs | None = None,
         pieces: StepPieces | None = None,
         drafts: DraftGraphs | None = None,
         on_fault: Callable[[GraphOutcome], None],
@@ -42,6 +43,7 @@ class WorkerGraphs:
         Args:
             planned: what to capture, in this order as long as no step asked for anything.
             decodes: captures and replays whole decode steps.
+            prompts: captures and replays whole steps of other kinds.
             pieces: captures the pieces of other steps.
             drafts: captures and replays what follows a whole decode step with drafts.
             on_fault: hears of a graph that was captured and is given up while serving.
@@ -49,19 +51,17 @@ class WorkerGraphs:
         self.planned = tuple(planned)
         self._planned = frozenset(planned)
         self._decodes = decodes
+        self._prompts = prompts
         self._pieces = pieces
         self._drafts = drafts
         self._on_fault = on_fault
         self._pending = list(planned)
         self._under_test: deque[StartedCapture] = deque()
         self._captured: set[GraphKey] = set()
-        self._sizes = {
-            is_whole: sorted(
-                (key for key in planned if key.uniform == is_whole and not key.is_draft),
-                key=lambda key: key.num_tokens,
-            )
-            for is_whole in (True, False)
-        }
+        self._ascending = sorted(
+            (key for key in planned if not key.is_draft),
+            key=lambda key: (not key.uniform, key.num_tokens, key.graph_bs),
+        )
         self._num_wanted: Counter[GraphKey] = Counter()
 
     @property
@@ -77,18 +77,18 @@ class WorkerGraphs:
         """Whether the graph can be replayed."""
         return key in self._captured
 
-    def note_missed(self, *, num_tokens: int, is_decode: bool) -> None:
+    def note_missed(self, *, num_tokens: int, num_requests: int, is_decode: bool) -> None:
         """Remembers a step that ran without a graph: what serves it becomes more urgent.
 
         Args:
             num_tokens: its query tokens.
-            is_decode: each request has one.
+            num_requests: its requests.
+            is_decode: all of them have as many tokens as a decode step's.
         """
-        for is_whole in (is_decode, False):
-            sizes = self._sizes[is_whole]
-            index = bisect_left(sizes, num_tokens, key=lambda key: key.num_tokens)
-            if index < len(sizes):
-                self._num_wanted[sizes[index]] += 1
+        for key in self._ascending:
+            has_room = num_tokens <= key.num_tokens and num_requests <= key.graph_bs
+            if has_room and (is_decode or not key.uniform):
+                self._num_wanted[key] += 1
                 return
 
     def capture_next(self) -> GraphOutcome:
@@ -134,6 +134,16 @@ class WorkerGraphs:
             self.give_up(key, error)
             return None
 
+    def replay_prompts(self, key: GraphKey, arrays: StepArrays) -> ComputedPrompts | None:
+        """Runs a whole step with prompts by its graph; None if that graph was given up."""
+        if key not in self._captured or self._prompts is None:
+            return None
+        try:
+            return self._prompts.replay(key, arrays)
+        except GraphFaultError as error:
+            self.give_up(key, error)
+            return None
+
     def replay_pieces(self, key: GraphKey, inputs: StepInputs, shape: PassShape) -> Tensor | None:
         """Runs a step by the graphs of its pieces, [T, hidden]; None if those were given up."""
         if key not in self._captured or self._pieces is None:
@@ -168,9 +178,15 @@ class WorkerGraphs:
         log.error("graph_quarantined", num_tokens=key.num_tokens, fault=str(error))
         self._on_fault(GraphOutcome(key=key, fault=str(error)))
 
-    def _kind(self, key: GraphKey) -> DecodeGraphs | StepPieces | DraftGraphs:
+    def _kind(self, key: GraphKey) -> DecodeGraphs | PromptGraphs | StepPieces | DraftGraphs:
         """Returns what holds the graphs of a key's kind."""
-        kind = self._drafts if key.is_draft else self._decodes if key.uniform else self._pieces
+        kind: DecodeGraphs | PromptGraphs | StepPieces | DraftGraphs | None
+        if key.is_draft:
+            kind = self._drafts
+        elif key.uniform:
+            kind = self._decodes
+        else:
+            kind = self._prompts if key.is_whole else self._pieces
         assert kind is not None, "graphs are planned only where something captures them"
         return kind
 
@@ -196,7 +212,7 @@ class WorkerGraphs:
         log.info(
             "graph_captured",
             num_tokens=key.num_tokens,
-            is_full=key.uniform,
+            is_full=key.is_whole,
             is_draft=key.is_draft,
             capture_ms=round(outcome.capture_s * 1000, 1),
             num_kb=outcome.num_bytes // 1024,

@@ -27,17 +27,19 @@ def test_costs_hit_rate_and_padding_are_told_as_a_whole_and_by_graph():
         graphs=[
             graph(8, num_replays=75, padded_tokens=60, capture_s=0.25, num_bytes=3 * 2**20),
             graph(64, uniform=False, num_replays=20, padded_tokens=128, capture_s=1.5),
+            graph(64, graph_bs=32, uniform=False),
         ],
     )
     text = shown(stats)
     assert "host:1: FULL_AND_PIECEWISE" in text
-    assert "2/3 graphs, captured in 1.8 s, 3 MiB; hit rate 95.0% of 100 steps" in text
+    assert "3/3 graphs, captured in 1.8 s, 3 MiB; hit rate 95.0% of 100 steps" in text
     assert "padding 10.0%" in text.replace("\n", " ")
     lines = text.splitlines()
     decode = next(line for line in lines if "decode" in line)
     cells = [cell.strip() for cell in decode.strip("│").split("│")]
     assert cells == ["decode", "8", "250 ms", "3.0 MiB", "75", "75.0%", "10.0%"]
     assert any("pieces" in line and "20.0%" in line for line in lines)
+    assert any("prompts of 32" in line for line in lines)
     assert "steps without a graph: 2 oversize, 3 uncaptured" in text
 
 

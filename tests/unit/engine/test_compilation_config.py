@@ -81,8 +81,8 @@ def test_sizes_that_were_listed_are_taken_as_they_are():
     [
         ({}, "cpu", "NONE"),
         ({"compilation_level": 3}, "cpu", "NONE"),
-        ({}, "cuda", "FULL_AND_PIECEWISE"),
-        ({"compilation_level": 3}, "cuda", "FULL_AND_PIECEWISE"),
+        ({}, "cuda", "FULL"),
+        ({"compilation_level": 3}, "cuda", "FULL"),
         ({"cudagraph_mode": "full_decode_only"}, "cuda", "FULL_DECODE_ONLY"),
         ({"compilation_level": 3, "enforce_eager": True}, "cuda", "NONE"),
     ],

@@ -35,9 +35,9 @@ def trace(folder, tmp_path_factory):
     return record(folder, tmp_path_factory.mktemp("trace"))
 
 
-def record(folder, target, cache_dtype="auto"):
+def record(folder, target, cache_dtype="auto", mode=CUDAGraphMode.FULL_DECODE_ONLY):
     config = CompilationConfig(
-        cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY, cudagraph_capture_sizes=(4,)
+        cudagraph_mode=mode, cudagraph_capture_sizes=(4,), cudagraph_piece_sizes=(64,)
     )
     is_fp8 = cache_dtype == "fp8_e4m3"
     engine = GraphEngine(
@@ -124,6 +124,13 @@ def test_the_recorded_graph_is_captured_and_the_flags_sizes_fill_the_gaps(folder
     )
     fewer, _ = run(trace, folder, "full", cudagraph_capture_sizes=[1])
     assert 0 < fewer.num_by_graph < run(trace, folder, "full")[0].num_by_graph
+
+
+def test_whole_steps_with_prompts_are_repeated_without_their_graphs(folder, tmp_path):
+    trace = record(folder, tmp_path, mode=CUDAGraphMode.FULL)
+    totals, _ = run(trace, folder, "full")
+    assert totals.num_different == 0
+    assert 0 < totals.num_by_graph < totals.num_steps
 
 
 def test_one_wrong_token_is_found_and_named(folder, trace, tmp_path):

@@ -15,6 +15,10 @@ def piecewise(num_tokens: int) -> GraphKey:
     return GraphKey(num_tokens=num_tokens, graph_bs=num_tokens, max_q_len=num_tokens)
 
 
+def prompts(num_tokens: int, graph_bs: int) -> GraphKey:
+    return GraphKey(num_tokens=num_tokens, graph_bs=graph_bs, max_q_len=num_tokens)
+
+
 CATALOGUE = [full(8), full(1), full(4), full(4, q_len=3), piecewise(64), piecewise(16)]
 
 
@@ -45,6 +49,18 @@ def test_mixed_batches_take_the_smallest_piecewise_graph_that_fits():
     found = dispatch(17, 3, 15)
     assert found.mode == CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE
     assert found.graph_key == piecewise(64)
+
+
+def test_mixed_batches_take_the_smallest_full_graph_with_room_for_tokens_and_requests():
+    catalogue = [*CATALOGUE[:4], prompts(64, 63), prompts(64, 3), prompts(16, 2), prompts(16, 9)]
+    found = dispatch(17, 3, 15, catalogue)
+    assert found.mode == CUDAGraphMode.CUDA_GRAPH_MODE_FULL
+    assert found.graph_key == prompts(64, 3)
+    assert dispatch(17, 4, 14, catalogue).graph_key == prompts(64, 63)
+    assert dispatch(16, 2, 15, catalogue).graph_key == prompts(16, 2)
+    assert dispatch(9, 3, 7, catalogue).graph_key == prompts(16, 9)
+    assert dispatch(12, 10, 2, catalogue).graph_key == prompts(64, 63)
+    assert dispatch(2, 2, 1, catalogue).graph_key == full(4)
 
 
 def test_decodes_beyond_the_full_graphs_take_a_piecewise_one():

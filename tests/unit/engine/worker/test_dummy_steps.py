@@ -1,8 +1,14 @@
 """Dummy requests: some very long, none that writes where another one of other length does."""
 
+import numpy as np
 import pytest
 
-from services.engine.worker.dummy_steps import MAX_DUMMY_KEYS, dummy_decodes, dummy_prompts
+from services.engine.worker.dummy_steps import (
+    MAX_DUMMY_KEYS,
+    dummy_chunks,
+    dummy_decodes,
+    dummy_prompts,
+)
 from services.engine.worker.step_arrays import StepLimits
 
 LIMITS = StepLimits(
@@ -52,3 +58,21 @@ def test_prompts_fill_a_step_as_far_as_there_are_rows(num_tokens):
         assert num_tokens - LIMITS.block_size < arrays.num_tokens <= num_tokens
         assert len(set(arrays.seq_lens.tolist())) == 1
         assert set(arrays.row_ids.tolist()) == {256}
+
+
+@pytest.mark.parametrize("num_tokens", [2, 7, 16, 100, 500, 512, 600, 2048])
+def test_chunks_have_all_tokens_of_a_step_and_never_read_what_others_overwrite(num_tokens):
+    variants = [
+        dummy_chunks(LIMITS, num_tokens=num_tokens, max_requests=32, row_id=256, variant=variant)
+        for variant in (0, 1)
+    ]
+    for arrays in variants:
+        q_lens = np.diff(arrays.query_start_loc)
+        assert len(q_lens) <= 32
+        assert q_lens.sum() == arrays.num_tokens == num_tokens
+        cached = arrays.seq_lens - q_lens
+        assert len(set(cached.tolist())) == 1
+        # Then a block's slots are written once by each, with the same values.
+        assert not cached.any() or q_lens.max() <= LIMITS.block_size
+    first, second = variants
+    assert second.seq_lens.tolist() != first.seq_lens.tolist()

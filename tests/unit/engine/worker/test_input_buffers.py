@@ -85,6 +85,30 @@ def test_decodes_are_filled_up_with_requests_that_own_no_block(buffers):
     assert not buffers.block_table[buffers.dummy_row].any()
 
 
+def test_a_step_with_prompts_is_filled_up_with_requests_that_take_the_padding(buffers):
+    arrays = step([2, 0], [3, 1], [7, 3], [1])
+    header = buffers.write_prompts(arrays, num_tokens=16, num_requests=5)
+    assert header.seq_lens.tolist() == [7, 3]
+    assert header.append_positions.tolist() == [10, 3]
+    assert header.sample_indices.tolist() == [1]
+    filled = buffers.decodes(5)
+    # A sequence has 10 tokens at most.
+    assert filled.query_start_loc.tolist() == [0, 3, 4, 14, 16, 16]
+    assert filled.seq_lens.tolist() == [7, 3, 10, 2, 0]
+    assert filled.row_ids.tolist() == [2, 0] + [buffers.dummy_row] * 3
+    inputs = buffers.gather(filled, 16, lengths_vary=True)
+    assert inputs.positions.tolist() == [4, 5, 6, 2, *range(10), 0, 1]
+    assert inputs.token_request.tolist() == [0] * 3 + [1] + [2] * 10 + [3] * 2
+    assert inputs.input_ids[:4].tolist() == [24, 25, 26, 7]
+
+
+def test_as_many_dummies_as_tokens_still_leave_each_token_its_request(buffers):
+    buffers.write_prompts(step([0], [2], [3]), num_tokens=4, num_requests=4)
+    inputs = buffers.gather(buffers.decodes(4), 4, lengths_vary=True)
+    assert inputs.positions.tolist() == [1, 2, 0, 1]
+    assert inputs.token_request.tolist() == [0, 0, 1, 1]
+
+
 def test_what_a_graph_reads_stays_where_it_is(buffers):
     before = {name: tensor.data_ptr() for name, tensor in buffers.fixed(4).items()}
     buffers.write_decodes(step([2, 0], [1, 1], [8, 3], [1]), 4)

@@ -6,15 +6,18 @@ import pytest
 
 from models.cudagraph_mode import CUDAGraphMode as Mode
 from services.engine.compilation.graphs.capture_plan import (
+    FEW_REQUESTS,
     GraphSupport,
     full_decode_key,
     piecewise_key,
     planned_keys,
+    prompts_keys,
     supported_mode,
     with_draft_keys,
 )
 
-EVERYTHING = GraphSupport(full_decode=True, pieces=True)
+EVERYTHING = GraphSupport(full_decode=True, pieces=True, prompts=True)
+NO_PROMPTS = GraphSupport(full_decode=True, pieces=True, prompts=False)
 NO_PIECES = GraphSupport(full_decode=True, pieces=False)
 NO_FULL = GraphSupport(full_decode=False, pieces=True)
 NOTHING = GraphSupport(full_decode=False, pieces=False)
@@ -27,7 +30,8 @@ NOTHING = GraphSupport(full_decode=False, pieces=False)
         (Mode.PIECEWISE, EVERYTHING, Mode.PIECEWISE),
         (Mode.FULL_DECODE_ONLY, EVERYTHING, Mode.FULL_DECODE_ONLY),
         (Mode.FULL_AND_PIECEWISE, EVERYTHING, Mode.FULL_AND_PIECEWISE),
-        (Mode.FULL, EVERYTHING, Mode.FULL_AND_PIECEWISE),
+        (Mode.FULL, EVERYTHING, Mode.FULL),
+        (Mode.FULL, NO_PROMPTS, Mode.FULL_AND_PIECEWISE),
         (Mode.FULL, NO_PIECES, Mode.FULL_DECODE_ONLY),
         (Mode.FULL_AND_PIECEWISE, NO_PIECES, Mode.FULL_DECODE_ONLY),
         (Mode.PIECEWISE, NO_PIECES, Mode.NONE),
@@ -46,7 +50,9 @@ def test_a_decode_that_cannot_be_whole_runs_in_pieces_if_there_are_some():
 
 
 def test_whole_steps_come_first_and_of_each_kind_the_large_ones():
-    keys = planned_keys(Mode.FULL_AND_PIECEWISE, decode_sizes=(1, 4), token_sizes=(8, 64))
+    keys = planned_keys(
+        Mode.FULL_AND_PIECEWISE, decode_sizes=(1, 4), token_sizes=(8, 64), max_num_seqs=4
+    )
     assert keys == [
         full_decode_key(4),
         full_decode_key(1),
@@ -55,21 +61,44 @@ def test_whole_steps_come_first_and_of_each_kind_the_large_ones():
     ]
 
 
+def test_full_graphs_are_those_of_decodes_and_of_steps_with_prompts():
+    keys = planned_keys(
+        Mode.FULL, decode_sizes=(4,), token_sizes=(1, 2, 64), max_num_seqs=FEW_REQUESTS
+    )
+    assert keys == [full_decode_key(4), *prompts_keys(64, FEW_REQUESTS), *prompts_keys(2, 8)]
+    assert all(key.is_whole for key in keys)
+    assert not piecewise_key(64).is_whole
+
+
+def test_graphs_of_steps_with_prompts_have_room_for_few_requests_or_for_all():
+    def rooms(num_tokens, max_num_seqs):
+        return [key.graph_bs for key in prompts_keys(num_tokens, max_num_seqs)]
+
+    assert rooms(1, 256) == []
+    assert rooms(2, 256) == [1]
+    assert rooms(2048, 8) == [8]
+    assert rooms(64, 256) == [63]
+    assert rooms(128, 256) == [127, FEW_REQUESTS]
+    assert rooms(2048, 256) == [256, FEW_REQUESTS]
+
+
 def test_only_what_the_mode_runs_is_planned():
-    sizes = {"decode_sizes": (1, 4), "token_sizes": (8,)}
+    sizes = {"decode_sizes": (1, 4), "token_sizes": (8,), "max_num_seqs": 4}
     assert planned_keys(Mode.NONE, **sizes) == []
     assert planned_keys(Mode.PIECEWISE, **sizes) == [piecewise_key(8)]
     assert [key.uniform for key in planned_keys(Mode.FULL_DECODE_ONLY, **sizes)] == [True, True]
 
 
 def test_decodes_with_drafts_have_several_query_tokens():
-    keys = planned_keys(Mode.FULL_DECODE_ONLY, decode_sizes=(1, 4), token_sizes=(), decode_q_len=3)
+    keys = planned_keys(
+        Mode.FULL_DECODE_ONLY, decode_sizes=(1, 4), token_sizes=(), max_num_seqs=4, decode_q_len=3
+    )
     assert keys == [full_decode_key(4, 3), full_decode_key(1, 3)]
     assert (keys[0].num_tokens, keys[0].graph_bs, keys[0].max_q_len) == (12, 4, 3)
 
 
 def test_drafting_follows_the_graphs_of_its_steps_and_pieces_have_none():
-    sizes = {"decode_sizes": (1, 4), "token_sizes": (8,)}
+    sizes = {"decode_sizes": (1, 4), "token_sizes": (8,), "max_num_seqs": 4}
     keys = with_draft_keys(planned_keys(Mode.FULL_AND_PIECEWISE, **sizes, decode_q_len=3))
     whole = [full_decode_key(4, 3), full_decode_key(1, 3)]
     assert keys == [*whole, *(replace(key, is_draft=True) for key in whole), piecewise_key(8)]

@@ -37,9 +37,12 @@ def test_unsupported_heads_are_refused_by_name(dtype, head_dim):
         decode_tiles(dtype, dtype, head_dim, num_pairs=8)
 
 
+@pytest.mark.parametrize("beside_chunks", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(32, 8), (6, 2), (20, 1), (2, 2)])
-def test_partial_results_never_outgrow_their_workspace(num_heads, num_kv_heads, dtype):
+def test_partial_results_never_outgrow_their_workspace(
+    num_heads, num_kv_heads, dtype, beside_chunks
+):
     num_lse = MAX_PARTIALS * (num_heads // num_kv_heads)
     workspace = AttentionWorkspace(
         partials=torch.empty(0),
@@ -47,7 +50,14 @@ def test_partial_results_never_outgrow_their_workspace(num_heads, num_kv_heads, 
         counters=torch.empty(MAX_PARTIALS),
     )
     for num_requests in range(1, 600):
-        splits = num_splits(workspace, num_requests, num_heads, num_kv_heads, dtype)
+        splits = num_splits(
+            workspace,
+            num_requests,
+            num_heads,
+            num_kv_heads,
+            dtype,
+            beside_chunks=beside_chunks,
+        )
         assert 1 <= splits <= MAX_SPLITS
         if splits > 1:
             assert num_requests * num_heads * splits <= num_lse
