@@ -4,15 +4,31 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from models.ops.triton.tile_request import request_of_tile
-
 CHUNK_DIMS = gl.constexpr(64)
 """Most dimensions of a head that one copy takes: rows of 128 bytes (CUDA C++ Programming Guide)."""
 
 NUM_NOTES = gl.constexpr(7)
 """What the warpgroups are told of a piece of work: _announce writes it, attend_all reads it."""
 
-_request_of_tile = gluon.jit(request_of_tile.fn)
+_SEEN_AT_ONCE = gl.constexpr(256)
+"""Requests that the warp looks at together."""
+
+
+@gluon.jit
+def _request_of_tile(tile, query_start_ptr, num_requests, QUERIES: gl.constexpr):
+    """Returns what request_of_tile does; all lanes look, as each search is a piece of work's start.
+
+    The requests whose first tile is no later are those up to the tile's own.
+    """
+    layout: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
+    request = -1
+    for first in range(0, num_requests, _SEEN_AT_ONCE):
+        requests = first + gl.arange(0, _SEEN_AT_ONCE, layout)
+        is_request = requests < num_requests
+        starts = gl.load(query_start_ptr + requests, mask=is_request, other=0)
+        is_earlier = is_request & (starts // QUERIES + requests <= tile)
+        request += gl.sum(is_earlier.to(gl.int32), 0)
+    return request
 
 
 @gluon.jit
