@@ -27,13 +27,17 @@ of 4096 tokens 82.9 us instead of 108 (H200, 8 kv heads of dimension 128, 2026-1
 """
 
 EARLY_REQUESTS = 2
-EARLY_HEADS = 16
-"""Up to this many single-token requests of so many query heads, attention lets the next kernel
-start when its own queries are there, not when it has seen its keys.
+"""Up to this many single-token requests, attention lets the next kernel start when its own queries
+are there, not when it has seen its keys."""
 
-What the next product reads ahead delays what attention reads: 1 request took 0.559 ms a step
-instead of 0.646 with 16 heads, and 4.04 instead of 3.87 with 32, whose product is eight times as
-large (Qwen3-0.6B and 8B, H200, 2026-11).
+_HEADS_OF_WHOLE = 16
+"""Query heads with which so few requests take _WHOLE.
+
+What the next product reads ahead delays what is still to be read, the more the larger it is. With
+16 heads one request took 0.54 ms a step up to 256 tokens, and 0.64 beyond, where parts are added
+up; with _WIDE 0.70. With 32 heads it was 3.80 and 4.19 ms, starting the next kernel late, and 4.10
+up to 256 tokens starting it early; with _WIDE 3.86 to 3.91 at 256 tokens, and before keys were read
+early 3.83 at 140 to 340 (Qwen3-0.6B and 8B, H200, 2026-11).
 """
 
 MOST_WHOLE = 128
@@ -153,7 +157,13 @@ def first_requests_of_each_form(num_kv_heads: int) -> list[int]:
 
 
 def decode_tiles(
-    dtype: torch.dtype, cache_dtype: torch.dtype, padded_head_dim: int, *, num_pairs: int | None
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    padded_head_dim: int,
+    *,
+    num_requests: int | None,
+    num_heads: int,
+    num_kv_heads: int,
 ) -> Tiles:
     """Returns the tiles of decode attention.
 
@@ -161,14 +171,19 @@ def decode_tiles(
         dtype: of queries.
         cache_dtype: of cached keys and values.
         padded_head_dim: a power of two.
-        num_pairs: requests times kv heads of a step of single tokens; None in other steps.
+        num_requests: of a step of single tokens; None in other steps.
+        num_heads: Hq.
+        num_kv_heads: Hk.
 
     Raises:
         ValueError: the kernels do not take such heads.
     """
     if cache_dtype.itemsize == 1:
         return _look_up(_DECODE_8_BITS, dtype, padded_head_dim)
-    if num_pairs is not None and dtype.itemsize == 2 and padded_head_dim <= 128:
+    if num_requests is not None and dtype.itemsize == 2 and padded_head_dim <= 128:
+        if num_requests <= EARLY_REQUESTS and num_heads > _HEADS_OF_WHOLE:
+            return _WIDE
+        num_pairs = num_requests * num_kv_heads
         return next(tiles for most, tiles in _SINGLE_TOKENS if num_pairs <= most)
     return _look_up(_DECODE, dtype, padded_head_dim)
 

@@ -11,7 +11,6 @@ from models.forward_context import AttentionMetadata, KVCacheData
 from models.ops.head_transform import HeadTransform
 from models.ops.triton.cache_scales import cache_scales
 from models.ops.triton.configurations import (
-    EARLY_HEADS,
     EARLY_REQUESTS,
     MAX_SPLITS,
     Tiles,
@@ -323,10 +322,12 @@ def decode_attention(
     num_requests = metadata.seq_lens.shape[0]
     workspace = metadata.workspace
     block_d = max(16, 1 << (head_dim - 1).bit_length())
-    num_pairs = None if new is None else num_requests * num_kv_heads
-    tiles = decode_tiles(q.dtype, cache.k.dtype, block_d, num_pairs=num_pairs)
-    is_small = num_requests <= EARLY_REQUESTS and num_heads <= EARLY_HEADS
-    starts_next_late = new is None or (tiles.starts_next_late and not is_small)
+    tiles = decode_tiles(
+        q.dtype, cache.k.dtype, block_d, num_requests=None if new is None else num_requests,
+        num_heads=num_heads, num_kv_heads=num_kv_heads,
+    )  # fmt: skip
+    starts_next_late = tiles.starts_next_late and num_requests > EARLY_REQUESTS
+    starts_next_late |= new is None
     splits = num_splits(
         workspace, num_requests, num_heads, num_kv_heads, cache.k.dtype,
         beside_chunks=metadata.max_seqlen_q > 1,

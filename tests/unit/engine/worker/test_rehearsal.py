@@ -104,21 +104,24 @@ def test_every_way_through_experts_is_rehearsed(tmp_path, num_experts, top_k, ma
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("group", [1, 8])
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_every_way_through_decode_attention_is_rehearsed(
-    tmp_path, head_dim, cache_dtype, num_kv_heads
+    tmp_path, head_dim, cache_dtype, group, num_kv_heads
 ):
     workspace = AttentionWorkspace(
         partials=torch.empty(0),
-        lse=torch.empty(MAX_PARTIALS),
+        lse=torch.empty(MAX_PARTIALS * group),
         counters=torch.empty(MAX_PARTIALS),
     )
 
     def form(num_requests):
-        num_pairs = num_requests * num_kv_heads
-        tiles = decode_tiles(torch.bfloat16, cache_dtype, head_dim, num_pairs=num_pairs)
-        splits = num_splits(workspace, num_requests, num_kv_heads, num_kv_heads, cache_dtype)
+        heads = {"num_heads": num_kv_heads * group, "num_kv_heads": num_kv_heads}
+        tiles = decode_tiles(
+            torch.bfloat16, cache_dtype, head_dim, num_requests=num_requests, **heads
+        )
+        splits = num_splits(workspace, num_requests, *heads.values(), cache_dtype)
         return tiles, splits > 1, num_requests <= EARLY_REQUESTS
 
     write_checkpoint(tmp_path, "qwen3")

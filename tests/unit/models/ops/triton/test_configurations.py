@@ -17,24 +17,46 @@ from models.ops.triton.configurations import (
 def test_every_supported_head_has_tiles_that_tensor_cores_take(dtype, head_dim):
     prefill = [prefill_tiles(dtype, head_dim, has_prefix=prefix) for prefix in (False, True)]
     decode = [
-        decode_tiles(dtype, cache_dtype, head_dim, num_pairs=num_pairs)
+        decode_tiles(
+            dtype, cache_dtype, head_dim, num_requests=num_requests, num_heads=32, num_kv_heads=8
+        )
         for cache_dtype in (dtype, torch.float8_e4m3fn)
-        for num_pairs in (None, 1, 128, 512, 100_000)
+        for num_requests in (None, 1, 16, 64, 10_000)
     ]
     for tiles in (*decode, *prefill):
         assert min(tiles.rows, tiles.keys) >= 16
 
 
 def test_keys_are_dealt_out_to_no_fewer_programs_than_there_are_requests():
-    for num_pairs in range(1, 2000):
-        tiles = decode_tiles(torch.bfloat16, torch.bfloat16, 128, num_pairs=num_pairs)
-        assert tiles.num_programs == 0 or tiles.num_programs >= num_pairs
+    for num_requests in range(1, 2000):
+        tiles = decode_tiles(
+            torch.bfloat16,
+            torch.bfloat16,
+            128,
+            num_requests=num_requests,
+            num_heads=4,
+            num_kv_heads=1,
+        )
+        assert tiles.num_programs == 0 or tiles.num_programs >= num_requests
+
+
+@pytest.mark.parametrize(("num_heads", "held"), [(16, 256), (32, 0)])
+def test_a_lone_request_holds_keys_unless_a_large_product_follows(num_heads, held):
+    tiles = decode_tiles(
+        torch.bfloat16,
+        torch.bfloat16,
+        128,
+        num_requests=1,
+        num_heads=num_heads,
+        num_kv_heads=8,
+    )
+    assert tiles.held_keys == held
 
 
 @pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float16, 512), (torch.float64, 64)])
 def test_unsupported_heads_are_refused_by_name(dtype, head_dim):
     with pytest.raises(ValueError, match=f"no kernel for heads of {head_dim} {dtype}"):
-        decode_tiles(dtype, dtype, head_dim, num_pairs=8)
+        decode_tiles(dtype, dtype, head_dim, num_requests=1, num_heads=8, num_kv_heads=8)
 
 
 @pytest.mark.parametrize("beside_chunks", [False, True])
