@@ -114,15 +114,8 @@ def _tiles(
         return None
     if x.shape[0] > MOST_TOKENS:  # not worth a place in the table's memory
         return None
-    num_outputs, num_inputs = weight.shape
-    return skinny_tiles(
-        x.shape[0],
-        num_outputs // 2 if is_gated else num_outputs,
-        num_inputs,
-        is_gated=is_gated,
-        dtype=x.dtype,
-        device=x.device,
-    )
+    size = _size(x, weight, is_gated=is_gated)
+    return skinny_tiles(*size, is_gated=is_gated, dtype=x.dtype, device=x.device)
 
 
 def _wide_tiles(
@@ -131,15 +124,14 @@ def _wide_tiles(
     """Returns the tiles of our kernel of many tokens; None if the product is torch's."""
     if not runs_as_kernel(x) or x.dim() != 2 or x.shape[0] <= MOST_TOKENS or bias is not None:
         return None
+    size = _size(x, weight, is_gated=is_gated)
+    return wide_tiles(*size, is_gated=is_gated, dtype=x.dtype, device=x.device)
+
+
+def _size(x: torch.Tensor, weight: torch.Tensor, *, is_gated: bool) -> tuple[int, int, int]:
+    """Returns tokens, outputs and inputs of the product."""
     num_outputs, num_inputs = weight.shape
-    return wide_tiles(
-        x.shape[0],
-        num_outputs // 2 if is_gated else num_outputs,
-        num_inputs,
-        is_gated=is_gated,
-        dtype=x.dtype,
-        device=x.device,
-    )
+    return x.shape[0], num_outputs // 2 if is_gated else num_outputs, num_inputs
 
 
 def _wide_linear(
