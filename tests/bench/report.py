@@ -88,7 +88,7 @@ class Report:
     def problem(self, what: str) -> None:
         """Takes something that was not measured, and why."""
         self.content["problems"].append(what)
-        self.note(what.partition("\n")[0])
+        self.note(_ends_of(what))
         self.save()
 
     def note(self, line: str) -> None:
@@ -115,9 +115,14 @@ class Report:
             lines.append(f"{name:34} {numbers} {figure['unit']:9} {peer:>6} {floor:>6}")
         if self.content["settings"].get("divide_by", 1) != 1:
             lines.append("a rehearsal: lengths are divided, names of figures tell the full ones")
-        problems = [problem.partition("\n")[0] for problem in self.content["problems"]]
-        lines += [f"not measured: {problem}" for problem in problems]
+        lines += [f"not measured: {_ends_of(problem)}" for problem in self.content["problems"]]
         return "\n".join(lines)
+
+
+def _ends_of(text: str) -> str:
+    """Returns the first line and the last, which for what a service wrote is why it ended."""
+    first, *others = text.splitlines()
+    return f"{first}: {others[-1]}" if others else first
 
 
 def summary(values: Sequence[float]) -> dict[str, object]:

@@ -33,10 +33,11 @@ def test_report_is_on_disk_after_every_figure(tmp_path):
 def test_table_has_every_figure_and_what_is_missing():
     report = Report("offline", path=None)
     report.add("prefill, 2048 tokens", [50.0], "ms")
-    report.problem("serving: out of time\nmore")
+    report.problem("frontend exited 1\nTraceback\nModuleNotFoundError: No module named 'uvicorn'")
     lines = report.table().splitlines()
     assert lines[1].split()[:4] == ["prefill,", "2048", "tokens", "50"]
-    assert lines[2] == "not measured: serving: out of time"
+    why = "frontend exited 1: ModuleNotFoundError: No module named 'uvicorn'"
+    assert lines[2] == f"not measured: {why}"
 
 
 def test_peer_figures_are_for_the_machine_that_they_were_taken_on():
