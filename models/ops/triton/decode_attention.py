@@ -326,8 +326,8 @@ def decode_attention(
         q.dtype, cache.k.dtype, block_d, num_requests=None if new is None else num_requests,
         num_heads=num_heads, num_kv_heads=num_kv_heads,
     )  # fmt: skip
-    starts_next_late = tiles.starts_next_late and num_requests > EARLY_REQUESTS
-    starts_next_late |= new is None
+    is_early = num_requests <= EARLY_REQUESTS or not tiles.starts_next_late
+    starts_next_late = new is None or not is_early
     splits = num_splits(
         workspace, num_requests, num_heads, num_kv_heads, cache.k.dtype,
         beside_chunks=metadata.max_seqlen_q > 1,

@@ -41,7 +41,7 @@ class MatrixTiles:
 Tiles = VectorTiles | MatrixTiles
 
 MOST_TOKENS = 64
-"""With 128 torch's products are faster for every shape."""
+"""With more, products are torch's or those of wide_configurations."""
 _COPIED_NUMBERS = 8
 """The copy engine takes rows that are multiples of 16 bytes."""
 _FEW_OUTPUTS = 256

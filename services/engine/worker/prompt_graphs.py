@@ -27,7 +27,7 @@ class ComputedPrompts:
 
 
 class PromptGraphs:
-    """Captures and replays steps of any kind that have few requests.
+    """Captures and replays steps of any kind, each graph with room for a number of requests.
 
     Like the graph of a decode step, one of these gathers its inputs from the tables itself, and its
     attention is planned for the longest sequence there can be. It always launches what attends
