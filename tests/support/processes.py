@@ -266,10 +266,13 @@ class Stack:
 
 
 def start_engine(
-    *, credentials: grpc.ChannelCredentials | None = None, **flags: Flag
+    *,
+    module: str = "services.engine",
+    credentials: grpc.ChannelCredentials | None = None,
+    **flags: Flag,
 ) -> ServiceProcess:
     """An engine; enter it to start it and wait until it is ready."""
-    return ServiceProcess("services.engine", flags, ready_timeout_s=120, credentials=credentials)
+    return ServiceProcess(module, flags, ready_timeout_s=120, credentials=credentials)
 
 
 def start_frontend(

@@ -19,6 +19,7 @@ from services.telemetry.stacks import STACKS_SIGNAL
 
 log = structlog.get_logger()
 
+WORKER_MODULE = "services.engine.worker"
 STOP_GRACE_S = 5.0
 """Time a worker has to end after SIGTERM before it is killed."""
 STACKS_GRACE_S = 0.5
@@ -144,7 +145,7 @@ class WorkerExecutor:
             try:
                 self._process = await asyncio.create_subprocess_exec(
                     sys.executable,
-                    *("-m", "services.engine.worker"),
+                    *("-m", WORKER_MODULE),
                     *("--socket-fd", str(theirs.fileno())),
                     *("--rank", "0"),
                     *("--config", self._config.model_dump_json()),

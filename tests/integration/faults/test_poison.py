@@ -1,26 +1,26 @@
 """A request that breaks the model, or kills its worker: it ends, and nobody else notices."""
 
 import asyncio
-import os
-import signal
 
 import grpc
 import pytest
 
-from protos.common.v1.sampling_pb2 import SamplingParams
-from protos.engine.v1.engine_pb2 import GenerateRequest
+from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from tests.support.engine_client import begin, engine_stub, generate, get_stats
-from tests.support.held import assert_all_is_given_back, held_by, worker_of
+from tests.support.held import assert_all_is_given_back, frozen, held_by, worker_of
+from tests.support.mortal_engine import DEADLY
 from tests.support.poisoned_checkpoint import POISON, write_poisoned_checkpoint
 from tests.support.processes import start_engine
 
 PROMPT = [5, 6, 7, 8]
-KILLER = GenerateRequest(
-    prompt_token_ids=[3 + i % 500 for i in range(1200)],
-    sampling=SamplingParams(temperature=0, max_tokens=20),
-    priority=1,
-)
-"""At two tokens a step it takes seconds, in which the test finds it running."""
+KILLER = [DEADLY, *PROMPT]
+
+
+async def until_live(stub: EngineServiceStub, number: int) -> None:
+    """Waits until the engine has so many requests."""
+    async with asyncio.timeout(60):
+        while (stats := await get_stats(stub)).num_running + stats.num_waiting < number:  # noqa: ASYNC110  as in waiting.py
+            await asyncio.sleep(0.01)
 
 
 async def read_all(call) -> list[int]:
@@ -75,34 +75,26 @@ class TestNaN:
 
 
 class TestWorkerKiller:
-    """The worker crashes whenever a certain request runs: the test sees to that."""
-
-    async def crash_when(self, engine, stub, condition) -> None:
-        async with asyncio.timeout(60):
-            while not condition(await get_stats(stub)):  # noqa: ASYNC110  nothing to wait for
-                await asyncio.sleep(0.01)
-        os.kill(worker_of(engine).pid, signal.SIGSEGV)
-
     async def test_ends_after_its_second_victim_and_is_refused_then(self):
         async with (
             start_engine(
-                max_num_batched_tokens=2, kv_cache_memory_mb=64, worker_patience_s=300
+                module="tests.support.mortal_engine",
+                kv_cache_memory_mb=64,
+                worker_patience_s=300,
             ) as engine,
             engine_stub(engine.address) as stub,
         ):
             baseline = await held_by(engine)
-            expected = await read_all(begin(stub, PROMPT, max_tokens=400, ignore_eos=True))
-            beside = begin(stub, PROMPT, max_tokens=400, ignore_eos=True)
-            token_ids = list((await beside.read()).token_ids)
-            killer = stub.Generate(KILLER)
-            await self.crash_when(engine, stub, lambda stats: stats.num_running == 2)
-            # Its priority makes it the first to run alone.
-            await self.crash_when(
-                engine, stub, lambda stats: stats.num_worker_restarts == 1 and stats.num_running
-            )
+            expected = await read_all(begin(stub, PROMPT, max_tokens=40, ignore_eos=True))
+            with frozen(worker_of(engine)):
+                beside = begin(stub, PROMPT, max_tokens=40, ignore_eos=True)
+                await until_live(stub, 1)
+                killer = begin(stub, KILLER, max_tokens=20)
+                await until_live(stub, 2)
             await assert_fails(killer)
-            assert token_ids + await read_all(beside) == expected
-            await assert_fails(stub.Generate(KILLER))
+            assert await read_all(beside) == expected
+            assert '"num_suspects": 2' in engine.log
+            await assert_fails(begin(stub, KILLER, max_tokens=20))
             stats = await get_stats(stub)
             assert stats.num_worker_restarts == 2
             assert stats.rejected["INTERNAL"] == 1
