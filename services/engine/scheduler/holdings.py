@@ -102,7 +102,8 @@ class Holdings:
 
     def drop_ended(self) -> None:
         """Takes all requests off the running list that have ended: many at the cost of one."""
-        self.running = [r for r in self.running if r.status is RequestStatus.RUNNING]
+        running = RequestStatus.RUNNING
+        self.running = [r for r in self.running if r.status is running]
 
     def _release(self, request: Request) -> None:
         """Takes back blocks and row of a request that runs."""
