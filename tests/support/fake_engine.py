@@ -19,6 +19,7 @@ from protos.common.v1.sampling_pb2 import (
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from services.frontend.engine_client.tokenizer_files import tokenizer_sha256
 from tests.support.byte_tokenizer import reference_tokenizer, tokenizer_files
+from tests.support.processes import free_port
 
 EOS_TOKEN_ID = 1
 """<|im_end|> of the byte tokenizer."""
@@ -103,10 +104,10 @@ class FakeEngine:
         await self.die()
 
     async def start(self, port: int = 0, host: str = "127.0.0.1") -> None:
-        """Listens on loopback."""
+        """Listens on loopback; port 0 takes one that is still free after `die`."""
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         engine_pb2_grpc.add_EngineServiceServicer_to_server(_Servicer(self), self._server)
-        address = f"{host}:{port}"
+        address = f"{host}:{port or free_port()}"
         if self.credentials is None:
             self.port = self._server.add_insecure_port(address)
         else:

@@ -3,14 +3,26 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from unittest import mock
 
 import grpc
 
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
 from services.frontend.config import FrontendConfig
+from services.frontend.engine_client import client
 from services.frontend.server import FrontendServer
+from services.telemetry import metrics
 from tests.support.fake_engine import FakeEngine
 from tests.support.waiting import until
+
+PATIENCE_S = 60.0
+PATIENT = {
+    "engine_silence_timeout_s": PATIENCE_S,
+    "http_header_timeout_s": PATIENCE_S,
+    "slow_reader_timeout_s": PATIENCE_S,
+    "template_timeout_s": PATIENCE_S,
+}
+"""A machine that is held up is not to look like an engine or a client that is."""
 
 
 @dataclass
@@ -35,16 +47,20 @@ async def frontend_stack(
 ) -> AsyncIterator[FrontendStack]:
     """Starts a frontend of engines, which must be listening, and connects a client to it."""
     addresses = ",".join(each.address for each in (engine, *others))
-    settings = {"port": 0, "engine_address": addresses, **config}
+    settings = {"port": 0, "engine_address": addresses, **PATIENT, **config}
     server = FrontendServer(FrontendConfig(**settings))
-    port = await server.start()
-    address = f"127.0.0.1:{port}"
-    try:
-        async with grpc.aio.insecure_channel(address) as channel:
-            stack = FrontendStack(engine, server, channel, FrontendServiceStub(channel), address)
-            if wait_ready:
-                num_ready = 1 + len(others)
-                await until(lambda: sum(e.is_ready for e in server.engine.engines) == num_ready)
-            yield stack
-    finally:
-        await server.close()
+    with (
+        mock.patch.object(client, "CALL_TIMEOUT_S", PATIENCE_S),
+        mock.patch.object(metrics, "COLLECT_TIMEOUT_S", PATIENCE_S),
+    ):
+        port = await server.start()
+        address = f"127.0.0.1:{port}"
+        try:
+            async with grpc.aio.insecure_channel(address) as channel:
+                stub = FrontendServiceStub(channel)
+                if wait_ready:
+                    num_ready = 1 + len(others)
+                    await until(lambda: sum(e.is_ready for e in server.engine.engines) == num_ready)
+                yield FrontendStack(engine, server, channel, stub, address)
+        finally:
+            await server.close()

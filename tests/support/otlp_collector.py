@@ -4,11 +4,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Self
+from unittest import mock
 
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
 
+from services.telemetry import spans
 from tests.support.processes import free_port
 
 
@@ -28,11 +30,12 @@ class SeenSpan:
 
 
 class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps every span that services send it."""
+    """Keeps every span that services send it; those in this process give it time to take them."""
 
     def __init__(self) -> None:
         self._spans: list[SeenSpan] = []
         self._arrived = threading.Condition()
+        self._patience = mock.patch.multiple(spans, EXPORT_TIMEOUT_S=60, CLOSE_TIMEOUT_S=60)
 
     def __enter__(self) -> Self:
         self._server = grpc.server(ThreadPoolExecutor(4))
@@ -40,9 +43,11 @@ class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
         port = self._server.add_insecure_port(f"127.0.0.1:{free_port()}")
         self.endpoint = f"http://127.0.0.1:{port}"
         self._server.start()
+        self._patience.start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._patience.stop()
         self._server.stop(None)
 
     def Export(  # noqa: N802  the protocol's name

@@ -7,6 +7,7 @@ import tomllib
 import pytest
 
 from services.client.cli import main
+from services.client.commands import stats
 from tests.support.fake_frontend import fake_frontend_in_thread
 from tests.support.processes import ROOT, free_port
 
@@ -26,6 +27,7 @@ def frontend():
 def octavo(frontend, monkeypatch, capsys):
     """Runs a command line and returns its exit code, output and error output."""
     monkeypatch.setenv("OCTAVO_FRONTEND", frontend.address)
+    monkeypatch.setattr(stats, "CALL_TIMEOUT_S", 60)
 
     def run(*arguments: str, stdin: str = ""):
         monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
@@ -202,7 +204,9 @@ def test_a_refusal_is_one_line_and_exit_code_1(octavo):
     assert (code, err) == (1, "octavo: the queue is full\n")
 
 
-@pytest.mark.parametrize("command", [["models"], ["stats"], ["health", "ADDRESS"]])
+@pytest.mark.parametrize(
+    "command", [["models"], ["stats"], ["health", "ADDRESS", "--timeout-s=60"]]
+)
 def test_nobody_listening_is_one_line_with_a_hint(octavo, monkeypatch, command):
     address = f"127.0.0.1:{free_port()}"
     monkeypatch.setenv("OCTAVO_FRONTEND", address)

@@ -9,6 +9,7 @@ from services.client.client import OctavoClient
 from services.client.requests import Message, Options, Sampling
 from services.client.responses import FinishReason, TokenLogprob, Usage
 from tests.support.fake_frontend import FakeFrontend
+from tests.support.processes import free_port
 
 
 @pytest.fixture
@@ -71,9 +72,9 @@ async def test_logprobs_come_back_typed(client):
 
 
 async def test_the_time_limit_travels_as_the_calls_deadline(client, fake):
-    await client.generate("a", timeout_s=20).completion()
+    await client.generate("a", timeout_s=10_000).completion()
     await client.generate("a").completion()
-    assert fake.time_limits_s == [pytest.approx(20, abs=2), None]
+    assert fake.time_limits_s == [pytest.approx(10_000, abs=1000), None]
 
 
 async def test_a_refusal_is_raised_as_its_own_class_with_the_servers_advice(client):
@@ -109,9 +110,7 @@ async def test_a_passed_time_limit_is_raised(client):
 
 
 async def test_nobody_listening_is_unavailable():
-    async with FakeFrontend() as gone:
-        address = gone.address
-    async with OctavoClient(address) as client:
+    async with OctavoClient(f"127.0.0.1:{free_port()}") as client:
         with pytest.raises(errors.UnavailableError):
             await client.list_models()
 
@@ -127,13 +126,13 @@ async def test_cancel_reaches_the_server_and_the_reader_learns_of_it(client, fak
     stream.cancel()
     with pytest.raises(errors.CancelledError):
         await anext(stream)
-    await asyncio.wait_for(fake.was_cancelled.wait(), 10)
+    await asyncio.wait_for(fake.was_cancelled.wait(), 60)
 
 
 async def test_leaving_a_streams_block_cancels_the_request(client, fake):
     async with client.generate("HANG on") as stream:
         await anext(stream)
-    await asyncio.wait_for(fake.was_cancelled.wait(), 10)
+    await asyncio.wait_for(fake.was_cancelled.wait(), 60)
 
 
 async def test_a_cancelled_reader_is_cancelled_and_not_told_of_an_error(client, fake):
@@ -144,7 +143,7 @@ async def test_a_cancelled_reader_is_cancelled_and_not_told_of_an_error(client, 
     reader.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reader
-    await asyncio.wait_for(fake.was_cancelled.wait(), 10)
+    await asyncio.wait_for(fake.was_cancelled.wait(), 60)
 
 
 async def test_tokenize_pairs_ids_with_their_text(client):

@@ -13,7 +13,9 @@ from protos.engine.v1.batch_pb2 import BatchDescriptor, Context, StepResult
 from protos.engine.v1.engine_pb2 import WatchStepsResponse
 from protos.engine.v1.recording_pb2 import Snapshot
 from services.client.cli import main
+from services.client.commands.record import _Recorder
 from services.engine.replay.recording import Recording
+from tests.support.loop_time import LoopTime
 
 FIRST_STEP = 7
 
@@ -44,7 +46,7 @@ class Engine(engine_pb2_grpc.EngineServiceServicer):
         if self.ending == "open":
             gone = threading.Event()
             context.add_callback(gone.set)
-            gone.wait(20)
+            gone.wait(60)
         elif self.ending == "failed":
             context.abort(grpc.StatusCode.UNAVAILABLE, "the engine is draining")
 
@@ -91,9 +93,16 @@ def test_a_recording_stops_after_so_many_steps_and_tells_what_it_has(record):
     assert recording.snapshot.next_step_id == FIRST_STEP
 
 
-def test_a_recording_stops_after_so_many_seconds(record):
+def test_a_recording_stops_after_so_many_seconds(record, monkeypatch):
+    add = _Recorder.add
+
+    def add_and_let_time_pass(recorder, response):
+        add(recorder, response)
+        LoopTime().wind(3600)
+
+    monkeypatch.setattr(_Recorder, "add", add_and_let_time_pass)
     with serving([opening(), step(7)]) as (_, address):
-        code, out, _, path = record(address, "--seconds", "1")
+        code, out, _, path = record(address, "--seconds", "3600")
     assert (code, Recording.open(path).num_steps) == (0, 1)
     assert "1 steps" in out
 

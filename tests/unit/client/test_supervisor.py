@@ -119,5 +119,5 @@ async def test_the_first_signal_cancels_and_the_second_one_hurries():
             await hurried.wait()
             cleaned_up = True
 
-    await asyncio.wait_for(run_until_signalled(work(), hurried.set), 10)
+    await asyncio.wait_for(run_until_signalled(work(), hurried.set), 60)
     assert cleaned_up

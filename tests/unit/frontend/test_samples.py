@@ -81,7 +81,7 @@ async def test_a_refusal_of_one_is_the_refusal_of_all_and_leaves_none_running():
 
 async def test_a_client_that_leaves_ends_all_of_them():
     endless = says("one two " * 100, eos=False)
-    async with FakeEngine(script=endless) as engine, frontend_stack(engine) as stack:
+    async with FakeEngine(script=endless, hold_at=9) as engine, frontend_stack(engine) as stack:
         call = stack.stub.Generate(request(3))
         await call.read()
         call.cancel()
@@ -90,7 +90,7 @@ async def test_a_client_that_leaves_ends_all_of_them():
 
 async def test_an_engine_that_dies_ends_all_of_them_with_one_status():
     endless = says("one two " * 100, eos=False)
-    async with FakeEngine(script=endless) as engine, frontend_stack(engine) as stack:
+    async with FakeEngine(script=endless, hold_at=9) as engine, frontend_stack(engine) as stack:
         outputs = aiter(stack.stub.Generate(request(3)))
         await anext(outputs)
         await engine.die()

@@ -89,6 +89,7 @@ async def test_engines_that_come_at_the_same_time_share_one_template():
         workers = [
             child
             for child in psutil.Process().children()
-            if "services.frontend.text.template_worker" in child.cmdline()
+            if "services.frontend.text.template_worker"
+            in (child.as_dict(["cmdline"])["cmdline"] or ())
         ]
         assert len(workers) == 1

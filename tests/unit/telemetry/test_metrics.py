@@ -16,6 +16,11 @@ from services.telemetry.tls import ServerTls
 from tests.support.certificates import LOOPBACK, Authority
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch):
+    monkeypatch.setattr(metrics_module, "COLLECT_TIMEOUT_S", 60)
+
+
 def families_of(text: str) -> dict[str, dict[tuple, float]]:
     """Samples by name and labels."""
     found: dict[str, dict[tuple, float]] = {}

@@ -9,9 +9,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.frontend.v1 import frontend_pb2 as pb
+from services.frontend.engine_client.session import SILENCE_CHECKS
 from tests.support.byte_tokenizer import CHAT_TEMPLATE, tokenizer_files
 from tests.support.fake_engine import FakeEngine, says
 from tests.support.frontend_stack import FrontendStack, frontend_stack
+from tests.support.loop_time import LoopTime
 from tests.support.waiting import until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -109,16 +111,20 @@ async def test_a_lost_engine_ends_its_requests_and_is_found_again():
 async def test_a_silent_engine_is_given_up_and_its_requests_end():
     async with (
         FakeEngine() as engine,
-        frontend_stack(engine, engine_silence_timeout_s=0.2) as stack,
+        frontend_stack(engine, engine_silence_timeout_s=60) as stack,
     ):
         engine.pause()
         call = stack.stub.Generate(request())
         await until(lambda: engine.live)
         engine.mute()
+        time = LoopTime()
+        while stack.server.engine.is_ready:
+            time.wind(60 / SILENCE_CHECKS)
+            await asyncio.sleep(0.01)
         assert await status_of(call) == grpc.StatusCode.UNAVAILABLE
-        await until(lambda: not stack.server.engine.is_ready)
         engine.unmute()
         engine.resume()
+        time.wind(60)  # for the hello that never came
         await until(lambda: stack.server.engine.is_ready)
         assert await answer(stack) == "hello world"
 

@@ -53,7 +53,7 @@ async def pool_of(name: str, names: Names, *, tls: ClientTls | None = None):
     pool = EnginePool(
         AddressBook([name], lookup=names),
         TokenizerStore(None),
-        PoolLimits(silence_timeout_s=0.5, resolve_interval_s=0.02),
+        PoolLimits(silence_timeout_s=60, resolve_interval_s=0.02),
         tls=tls,
     )
     running = asyncio.create_task(pool.run(on_model=take_model, on_readiness=readiness.append))

@@ -1,5 +1,6 @@
 """A request whose engine refuses it or dies goes on with another, and its caller sees no seam."""
 
+import asyncio
 import contextlib
 
 import grpc
@@ -8,8 +9,10 @@ import pytest
 from protos.common.v1.failure_pb2 import Failure
 from protos.common.v1.sampling_pb2 import SamplingParams
 from protos.frontend.v1 import frontend_pb2 as pb
+from services.frontend.engine_client.session import SILENCE_CHECKS
 from tests.support.fake_engine import FakeEngine, Script, says
 from tests.support.frontend_stack import FrontendStack, frontend_stack
+from tests.support.loop_time import LoopTime
 from tests.support.waiting import until
 
 TEXT = "one two \N{SNOWMAN} three four \N{HUGGING FACE} five " * 6
@@ -43,13 +46,19 @@ async def counts(stack: FrontendStack) -> tuple[int, int]:
     return listing.num_retries, listing.num_migrations
 
 
+async def heard(stack: FrontendStack, second: FakeEngine) -> None:
+    """Waits until the frontend knows the second engine's load."""
+    view = stack.server.engine.engines[1].view
+    await until(lambda: view.heartbeat.num_used_blocks == second.load["num_used_blocks"])
+
+
 @contextlib.asynccontextmanager
 async def pair(*, script: Script | None = None, **config: object):
     """Two engines and a frontend; the first engine gets the first request."""
     first = FakeEngine(script=script or says(TEXT))
     second = FakeEngine(engine_id="engine-2", script=first.script, load={"num_used_blocks": 50})
     async with first, second, frontend_stack(first, second, **config) as stack:
-        await until(lambda: stack.server.engine.engines[1].view.heartbeat.num_used_blocks == 50)
+        await heard(stack, second)
         yield first, second, stack
 
 
@@ -118,6 +127,7 @@ class TestBeforeTheFirstToken:
             first.pause()
             call = stack.stub.Generate(request(), timeout=30)
             await until(lambda: first.live)
+            await asyncio.sleep(0.002)
             await first.die()
             await collect(call)
             assert second.submits[0].timeout_ms < first.submits[0].timeout_ms
@@ -187,9 +197,14 @@ class TestInMidStream:
             assert "lost the engine" in error.details()
 
     async def test_a_silent_engine_is_left(self):
-        async with pair(engine_silence_timeout_s=0.3) as (first, _, stack):
+        async with pair(engine_silence_timeout_s=60) as (first, second, stack):
             call, outputs = await begin(stack, first, request(), 3)
             first.mute()
+            time = LoopTime()
+            while stack.server.engine.engines[0].is_ready:
+                time.wind(60 / SILENCE_CHECKS)
+                second.load["num_used_blocks"] += 1
+                await heard(stack, second)
             assert text_of(outputs + await collect(call)) == TEXT
 
     async def test_a_cancelled_request_goes_nowhere(self):

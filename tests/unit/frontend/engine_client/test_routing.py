@@ -9,9 +9,11 @@ import pytest
 from protos.common.v1.failure_pb2 import Failure
 from protos.engine.v1.engine_pb2 import PrefixChanges
 from protos.frontend.v1 import frontend_pb2 as pb
+from services.frontend.engine_client import circuit_breaker
 from services.frontend.engine_client.circuit_breaker import MAX_FAILURES
 from services.frontend.engine_client.messages import pack_uint32
 from services.frontend.engine_client.prefix_keys import compact_keys
+from tests.support import fake_engine
 from tests.support.fake_engine import FakeEngine
 from tests.support.frontend_stack import FrontendStack, frontend_stack
 from tests.support.waiting import until
@@ -114,7 +116,9 @@ async def test_a_prefix_under_another_salt_is_none():
         assert [submit.cache_salt for submit in warm.submits] == ["theirs"]
 
 
-async def test_requests_that_begin_alike_follow_each_other_at_once():
+async def test_requests_that_begin_alike_follow_each_other_at_once(monkeypatch):
+    # After some heartbeats these engines would seem to have cached nothing.
+    monkeypatch.setattr(fake_engine, "HEARTBEAT_INTERVAL_S", 3600)
     first, second = FakeEngine(), FakeEngine(engine_id="engine-2")
     long = list(range(200))
     async with first, second, frontend_stack(first, second) as stack:
@@ -139,7 +143,8 @@ async def test_an_engine_whose_step_takes_long_is_the_last_choice():
         assert await ask(stack) == "hello world"
 
 
-async def test_an_engine_that_fails_requests_is_spared():
+async def test_an_engine_that_fails_requests_is_spared(monkeypatch):
+    monkeypatch.setattr(circuit_breaker, "FIRST_PAUSE_S", 3600)
     broken = FakeEngine(rejection=Failure(code=14, message="no"))
     sound = FakeEngine(engine_id="engine-2", load={"num_used_blocks": 1000})
     async with broken, sound, frontend_stack(broken, sound) as stack:
@@ -169,7 +174,8 @@ async def test_load_spreads_while_answers_are_running():
         asks = []
         for number in range(9):
             asks.append(asyncio.create_task(ask(stack, request([number] * 9))))
-            await until(lambda: sum(len(engine.submits) for engine in engines) == len(asks))
+            # A heartbeat from before an engine had it has come by the time that it is admitted.
+            await until(lambda: sum(stack.server.requests.counts.submit.counts) == len(asks))
             await settled(stack, *engines)
         assert [len(engine.submits) for engine in engines] == [3, 3, 3]
         for engine in engines:

@@ -45,7 +45,11 @@ def generate(**options) -> pb.GenerateRequest:
 async def test_requests_of_every_way_in_are_counted():
     async with watched_stack() as (stack, client):
         await client.post("/v1/chat/completions", json=CHAT)
-        async for _ in stack.stub.Generate(generate()):
+        stack.engine.hold_at = 1  # else all tokens may come at once, with no time between them
+        call = stack.stub.Generate(generate())
+        await call.read()
+        stack.engine.hold_at = None
+        while await call.read() is not grpc.aio.EOF:
             pass
         call = stack.stub.Session()
         await call.write(pb.SessionRequest(handle=1, generate=generate()))

@@ -205,7 +205,7 @@ async def test_using_a_live_handle_again_ends_its_request_alone(again):
         stack.engine.pause()
         await call.write(generate(1, request_id="first"))
         await call.write(generate(2))
-        await until(lambda: len(stack.engine.live) == 2)
+        await until(lambda: sum(stack.server.requests.counts.submit.counts) == 2)
         await call.write(again)
         await answers.read_until_over(1)
         assert answers.failure[1].code == ALREADY_EXISTS
