@@ -15,8 +15,6 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from protos.common.v1.sampling_pb2 import SamplingParams
-from protos.engine.v1.engine_pb2 import GetStatsRequest
-from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
 from services.client.channel import Access
@@ -24,6 +22,9 @@ from services.client.client import OctavoClient
 from services.client.errors import OverloadedError, UnauthenticatedError
 from services.client.requests import Options, Sampling
 from services.telemetry.status import RETRY_PUSHBACK
+from tests.support.halting_engine import halting_seed
+from tests.support.held import frozen, worker_of
+from tests.support.pace import halted, together, until_live
 from tests.support.processes import ROOT, Stack, free_port, start_engine, start_frontend
 from tests.support.waiting import until
 
@@ -36,7 +37,7 @@ KEYS = {
     "roomy": f'key = "{ROOMY}"\nmay_list_engines = true',
     "narrow": f'key = "{NARROW}"\nmax_live_requests = 1',
     "fleeting": f'key = "{FLEETING}"',
-    "metered": f'key = "{METERED}"\ntokens_per_minute = 100',
+    "metered": f'key = "{METERED}"\ntokens_per_minute = 10',
 }
 LONG = SamplingParams(temperature=0, max_tokens=1900, ignore_eos=True)
 
@@ -68,7 +69,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     path = tmp_path_factory.mktemp("keys") / "keys.toml"
     path.write_text("".join(f"[keys.{name}]\n{text}\n" for name, text in KEYS.items()))
     port = free_port()
-    engine = start_engine(max_num_seqs=4)
+    engine = start_engine(module="tests.support.halting_engine", max_num_seqs=4)
     frontend = start_frontend(engine.address, api_keys_file=path, http_port=port, log_level="debug")
     with Stack(engine, frontend) as services:
         yield Guarded(services, path, f"http://127.0.0.1:{port}")
@@ -78,6 +79,10 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 async def stub_of(guarded: Guarded) -> AsyncIterator[FrontendServiceStub]:
     async with grpc.aio.insecure_channel(guarded.address) as channel:
         yield FrontendServiceStub(channel)
+
+
+def http_client(guarded: Guarded) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=guarded.url, timeout=60)
 
 
 def bearer(key: str) -> list[tuple[str, str]]:
@@ -98,18 +103,6 @@ def calls_of(stub: FrontendServiceStub, **metadata):
         "ListModels": lambda: stub.ListModels(pb.ListModelsRequest(), **metadata),
         "ListEngines": lambda: stub.ListEngines(pb.ListEnginesRequest(), **metadata),
     }
-
-
-async def is_idle(guarded: Guarded) -> bool:
-    async with grpc.aio.insecure_channel(guarded.services.engine.address) as channel:
-        stats = await EngineServiceStub(channel).GetStats(GetStatsRequest())
-    return stats.num_running + stats.num_waiting == 0
-
-
-async def wait_idle(guarded: Guarded) -> None:
-    async with asyncio.timeout(10):
-        while not await is_idle(guarded):  # noqa: ASYNC110  the engine has to be asked
-            await asyncio.sleep(0.05)
 
 
 async def read_on(call: grpc.aio.UnaryStreamCall) -> None:
@@ -146,11 +139,11 @@ async def test_reflection_needs_a_key_and_health_does_not(guarded):
         told = await stub.ServerReflectionInfo(iter([wish]), metadata=bearer(ROOMY)).read()
     assert refused.value.code() == UNAUTHENTICATED
     assert told.list_services_response.service
-    assert await asyncio.to_thread(guarded.frontend.is_serving)
+    await asyncio.to_thread(guarded.frontend.wait_ready)
 
 
 async def test_http_wants_a_key_everywhere_but_for_its_health(guarded):
-    async with httpx.AsyncClient(base_url=guarded.url) as client:
+    async with http_client(guarded) as client:
         assert (await client.get("/health")).status_code == 200
         for path in ("/v1/models", "/metrics", "/nowhere", "/v1/models/%2e%2e/health"):
             answer = await client.get(path)
@@ -202,19 +195,20 @@ async def test_our_client_and_command_line_show_their_keys(guarded, tmp_path):
 async def test_a_key_gets_only_so_many_requests_at_a_time_whatever_they_come_over(guarded):
     async with stub_of(guarded) as stub:
         session = stub.Session(metadata=bearer(NARROW))
-        await session.write(pb.SessionRequest(handle=1, generate=request()))
-        await session.read()
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.Generate(request(), metadata=bearer(NARROW)).read()
+        with frozen(worker_of(guarded.services.engine)):  # its request cannot end meanwhile
+            await session.write(pb.SessionRequest(handle=1, generate=request()))
+            await until_live(guarded.services.engine, 1)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.Generate(request(), metadata=bearer(NARROW)).read()
+            async with http_client(guarded) as client:
+                answer = await client.post(
+                    "/v1/completions",
+                    json={"model": "tiny", "prompt": "x"},
+                    headers=dict(bearer(NARROW)),
+                )
         assert refused.value.code() == EXHAUSTED
         assert "'narrow' has 1 unfinished requests; its limit is 1" in refused.value.details()
         assert int(dict(refused.value.trailing_metadata())[RETRY_PUSHBACK]) > 0
-        async with httpx.AsyncClient(base_url=guarded.url) as client:
-            answer = await client.post(
-                "/v1/completions",
-                json={"model": "tiny", "prompt": "x"},
-                headers=dict(bearer(NARROW)),
-            )
         assert answer.status_code == 429
         assert int(answer.headers["retry-after"]) >= 1
         roomy = stub.Generate(request(SamplingParams(max_tokens=1)), metadata=bearer(ROOMY))
@@ -225,7 +219,7 @@ async def test_a_key_gets_only_so_many_requests_at_a_time_whatever_they_come_ove
         again = stub.Generate(request(SamplingParams(max_tokens=1)), metadata=bearer(NARROW))
         assert (await again.read()).output.token_ids
         session.cancel()
-    await wait_idle(guarded)
+    await until_live(guarded.services.engine, 0)
 
 
 async def test_prompt_and_output_tokens_use_up_the_minute(guarded):
@@ -233,41 +227,47 @@ async def test_prompt_and_output_tokens_use_up_the_minute(guarded):
     async with OctavoClient(guarded.address, access=Access(api_key=METERED)) as client:
         chunks = [chunk async for chunk in client.generate("Once upon a time", options)]
         assert sum(len(chunk.token_ids) for chunk in chunks) == 200  # what runs is not cut
-        with pytest.raises(OverloadedError, match="100 tokens per minute") as refused:
+        with pytest.raises(OverloadedError, match="10 tokens per minute") as refused:
             async for _ in client.generate("Once", options):
                 pass
-        # Some 105 tokens of debt at 100 a minute, less what has come back meanwhile.
-        assert 1 < refused.value.retry_after_s < 66
+        # Some 195 tokens of debt at 10 a minute, less what has come back meanwhile.
+        assert 600 < refused.value.retry_after_s < 1200
         assert await client.tokenize("what costs no step is free")
-    async with httpx.AsyncClient(base_url=guarded.url) as http:
+    async with http_client(guarded) as http:
         answer = await http.post(
             "/v1/completions",
             json={"model": "tiny", "prompt": "x"},
             headers=dict(bearer(METERED)),
         )
     assert answer.status_code == 429
-    assert 1 <= int(answer.headers["retry-after"]) <= 66
+    assert 600 <= int(answer.headers["retry-after"]) <= 1200
     assert answer.json()["error"]["code"] == "rate_limit_exceeded"
 
 
 async def test_a_removed_key_ends_its_streams_and_nobody_elses(guarded):
-    async with stub_of(guarded) as stub, httpx.AsyncClient(base_url=guarded.url) as client:
-        call = stub.Generate(request(), metadata=bearer(FLEETING))
-        session = stub.Session(metadata=bearer(FLEETING))
-        await session.write(pb.SessionRequest(handle=7, generate=request()))
-        bystander = stub.Generate(request(), metadata=bearer(ROOMY))
+    engine = guarded.services.engine
+    halting = SamplingParams(max_tokens=1900, ignore_eos=True, seed=halting_seed(50))
+    async with stub_of(guarded) as stub, http_client(guarded) as client:
         wish = {
             "model": "tiny", "prompt": "x", "stream": True, "max_tokens": 1900, "ignore_eos": True,
         }  # fmt: skip
-        async with client.stream(
+        events_of_wish = client.stream(
             "POST", "/v1/completions", json=wish, headers=dict(bearer(FLEETING))
-        ) as events:
-            for started in (call, session, bystander):
-                await started.read()
-            guarded.set_keys("roomy", "narrow", "metered")
-            with pytest.raises(grpc.aio.AioRpcError) as ended:
-                await read_on(call)
-            lines = [line async for line in events.aiter_lines() if line]
+        )
+        session = stub.Session(metadata=bearer(FLEETING))
+        async with contextlib.AsyncExitStack() as opened:
+            async with together(engine, 4):
+                call = stub.Generate(request(), metadata=bearer(FLEETING))
+                await session.write(pb.SessionRequest(handle=7, generate=request()))
+                bystander = stub.Generate(request(halting), metadata=bearer(ROOMY))
+                events = await opened.enter_async_context(events_of_wish)
+            async with halted(engine):  # all four are in the middle of their output
+                for started in (call, session, bystander):
+                    await started.read()
+                guarded.set_keys("roomy", "narrow", "metered")
+                with pytest.raises(grpc.aio.AioRpcError) as ended:
+                    await read_on(call)
+                lines = [line async for line in events.aiter_lines() if line]
         assert ended.value.code() == UNAUTHENTICATED
         assert "invalid_api_key" in lines[-1]
         while not (last := await session.read()).HasField("failure"):
@@ -279,7 +279,7 @@ async def test_a_removed_key_ends_its_streams_and_nobody_elses(guarded):
         session.cancel()
         assert (await bystander.read()).output.token_ids
         bystander.cancel()
-    await wait_idle(guarded)
+    await until_live(engine, 0)
     guarded.set_keys(*KEYS)
     await until(lambda: guarded.frontend.log.count("api_keys_loaded") >= 3)
 

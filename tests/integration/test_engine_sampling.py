@@ -10,6 +10,7 @@ from protos.common.v1.sampling_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_ST
 from protos.engine.v1.engine_pb2 import GetModelInfoRequest
 from services.engine.config import TINY_CHECKPOINT
 from tests.support.engine_client import engine_stub, generate, get_stats
+from tests.support.pace import together
 from tests.support.processes import start_engine
 from tests.support.random_checkpoints import SHAPE, write_checkpoint
 from tests.support.step_driver import greedy_continuation
@@ -143,11 +144,13 @@ async def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_after_preemptio
             await generate(stub, prompt, seed=seed, **sampling) for seed, prompt in enumerate(short)
         ]
         assert (await get_stats(stub)).num_preemptions == 0
-        together = await asyncio.gather(
-            *(generate(stub, prompt, seed=seed, **sampling) for seed, prompt in enumerate(short))
-        )
+        async with together(process, len(short)):
+            calls = asyncio.gather(
+                *(generate(stub, text, seed=seed, **sampling) for seed, text in enumerate(short))
+            )
+        replies = await calls
         assert (await get_stats(stub)).num_preemptions > 0
-        assert [reply.token_ids for reply in together] == [reply.token_ids for reply in alone]
+        assert [reply.token_ids for reply in replies] == [reply.token_ids for reply in alone]
         other = await generate(stub, short[0], seed=999, **sampling)
         assert other.token_ids != alone[0].token_ids
 

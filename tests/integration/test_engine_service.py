@@ -17,7 +17,10 @@ from protos.engine.v1.engine_pb2 import (
 )
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from services.engine.config import TINY_CHECKPOINT
+from tests.support.halting_engine import halting_seed
+from tests.support.pace import halted
 from tests.support.processes import ROOT, ServiceProcess, start_engine
+from tests.support.waiting import until
 
 FLAGS = {"kv_cache_memory_mb": 16, "log_format": "json"}
 
@@ -31,8 +34,10 @@ async def engine(**flags):
         yield process, EngineServiceStub(channel)
 
 
-def ask(max_tokens, **fields):
-    sampling = sampling_pb2.SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+def ask(max_tokens, seed=0, **fields):
+    sampling = sampling_pb2.SamplingParams(
+        temperature=0, max_tokens=max_tokens, ignore_eos=True, seed=seed
+    )
     return GenerateRequest(prompt_token_ids=[5, 6, 7, 8], sampling=sampling, **fields)
 
 
@@ -63,10 +68,13 @@ async def test_a_request_is_served_and_leaves_one_line_in_the_log():
 
 
 async def test_drain_answers_and_the_engine_exits_0():
-    async with engine() as (process, stub):
-        call = stub.Generate(ask(300))
-        await call.read()
-        drained = await stub.Drain(DrainRequest())
+    async with engine(module="tests.support.halting_engine") as (process, stub):
+        call = stub.Generate(ask(300, seed=halting_seed(50)))
+        async with halted(process):
+            await call.read()
+            draining = asyncio.ensure_future(stub.Drain(DrainRequest()))
+            await until(lambda: events(process, "drain_began"), timeout_s=60)
+        drained = await draining
         assert (drained.num_finished, drained.num_aborted) == (1, 0)
         assert await asyncio.to_thread(process.wait) == 0
 

@@ -1,14 +1,13 @@
 """The HTTP API of real services, through the official openai client."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
-import grpc
 import openai
 import pytest
 
-from protos.engine.v1.engine_pb2 import GetStatsRequest
-from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
+from tests.support.engine_client import engine_stub, get_stats
+from tests.support.halting_engine import halting_seed
+from tests.support.pace import halted, until_aborted, until_live
 
 MODEL = "tiny"
 MESSAGES = [{"role": "user", "content": "What is 3 + 4?"}]
@@ -78,23 +77,23 @@ async def test_errors_are_those_that_the_client_knows(client):
 
 
 async def test_a_client_that_goes_away_frees_its_blocks(served, client):
-    async with grpc.aio.insecure_channel(served.services.engine.address) as channel:
-        engine = EngineServiceStub(channel)
-        before = await engine.GetStats(GetStatsRequest())
+    engine = served.services.engine
+    async with engine_stub(engine.address) as stub:
+        before = await get_stats(stub)
         stream = await client.completions.create(
             model=MODEL,
             prompt="x",
             max_tokens=1900,
             stream=True,
+            seed=halting_seed(50),
             extra_body={"ignore_eos": True},
         )
-        await anext(aiter(stream))
-        await stream.close()
-        async with asyncio.timeout(10):
-            stats = await engine.GetStats(GetStatsRequest())
-            while stats.num_running or stats.finished == before.finished:
-                await asyncio.sleep(0.05)
-                stats = await engine.GetStats(GetStatsRequest())
+        async with halted(engine):
+            await anext(aiter(stream))
+            await stream.close()
+            await until_aborted(engine, before.finished["aborted"] + 1)
+        await until_live(engine, 0)
+        stats = await get_stats(stub)
     assert stats.finished["aborted"] == before.finished["aborted"] + 1
     assert stats.num_free_blocks == before.num_free_blocks
 

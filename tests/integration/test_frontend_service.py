@@ -10,6 +10,9 @@ import pytest
 from protos.common.v1.sampling_pb2 import FinishReason, SamplingParams
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
+from tests.support.halting_engine import halting_seed
+from tests.support.held import frozen, worker_of
+from tests.support.pace import halted, together
 from tests.support.processes import ServiceProcess, Stack, start_engine, start_frontend
 
 STOP = FinishReason.FINISH_REASON_STOP
@@ -100,17 +103,20 @@ async def test_log_probabilities_are_reported_on_wish(stub):
     assert position.top[1].logprob <= position.top[0].logprob <= 0
 
 
-async def test_a_session_interleaves_cancels_and_takes_parts(stub):
+async def test_a_session_interleaves_cancels_and_takes_parts(services, stub):
     call = stub.Session()
-    long = pb.GenerateRequest(text="x", options=options(max_tokens=1500, ignore_eos=True))
-    await call.write(pb.SessionRequest(handle=1, generate=long))
-    await call.write(pb.SessionRequest(handle=2, chat=chat("What is 3 + 4?")))
-    first = pb.PromptPart(text="Once upon", options=options(max_tokens=5))
-    await call.write(pb.SessionRequest(handle=3, prompt_part=first))
-    await call.write(
-        pb.SessionRequest(handle=3, prompt_part=pb.PromptPart(text=" a time", last=True))
-    )
-    await call.write(pb.SessionRequest(handle=4, generate=pb.GenerateRequest(text="")))
+    # It halts long after the others have ended, so it is there until it is cancelled.
+    endless = options(max_tokens=1500, ignore_eos=True, seed=halting_seed(1000))
+    long = pb.GenerateRequest(text="x", options=endless)
+    async with together(services.engine, 3):
+        await call.write(pb.SessionRequest(handle=1, generate=long))
+        await call.write(pb.SessionRequest(handle=2, chat=chat("What is 3 + 4?")))
+        first = pb.PromptPart(text="Once upon", options=options(max_tokens=5))
+        await call.write(pb.SessionRequest(handle=3, prompt_part=first))
+        await call.write(
+            pb.SessionRequest(handle=3, prompt_part=pb.PromptPart(text=" a time", last=True))
+        )
+        await call.write(pb.SessionRequest(handle=4, generate=pb.GenerateRequest(text="")))
     ended: dict[int, object] = {}
     while not {2, 3, 4} <= ended.keys():
         response = await call.read()
@@ -119,11 +125,12 @@ async def test_a_session_interleaves_cancels_and_takes_parts(stub):
         elif response.output.finish_reason:
             ended[response.handle] = response.output.finish_reason
     assert 1 not in ended
-    await call.write(pb.SessionRequest(handle=1, cancel=pb.Cancel()))
-    while 1 not in ended:
-        response = await call.read()
-        if response.output.finish_reason:
-            ended[response.handle] = response.output.finish_reason
+    async with halted(services.engine):
+        await call.write(pb.SessionRequest(handle=1, cancel=pb.Cancel()))
+        while 1 not in ended:
+            response = await call.read()
+            if response.output.finish_reason:
+                ended[response.handle] = response.output.finish_reason
     invalid = grpc.StatusCode.INVALID_ARGUMENT.value[0]
     assert ended == {1: ABORTED, 2: STOP, 3: LENGTH, 4: invalid}
     await call.done_writing()
@@ -146,9 +153,9 @@ async def test_a_prompt_over_the_context_is_refused(stub):
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_deadline_ends_a_long_answer(stub):
+async def test_a_deadline_ends_a_long_answer(services, stub):
     request = pb.GenerateRequest(text="x", options=options(max_tokens=2000, ignore_eos=True))
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
+    with frozen(worker_of(services.engine)), pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(stub.Generate(request, timeout=0.2))
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
 

@@ -11,6 +11,7 @@ import pytest
 from protos.common.v1 import sampling_pb2
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from services.client.cli import main
+from tests.support.pace import together
 from tests.support.processes import ROOT, start_engine
 
 OCTAVO = [sys.executable, "-m", "services.client.cli"]
@@ -75,7 +76,7 @@ def octavo(*arguments):
     return done.stdout
 
 
-async def load(address):
+async def load(engine):
     """More than a thousand steps of decodes: many of three requests, some of two and one."""
 
     async def generate(stub, num_output):
@@ -86,18 +87,21 @@ async def load(address):
         async for _ in stub.Generate(request):
             pass
 
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with grpc.aio.insecure_channel(engine.address) as channel:
         stub = engine_pb2_grpc.EngineServiceStub(channel)
         for _ in range(9):
-            await asyncio.gather(*(generate(stub, 120 - shorter) for shorter in (0, 4, 8)))
+            async with together(engine, 3):
+                calls = asyncio.gather(*(generate(stub, 120 - shorter) for shorter in (0, 4, 8)))
+            await calls
 
 
 def test_an_engine_plans_its_captures_from_what_an_earlier_one_saw(tmp_path):
     flags = {**SMALL, "cudagraph_mode": "full_decode_only", "histogram_dir": tmp_path}
     flags |= {"cuda_graph_sizes": 4, "log_format": "json", "capture_while_serving": False}
     with start_engine(**flags) as engine:
-        asyncio.run(load(engine.address))
-        assert octavo("health", engine.address) == "serving, graphs 3/3 captured\n"
+        asyncio.run(load(engine))
+        health = octavo("health", engine.address, "--timeout-s", "60")
+        assert health == "serving, graphs 3/3 captured\n"
         plan = json.loads(octavo("graphs", "plan", "--engine", engine.address, "--json"))
         text = octavo("graphs", "plan", "--engine", engine.address)
         engine.stop()

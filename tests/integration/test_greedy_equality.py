@@ -10,7 +10,8 @@ from protos.common.v1 import sampling_pb2
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
 from services.engine.config import TINY_CHECKPOINT
-from tests.support.processes import start_engine, start_frontend
+from tests.support.pace import together
+from tests.support.processes import ServiceProcess, start_engine, start_frontend
 from tests.support.transformers_reference import TransformersReference
 from tests.support.varied_prompts import varied_prompts
 
@@ -51,18 +52,20 @@ async def _ask(stub: frontend_pb2_grpc.FrontendServiceStub, case: Case) -> list[
 
 
 async def _run(
-    frontend: str, engine: str, cases: list[Case], concurrency: int
+    frontend: ServiceProcess, engine: ServiceProcess, cases: list[Case], concurrency: int
 ) -> tuple[list[list[int]], engine_pb2.GetStatsResponse]:
     gate = asyncio.Semaphore(concurrency)
-    async with grpc.aio.insecure_channel(frontend) as channel:
+    async with grpc.aio.insecure_channel(frontend.address) as channel:
         stub = frontend_pb2_grpc.FrontendServiceStub(channel)
 
         async def one(case: Case) -> list[int]:
             async with gate:
                 return await _ask(stub, case)
 
-        outputs = await asyncio.gather(*(one(case) for case in cases))
-    async with grpc.aio.insecure_channel(engine) as channel:
+        async with together(engine, concurrency):
+            asked = asyncio.gather(*(one(case) for case in cases))
+        outputs = await asked
+    async with grpc.aio.insecure_channel(engine.address) as channel:
         stats = await engine_pb2_grpc.EngineServiceStub(channel).GetStats(
             engine_pb2.GetStatsRequest()
         )
@@ -97,7 +100,7 @@ async def _run(
 )
 async def test_greedy_output_equals_transformers(cases, concurrency, flags, preempts):
     with start_engine(**flags) as engine, start_frontend(engine.address) as frontend:
-        outputs, stats = await _run(frontend.address, engine.address, cases, concurrency)
+        outputs, stats = await _run(frontend, engine, cases, concurrency)
     different = [
         (case.text[:60], case.output, output)
         for case, output in zip(cases, outputs, strict=True)

@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import signal
 import sys
 
 import pytest
@@ -12,9 +11,12 @@ from models.loading.loader import load_model
 from services.engine.config import TINY_CHECKPOINT
 from services.engine.replay.recording import Recording
 from tests.support.engine_client import begin, engine_stub, generate, get_stats
+from tests.support.halting_engine import WATCHED, halting_seed
+from tests.support.pace import halted, together, until_live
 from tests.support.paged_runner import PagedRunner
 from tests.support.processes import start_engine
 from tests.support.random_checkpoints import write_checkpoint
+from tests.support.waiting import until
 
 BLOCK_SIZE, WINDOW, MAX_QUERY = 4, 7, 16
 NUM_OUTPUT = 120
@@ -82,24 +84,25 @@ async def run(*arguments):
 
 async def test_a_recording_from_the_middle_of_outputs_can_be_replayed(folder, tmp_path):
     path = tmp_path / "trace.binpb"
-    partial = path.with_name(path.name + ".part")
     flags = {**ENGINE, "model": folder, "num_kv_blocks": 100, "allow_watch_tokens": True}
-
-    async def load_until_it_has_begun(stub, prompt, num_output):
-        while not (partial.exists() and partial.stat().st_size):
-            await generate(stub, prompt, max_tokens=num_output, ignore_eos=True)
-
+    flags["module"] = "tests.support.halting_engine"
     async with start_engine(**flags) as engine, engine_stub(engine.address) as stub:
-        recorder = await run("record", "--out", path, "--engine", engine.address)
-        # Of different length, so that they are never all at their beginning.
-        await asyncio.gather(
-            load_until_it_has_begun(stub, PROMPT * 3, 60),
-            load_until_it_has_begun(stub, PROMPT * 3 + [7], 83),
-            load_until_it_has_begun(stub, PROMPT, 47),
-        )
-        # Finds a prefix that was computed before the recording began.
-        await generate(stub, PROMPT * 3, max_tokens=20, ignore_eos=True)
-        recorder.send_signal(signal.SIGINT)
+
+        def start(prompt, num_output, **sampling):
+            call = generate(stub, prompt, max_tokens=num_output, ignore_eos=True, **sampling)
+            return asyncio.create_task(call)
+
+        async with together(engine, 3):
+            outputs = [start(PROMPT * 3 + [7], 83), start(PROMPT, 47)]
+            outputs.append(start(PROMPT * 3, 60, seed=halting_seed(30)))
+        async with halted(engine):
+            wanted = ("--out", path, "--steps", 45, "--engine", engine.address)
+            recorder = await run("record", *wanted)
+            await until(lambda: WATCHED in engine.log, timeout_s=60)
+            # Finds a prefix that was computed before the recording began.
+            outputs.append(start(PROMPT * 3, 20))
+            await until_live(engine, 4)
+        await asyncio.gather(*outputs)
         output = (await recorder.communicate())[0].decode()
         assert recorder.returncode == 0, output
     assert any(row.num_computed_tokens > 2 * WINDOW for row in Recording.open(path).snapshot.rows)

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from services.client.client import OctavoClient
 from services.client.requests import Message, Options, Sampling
 from tests.support.otlp_collector import OtlpCollector
-from tests.support.processes import free_port, stack
+from tests.support.processes import ServiceProcess, Stack, free_port, start_engine
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = ROOT / "deploy" / "grafana" / "octavo.json"
@@ -38,11 +38,10 @@ def ports() -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def services(collector, ports):
-    flags = {"otlp_endpoint": collector.endpoint}
-    with stack(
-        engine={**flags, "metrics_port": ports["engine"]},
-        frontend={**flags, "metrics_port": ports["frontend"]},
-    ) as running:
+    module, flags = "tests.support.patient_tracing", {"otlp_endpoint": collector.endpoint}
+    engine = start_engine(module=module, **flags, metrics_port=ports["engine"])
+    flags |= {"engine_address": engine.address, "metrics_port": ports["frontend"]}
+    with Stack(engine, ServiceProcess(module, flags)) as running:
         yield running
 
 
@@ -50,7 +49,8 @@ def services(collector, ports):
 def client_tracer(collector):
     """Traces of this process, which is the client."""
     provider = TracerProvider(resource=Resource.create({"service.name": "client"}))
-    provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(collector.endpoint)))
+    exporter = OTLPSpanExporter(collector.endpoint, timeout=60)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
     yield provider.get_tracer("test")
     provider.shutdown()
 

@@ -10,8 +10,11 @@ import pytest
 from services.engine.batch import pack_int32, read_int32
 from services.engine.replay.recording import Recording
 from tests.support.engine_client import engine_stub, generate, get_stats
+from tests.support.halting_engine import WATCHED, halting_seed
+from tests.support.pace import halted, together
 from tests.support.processes import start_engine
 from tests.support.recordings import edit_recording
+from tests.support.waiting import until
 
 # Few blocks, so that requests are preempted and their rows and blocks change hands.
 ENGINE = {
@@ -25,6 +28,9 @@ ENGINE = {
     "cudagraph_capture_sizes": "[2,4]",
     "allow_watch_tokens": True,
 }
+NUM_CHATS = 8
+NUM_RECORDED_BYTES = 2**14
+"""About half of what there is; the last steps may lie in the recorder's buffer."""
 PREFIX = [5 + n for n in range(24)]
 
 
@@ -36,35 +42,39 @@ async def client(*arguments):
     )
 
 
-async def load(stub, seed):
-    """Eight chats that begin alike, greedy and random ones, none of them short."""
+async def load(stub, seed, *, halts=False):
+    """Eight chats that begin alike, greedy and random ones, none of them short.
+
+    The first of them may halt the worker.
+    """
     order = random.Random(seed)
 
     async def chat(number):
         own = [order.randrange(3, 400) for _ in range(order.randrange(1, 20))]
-        sampling = {} if number % 3 else {"temperature": 1, "top_p": 0.9, "seed": number}
+        seed = halting_seed(20) if halts and number == 0 else number
+        sampling = {} if number % 3 else {"temperature": 1, "top_p": 0.9, "seed": seed}
         prompt = (PREFIX if number % 2 else []) + own
         await generate(stub, prompt, max_tokens=30 + 4 * number, ignore_eos=True, **sampling)
 
-    await asyncio.gather(*map(chat, range(8)))
+    await asyncio.gather(*map(chat, range(NUM_CHATS)))
 
 
 async def record(path):
-    """Records from the middle of one load to the end of another."""
+    """Records from the middle of one load until it is far into another."""
     partial = path.with_name(path.name + ".part")
-
-    def has_begun():
-        return partial.exists() and partial.stat().st_size
-
-    async def load_until_it_has_begun(stub, seed):
-        while not has_begun():
-            await load(stub, seed)
-
-    async with start_engine(**ENGINE) as engine, engine_stub(engine.address) as stub:
-        await load(stub, 0)
-        recorder = await client("record", "--out", path, "--engine", engine.address)
-        await asyncio.gather(*(load_until_it_has_begun(stub, seed) for seed in (1, 2)))
+    module = "tests.support.halting_engine"
+    async with start_engine(**ENGINE, module=module) as engine, engine_stub(engine.address) as stub:
+        async with together(engine, NUM_CHATS):
+            first = asyncio.create_task(load(stub, 0))
+        await first
+        async with together(engine, NUM_CHATS):
+            second = asyncio.create_task(load(stub, 1, halts=True))
+        async with halted(engine):
+            recorder = await client("record", "--out", path, "--engine", engine.address)
+            await until(lambda: WATCHED in engine.log, timeout_s=60)
+        await second
         await load(stub, 3)
+        await until(lambda: partial.stat().st_size > NUM_RECORDED_BYTES, timeout_s=60)
         recorder.send_signal(signal.SIGINT)
         output = (await recorder.communicate())[0].decode()
         assert recorder.returncode == 0, output

@@ -12,12 +12,14 @@ import pytest
 from protos.engine.v1.engine_pb2 import GetStatsRequest
 from services.engine.config import TINY_CHECKPOINT
 from tests.support.engine_client import engine_stub
+from tests.support.pace import until_live
 from tests.support.processes import Stack, free_port, stack
 from tests.support.smg_gateway import missing_part, smg_gateway
 
 pytestmark = pytest.mark.skipif(bool(missing_part()), reason=missing_part())
 
 MODEL = "tiny"
+ENDLESS = 100_000
 MESSAGES = [{"role": "user", "content": "What is 3 + 4?"}]
 STORY = [{"role": "user", "content": "Tell me a story."}]
 SCHEMA = {
@@ -41,7 +43,12 @@ def served(tmp_path_factory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("checkpoints") / MODEL
     shutil.copytree(TINY_CHECKPOINT, folder)
     port = free_port()
-    with stack(engine={"vllm_grpc": True, "model": folder}, frontend={"http_port": port}) as both:
+    config = json.loads((folder / "config.json").read_text())
+    # Output that is as long as that does not end while anybody is waited for.
+    config["max_position_embeddings"] = ENDLESS + 1000
+    (folder / "config.json").write_text(json.dumps(config))
+    flags = {"vllm_grpc": True, "model": folder, "max_num_seqs": 16}
+    with stack(engine=flags, frontend={"http_port": port}) as both:
         # The gateway would read the folder; on another host it gets the tokenizer from the engine.
         folder.rename(folder.with_name("elsewhere"))
         with smg_gateway(both.engine.address, MODEL) as url:
@@ -157,16 +164,16 @@ async def test_a_stop_string_ends_the_request_at_the_engine(served, gateway, fro
 
 
 async def test_a_client_that_leaves_ends_its_request(served, gateway):
+    engine = served.services.engine
     before = await engine_stats(served)
     stream = await gateway.completions.create(
-        model=MODEL, prompt="Once", max_tokens=1900, n=2, stream=True,
+        model=MODEL, prompt="Once", max_tokens=ENDLESS, n=2, stream=True,
         extra_body={"ignore_eos": True},
     )  # fmt: skip
     await anext(aiter(stream))
     await stream.close()
+    await until_live(engine, 0)
     stats = await engine_stats(served)
-    while stats.num_running + stats.num_waiting:
-        stats = await engine_stats(served)
     assert stats.finished["aborted"] == before.finished["aborted"] + 2
 
 

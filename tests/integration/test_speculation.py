@@ -4,7 +4,6 @@ import asyncio
 import json
 import random
 import shutil
-import signal
 import subprocess
 import sys
 
@@ -14,8 +13,11 @@ from services.engine.config import TINY_CHECKPOINT
 from services.engine.replay.recording import Recording
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.engine_client import begin, engine_stub, generate, get_stats
+from tests.support.halting_engine import WATCHED, halting_seed
+from tests.support.pace import halted, together, until_aborted, until_live
 from tests.support.processes import ROOT, start_engine
 from tests.support.random_checkpoints import SHAPE, write_checkpoint
+from tests.support.waiting import until
 
 TOLERANCE = 1e-4
 LIMITS = {
@@ -81,9 +83,11 @@ async def outputs(stub):
 
 
 async def serve(folder, **flags):
-    """Returns what an engine makes of all requests, and its figures afterwards."""
+    """Returns what an engine makes of all requests at once, and its figures afterwards."""
     async with start_engine(model=folder, **flags) as engine, engine_stub(engine.address) as stub:
-        return await outputs(stub), await get_stats(stub)
+        async with together(engine, len(requests())):
+            found = asyncio.create_task(outputs(stub))
+        return await found, await get_stats(stub)
 
 
 @pytest.fixture(scope="module")
@@ -125,13 +129,18 @@ async def test_output_is_that_of_an_engine_that_does_not_speculate(
 
 async def test_a_request_that_goes_away_costs_the_others_nothing(folder, expected):
     flags = {**LIMITS, "num_speculative_tokens": 2}
-    async with start_engine(model=folder, **flags) as engine, engine_stub(engine.address) as stub:
-        lost = [begin(stub, [5, 6, index], max_tokens=80, ignore_eos=True) for index in range(4)]
-        for call in lost:
-            await anext(aiter(call))
-        others = asyncio.create_task(outputs(stub))
-        for call in lost:
-            call.cancel()
+    flags |= {"model": folder, "module": "tests.support.halting_engine"}
+    async with start_engine(**flags) as engine, engine_stub(engine.address) as stub:
+        asked = {"max_tokens": 80, "ignore_eos": True, "seed": halting_seed(9)}
+        async with together(engine, 4):
+            lost = [begin(stub, [5, 6, index], **asked) for index in range(4)]
+        async with halted(engine):
+            for call in lost:
+                await anext(aiter(call))
+            others = asyncio.create_task(outputs(stub))
+            for call in lost:
+                call.cancel()
+            await until_aborted(engine, len(lost))
         tokens, _ = await others
         stats = await get_stats(stub)
     assert tokens == expected[0]
@@ -169,25 +178,27 @@ async def run(*arguments):
 
 async def test_a_recording_from_the_middle_of_outputs_can_be_replayed(folder, tmp_path):
     path = tmp_path / "trace.binpb"
-    partial = path.with_name(path.name + ".part")
     flags = {**LIMITS, "model": folder, "allow_watch_tokens": True, "num_speculative_tokens": 2}
     flags |= {"cudagraph_mode": "full_decode_only", "cudagraph_capture_sizes": "[1,4]"}
-
-    async def load_until_it_has_begun(stub, prompt, num_output):
-        while not (partial.exists() and partial.stat().st_size):
-            await generate(stub, prompt, max_tokens=num_output, ignore_eos=True)
-
+    flags["module"] = "tests.support.halting_engine"
     async with start_engine(**flags) as engine, engine_stub(engine.address) as stub:
-        recorder = await run("record", "--out", path, "--engine", engine.address)
-        # Of different length, so that they are never all at their beginning.
-        await asyncio.gather(
-            load_until_it_has_begun(stub, [5, 17, 3] * 8, 40),
-            load_until_it_has_begun(stub, [5, 17, 3] * 8 + [7], 61),
-            load_until_it_has_begun(stub, [70] * 9, 53),
-        )
-        # Finds a prefix that was computed before the recording began.
-        await generate(stub, [5, 17, 3] * 8, max_tokens=20, ignore_eos=True)
-        recorder.send_signal(signal.SIGINT)
+
+        def start(prompt, num_output, **sampling):
+            call = generate(stub, prompt, max_tokens=num_output, ignore_eos=True, **sampling)
+            return asyncio.create_task(call)
+
+        async with together(engine, 3):
+            outputs = [start([5, 17, 3] * 8 + [7], 61), start([70] * 9, 53)]
+            outputs.append(start([5, 17, 3] * 8, 40, seed=halting_seed(10)))
+        async with halted(engine):
+            wanted = ("--out", path, "--steps", 30, "--engine", engine.address)
+            recorder = await run("record", *wanted)
+            await until(lambda: WATCHED in engine.log, timeout_s=60)
+            # Finds a prefix that was computed before the recording began.
+            outputs.append(start([5, 17, 3] * 8, 20))
+            await until_live(engine, 4)
+        await asyncio.gather(*outputs)
+        await start([70] * 9, 53)
         output = (await recorder.communicate())[0].decode()
         assert recorder.returncode == 0, output
     assert any(row.num_computed_tokens > 9 for row in Recording.open(path).snapshot.rows)

@@ -1,0 +1,27 @@
+"""A service that gives its collector of traces, here a test, all the time that it needs.
+
+python -m tests.support.patient_tracing takes the flags of the engine or, with --engine-address,
+of the frontend.
+"""
+
+import os
+import sys
+
+EXPORT_TIMEOUT_S = 60.0
+
+
+def main() -> int:
+    """Runs the service."""
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # as both do before they import gRPC
+    from services.telemetry import spans
+
+    spans.EXPORT_TIMEOUT_S = EXPORT_TIMEOUT_S
+    if "--engine-address" in sys.argv:
+        from services.frontend import __main__ as service
+    else:
+        from services.engine import __main__ as service
+    return service.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
