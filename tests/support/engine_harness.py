@@ -34,6 +34,8 @@ def engine_config(**changes: Any) -> EngineConfig:
         "num_kv_blocks": 64,
         "max_model_len": MAX_MODEL_LEN,
         "heartbeat_interval_ms": 50,
+        "grammar_timeout_s": 30.0,
+        "slow_reader_timeout_s": 60.0,
     }
     return EngineConfig(**{**values, **changes})
 
@@ -77,7 +79,7 @@ class RecordingSink:
 
     async def wait_for(self, condition: Callable[["RecordingSink"], bool]) -> None:
         """Returns once the condition holds."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition(self):
                 self._changed.clear()
                 await self._changed.wait()
@@ -146,7 +148,7 @@ class RunningCore:
         await self._wait_for_readiness(False)
 
     async def _wait_for_readiness(self, is_ready: bool) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while self.core.is_ready != is_ready:
                 self.readiness_changed.clear()
                 await self.readiness_changed.wait()

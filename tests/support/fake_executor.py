@@ -1,6 +1,7 @@
 """A worker process that is none: a FakeWorker behind an executor's interface."""
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 
@@ -14,7 +15,8 @@ from tests.support.fake_worker import VOCAB_SIZE, FakeWorker
 class FakeExecutor:
     """Stands in for WorkerExecutor: a FakeWorker behind the same asynchronous interface.
 
-    A test can end it with die(), freeze it with hang() and thaw it with resume().
+    A test can end it with die(), freeze it with hang() and thaw it with resume(). With a number of
+    steps it freezes by itself, so that what a test finds running cannot end meanwhile.
     """
 
     def __init__(
@@ -27,7 +29,7 @@ class FakeExecutor:
         step_time_s: float = 0.0,
         start_error: str | None = None,
         poison_token: int | None = None,
-        is_hung: bool = False,
+        num_steps: float = math.inf,
     ) -> None:
         """Stands ready to start.
 
@@ -39,7 +41,7 @@ class FakeExecutor:
             step_time_s: how long a step takes.
             start_error: makes start() fail with this reason, until it is set to None.
             poison_token: the worker dies of any step of a request that came with this token.
-            is_hung: it starts, but runs no step until resume().
+            num_steps: it runs so many steps, and no more until resume().
         """
         self._config = config
         self._num_blocks = config.num_kv_blocks or num_blocks
@@ -54,7 +56,7 @@ class FakeExecutor:
         self._worker: FakeWorker | None = None
         self._sent: deque[BatchDescriptor] = deque()
         self._death: WorkerDiedError | None = None
-        self._is_hung = is_hung
+        self._num_steps_left = num_steps
         self._wake = asyncio.Event()
         self.num_starts = 0
         self.num_stacks_shown = 0
@@ -106,10 +108,11 @@ class FakeExecutor:
 
     async def receive(self) -> StepResult:
         """Runs the oldest step and returns its result; waits for one if there is none."""
-        while self._death is None and (self._is_hung or not self._sent):
+        while self._death is None and (not self._num_steps_left or not self._sent):
             self._wake.clear()
             await self._wake.wait()
         if self._death is None:
+            self._num_steps_left -= 1
             await asyncio.sleep(self._step_time_s)
         if self._sent:
             self._swallow(self._sent[0])
@@ -134,9 +137,9 @@ class FakeExecutor:
 
     def hang(self) -> None:
         """Makes receive() wait for ever, or until resume()."""
-        self._is_hung = True
+        self._num_steps_left = 0
 
-    def resume(self) -> None:
-        """Ends hang()."""
-        self._is_hung = False
+    def resume(self, num_steps: float = math.inf) -> None:
+        """Ends hang(), for so many steps."""
+        self._num_steps_left = num_steps
         self._wake.set()

@@ -9,6 +9,7 @@ import pytest
 
 from protos.common.v1.sampling_pb2 import SamplingParams
 from protos.engine.v1.engine_pb2 import GenerateRequest, GetStatsRequest
+from services.telemetry import metrics
 from tests.support.engine_harness import engine_config, running_service
 from tests.support.otlp_collector import OtlpCollector
 from tests.support.processes import free_port
@@ -27,11 +28,12 @@ def ask(**changes) -> GenerateRequest:
     return GenerateRequest(**{**wish, **changes})
 
 
-async def test_figures_are_those_of_the_stats():
+async def test_figures_are_those_of_the_stats(monkeypatch):
+    monkeypatch.setattr(metrics, "COLLECT_TIMEOUT_S", 60)
     port = free_port()
     async with (
         running_service(engine_config(metrics_port=port)) as service,
-        httpx.AsyncClient(timeout=20) as client,
+        httpx.AsyncClient(timeout=60) as client,
     ):
         async for _ in service.stub.Generate(ask()):
             pass

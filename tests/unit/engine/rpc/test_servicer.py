@@ -90,7 +90,7 @@ class TestGenerate:
             assert dict(stats.rejected) == {code.name: 1}
 
     async def test_a_live_name_is_refused(self):
-        async with running_service() as service:
+        async with running_service(num_steps=1) as service:
             first = service.stub.Generate(ask(request_id="same", max_tokens=LONG))
             await first.read()
             with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -119,7 +119,7 @@ class TestGenerate:
             assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
     async def test_a_cancelled_call_frees_its_blocks(self):
-        async with running_service() as service:
+        async with running_service(num_steps=1) as service:
             before = service.core.load().num_free_blocks
             call = service.stub.Generate(ask(max_tokens=LONG))
             await call.read()
@@ -135,7 +135,7 @@ class TestGenerate:
             await until(lambda: service.core.load().num_running == 0)
 
     async def test_a_lost_worker_that_nobody_waits_for_ends_the_call_with_unavailable(self):
-        async with running_service(engine_config(worker_patience_s=0)) as service:
+        async with running_service(engine_config(worker_patience_s=0), num_steps=1) as service:
             call = service.stub.Generate(ask(max_tokens=LONG))
             await call.read()
             service.executors.last.die()
@@ -244,10 +244,12 @@ class TestWatchSteps:
     async def test_a_snapshot_comes_first_and_the_steps_follow_it(self):
         request = WatchStepsRequest(include_token_ids=True, include_snapshot=True)
         config = engine_config(allow_watch_tokens=True)
-        async with running_service(config, step_time_s=0.001) as service:
+        async with running_service(config, num_steps=1) as service:
             call = service.stub.Generate(ask(max_tokens=LONG))
             await call.read()
             watch = service.stub.WatchSteps(request)
+            await watch.initial_metadata()
+            service.executors.last.resume()
             snapshot = (await watch.read()).snapshot
             (row,) = snapshot.rows
             assert row.assignment.num_prompt_tokens == 3
@@ -277,10 +279,10 @@ class TestWatchSteps:
 
     async def test_a_worker_lost_before_the_snapshot_is_an_error(self):
         request = WatchStepsRequest(include_token_ids=True, include_snapshot=True)
-        async with running_service(engine_config(allow_watch_tokens=True)) as service:
+        config = engine_config(allow_watch_tokens=True)
+        async with running_service(config, num_steps=1) as service:
             call = service.stub.Generate(ask(max_tokens=LONG))
             await call.read()
-            service.executors.last.hang()
             watch = service.stub.WatchSteps(request)
             await watch.initial_metadata()
             service.executors.last.die()
@@ -291,19 +293,21 @@ class TestWatchSteps:
 
 class TestDrain:
     async def test_answers_when_all_is_done_and_the_server_then_exits(self):
-        async with running_service(step_time_s=0.002) as service:
+        async with running_service(num_steps=1) as service:
             call = service.stub.Generate(ask(max_tokens=40))
             await call.read()
-            drained = await service.stub.Drain(DrainRequest())
+            draining = service.stub.Drain(DrainRequest())
+            await until(lambda: service.core.is_draining)
+            service.executors.last.resume()
+            drained = await draining
             assert (drained.num_finished, drained.num_aborted) == (1, 0)
             assert (await collect(call))[0][-1].finish_reason
             assert await service.server.wait() == 0
 
     async def test_cuts_what_runs_at_the_callers_limit(self):
-        async with running_service() as service:
+        async with running_service(num_steps=1) as service:
             call = service.stub.Generate(ask(max_tokens=LONG))
             await call.read()
-            service.executors.last.hang()
             drained = await service.stub.Drain(DrainRequest(timeout_ms=50))
             assert (drained.num_finished, drained.num_aborted) == (0, 1)
             with pytest.raises(grpc.aio.AioRpcError) as error:

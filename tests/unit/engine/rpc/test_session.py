@@ -17,8 +17,10 @@ from protos.engine.v1.engine_pb2 import (
 )
 from services.engine.kv_cache.prefix_index import chain_keys, root_key
 from services.engine.request import SamplingParams
+from services.engine.rpc import outbox
 from tests.support.engine_harness import SEED, engine_config, running_service
 from tests.support.fake_worker import expected_output
+from tests.support.passing_time import pass_time
 from tests.support.waiting import until
 
 LONG = 200
@@ -59,7 +61,7 @@ class Frontend:
 
     async def read_until(self, condition):
         """Reads until the condition holds; raises grpc's error when the stream ends with one."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition(self):
                 message = await self.call.read()
                 if message is grpc.aio.EOF:
@@ -174,11 +176,13 @@ class TestRejections:
         ],
     )
     async def test_a_bad_submission_is_rejected_and_its_neighbour_goes_on(self, fields, code):
-        async with running_service(step_time_s=0.002) as service:
+        async with running_service(num_steps=0) as service:
             frontend = await Frontend(service.stub).open()
             await frontend.submit(1, max_tokens=40)
             await frontend.submit(**{"handle": 2, **fields})
-            await frontend.read_until(lambda f: f.rejected and f.finished)
+            await frontend.read_until(lambda f: f.rejected)
+            service.executors.last.resume()
+            await frontend.read_until(lambda f: f.finished)
             (failure,) = frontend.rejected.values()
             assert failure.code == code.value[0]
             assert frontend.tokens[1] == expected(max_tokens=40)
@@ -209,7 +213,7 @@ class TestRejections:
             assert failure.retry_after_ms > 0
 
     async def test_an_engine_whose_worker_is_gone_for_good_says_unavailable(self):
-        async with running_service(engine_config(worker_patience_s=0)) as service:
+        async with running_service(engine_config(worker_patience_s=0), num_steps=1) as service:
             frontend = await Frontend(service.stub).open()
             await frontend.submit(1, max_tokens=LONG)
             await frontend.read_until(lambda f: f.tokens)
@@ -218,6 +222,7 @@ class TestRejections:
             failure = frontend.finished[1].failure
             assert failure.code == grpc.StatusCode.UNAVAILABLE.value[0]
             await until(lambda: service.core.is_ready)
+            service.executors.last.resume()
             await frontend.submit(2)
             await frontend.read_until(lambda f: 2 in f.finished)
             assert frontend.tokens[2] == expected()
@@ -249,7 +254,7 @@ class TestProtocol:
         ],
     )
     async def test_a_broken_rule_ends_the_stream_and_frees_its_requests(self, message, text):
-        async with running_service() as service:
+        async with running_service(num_steps=1) as service:
             before = service.core.load().num_free_blocks
             # grpc.aio hides how a stream ended from a client that writes to it afterwards.
             frontend = await Frontend(service.stub, gives_credit=False).open()
@@ -261,7 +266,7 @@ class TestProtocol:
             await until(lambda: service.core.load().num_free_blocks == before)
 
     async def test_an_aborted_request_is_answered_with_a_finish_record(self):
-        async with running_service() as service:
+        async with running_service(num_steps=1) as service:
             frontend = await Frontend(service.stub).open()
             await frontend.submit(1, max_tokens=LONG)
             await frontend.read_until(lambda f: f.tokens)
@@ -271,7 +276,7 @@ class TestProtocol:
             assert service.core.load().num_running == 0
 
     async def test_a_half_close_ends_the_requests_and_then_the_stream(self):
-        async with running_service() as service:
+        async with running_service(num_steps=1) as service:
             frontend = await Frontend(service.stub).open()
             await frontend.submit(1, max_tokens=LONG)
             await frontend.read_until(lambda f: f.tokens)
@@ -283,7 +288,7 @@ class TestProtocol:
             assert await frontend.call.code() is grpc.StatusCode.OK
 
     async def test_a_stream_that_dies_frees_its_blocks(self):
-        async with running_service() as service:
+        async with running_service(num_steps=1) as service:
             before = service.core.load().num_free_blocks
             frontend = await Frontend(service.stub).open()
             for handle in range(12):
@@ -294,47 +299,75 @@ class TestProtocol:
             stats = await service.stub.GetStats(GetStatsRequest())
             assert (stats.num_sessions, stats.num_waiting) == (0, 0)
 
-    async def test_a_time_limit_ends_a_request_with_its_code(self):
-        async with running_service(step_time_s=0.01) as service:
+    async def test_a_time_limit_ends_a_request_with_its_code(self, monkeypatch):
+        async with running_service(num_steps=1) as service:
             frontend = await Frontend(service.stub).open()
-            await frontend.submit(1, max_tokens=LONG, timeout_ms=50)
+            await frontend.submit(1, max_tokens=LONG, timeout_ms=30_000)
+            await frontend.read_until(lambda f: f.tokens)
+            pass_time(monkeypatch, 30)
             await frontend.read_until(lambda f: f.finished)
             failure = frontend.finished[1].failure
             assert failure.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
 
 
+class StallClock:
+    """Tells sessions how long their output lay unread."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def monotonic(self):
+        return self.now_s
+
+
 class TestSlowReader:
     async def test_steps_are_merged_beyond_the_window_and_nothing_is_lost(self):
-        async with running_service(engine_config(credit_window=2)) as service:
+        async with running_service(engine_config(credit_window=2), num_steps=1) as service:
             frontend = await Frontend(service.stub, gives_credit=False).open()
             await frontend.submit(1, max_tokens=50)
-            await until(lambda: service.core.counters.finished["length"] == 1)
+            await frontend.read_until(lambda f: len(f.steps) == 1)
+            service.executors.last.resume(1)
             await frontend.read_until(lambda f: len(f.steps) == 2)
+            service.executors.last.resume()
+            await until(lambda: service.core.counters.finished["length"] == 1)
             await frontend.send(credit=Credit(steps_read=2))
             await frontend.read_until(lambda f: f.finished)
             assert len(frontend.steps) == 3
             assert frontend.tokens[1] == expected(max_tokens=50)
 
-    async def test_one_that_reads_nothing_is_cut_and_another_session_is_not_slowed(self):
-        config = engine_config(credit_window=1, slow_reader_timeout_s=0.2)
-        async with running_service(config, step_time_s=0.005) as service:
+    async def test_one_that_reads_nothing_is_cut_and_another_session_is_not_slowed(
+        self, monkeypatch
+    ):
+        clock = StallClock()
+        monkeypatch.setattr(outbox, "time", clock)
+        config = engine_config(credit_window=1, slow_reader_timeout_s=60)
+        async with running_service(config, num_steps=1) as service:
             slow = await Frontend(service.stub, gives_credit=False).open()
             other = await Frontend(service.stub).open()
             await slow.submit(1, max_tokens=LONG)
+            await slow.read_until(lambda f: f.steps)  # the window is full from here on
             await other.submit(2, request_id="other", max_tokens=LONG)
-            reading = asyncio.create_task(other.read_until(lambda f: f.finished))
+            await other.read_until(lambda f: f.admitted)
+            service.executors.last.resume(9)
+            await other.read_until(lambda f: len(f.tokens.get(2, ())) == 7)
+            cut = asyncio.create_task(slow.read_until(lambda _: False))
+            while not cut.done():
+                clock.now_s += 10
+                await asyncio.sleep(0.01)
             with pytest.raises(grpc.aio.AioRpcError, match="unread"):
-                await slow.read_until(lambda _: False)
+                await cut
             assert await slow.call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            await reading
+            service.executors.last.resume()
+            await other.read_until(lambda f: f.finished)
             assert other.tokens[2] == expected(max_tokens=LONG)
 
     async def test_one_whose_lag_would_not_fit_a_message_is_cut(self):
         config = engine_config(credit_window=1, max_message_bytes=2**16)
-        async with running_service(config) as service:
+        async with running_service(config, num_steps=0) as service:
             frontend = await Frontend(service.stub, gives_credit=False).open()
             for handle in range(8):
                 await frontend.submit(handle, max_tokens=LONG, sampling={"logprobs": 20})
+            service.executors.last.resume()
             with pytest.raises(grpc.aio.AioRpcError, match="bytes of output lay unread"):
                 await frontend.read_until(lambda _: False)
             assert service.core.load().num_running == 0
@@ -342,15 +375,17 @@ class TestSlowReader:
 
 class TestDrain:
     async def test_is_announced_and_the_stream_ends_when_its_requests_have(self):
-        async with running_service(step_time_s=0.002) as service:
+        async with running_service(num_steps=1) as service:
             frontend = await Frontend(service.stub).open()
             await frontend.submit(1, max_tokens=40)
             await frontend.read_until(lambda f: f.tokens)
-            drain = asyncio.create_task(service.core.drain(20))
+            drain = asyncio.create_task(service.core.drain(60))
             await frontend.read_until(lambda f: f.is_draining)
             await frontend.submit(2)
+            await frontend.read_until(lambda f: f.rejected)
             # grpc.aio hides how a stream ended from a client that writes to it afterwards.
             frontend.gives_credit = False
+            service.executors.last.resume()
             with pytest.raises(EOFError):
                 await frontend.read_until(lambda _: False)
             assert frontend.tokens[1] == expected(max_tokens=40)

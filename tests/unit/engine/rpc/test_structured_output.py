@@ -22,6 +22,7 @@ from services.engine.config import TINY_CHECKPOINT
 from services.engine.core.model_folder import ModelFolder
 from services.engine.rpc.structured_output import structured_output_of
 from tests.support.engine_harness import engine_config, running_service
+from tests.support.passing_time import pass_time
 from tests.support.waiting import until
 from tests.unit.engine.rpc.test_session import Frontend
 
@@ -95,11 +96,19 @@ async def test_what_a_schema_asks_for_comes_or_is_cut_at_max_tokens():
         ({"structured_output": {"lark": "x" * 100}}, "has 100 bytes; the limit is 99"),
         ({"structured_output": {"json_schema": "{"}}, "cannot be read"),
         ({"structured_output": {"regex": "("}}, "the grammar is refused"),
-        ({"structured_output": {"json_schema": HOSTILE}}, "more than 1.0 s to compile"),
     ],
 )
 async def test_what_cannot_be_followed_is_refused_before_any_message(sampling, why):
-    async with tiny_service(max_grammar_bytes=99, grammar_timeout_s=1.0) as service:
+    await assert_refused(sampling, why)
+
+
+async def test_what_compiles_for_minutes_is_refused_at_its_time_limit():
+    sampling = {"structured_output": {"json_schema": HOSTILE}}
+    await assert_refused(sampling, "more than 1.0 s to compile", grammar_timeout_s=1.0)
+
+
+async def assert_refused(sampling, why, **config):
+    async with tiny_service(max_grammar_bytes=99, **config) as service:
         call = service.stub.Generate(
             GenerateRequest(prompt_token_ids=[1], sampling=SamplingParams(**sampling))
         )
@@ -108,14 +117,16 @@ async def test_what_cannot_be_followed_is_refused_before_any_message(sampling, w
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_session_goes_on_while_a_grammar_is_compiled():
-    async with tiny_service(grammar_timeout_s=2.0) as service:
+async def test_a_session_goes_on_while_a_grammar_is_compiled(monkeypatch):
+    async with tiny_service() as service:
+        await generate(service, regex="a")  # a process that compiles is there
         frontend = await Frontend(service.stub).open()
         hostile = StructuredOutput(json_schema=HOSTILE)
         await frontend.submit(1, sampling={"structured_output": hostile})
         await frontend.submit(2)
         await frontend.read_until(lambda f: 2 in f.finished)
         assert 1 not in frontend.rejected
+        pass_time(monkeypatch, 30)
         await frontend.read_until(lambda f: 1 in f.rejected)
         assert frontend.rejected[1].code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
 

@@ -14,7 +14,7 @@ from services.engine.worker.background_capture import SERVING_SHARE, BackgroundC
 from services.engine.worker.process import StepServer
 from services.engine.worker.wire import Channel
 
-WAIT_S = 10
+WAIT_S = 60
 CAPTURE_S = 2.0
 
 

@@ -1,7 +1,10 @@
 import asyncio
+import contextlib
 import os
 import signal
 import sys
+from collections import Counter
+from pathlib import Path
 
 import psutil
 import pytest
@@ -9,11 +12,19 @@ import torch
 
 from services.engine.batch import read_int32
 from services.engine.config import EngineConfig
+from services.engine.worker import executor as executor_module
 from services.engine.worker.executor import WorkerDiedError, WorkerExecutor
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.step_driver import StepDriver, greedy_continuation
+from tests.support.waiting import until
 
 PROMPT = [5, 17, 3]
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Gives a worker that hung up time to end, however slow the machine is."""
+    monkeypatch.setattr(executor_module, "STOP_GRACE_S", 60.0)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +82,7 @@ async def test_a_killed_worker_ends_a_pending_receive_and_can_be_started_again(e
     await asyncio.sleep(0)
     first_pid = executor.pid
     os.kill(first_pid, signal.SIGKILL)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         with pytest.raises(WorkerDiedError, match="SIGKILL"):
             await receiving
     assert executor.pid is None
@@ -106,9 +117,17 @@ async def test_a_start_that_takes_too_long_is_given_up(config):
     assert executor.pid is None
 
 
+def descriptors():
+    """What this process holds open, by the kernel's names: others may close theirs meanwhile."""
+    found = Counter()
+    for descriptor in Path("/dev/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found[descriptor.readlink()] += 1
+    return found
+
+
 async def test_stop_ends_the_process_leaves_no_descriptor_and_may_be_repeated(config):
-    process = psutil.Process()
-    fds_before = process.num_fds()
+    before = descriptors()
     executor = WorkerExecutor(config)
     await executor.stop()
     await executor.start()
@@ -117,7 +136,7 @@ async def test_stop_ends_the_process_leaves_no_descriptor_and_may_be_repeated(co
     await executor.stop()
     assert not worker.is_running()
     assert executor.pid is None
-    assert process.num_fds() == fds_before
+    assert descriptors() <= before
     with pytest.raises(WorkerDiedError, match="stopped"):
         await executor.receive()
 
@@ -147,8 +166,15 @@ async def test_a_worker_dies_with_its_service(config):
     worker = psutil.Process(int(await service.stdout.readline()))
     service.kill()
     await service.wait()
-    await asyncio.to_thread(psutil.wait_procs, [worker], timeout=5)
-    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+    await until(lambda: has_ended(worker), timeout_s=60)
+
+
+def has_ended(process):
+    """Whether a process is gone, or waits for whoever reaps it."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_the_service_side_imports_no_torch():

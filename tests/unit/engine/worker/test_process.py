@@ -11,7 +11,7 @@ from services.engine.batch import BatchDescriptor, StepFailure, step_result
 from services.engine.worker.process import StepServer
 from services.engine.worker.wire import Channel
 
-WAIT_S = 10
+WAIT_S = 60
 
 
 @dataclass

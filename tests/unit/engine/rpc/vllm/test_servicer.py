@@ -148,7 +148,7 @@ async def test_the_output_follows_a_grammar():
 
 
 async def test_abort_ends_every_output_and_tells_so():
-    async with gateway() as (service, stub):
+    async with gateway(num_steps=1) as (service, stub):
         call = stub.Generate(ask(n=2, max_tokens=LONG, stream=True))
         await call.read()
         await stub.Abort(vllm_engine_pb2.AbortRequest(request_ids=["unknown", "r"]))
@@ -158,17 +158,18 @@ async def test_abort_ends_every_output_and_tells_so():
 
 
 async def test_a_caller_that_leaves_ends_its_requests_and_frees_its_name():
-    async with gateway() as (service, stub):
+    async with gateway(num_steps=1) as (service, stub):
         call = stub.Generate(ask(n=2, max_tokens=LONG, stream=True))
         await call.read()
         call.cancel()
         await until(lambda: service.core.counters.finished["aborted"] == 2)
+        service.executors.last.resume()
         [complete] = await completes(stub.Generate(ask()))
         assert complete.finish_reason == "length"
 
 
 async def test_a_name_belongs_to_one_live_request():
-    async with gateway() as (_, stub):
+    async with gateway(num_steps=1) as (_, stub):
         call = stub.Generate(ask(max_tokens=LONG, stream=True))
         await call.read()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -229,7 +230,7 @@ async def test_the_model_and_the_engine_tell_of_themselves():
 
 
 async def test_loads_tell_of_requests_and_blocks():
-    async with gateway() as (_, stub):
+    async with gateway(num_steps=1) as (_, stub):
         call = stub.Generate(ask(n=2, max_tokens=LONG, stream=True))
         await call.read()
         answer = await stub.GetLoads(vllm_engine_pb2.GetLoadsRequest(include=["core"]))
@@ -293,7 +294,7 @@ async def test_a_message_that_cannot_be_parsed_is_the_callers_mistake():
 
 async def test_requests_end_with_the_status_of_a_worker_that_is_lost_for_good():
     config = {"worker_patience_s": 0.05}
-    async with gateway(config) as (service, stub):
+    async with gateway(config, num_steps=1) as (service, stub):
         call = stub.Generate(ask(n=2, max_tokens=LONG, stream=True))
         await call.read()
         service.executors.options["start_error"] = "no weights"
