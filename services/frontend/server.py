@@ -153,11 +153,11 @@ class FrontendServer:
         signals = (signal.SIGTERM, signal.SIGINT)
 
         def take_signal(number: signal.Signals) -> None:
-            log.info("signal_received", signal=number.name)
-            stopping.set()
             for each in signals:  # a second one, whichever it is, ends the process at once
                 loop.remove_signal_handler(each)
                 signal.signal(each, signal.SIG_DFL)
+            log.info("signal_received", signal=number.name)
+            stopping.set()
 
         for number in signals:
             loop.add_signal_handler(number, take_signal, number)

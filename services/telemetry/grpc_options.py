@@ -21,14 +21,17 @@ def server_options(max_message_bytes: int) -> Options:
     ]
 
 
-def channel_options(max_message_bytes: int) -> Options:
-    """Options of a client's channel that takes messages up to `max_message_bytes`."""
+def channel_options(max_message_bytes: int, *, silence_timeout_s: float = 1.0) -> Options:
+    """Options of a client's channel that takes messages up to `max_message_bytes`.
+
+    A peer that is silent for less than `silence_timeout_s` is not given up.
+    """
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         # A vanished host is found by pings; the limit that counts is the ping's own timeout.
         ("grpc.keepalive_time_ms", 3000),
-        ("grpc.http2.ping_timeout_ms", 2000),
+        ("grpc.http2.ping_timeout_ms", max(2000, int(2000 * silence_timeout_s))),
         ("grpc.http2.max_pings_without_data", 0),
         # Come back to a restarted peer within a second, not within two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),

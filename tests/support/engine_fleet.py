@@ -2,13 +2,17 @@
 
 import asyncio
 import contextlib
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
+from tests.support.held import has_stopped
+from tests.support.mortal_engine import MODULE, stop_after
 from tests.support.processes import Flag, ServiceProcess, start_engine, start_frontend
 
 
@@ -19,6 +23,8 @@ class EngineFleet:
     engines: list[ServiceProcess]
     frontend: ServiceProcess
     stub: FrontendServiceStub
+    stop_file: Path
+    """Shared by all engines: one of their workers stops."""
 
     async def listing(self) -> pb.ListEnginesResponse:
         """What the frontend knows of its engines."""
@@ -34,10 +40,16 @@ class EngineFleet:
         """Returns once so many engines take requests."""
         await self.wait_for(lambda listing: num_ready(listing) >= num_engines)
 
-    async def serving(self) -> list[ServiceProcess]:
-        """The engines that have requests of the frontend now."""
-        busy = {card.address for card in (await self.listing()).engines if card.num_live}
-        return [engine for engine in self.engines if engine.address in busy]
+    def stop_after(self, num_tokens: int) -> None:
+        """Stops the first worker that goes beyond so many output tokens of a request."""
+        stop_after(self.stop_file, num_tokens)
+
+    async def stopped(self) -> ServiceProcess:
+        """Waits until a worker has stopped, so that its requests cannot end; returns its engine."""
+        async with asyncio.timeout(60):
+            while not (found := [engine for engine in self.engines if has_stopped(engine)]):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return found[0]
 
 
 def num_ready(listing: pb.ListEnginesResponse) -> int:
@@ -48,16 +60,22 @@ def num_ready(listing: pb.ListEnginesResponse) -> int:
 @contextlib.asynccontextmanager
 async def engine_fleet(num_engines: int, **frontend_flags: Flag) -> AsyncIterator[EngineFleet]:
     """Starts engines and a frontend and waits until all are ready; ends them whatever happens."""
-    engines = [start_engine(num_kv_blocks=512) for _ in range(num_engines)]
+    folder = tempfile.TemporaryDirectory()
+    stop_file = Path(folder.name) / "stop"
+    engines = [
+        start_engine(module=MODULE, stop_file=stop_file, num_kv_blocks=512)
+        for _ in range(num_engines)
+    ]
     addresses = ",".join(engine.address for engine in engines)
     frontend = start_frontend(addresses, **frontend_flags)
     try:
         for engine in engines:
             engine.start()
         async with frontend, grpc.aio.insecure_channel(frontend.address) as channel:
-            fleet = EngineFleet(engines, frontend, FrontendServiceStub(channel))
+            fleet = EngineFleet(engines, frontend, FrontendServiceStub(channel), stop_file)
             await fleet.wait_until_ready(num_engines)
             yield fleet
     finally:
         for engine in engines:
             await asyncio.to_thread(engine.__exit__, None, None, None)
+        folder.cleanup()

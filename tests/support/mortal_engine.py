@@ -1,47 +1,96 @@
-"""An engine whose worker crashes in the step in which a prompt begins that starts with DEADLY.
+"""An engine whose worker crashes or stops by itself, at a step that the test has chosen.
 
-python -m tests.support.mortal_engine takes the flags of services.engine. Its workers are this
-program too.
+python -m tests.support.mortal_engine takes the flags of services.engine and --stop-file. Its
+workers are this program too. They crash in the step in which a prompt begins that starts with
+DEADLY, and stop, as of SIGSTOP, before the step that `stop_after` says.
 """
 
+import argparse
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NoReturn
 
 from services.engine import __main__ as engine
+from services.engine.scheduler import finish_rate
 from services.engine.worker import executor
 
+MODULE = "tests.support.mortal_engine"
 DEADLY = 999
+LEAST_PUSHBACK_MS = 2000
+"""So that a client's few attempts last longer than a busy machine holds a test up."""
+_STOP_FILE = "MORTAL_ENGINE_STOP_FILE"
+
+
+def stop_after(stop_file: Path, num_tokens: int) -> None:
+    """Stops the first worker, of all that share the file, that goes beyond so many output tokens.
+
+    It stops once, between two steps of a request that has at least these tokens; -100 are those of
+    a prompt with 100 tokens to go. With 0, the first worker that is started stops before it is
+    ready.
+    """
+    written = stop_file.with_suffix(".new")
+    written.write_text(str(num_tokens))
+    written.rename(stop_file)
 
 
 def main() -> int:
     """Runs the engine or, when an engine started this, its worker."""
     if "--socket-fd" in sys.argv:
         return _run_worker()
-    executor.WORKER_MODULE = "tests.support.mortal_engine"
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.add_argument("--stop-file", default="absent")
+    arguments, sys.argv[1:] = parser.parse_known_args()
+    os.environ[_STOP_FILE] = arguments.stop_file
+    executor.WORKER_MODULE = MODULE
+    executor.STACKS_GRACE_S = 6.0  # a busy machine may not let it show them sooner
+    finish_rate._MIN_RETRY_MS = LEAST_PUSHBACK_MS
     return engine.main()
 
 
 def _run_worker() -> int:
-    from services.engine.batch import BatchDescriptor, pack_int32
+    from services.engine.batch import BatchDescriptor, pack_int32, read_int32
     from services.engine.worker import __main__ as worker
     from services.engine.worker import process
 
     deadly = pack_int32([DEADLY])
+    stop_file = Path(os.environ[_STOP_FILE])
 
     @dataclass(frozen=True)
     class MortalRunner:
         immortal: process.Runner
+        prompts: dict[int, int] = field(default_factory=dict)
+        """Length of each row's prompt."""
 
         def execute(self, descriptor: BatchDescriptor) -> process.Pending:
             if any(row.token_ids.startswith(deadly) for row in descriptor.row_assignments):
                 os.kill(os.getpid(), signal.SIGSEGV)
+            self.prompts.update((a.row, a.num_prompt_tokens) for a in descriptor.row_assignments)
+            if self.is_to_stop(descriptor):
+                os.kill(os.getpid(), signal.SIGSTOP)
             return self.immortal.execute(descriptor)
+
+        def most_output(self, descriptor: BatchDescriptor) -> int:
+            attention = descriptor.attn_metadata
+            rows, lengths = read_int32(attention.row_ids), read_int32(attention.seq_lens)
+            return max(n - self.prompts[row] for row, n in zip(rows, lengths, strict=True))
+
+        def is_to_stop(self, descriptor: BatchDescriptor) -> bool:
+            try:
+                is_here = self.most_output(descriptor) >= int(stop_file.read_text())
+                if is_here:
+                    stop_file.unlink()
+            except FileNotFoundError:  # nobody is to, or another worker was first
+                return False
+            return is_here
 
     class MortalServer(process.StepServer):
         def serve(self, runner, ready, capture=None) -> NoReturn:
+            if stop_file.is_file() and int(stop_file.read_text()) == 0:
+                stop_file.unlink()
+                os.kill(os.getpid(), signal.SIGSTOP)
             super().serve(MortalRunner(runner), ready, capture)
 
     process.StepServer = MortalServer

@@ -26,6 +26,12 @@ ROOT = Path(__file__).resolve().parents[2]
 LOG_TAIL_LINES = 40
 FIRST_PORT, PORTS_EACH, NUM_SHARES = 20_000, 3_000, 4
 """Ports come in shares, one for each pytest process that runs at the same time."""
+PATIENCE = {
+    "OCTAVO_FRONTEND_ENGINE_SILENCE_TIMEOUT_S": "60",
+    "OCTAVO_FRONTEND_TEMPLATE_TIMEOUT_S": "60",
+    "OCTAVO_ENGINE_GRAMMAR_TIMEOUT_S": "30",
+}
+"""For machines that hold a process up for seconds; a test's flags go before."""
 Flag = str | int | float | bool | Path
 _given_ports: set[int] = set()
 
@@ -107,7 +113,9 @@ class ServiceProcess:
             command,
             cwd=ROOT,
             # What operators are warned of ends the engine here.
-            env=os.environ | {"PYTHONUNBUFFERED": "1", "OCTAVO_ENGINE_FAIL_ON_LATE_BUILD": "1"},
+            env=os.environ
+            | PATIENCE
+            | {"PYTHONUNBUFFERED": "1", "OCTAVO_ENGINE_FAIL_ON_LATE_BUILD": "1"},
             stdin=subprocess.DEVNULL,
             stdout=self._log_file,
             stderr=subprocess.STDOUT,
@@ -132,11 +140,11 @@ class ServiceProcess:
         )
 
     def is_serving(self, service: str = "") -> bool:
-        """Asks its health once; False when it does not answer within a second."""
+        """Asks its health once; False when it does not answer."""
         with self._channel() as channel:
             try:
                 answer = health_pb2_grpc.HealthStub(channel).Check(
-                    health_pb2.HealthCheckRequest(service=service), timeout=1
+                    health_pb2.HealthCheckRequest(service=service), timeout=30
                 )
             except grpc.RpcError:
                 return False

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 
-async def until(condition: Callable[[], object], *, timeout_s: float = 10) -> None:
+async def until(condition: Callable[[], object], *, timeout_s: float = 60) -> None:
     """Returns once `condition()` holds; TimeoutError when it does not in time."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110  many conditions have no event

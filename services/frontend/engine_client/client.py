@@ -135,7 +135,9 @@ class EngineClient:
             on_readiness: called after each change of `is_ready`.
         """
         backoff_s = FIRST_BACKOFF_S
-        options = channel_options(self._max_message_bytes)
+        options = channel_options(
+            self._max_message_bytes, silence_timeout_s=self._silence_timeout_s
+        )
         if self.address.authority is not None:
             options.append(("grpc.default_authority", self.address.authority))
         while True:

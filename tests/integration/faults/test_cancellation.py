@@ -15,7 +15,8 @@ import pytest
 from protos.common.v1.sampling_pb2 import SamplingParams
 from protos.engine.v1.engine_pb2 import Abort, FrontendHello, FrontendMessage, Submit
 from tests.support.engine_client import begin, engine_stub, generate, get_stats
-from tests.support.held import frozen, worker_of
+from tests.support.held import frozen, stopped, worker_of
+from tests.support.mortal_engine import MODULE, stop_after
 from tests.support.processes import ServiceProcess, start_engine
 from tests.support.waiting import until
 
@@ -26,9 +27,14 @@ MAX_STEPS_IN_FLIGHT = 2
 
 
 @pytest.fixture(scope="module")
-def engine():
+def stop_file(tmp_path_factory):
+    return tmp_path_factory.mktemp("engine") / "stop"
+
+
+@pytest.fixture(scope="module")
+def engine(stop_file):
     flags = {"max_num_seqs": 1, "max_num_batched_tokens": 16, "heartbeat_interval_ms": 50}
-    with start_engine(num_kv_blocks=200, **flags) as process:
+    with start_engine(module=MODULE, stop_file=stop_file, num_kv_blocks=200, **flags) as process:
         yield process
 
 
@@ -40,7 +46,7 @@ async def stub(engine):
 
 async def stats_when(stub, condition):
     """Returns the engine's stats once they meet the condition."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition(stats := await get_stats(stub)):  # noqa: ASYNC110  nothing to wait for
             await asyncio.sleep(0.01)
     return stats
@@ -117,10 +123,11 @@ async def assert_serves(stub):
     assert is_idle(await get_stats(stub))
 
 
-async def test_a_client_that_leaves_during_decode_frees_its_blocks(engine, stub, client):
+async def test_a_client_that_leaves_during_decode_frees_its_blocks(engine, stub, client, stop_file):
+    stop_after(stop_file, 5)
     await client.start(SHORT_PROMPT)
     await client.first_token()
-    with frozen(worker_of(engine)):
+    async with stopped(engine):
         stats = await get_stats(stub)
         assert stats.num_running == 1
         await assert_frees_at_once(stub, client, stats.num_steps)
@@ -138,9 +145,9 @@ async def test_a_client_that_leaves_during_prefill_frees_its_blocks(engine, stub
 
 
 async def test_a_client_that_leaves_the_queue_is_forgotten(engine, stub, client):
-    holder = begin(stub, SHORT_PROMPT, **ENDLESS)
-    await holder.read()
     with frozen(worker_of(engine)):
+        holder = begin(stub, SHORT_PROMPT, **ENDLESS)
+        await stats_when(stub, lambda stats: stats.num_running == 1)
         await client.start(LONG_PROMPT)
         await stats_when(stub, lambda stats: stats.num_waiting == 1)
         await client.leave()

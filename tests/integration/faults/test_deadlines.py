@@ -12,7 +12,16 @@ from protos.common.v1.sampling_pb2 import SamplingParams
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
 from tests.support.engine_client import begin, engine_stub, generate, get_stats
-from tests.support.held import assert_all_is_given_back, frozen, held_by, worker_of
+from tests.support.held import (
+    assert_all_is_given_back,
+    frozen,
+    has_stopped,
+    held_by,
+    stopped,
+    until_live,
+    worker_of,
+)
+from tests.support.mortal_engine import MODULE, stop_after
 from tests.support.processes import Stack, stack
 
 TIMEOUT_S = 1.0
@@ -28,8 +37,14 @@ def request(num_prompt_tokens: int) -> pb.GenerateRequest:
 
 
 @pytest.fixture(scope="module")
-def services():
-    with stack(engine={"max_num_seqs": 2, "max_num_batched_tokens": 16}) as running:
+def stop_file(tmp_path_factory):
+    return tmp_path_factory.mktemp("engine") / "stop"
+
+
+@pytest.fixture(scope="module")
+def services(stop_file):
+    limits = {"max_num_seqs": 2, "max_num_batched_tokens": 16}
+    with stack(engine={"module": MODULE, "stop_file": stop_file, **limits}) as running:
         yield running
 
 
@@ -46,7 +61,7 @@ async def engine(services):
 
 
 async def read_all(call) -> None:
-    async with asyncio.timeout(30 * TIMEOUT_S):
+    async with asyncio.timeout(60):
         while await call.read() is not grpc.aio.EOF:
             pass
 
@@ -57,27 +72,40 @@ async def assert_expires(call) -> None:
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-async def until_stats(engine, condition) -> None:
-    async with asyncio.timeout(30):
-        while not condition(await get_stats(engine)):  # noqa: ASYNC110  nothing to wait for
+async def begin_until(front, num_prompt_tokens: int, has_come):
+    """Returns a call whose request has come where the test wants it, however long that took."""
+    timeout_s = TIMEOUT_S
+    while True:
+        call = front.Generate(request(num_prompt_tokens), timeout=timeout_s)
+        while not call.done():
+            if await has_come():
+                return call
             await asyncio.sleep(0.01)
+        timeout_s *= 2  # its time has passed on the way
 
 
-async def assert_frees(services: Stack, engine, *, num_others: int) -> None:
+async def assert_frees(services: Stack, *, num_others: int) -> None:
     """The worker is still frozen: what is free is free without another step."""
-    await until_stats(engine, lambda s: s.num_running + s.num_waiting == num_others)
+    await until_live(services.engine, num_others)
 
 
-async def test_that_passes_in_the_queue_ends_the_request_and_no_other(services, front, engine):
+async def test_that_passes_in_the_queue_ends_the_request_and_no_other(
+    services, front, engine, stop_file
+):
+    async def is_waiting() -> bool:
+        return (await get_stats(engine)).num_waiting == 1
+
     baseline = await held_by(services.engine)
     expected = await generate(engine, PROMPT, max_tokens=200, ignore_eos=True)
-    others = [begin(engine, PROMPT, max_tokens=200, ignore_eos=True) for _ in range(2)]
-    heads = [list((await other.read()).token_ids) for other in others]
+    stop_after(stop_file, 5)
     with frozen(worker_of(services.engine)):
-        call = front.Generate(request(20), timeout=TIMEOUT_S)
-        await until_stats(engine, lambda stats: stats.num_waiting == 1)
+        others = [begin(engine, PROMPT, max_tokens=200, ignore_eos=True) for _ in range(2)]
+        await until_live(services.engine, 2)
+    heads = [list((await other.read()).token_ids) for other in others]
+    async with stopped(services.engine):
+        call = await begin_until(front, 20, is_waiting)
         await assert_expires(call)
-        await assert_frees(services, engine, num_others=2)
+        await assert_frees(services, num_others=2)
     for head, other in zip(heads, others, strict=True):
         while (response := await other.read()) is not grpc.aio.EOF:
             head += response.token_ids
@@ -85,21 +113,19 @@ async def test_that_passes_in_the_queue_ends_the_request_and_no_other(services, 
     await assert_all_is_given_back(services.engine, baseline)
 
 
-async def test_that_passes_in_prefill_ends_the_request(services, front, engine):
-    baseline = await held_by(services.engine)
-    with frozen(worker_of(services.engine)):
-        call = front.Generate(request(900), timeout=TIMEOUT_S)
-        await until_stats(engine, lambda stats: stats.num_running == 1)
-        await assert_expires(call)
-        await assert_frees(services, engine, num_others=0)
-    await assert_all_is_given_back(services.engine, baseline)
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "num_tokens"), [(900, -800), (5, 5)], ids=["prefill", "decode"]
+)
+async def test_that_passes_while_it_runs_ends_the_request(
+    services, front, stop_file, num_prompt_tokens, num_tokens
+):
+    async def has_come() -> bool:
+        return has_stopped(services.engine)
 
-
-async def test_that_passes_in_decode_ends_the_request(services, front, engine):
     baseline = await held_by(services.engine)
-    call = front.Generate(request(5), timeout=3 * TIMEOUT_S)
-    await call.read()
-    with frozen(worker_of(services.engine)):
+    stop_after(stop_file, num_tokens)
+    call = await begin_until(front, num_prompt_tokens, has_come)
+    async with stopped(services.engine):
         await assert_expires(call)
-        await assert_frees(services, engine, num_others=0)
+        await assert_frees(services, num_others=0)
     await assert_all_is_given_back(services.engine, baseline)

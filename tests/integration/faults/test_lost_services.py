@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -15,7 +16,15 @@ from protos.common.v1.sampling_pb2 import FinishReason, SamplingParams
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
 from tests.support.engine_client import begin, engine_stub, generate
-from tests.support.held import assert_all_is_given_back, held_by, worker_of
+from tests.support.held import (
+    assert_all_is_given_back,
+    frozen,
+    held_by,
+    stopped,
+    until_live,
+    worker_of,
+)
+from tests.support.mortal_engine import MODULE, stop_after
 from tests.support.processes import ServiceProcess, Stack, stack, start_engine, start_frontend
 from tests.support.waiting import until
 
@@ -23,13 +32,19 @@ LENGTH = FinishReason.FINISH_REASON_LENGTH
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
-FROZEN_LIMIT_S = 5.0
+SILENCE_LIMIT_S = 6.0
+"""Longer than a busy machine holds a process up that is not stopped."""
 PROMPT = [5, 6, 7, 8]
 
 
 @pytest.fixture(scope="module")
-def services() -> Iterator[Stack]:
-    with stack() as running:
+def stop_file(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("engine") / "stop"
+
+
+@pytest.fixture(scope="module")
+def services(stop_file) -> Iterator[Stack]:
+    with stack(engine={"module": MODULE, "stop_file": stop_file}) as running:
         yield running
 
 
@@ -48,36 +63,58 @@ async def last_of(answers) -> pb.Output:
     return [response.output async for response in answers][-1]
 
 
-async def assert_unavailable(answers) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
+async def assert_unavailable(answers, *, reason: str | None = None) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match=reason) as caught:
         await last_of(answers)
     assert caught.value.code() == UNAVAILABLE
 
 
 class TestEngine:
-    async def test_sigstop_is_noticed_in_time_and_its_return_too(self):
-        async with stack() as services, client_of(services.frontend) as stub:
+    async def test_sigstop_is_noticed_in_time_and_its_return_too(self, stop_file):
+        async with (
+            stack(
+                engine={"module": MODULE, "stop_file": stop_file},
+                frontend={"engine_silence_timeout_s": SILENCE_LIMIT_S},
+            ) as services,
+            client_of(services.frontend) as stub,
+        ):
             baseline = await held_by(services.engine)
+            stop_after(stop_file, 5)
             answers = aiter(stub.Generate(request(2000)))
             await anext(answers)
-            services.engine.signal(signal.SIGSTOP)
-            started_s = time.monotonic()
-            await assert_unavailable(answers)
-            assert time.monotonic() - started_s < FROZEN_LIMIT_S
-            await assert_unavailable(stub.Generate(request(5)))
-            assert not await asyncio.to_thread(services.frontend.is_serving)
-            assert await asyncio.to_thread(services.frontend.is_serving, "liveness")
-            services.engine.signal(signal.SIGCONT)
+            async with stopped(services.engine):
+                services.engine.signal(signal.SIGSTOP)
+                await assert_unavailable(answers, reason=f"it was silent for {SILENCE_LIMIT_S} s")
+                await assert_unavailable(stub.Generate(request(5)))
+                assert not await asyncio.to_thread(services.frontend.is_serving)
+                assert await asyncio.to_thread(services.frontend.is_serving, "liveness")
+                services.engine.signal(signal.SIGCONT)
             await asyncio.to_thread(services.frontend.wait_ready)
             assert (await last_of(stub.Generate(request(5)))).finish_reason == LENGTH
             await assert_all_is_given_back(services.engine, baseline)
 
-    async def test_sigkill_ends_answers_and_it_is_found_again_on_its_port(self):
-        async with stack() as services, client_of(services.frontend) as stub:
+    async def test_silence_within_the_limit_ends_no_answer(self, services):
+        async with (
+            start_frontend(services.engine.address) as frontend,
+            client_of(frontend) as stub,
+        ):
+            answers = aiter(stub.Generate(request(500)))
+            await anext(answers)
+            with frozen(psutil.Process(services.engine.pid)):
+                await asyncio.sleep(3)
+            assert (await last_of(answers)).finish_reason == LENGTH
+
+    async def test_sigkill_ends_answers_and_it_is_found_again_on_its_port(self, stop_file):
+        async with (
+            stack(engine={"module": MODULE, "stop_file": stop_file}) as services,
+            client_of(services.frontend) as stub,
+        ):
             baseline = await held_by(services.engine)
+            stop_after(stop_file, 5)
             answers = aiter(stub.Generate(request(2000)))
             await anext(answers)
-            services.engine.kill()
+            async with stopped(services.engine):
+                services.engine.kill()
             await assert_unavailable(answers)
             services.engine.start()
             await asyncio.to_thread(services.engine.wait_ready)
@@ -95,20 +132,21 @@ class TestEngine:
             watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
             assert (await watch.read()).status == SERVING
             running = asyncio.create_task(generate(stub, PROMPT, max_tokens=600, ignore_eos=True))
-            started = begin(stub, PROMPT, max_tokens=600, ignore_eos=True)
-            await started.read()
-            engine.signal(number)
-            assert (await watch.read()).status == NOT_SERVING
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await generate(stub, PROMPT, max_tokens=5)
-            assert caught.value.code() == UNAVAILABLE
+            with frozen(worker_of(engine)):
+                await until_live(engine, 1)
+                engine.signal(number)
+                assert (await watch.read()).status == NOT_SERVING
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await generate(stub, PROMPT, max_tokens=5)
+                assert caught.value.code() == UNAVAILABLE
             assert (await running).finish_reason == LENGTH
             assert await asyncio.to_thread(engine.wait) == 0
 
     async def test_a_second_signal_ends_it_at_once(self):
         async with start_engine() as engine, engine_stub(engine.address) as stub:
-            await begin(stub, PROMPT, max_tokens=2000, ignore_eos=True).read()
             os.kill(worker_of(engine).pid, signal.SIGSTOP)
+            running = begin(stub, PROMPT, max_tokens=2000, ignore_eos=True)
+            await running.initial_metadata()  # the engine has it
             engine.signal(signal.SIGTERM)
             await until(lambda: "drain_began" in engine.log)
             engine.signal(signal.SIGTERM)
@@ -116,32 +154,36 @@ class TestEngine:
 
 
 class TestFrontend:
-    async def test_sigkill_frees_what_its_requests_held(self, services):
+    async def test_sigkill_frees_what_its_requests_held(self, services, stop_file):
         baseline = await held_by(services.engine)
         async with (
             start_frontend(services.engine.address) as frontend,
             client_of(frontend) as stub,
         ):
-            calls = [aiter(stub.Generate(request(1500))) for _ in range(8)]
-            for call in calls:
-                await anext(call)
-            frontend.kill()
-            await asyncio.gather(*map(assert_unavailable, calls))
+            stop_after(stop_file, 20)
+            with frozen(worker_of(services.engine)):
+                calls = [aiter(stub.Generate(request(1500))) for _ in range(8)]
+                await until_live(services.engine, 8)
+            async with stopped(services.engine):
+                for call in calls:
+                    await anext(call)
+                frontend.kill()
+                await asyncio.gather(*map(assert_unavailable, calls))
         await assert_all_is_given_back(services.engine, baseline)
 
     async def test_sigstop_costs_its_own_requests_and_nobody_elses(self):
         async with (
-            start_engine(slow_reader_timeout_s=1, credit_window=4) as engine,
+            start_engine(slow_reader_timeout_s=6, credit_window=4) as engine,
             start_frontend(engine.address) as frontend,
             client_of(frontend) as stub,
             engine_stub(engine.address) as direct,
         ):
             baseline = await held_by(engine)
             expected = await generate(direct, PROMPT, max_tokens=600, ignore_eos=True)
-            calls = [aiter(stub.Generate(request(2000))) for _ in range(4)]
-            for call in calls:
-                await anext(call)
-            frontend.signal(signal.SIGSTOP)
+            with frozen(worker_of(engine)):
+                calls = [aiter(stub.Generate(request(2000))) for _ in range(4)]
+                await until_live(engine, 4)
+                frontend.signal(signal.SIGSTOP)
             assert await generate(direct, PROMPT, max_tokens=600, ignore_eos=True) == expected
             await until(lambda: "session_closed" in engine.log, timeout_s=60)
             frontend.signal(signal.SIGCONT)
@@ -152,6 +194,7 @@ class TestFrontend:
                     assert ending.code() in (UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
                 else:
                     assert ending.finish_reason == LENGTH
+            await until(lambda: "engine_lost" in frontend.log)
             await asyncio.to_thread(frontend.wait_ready)
             assert (await last_of(stub.Generate(request(5)))).finish_reason == LENGTH
             await assert_all_is_given_back(engine, baseline)
@@ -172,10 +215,11 @@ class TestFrontend:
             start_frontend(services.engine.address) as frontend,
             client_of(frontend) as stub,
         ):
-            answers = aiter(stub.Generate(request(2000)))
-            await anext(answers)
-            frontend.signal(signal.SIGTERM)
-            await until(lambda: "signal_received" in frontend.log)
-            frontend.signal(signal.SIGINT)
-            assert await asyncio.to_thread(frontend.wait) == -signal.SIGINT
-            await assert_unavailable(answers)
+            with frozen(worker_of(services.engine)):
+                answers = aiter(stub.Generate(request(2000)))
+                await until_live(services.engine, 1)
+                frontend.signal(signal.SIGTERM)
+                await until(lambda: "signal_received" in frontend.log)
+                frontend.signal(signal.SIGINT)
+                assert await asyncio.to_thread(frontend.wait) == -signal.SIGINT
+                await assert_unavailable(answers)

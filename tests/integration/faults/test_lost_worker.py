@@ -4,11 +4,13 @@ The promise: nobody's stream ends, and greedy output is what it is without the f
 """
 
 import asyncio
-import os
+import contextlib
 import random
 import signal
+from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -16,13 +18,22 @@ from protos.common.v1.sampling_pb2 import FinishReason, SamplingParams
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
 from tests.support.engine_client import engine_stub, get_stats
-from tests.support.held import assert_all_is_given_back, held_by, worker_of
+from tests.support.held import (
+    assert_all_is_given_back,
+    frozen,
+    held_by,
+    stopped,
+    until_live,
+    worker_of,
+)
+from tests.support.mortal_engine import MODULE, stop_after
 from tests.support.processes import Stack, stack
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 RECOVERY_LIMIT_S = 150.0
 """A worker starts in a few seconds; this is for a machine that does much else."""
+HUNG = "no step finished for"
 TEXTS = ["Once upon a time", "What is 3 + 4?", "The sea"]
 
 
@@ -42,15 +53,31 @@ async def uninterrupted(stub: FrontendServiceStub) -> list[tuple[list[int], int]
 
 
 async def interrupted(
-    services: Stack, stub: FrontendServiceStub, number: signal.Signals, *, delay_s: float = 0
+    services: Stack,
+    stub: FrontendServiceStub,
+    number: signal.Signals,
+    stop_file: Path,
+    *,
+    delay_s: float = 0,
 ):
     """Sends the signal to the worker while every stream is under way; returns how they end."""
-    calls = [aiter(stub.Generate(request(text))) for text in TEXTS]
-    heads = [await anext(call) for call in calls]
-    await asyncio.sleep(delay_s)
-    os.kill(worker_of(services.engine).pid, number)
-    async with asyncio.timeout(RECOVERY_LIMIT_S):
-        tails = await asyncio.gather(*map(read_all, calls))
+    stop_after(stop_file, 20)
+    with frozen(worker_of(services.engine)):
+        calls = [aiter(stub.Generate(request(text))) for text in TEXTS]
+        await until_live(services.engine, len(TEXTS))
+    async with stopped(services.engine) as worker:
+        heads = [await anext(call) for call in calls]
+        if delay_s:
+            worker.resume()
+            await asyncio.sleep(delay_s)
+        worker.send_signal(number)
+        if number != signal.SIGSTOP:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.resume()
+        async with asyncio.timeout(RECOVERY_LIMIT_S):
+            tails = await asyncio.gather(*map(read_all, calls))
+    # It has heard of the loss, in the stream that brought the tails, but maybe not of the return.
+    await asyncio.to_thread(services.frontend.wait_ready)
     return [
         ([*head.output.token_ids, *tokens], reason)
         for head, (tokens, reason) in zip(heads, tails, strict=True)
@@ -58,8 +85,15 @@ async def interrupted(
 
 
 @pytest.fixture(scope="module")
-def services():
-    with stack(engine={"step_timeout_s": 2, "worker_patience_s": 300}) as running:
+def stop_file(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("engine") / "stop"
+
+
+@pytest.fixture(scope="module")
+def services(stop_file):
+    # A busy machine may hold up a worker that is well for most of the time that a step may take.
+    flags = {"step_timeout_s": 10, "worker_patience_s": 300}
+    with stack(engine={"module": MODULE, "stop_file": stop_file, **flags}) as running:
         yield running
 
 
@@ -70,7 +104,7 @@ async def stub(services):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGSEGV])
-async def test_of_the_worker_interrupts_streams_and_ends_none(services, stub, number):
+async def test_of_the_worker_interrupts_streams_and_ends_none(services, stub, stop_file, number):
     baseline = await held_by(services.engine)
     expected = await uninterrupted(stub)
     async with engine_stub(services.engine.address) as engine:
@@ -78,7 +112,7 @@ async def test_of_the_worker_interrupts_streams_and_ends_none(services, stub, nu
         async with grpc.aio.insecure_channel(services.engine.address) as channel:
             watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
             assert (await watch.read()).status == SERVING
-            assert await interrupted(services, stub, number) == expected
+            assert await interrupted(services, stub, number, stop_file) == expected
             assert (await watch.read()).status == NOT_SERVING
             assert (await watch.read()).status == SERVING
             watch.cancel()
@@ -90,34 +124,48 @@ async def test_of_the_worker_interrupts_streams_and_ends_none(services, stub, nu
 
 @pytest.mark.faults
 @pytest.mark.timeout(3600)
-async def test_of_the_worker_at_any_moment_changes_no_token(services, stub):
+async def test_of_the_worker_at_any_moment_changes_no_token(services, stub, stop_file):
     expected = await uninterrupted(stub)
     delays = random.Random(3)
-    for _ in range(20):
-        number = delays.choice([signal.SIGKILL, signal.SIGSEGV])
-        delay_s = delays.uniform(0, 0.5)
-        assert await interrupted(services, stub, number, delay_s=delay_s) == expected
+    async with engine_stub(services.engine.address) as engine:
+        for _ in range(20):
+            number = delays.choice([signal.SIGKILL, signal.SIGSEGV])
+            delay_s = delays.uniform(0, 0.5)
+            before = (await get_stats(engine)).num_worker_restarts
+            assert await interrupted(services, stub, number, stop_file, delay_s=delay_s) == expected
+            async with asyncio.timeout(RECOVERY_LIMIT_S):
+                while (await get_stats(engine)).num_worker_restarts == before:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            await asyncio.to_thread(services.engine.wait_ready)
 
 
-async def test_a_worker_that_hangs_leaves_its_stacks_in_the_log(services, stub):
-    await interrupted(services, stub, signal.SIGSTOP)
+async def test_a_worker_that_hangs_leaves_its_stacks_in_the_log(services, stub, stop_file):
+    if HUNG not in services.engine.log:  # no test before this one has let it hang
+        await interrupted(services, stub, signal.SIGSTOP, stop_file)
     log = services.engine.log
-    hung = log.index("no step finished for")
+    hung = log.index(HUNG)
     assert "services/engine/worker/process.py" in log[hung:]
     assert "services/engine/core/step_loop.py" in log[hung:]
 
 
-async def test_a_request_that_outlives_its_patience_ends_with_unavailable():
-    async with stack(engine={"worker_patience_s": 0}) as services:
+async def test_a_request_that_outlives_its_patience_ends_with_unavailable(stop_file):
+    flags = {"module": MODULE, "stop_file": stop_file, "worker_patience_s": 0}
+    async with stack(engine=flags) as services:
         baseline = await held_by(services.engine)
         async with grpc.aio.insecure_channel(services.frontend.address) as channel:
             stub = FrontendServiceStub(channel)
+            stop_after(stop_file, 20)
             call = aiter(stub.Generate(request(TEXTS[0], max_tokens=1500)))
             await anext(call)
-            os.kill(worker_of(services.engine).pid, signal.SIGKILL)
+            async with stopped(services.engine) as worker:
+                stop_after(stop_file, 0)
+                worker.kill()
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await read_all(call)
             assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+            async with stopped(services.engine), asyncio.timeout(60):
+                while await asyncio.to_thread(services.frontend.is_serving):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
             await asyncio.to_thread(services.engine.wait_ready)
             await asyncio.to_thread(services.frontend.wait_ready)
             _, reason = await read_all(stub.Generate(request(TEXTS[0])))

@@ -4,11 +4,9 @@ import asyncio
 import random
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import psutil
 import pytest
 
 from protos.common.v1.sampling_pb2 import SamplingParams, Usage
@@ -16,12 +14,13 @@ from protos.engine.v1.engine_pb2 import DrainRequest
 from protos.frontend.v1 import frontend_pb2 as pb
 from tests.support.engine_client import engine_stub
 from tests.support.engine_fleet import EngineFleet, engine_fleet, num_ready
+from tests.support.held import stopped
 from tests.support.processes import ServiceProcess
 
 pytestmark = pytest.mark.timeout(600)  # an engine takes 4 s of CPU to start
 MAX_TOKENS = 300
-"""Long enough for an engine to be found and killed before a stream has ended."""
-FROZEN_LIMIT_S = 5.0
+SILENCE_LIMIT_S = 6.0
+"""Longer than a busy machine holds an engine up that is not frozen."""
 SAMPLINGS = [
     SamplingParams(temperature=0),
     SamplingParams(temperature=0.8, seed=11),
@@ -68,20 +67,10 @@ async def ask(
 async def interrupted(
     fleet: EngineFleet, asks: Sequence[pb.GenerateRequest], rng: random.Random
 ) -> tuple[ServiceProcess, list[Answer]]:
-    """Runs requests and kills an engine that has some, at a random token of the first one."""
-    at_token = rng.randint(1, MAX_TOKENS // 3)
-    is_time = asyncio.Event()
-
-    def count(num_tokens: int) -> None:
-        if num_tokens >= at_token:
-            is_time.set()
-
-    running = [
-        asyncio.create_task(ask(fleet, each, None if index else count))
-        for index, each in enumerate(asks)
-    ]
-    await is_time.wait()
-    victim = rng.choice(await fleet.serving())
+    """Runs requests and kills the engine on which one first comes to a random token."""
+    fleet.stop_after(rng.randint(1, MAX_TOKENS // 3))
+    running = [asyncio.create_task(ask(fleet, each)) for each in asks]
+    victim = await fleet.stopped()
     victim.kill()
     return victim, list(await asyncio.gather(*running))
 
@@ -125,16 +114,17 @@ async def test_streams_go_on_unchanged_over_fifty_kills():
 
 
 async def test_an_engine_that_freezes_drains_or_loses_its_worker_costs_no_stream():
-    async with engine_fleet(2) as fleet:
+    async with engine_fleet(2, engine_silence_timeout_s=SILENCE_LIMIT_S) as fleet:
         await _follow_the_prefix(fleet)
         ask_for = request(0, SAMPLINGS[1])
         expected = await ask(fleet, ask_for)
         for misfortune in (_freeze, _lose_worker, _drain, _cut_off):
             await fleet.wait_until_ready(2)
+            fleet.stop_after(20)
             has_begun = asyncio.Event()
             running = asyncio.create_task(ask(fleet, ask_for, lambda _, e=has_begun: e.set()))
             await has_begun.wait()
-            [engine] = await fleet.serving()
+            engine = await fleet.stopped()
             await misfortune(fleet, engine)
             assert_same(await running, expected)
             if not engine.is_running:
@@ -154,6 +144,8 @@ async def _follow_the_prefix(fleet: EngineFleet) -> None:
     assert first.usage.cached_tokens == 0
     await fleet.wait_for(lambda listing: any(e.num_known_prefixes for e in listing.engines))
     for end in ("The fox", "The owl", "Mia", "Tom"):
+        # An engine whose last step seems to take long would not be asked.
+        await fleet.wait_for(lambda listing: not any(e.num_running for e in listing.engines))
         usage = (await ask(fleet, telling(end, "ours"))).usage
         assert usage.cached_tokens > 0.8 * usage.prompt_tokens
     assert (await ask(fleet, telling("", "theirs"))).usage.cached_tokens == 0
@@ -161,36 +153,37 @@ async def _follow_the_prefix(fleet: EngineFleet) -> None:
 
 async def _freeze(fleet: EngineFleet, engine: ServiceProcess) -> None:
     before = (await fleet.listing()).num_migrations
-    engine.signal(signal.SIGSTOP)
-    frozen_s = time.monotonic()
-    await fleet.wait_for(lambda listing: listing.num_migrations > before)
-    assert time.monotonic() - frozen_s < FROZEN_LIMIT_S
-    engine.signal(signal.SIGCONT)
+    async with stopped(engine):
+        engine.signal(signal.SIGSTOP)
+        await fleet.wait_for(lambda listing: listing.num_migrations > before)
+        assert f"it was silent for {SILENCE_LIMIT_S} s" in fleet.frontend.log
+        engine.signal(signal.SIGCONT)
 
 
 async def _lose_worker(fleet: EngineFleet, engine: ServiceProcess) -> None:
     """Whether the engine's next worker goes on or another engine is not the client's concern."""
     del fleet
-    [worker] = psutil.Process(engine.pid).children()
-    worker.kill()
+    async with stopped(engine) as worker:
+        worker.kill()
 
 
 async def _drain(fleet: EngineFleet, engine: ServiceProcess) -> None:
     """A drain lets the request finish, while others are served elsewhere."""
-    engine.signal(signal.SIGTERM)
-    await fleet.wait_for(lambda listing: num_ready(listing) == 1)
-    health = await octavo("health", fleet.frontend.address)
-    assert health.startswith(f"serving, engines 1/2 used\n  {engine.address}: ")
-    await ask(fleet, request(1, SAMPLINGS[0]))
+    async with stopped(engine):
+        engine.signal(signal.SIGTERM)
+        await fleet.wait_for(lambda listing: num_ready(listing) == 1)
+        health = await octavo("health", fleet.frontend.address)
+        assert health.startswith(f"serving, engines 1/2 used\n  {engine.address}: ")
+        await ask(fleet, request(1, SAMPLINGS[0]))
     assert await asyncio.to_thread(engine.wait) == 0
 
 
 async def _cut_off(fleet: EngineFleet, engine: ServiceProcess) -> None:
     """A drain that waits for nobody lets another engine finish."""
     before = (await fleet.listing()).num_migrations
-    async with engine_stub(engine.address) as stub:
+    async with stopped(engine), engine_stub(engine.address) as stub:
         drained = await stub.Drain(DrainRequest(timeout_ms=0))
-    assert drained.num_aborted == 1
+        assert drained.num_aborted == 1
     await fleet.wait_for(lambda listing: listing.num_migrations > before)
     assert await asyncio.to_thread(engine.wait) == 0
 

@@ -9,7 +9,13 @@ import pytest
 from protos.common.v1.sampling_pb2 import SamplingParams
 from protos.engine.v1.engine_pb2 import GenerateRequest
 from tests.support.engine_client import engine_stub, get_stats
-from tests.support.held import assert_all_is_given_back, held_by, worker_of
+from tests.support.held import (
+    assert_all_is_given_back,
+    frozen,
+    held_by,
+    until_live,
+    worker_of,
+)
 from tests.support.processes import start_engine
 
 SHORT = [5, 6, 7, 8]
@@ -38,16 +44,23 @@ def engine():
         yield process
 
 
-async def run_all(stub, cache_salt: str) -> list[list[int]]:
-    """Runs all prompts at once; returns their tokens."""
+async def run_all(engine, stub, cache_salt: str) -> list[list[int]]:
+    """Runs all prompts, the long ones in one step if memory suffices; returns their tokens."""
     sampling = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
     async def run(prompt):
         request = GenerateRequest(prompt_token_ids=prompt, sampling=sampling, cache_salt=cache_salt)
         return [token async for response in stub.Generate(request) for token in response.token_ids]
 
-    async with asyncio.timeout(60):
-        return await asyncio.gather(*map(run, (SHORT, *LONG)))
+    async with asyncio.timeout(120):
+        # The short one takes the steps that may be in flight, and the long ones wait together.
+        with frozen(worker_of(engine)):
+            running = [asyncio.create_task(run(SHORT))]
+            while not (await get_stats(stub)).num_running:  # noqa: ASYNC110  nothing to wait for
+                await asyncio.sleep(0.01)
+            running += [asyncio.create_task(run(prompt)) for prompt in LONG]
+            await until_live(engine, len(running))
+        return await asyncio.gather(*running)
 
 
 async def test_the_step_is_made_smaller_and_everybody_gets_the_same_tokens(engine):
@@ -56,7 +69,7 @@ async def test_the_step_is_made_smaller_and_everybody_gets_the_same_tokens(engin
     async with engine_stub(engine.address) as stub:
         allow(worker, SPARE_MB)
         try:
-            tokens = await run_all(stub, "scarce")
+            tokens = await run_all(engine, stub, "scarce")
         finally:
             allow_all(worker)
         stats = await get_stats(stub)
@@ -64,6 +77,6 @@ async def test_the_step_is_made_smaller_and_everybody_gets_the_same_tokens(engin
         assert stats.num_batched_tokens_limit < MAX_STEP
         assert stats.num_worker_restarts == 0
         assert worker.is_running()
-        assert tokens == await run_all(stub, "plenty")
+        assert tokens == await run_all(engine, stub, "plenty")
         assert [len(each) for each in tokens] == [20] * 9
     await assert_all_is_given_back(engine, baseline)

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -14,6 +15,8 @@ from protos.common.v1.sampling_pb2 import FinishReason, SamplingParams
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
 from services.telemetry.status import RETRY_PUSHBACK
+from tests.support.held import frozen, stopped, until_live, worker_of
+from tests.support.mortal_engine import LEAST_PUSHBACK_MS, MODULE, stop_after
 from tests.support.processes import Stack, stack
 from tests.support.waiting import until
 
@@ -141,11 +144,17 @@ OVERSIZE = generate("x" * (MAX_MESSAGE_BYTES + 1))
 
 
 @pytest.fixture(scope="module")
-def services() -> Iterator[Stack]:
+def stop_file(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("engine") / "stop"
+
+
+@pytest.fixture(scope="module")
+def services(stop_file) -> Iterator[Stack]:
     """Both services, with room for two running requests and one that waits."""
     limits = {"max_message_bytes": MAX_MESSAGE_BYTES}
+    room = {"max_num_seqs": 2, "max_num_waiting": 1}
     with stack(
-        engine={**limits, "max_num_seqs": 2, "max_num_waiting": 1},
+        engine={"module": MODULE, "stop_file": stop_file, **limits, **room},
         frontend={**limits, "max_prompt_bytes": MAX_PROMPT_BYTES, "log_format": "json"},
     ) as running:
         yield running
@@ -245,10 +254,11 @@ async def test_a_message_over_the_limit_is_refused_and_one_past_grpcs_default_is
     )
 
 
-async def test_a_live_requests_id_and_handle_are_taken(stub):
-    live = stub.Generate(long_request(request_id="the-same"))
-    await live.read()
-    error = await refused(stub, long_request(request_id="the-same"))
+async def test_a_live_requests_id_and_handle_are_taken(services, stub):
+    with frozen(worker_of(services.engine)):
+        live = stub.Generate(long_request(request_id="the-same"))
+        await live.initial_metadata()  # the engine has it
+        error = await refused(stub, long_request(request_id="the-same"))
     assert error.code() == grpc.StatusCode.ALREADY_EXISTS
     assert "'the-same'" in error.details()
     assert (await live.read()).output.token_ids
@@ -265,39 +275,49 @@ async def test_a_refusal_is_a_status_alone_which_clients_may_retry(services):
     assert [json.loads(line)["event"] for line in lines] == ["request_failed"] * 2
 
 
-async def test_a_full_queue_says_when_to_come_back_and_a_client_that_listens_is_served(services):
+async def test_a_full_queue_says_when_to_come_back_and_a_client_that_listens_is_served(
+    services, stop_file
+):
     async with (
         connected(services) as stub,
         connected(services, retried=EXHAUSTED) as patient,
     ):
-        occupants = [stub.Generate(long_request()) for _ in range(2)]
-        for occupant in occupants:
-            await occupant.read()
-        occupants.append(stub.Generate(long_request()))
-        await occupants[-1].initial_metadata()  # it waits in the queue
-        error = await refused(stub, generate())
-        assert error.code() == EXHAUSTED
-        assert "1 requests wait; the limit is 1" in error.details()
-        pushback_ms = int(dict(error.trailing_metadata())[RETRY_PUSHBACK])
-        assert 50 <= pushback_ms <= 5000
-        started_s = time.monotonic()
-        served = patient.Generate(sampled(max_tokens=1))
-        await until(lambda: services.frontend.log.count("OverloadedError") >= 2)
-        for occupant in occupants:
-            occupant.cancel()
+        await until_live(services.engine, 0)
+        stop_after(stop_file, 5)
+        with frozen(worker_of(services.engine)):
+            occupants = [stub.Generate(long_request()) for _ in range(2)]
+            await until_live(services.engine, 2)
+        async with stopped(services.engine):  # both run
+            occupants.append(stub.Generate(long_request()))
+            await occupants[-1].initial_metadata()  # it waits in the queue
+            error = await refused(stub, generate())
+            assert error.code() == EXHAUSTED
+            assert "1 requests wait; the limit is 1" in error.details()
+            pushback_ms = int(dict(error.trailing_metadata())[RETRY_PUSHBACK])
+            assert LEAST_PUSHBACK_MS <= pushback_ms <= 5000
+            started_s = time.monotonic()
+            served = patient.Generate(sampled(max_tokens=1))
+            await until(lambda: services.frontend.log.count("OverloadedError") >= 2)
+            for occupant in occupants:
+                occupant.cancel()
         _, reason = await all_tokens(served)
         assert reason == FinishReason.FINISH_REASON_LENGTH
-        assert time.monotonic() - started_s >= 0.05  # its own backoff is shorter
+        # Its own backoff is shorter.
+        assert time.monotonic() - started_s >= LEAST_PUSHBACK_MS / 1000
 
 
-async def test_a_long_stream_runs_to_its_end_undisturbed_by_every_refusal(stub):
+async def test_a_long_stream_runs_to_its_end_undisturbed_by_every_refusal(
+    services, stub, stop_file
+):
     alone = await all_tokens(stub.Generate(long_request()))
+    stop_after(stop_file, 990)  # so that it does not end before the last refusal
     beside = stub.Generate(long_request(request_id="healthy"))
     await beside.initial_metadata()  # the engine has it
     reading = asyncio.create_task(all_tokens(beside))
     requests = [request for request, _, _ in CASES.values()]
     requests += [OVERSIZE, long_request(request_id="healthy")]
     await asyncio.gather(*(refused(stub, request) for request in requests))
-    assert not reading.done(), "the refusals came too late to disturb anybody"
+    async with stopped(services.engine):
+        assert not reading.done()
     assert await reading == alone
     assert len(alone[0]) == 1000
