@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from tests.support.processes import Stack, free_port, stack
-
-PATIENT_ENGINE = {"grammar_timeout_s": 30}
-PATIENT_FRONTEND = {"engine_silence_timeout_s": 60, "template_timeout_s": 60}
-"""Limits that a machine does not reach by holding a service up for a while."""
+from tests.support.processes import PATIENCE, Flag, Stack, free_port, stack
+from tests.support.steered_engine import MODULE
 
 
 @dataclass(frozen=True)
@@ -20,21 +18,25 @@ class Served:
     url: str
 
 
-@pytest.fixture(scope="module", autouse=True)
-def patient_services(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Services wait longer than they usually would, but for those whose tests are of faults."""
+@pytest.fixture(scope="session", autouse=True)
+def patient_services() -> Iterator[None]:
+    """Services that tests start by a command of theirs are patient too."""
     with pytest.MonkeyPatch.context() as patch:
-        if request.path.parent.name != "faults":
-            for service, flags in (("ENGINE", PATIENT_ENGINE), ("FRONTEND", PATIENT_FRONTEND)):
-                for name, value in flags.items():
-                    patch.setenv(f"OCTAVO_{service}_{name.upper()}", str(value))
+        for name, value in PATIENCE.items():
+            patch.setenv(name, value)
         yield
 
 
 @pytest.fixture(scope="session")
-def served() -> Iterator[Served]:
-    """Services with nothing but HTTP asked for; a request's seed may halt the worker."""
-    yield from _serve(module="tests.support.halting_engine")
+def stop_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tells a steered engine when to stop its worker."""
+    return tmp_path_factory.mktemp("steered") / "stop"
+
+
+@pytest.fixture(scope="session")
+def served(stop_file: Path) -> Iterator[Served]:
+    """Services with nothing but HTTP asked for; `stop_file` may stop the worker."""
+    yield from _serve(module=MODULE, stop_file=stop_file)
 
 
 @pytest.fixture(scope="session")
@@ -48,8 +50,7 @@ def served_in_chunks() -> Iterator[Served]:
     yield from _serve(max_num_batched_tokens=16, max_num_seqs=16)
 
 
-def _serve(**engine_flags: int | str) -> Iterator[Served]:
+def _serve(**engine_flags: Flag) -> Iterator[Served]:
     port = free_port()
-    frontend_flags = {"http_port": port, **PATIENT_FRONTEND}
-    with stack(engine=engine_flags, frontend=frontend_flags) as services:
+    with stack(engine=engine_flags, frontend={"http_port": port}) as services:
         yield Served(services, f"http://127.0.0.1:{port}/v1")

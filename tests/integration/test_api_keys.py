@@ -22,10 +22,10 @@ from services.client.client import OctavoClient
 from services.client.errors import OverloadedError, UnauthenticatedError
 from services.client.requests import Options, Sampling
 from services.telemetry.status import RETRY_PUSHBACK
-from tests.support.halting_engine import halting_seed
-from tests.support.held import frozen, worker_of
-from tests.support.pace import halted, together, until_live
+from tests.support.held import worker_of
+from tests.support.pace import frozen, stopped, together, until_live
 from tests.support.processes import ROOT, Stack, free_port, start_engine, start_frontend
+from tests.support.steered_engine import MODULE, stop_after
 from tests.support.waiting import until
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
@@ -65,11 +65,11 @@ class Guarded:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+def guarded(tmp_path_factory: pytest.TempPathFactory, stop_file: Path) -> Iterator[Guarded]:
     path = tmp_path_factory.mktemp("keys") / "keys.toml"
     path.write_text("".join(f"[keys.{name}]\n{text}\n" for name, text in KEYS.items()))
     port = free_port()
-    engine = start_engine(module="tests.support.halting_engine", max_num_seqs=4)
+    engine = start_engine(module=MODULE, stop_file=stop_file, max_num_seqs=4)
     frontend = start_frontend(engine.address, api_keys_file=path, http_port=port, log_level="debug")
     with Stack(engine, frontend) as services:
         yield Guarded(services, path, f"http://127.0.0.1:{port}")
@@ -244,9 +244,8 @@ async def test_prompt_and_output_tokens_use_up_the_minute(guarded):
     assert answer.json()["error"]["code"] == "rate_limit_exceeded"
 
 
-async def test_a_removed_key_ends_its_streams_and_nobody_elses(guarded):
+async def test_a_removed_key_ends_its_streams_and_nobody_elses(guarded, stop_file):
     engine = guarded.services.engine
-    halting = SamplingParams(max_tokens=1900, ignore_eos=True, seed=halting_seed(50))
     async with stub_of(guarded) as stub, http_client(guarded) as client:
         wish = {
             "model": "tiny", "prompt": "x", "stream": True, "max_tokens": 1900, "ignore_eos": True,
@@ -256,12 +255,13 @@ async def test_a_removed_key_ends_its_streams_and_nobody_elses(guarded):
         )
         session = stub.Session(metadata=bearer(FLEETING))
         async with contextlib.AsyncExitStack() as opened:
+            stop_after(stop_file, 50)
             async with together(engine, 4):
                 call = stub.Generate(request(), metadata=bearer(FLEETING))
                 await session.write(pb.SessionRequest(handle=7, generate=request()))
-                bystander = stub.Generate(request(halting), metadata=bearer(ROOMY))
+                bystander = stub.Generate(request(), metadata=bearer(ROOMY))
                 events = await opened.enter_async_context(events_of_wish)
-            async with halted(engine):  # all four are in the middle of their output
+            async with stopped(engine):  # all four are in the middle of their output
                 for started in (call, session, bystander):
                     await started.read()
                 guarded.set_keys("roomy", "narrow", "metered")

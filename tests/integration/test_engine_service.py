@@ -17,9 +17,9 @@ from protos.engine.v1.engine_pb2 import (
 )
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from services.engine.config import TINY_CHECKPOINT
-from tests.support.halting_engine import halting_seed
-from tests.support.pace import halted
+from tests.support.pace import stopped
 from tests.support.processes import ROOT, ServiceProcess, start_engine
+from tests.support.steered_engine import MODULE, stop_after
 from tests.support.waiting import until
 
 FLAGS = {"kv_cache_memory_mb": 16, "log_format": "json"}
@@ -34,10 +34,8 @@ async def engine(**flags):
         yield process, EngineServiceStub(channel)
 
 
-def ask(max_tokens, seed=0, **fields):
-    sampling = sampling_pb2.SamplingParams(
-        temperature=0, max_tokens=max_tokens, ignore_eos=True, seed=seed
-    )
+def ask(max_tokens, **fields):
+    sampling = sampling_pb2.SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     return GenerateRequest(prompt_token_ids=[5, 6, 7, 8], sampling=sampling, **fields)
 
 
@@ -67,10 +65,11 @@ async def test_a_request_is_served_and_leaves_one_line_in_the_log():
         assert [line["output_tokens"] for line in lines] == [20]
 
 
-async def test_drain_answers_and_the_engine_exits_0():
-    async with engine(module="tests.support.halting_engine") as (process, stub):
-        call = stub.Generate(ask(300, seed=halting_seed(50)))
-        async with halted(process):
+async def test_drain_answers_and_the_engine_exits_0(stop_file):
+    async with engine(module=MODULE, stop_file=stop_file) as (process, stub):
+        stop_after(stop_file, 50)
+        call = stub.Generate(ask(300))
+        async with stopped(process):
             await call.read()
             draining = asyncio.ensure_future(stub.Drain(DrainRequest()))
             await until(lambda: events(process, "drain_began"), timeout_s=60)

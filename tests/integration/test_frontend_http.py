@@ -6,8 +6,8 @@ import openai
 import pytest
 
 from tests.support.engine_client import engine_stub, get_stats
-from tests.support.halting_engine import halting_seed
-from tests.support.pace import halted, until_aborted, until_live
+from tests.support.pace import stopped, until_aborted, until_live
+from tests.support.steered_engine import stop_after
 
 MODEL = "tiny"
 MESSAGES = [{"role": "user", "content": "What is 3 + 4?"}]
@@ -76,19 +76,19 @@ async def test_errors_are_those_that_the_client_knows(client):
     assert embeddings.value.code == "unsupported_endpoint"
 
 
-async def test_a_client_that_goes_away_frees_its_blocks(served, client):
+async def test_a_client_that_goes_away_frees_its_blocks(served, client, stop_file):
     engine = served.services.engine
     async with engine_stub(engine.address) as stub:
         before = await get_stats(stub)
+        stop_after(stop_file, 50)
         stream = await client.completions.create(
             model=MODEL,
             prompt="x",
             max_tokens=1900,
             stream=True,
-            seed=halting_seed(50),
             extra_body={"ignore_eos": True},
         )
-        async with halted(engine):
+        async with stopped(engine):
             await anext(aiter(stream))
             await stream.close()
             await until_aborted(engine, before.finished["aborted"] + 1)

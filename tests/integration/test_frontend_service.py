@@ -10,10 +10,10 @@ import pytest
 from protos.common.v1.sampling_pb2 import FinishReason, SamplingParams
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
-from tests.support.halting_engine import halting_seed
-from tests.support.held import frozen, worker_of
-from tests.support.pace import halted, together
+from tests.support.held import worker_of
+from tests.support.pace import frozen, stopped, together
 from tests.support.processes import ServiceProcess, Stack, start_engine, start_frontend
+from tests.support.steered_engine import stop_after
 
 STOP = FinishReason.FINISH_REASON_STOP
 LENGTH = FinishReason.FINISH_REASON_LENGTH
@@ -103,10 +103,11 @@ async def test_log_probabilities_are_reported_on_wish(stub):
     assert position.top[1].logprob <= position.top[0].logprob <= 0
 
 
-async def test_a_session_interleaves_cancels_and_takes_parts(services, stub):
+async def test_a_session_interleaves_cancels_and_takes_parts(services, stub, stop_file):
     call = stub.Session()
-    # It halts long after the others have ended, so it is there until it is cancelled.
-    endless = options(max_tokens=1500, ignore_eos=True, seed=halting_seed(1000))
+    # The worker stops long after the others have ended, so this is there until it is cancelled.
+    stop_after(stop_file, 1000)
+    endless = options(max_tokens=1500, ignore_eos=True)
     long = pb.GenerateRequest(text="x", options=endless)
     async with together(services.engine, 3):
         await call.write(pb.SessionRequest(handle=1, generate=long))
@@ -125,7 +126,7 @@ async def test_a_session_interleaves_cancels_and_takes_parts(services, stub):
         elif response.output.finish_reason:
             ended[response.handle] = response.output.finish_reason
     assert 1 not in ended
-    async with halted(services.engine):
+    async with stopped(services.engine):
         await call.write(pb.SessionRequest(handle=1, cancel=pb.Cancel()))
         while 1 not in ended:
             response = await call.read()

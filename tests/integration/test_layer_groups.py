@@ -11,11 +11,11 @@ from models.loading.loader import load_model
 from services.engine.config import TINY_CHECKPOINT
 from services.engine.replay.recording import Recording
 from tests.support.engine_client import begin, engine_stub, generate, get_stats
-from tests.support.halting_engine import WATCHED, halting_seed
-from tests.support.pace import halted, together, until_live
+from tests.support.pace import stopped, together, until_live
 from tests.support.paged_runner import PagedRunner
 from tests.support.processes import start_engine
 from tests.support.random_checkpoints import write_checkpoint
+from tests.support.steered_engine import MODULE, WATCHED, stop_after
 from tests.support.waiting import until
 
 BLOCK_SIZE, WINDOW, MAX_QUERY = 4, 7, 16
@@ -82,20 +82,21 @@ async def run(*arguments):
     )
 
 
-async def test_a_recording_from_the_middle_of_outputs_can_be_replayed(folder, tmp_path):
+async def test_a_recording_from_the_middle_of_outputs_can_be_replayed(folder, tmp_path, stop_file):
     path = tmp_path / "trace.binpb"
     flags = {**ENGINE, "model": folder, "num_kv_blocks": 100, "allow_watch_tokens": True}
-    flags["module"] = "tests.support.halting_engine"
+    flags |= {"module": MODULE, "stop_file": stop_file}
     async with start_engine(**flags) as engine, engine_stub(engine.address) as stub:
 
-        def start(prompt, num_output, **sampling):
-            call = generate(stub, prompt, max_tokens=num_output, ignore_eos=True, **sampling)
+        def start(prompt, num_output):
+            call = generate(stub, prompt, max_tokens=num_output, ignore_eos=True)
             return asyncio.create_task(call)
 
+        stop_after(stop_file, 30)
         async with together(engine, 3):
             outputs = [start(PROMPT * 3 + [7], 83), start(PROMPT, 47)]
-            outputs.append(start(PROMPT * 3, 60, seed=halting_seed(30)))
-        async with halted(engine):
+            outputs.append(start(PROMPT * 3, 60))
+        async with stopped(engine):
             wanted = ("--out", path, "--steps", 45, "--engine", engine.address)
             recorder = await run("record", *wanted)
             await until(lambda: WATCHED in engine.log, timeout_s=60)

@@ -10,10 +10,10 @@ import pytest
 from services.engine.batch import pack_int32, read_int32
 from services.engine.replay.recording import Recording
 from tests.support.engine_client import engine_stub, generate, get_stats
-from tests.support.halting_engine import WATCHED, halting_seed
-from tests.support.pace import halted, together
+from tests.support.pace import stopped, together
 from tests.support.processes import start_engine
 from tests.support.recordings import edit_recording
+from tests.support.steered_engine import MODULE, WATCHED, stop_after
 from tests.support.waiting import until
 
 # Few blocks, so that requests are preempted and their rows and blocks change hands.
@@ -42,34 +42,31 @@ async def client(*arguments):
     )
 
 
-async def load(stub, seed, *, halts=False):
-    """Eight chats that begin alike, greedy and random ones, none of them short.
-
-    The first of them may halt the worker.
-    """
+async def load(stub, seed):
+    """Eight chats that begin alike, greedy and random ones, none of them short."""
     order = random.Random(seed)
 
     async def chat(number):
         own = [order.randrange(3, 400) for _ in range(order.randrange(1, 20))]
-        seed = halting_seed(20) if halts and number == 0 else number
-        sampling = {} if number % 3 else {"temperature": 1, "top_p": 0.9, "seed": seed}
+        sampling = {} if number % 3 else {"temperature": 1, "top_p": 0.9, "seed": number}
         prompt = (PREFIX if number % 2 else []) + own
         await generate(stub, prompt, max_tokens=30 + 4 * number, ignore_eos=True, **sampling)
 
     await asyncio.gather(*map(chat, range(NUM_CHATS)))
 
 
-async def record(path):
+async def record(path, stop_file):
     """Records from the middle of one load until it is far into another."""
     partial = path.with_name(path.name + ".part")
-    module = "tests.support.halting_engine"
-    async with start_engine(**ENGINE, module=module) as engine, engine_stub(engine.address) as stub:
+    flags = {**ENGINE, "module": MODULE, "stop_file": stop_file}
+    async with start_engine(**flags) as engine, engine_stub(engine.address) as stub:
         async with together(engine, NUM_CHATS):
             first = asyncio.create_task(load(stub, 0))
         await first
+        stop_after(stop_file, 20)
         async with together(engine, NUM_CHATS):
-            second = asyncio.create_task(load(stub, 1, halts=True))
-        async with halted(engine):
+            second = asyncio.create_task(load(stub, 1))
+        async with stopped(engine):
             recorder = await client("record", "--out", path, "--engine", engine.address)
             await until(lambda: WATCHED in engine.log, timeout_s=60)
         await second
@@ -82,9 +79,9 @@ async def record(path):
 
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory):
+def trace(tmp_path_factory, stop_file):
     path = tmp_path_factory.mktemp("trace") / "trace.binpb"
-    output, stats = asyncio.run(record(path))
+    output, stats = asyncio.run(record(path, stop_file))
     recording = Recording.open(path)
     assert f"{recording.num_steps} steps" in output
     assert recording.snapshot.rows

@@ -13,10 +13,10 @@ from services.engine.config import TINY_CHECKPOINT
 from services.engine.replay.recording import Recording
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.engine_client import begin, engine_stub, generate, get_stats
-from tests.support.halting_engine import WATCHED, halting_seed
-from tests.support.pace import halted, together, until_aborted, until_live
+from tests.support.pace import stopped, together, until_aborted, until_live
 from tests.support.processes import ROOT, start_engine
 from tests.support.random_checkpoints import SHAPE, write_checkpoint
+from tests.support.steered_engine import MODULE, WATCHED, stop_after
 from tests.support.waiting import until
 
 TOLERANCE = 1e-4
@@ -127,14 +127,15 @@ async def test_output_is_that_of_an_engine_that_does_not_speculate(
         assert stats.graph_dispatch["graph"] > 10
 
 
-async def test_a_request_that_goes_away_costs_the_others_nothing(folder, expected):
+async def test_a_request_that_goes_away_costs_the_others_nothing(folder, expected, stop_file):
     flags = {**LIMITS, "num_speculative_tokens": 2}
-    flags |= {"model": folder, "module": "tests.support.halting_engine"}
+    flags |= {"model": folder, "module": MODULE, "stop_file": stop_file}
     async with start_engine(**flags) as engine, engine_stub(engine.address) as stub:
-        asked = {"max_tokens": 80, "ignore_eos": True, "seed": halting_seed(9)}
+        asked = {"max_tokens": 80, "ignore_eos": True}
+        stop_after(stop_file, 9)
         async with together(engine, 4):
             lost = [begin(stub, [5, 6, index], **asked) for index in range(4)]
-        async with halted(engine):
+        async with stopped(engine):
             for call in lost:
                 await anext(aiter(call))
             others = asyncio.create_task(outputs(stub))
@@ -176,21 +177,22 @@ async def run(*arguments):
     )
 
 
-async def test_a_recording_from_the_middle_of_outputs_can_be_replayed(folder, tmp_path):
+async def test_a_recording_from_the_middle_of_outputs_can_be_replayed(folder, tmp_path, stop_file):
     path = tmp_path / "trace.binpb"
     flags = {**LIMITS, "model": folder, "allow_watch_tokens": True, "num_speculative_tokens": 2}
     flags |= {"cudagraph_mode": "full_decode_only", "cudagraph_capture_sizes": "[1,4]"}
-    flags["module"] = "tests.support.halting_engine"
+    flags |= {"module": MODULE, "stop_file": stop_file}
     async with start_engine(**flags) as engine, engine_stub(engine.address) as stub:
 
-        def start(prompt, num_output, **sampling):
-            call = generate(stub, prompt, max_tokens=num_output, ignore_eos=True, **sampling)
+        def start(prompt, num_output):
+            call = generate(stub, prompt, max_tokens=num_output, ignore_eos=True)
             return asyncio.create_task(call)
 
+        stop_after(stop_file, 10)
         async with together(engine, 3):
             outputs = [start([5, 17, 3] * 8 + [7], 61), start([70] * 9, 53)]
-            outputs.append(start([5, 17, 3] * 8, 40, seed=halting_seed(10)))
-        async with halted(engine):
+            outputs.append(start([5, 17, 3] * 8, 40))
+        async with stopped(engine):
             wanted = ("--out", path, "--steps", 30, "--engine", engine.address)
             recorder = await run("record", *wanted)
             await until(lambda: WATCHED in engine.log, timeout_s=60)

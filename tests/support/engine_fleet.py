@@ -11,9 +11,9 @@ import grpc
 
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
-from tests.support.held import has_stopped
-from tests.support.mortal_engine import MODULE, stop_after
+from tests.support.pace import has_stopped
 from tests.support.processes import Flag, ServiceProcess, start_engine, start_frontend
+from tests.support.steered_engine import MODULE, stop_after
 
 
 @dataclass

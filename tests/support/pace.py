@@ -1,30 +1,32 @@
 """When a real engine's worker runs: tests say so, not how quick the machine is."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import psutil
 
 from tests.support.engine_client import engine_stub, get_stats
-from tests.support.held import frozen, worker_of
+from tests.support.held import held_by, worker_of
 from tests.support.processes import ServiceProcess
+from tests.support.waiting import until
 
 PATIENCE_S = 60
 
 
-async def until_live(engine: ServiceProcess, number: int) -> None:
-    """Waits until the engine has so many requests."""
-    async with asyncio.timeout(PATIENCE_S), engine_stub(engine.address) as stub:
-        while (stats := await get_stats(stub)).num_running + stats.num_waiting != number:  # noqa: ASYNC110  as in waiting.py
-            await asyncio.sleep(0.01)
-
-
-async def until_aborted(engine: ServiceProcess, number: int) -> None:
-    """Waits until so many of the engine's requests have been aborted."""
-    async with asyncio.timeout(PATIENCE_S), engine_stub(engine.address) as stub:
-        while (await get_stats(stub)).finished["aborted"] < number:  # noqa: ASYNC110  as above
-            await asyncio.sleep(0.01)
+@contextmanager
+def frozen(process: psutil.Process) -> Iterator[None]:
+    """Keeps a process from running inside the block."""
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        while process.status() != psutil.STATUS_STOPPED:
+            time.sleep(0.001)
+        yield
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
 
 
 @asynccontextmanager
@@ -35,14 +37,38 @@ async def together(engine: ServiceProcess, number: int) -> AsyncIterator[None]:
         await until_live(engine, number)
 
 
+def has_stopped(engine: ServiceProcess) -> bool:
+    """Whether the engine's worker is stopped now."""
+    with suppress(psutil.NoSuchProcess):
+        workers = psutil.Process(engine.pid).children()
+        return any(worker.status() == psutil.STATUS_STOPPED for worker in workers)
+    return False
+
+
 @asynccontextmanager
-async def halted(engine: ServiceProcess) -> AsyncIterator[None]:
-    """Waits until a tests.support.halting_engine's worker halts; it goes on after the block."""
+async def stopped(engine: ServiceProcess) -> AsyncIterator[psutil.Process]:
+    """Waits until the worker has stopped by itself, and lets it run on when the block ends.
+
+    The engine is a tests.support.steered_engine that was told to `stop_after` some token.
+    """
+    await until(lambda: has_stopped(engine))
     worker = worker_of(engine)
-    async with asyncio.timeout(PATIENCE_S):
-        while worker.status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110  as above
-            await asyncio.sleep(0.01)
     try:
-        yield
+        yield worker
     finally:
-        worker.resume()
+        with suppress(psutil.NoSuchProcess):
+            worker.resume()
+
+
+async def until_live(engine: ServiceProcess, number: int) -> None:
+    """Waits until the engine has so many requests."""
+    async with asyncio.timeout(PATIENCE_S):
+        while (await held_by(engine)).num_live != number:  # noqa: ASYNC110  as in waiting.py
+            await asyncio.sleep(0.01)
+
+
+async def until_aborted(engine: ServiceProcess, number: int) -> None:
+    """Waits until so many of the engine's requests have been aborted."""
+    async with asyncio.timeout(PATIENCE_S), engine_stub(engine.address) as stub:
+        while (await get_stats(stub)).finished["aborted"] < number:  # noqa: ASYNC110  as above
+            await asyncio.sleep(0.01)

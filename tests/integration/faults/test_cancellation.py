@@ -15,20 +15,16 @@ import pytest
 from protos.common.v1.sampling_pb2 import SamplingParams
 from protos.engine.v1.engine_pb2 import Abort, FrontendHello, FrontendMessage, Submit
 from tests.support.engine_client import begin, engine_stub, generate, get_stats
-from tests.support.held import frozen, stopped, worker_of
-from tests.support.mortal_engine import MODULE, stop_after
+from tests.support.held import worker_of
+from tests.support.pace import frozen, stopped
 from tests.support.processes import ServiceProcess, start_engine
+from tests.support.steered_engine import MODULE, stop_after
 from tests.support.waiting import until
 
 LONG_PROMPT = [3 + i % 500 for i in range(600)]
 SHORT_PROMPT = [5, 6, 7, 8]
 ENDLESS = {"max_tokens": 1200, "ignore_eos": True}
 MAX_STEPS_IN_FLIGHT = 2
-
-
-@pytest.fixture(scope="module")
-def stop_file(tmp_path_factory):
-    return tmp_path_factory.mktemp("engine") / "stop"
 
 
 @pytest.fixture(scope="module")

@@ -12,17 +12,10 @@ from protos.common.v1.sampling_pb2 import SamplingParams
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
 from tests.support.engine_client import begin, engine_stub, generate, get_stats
-from tests.support.held import (
-    assert_all_is_given_back,
-    frozen,
-    has_stopped,
-    held_by,
-    stopped,
-    until_live,
-    worker_of,
-)
-from tests.support.mortal_engine import MODULE, stop_after
+from tests.support.held import assert_all_is_given_back, held_by, worker_of
+from tests.support.pace import frozen, has_stopped, stopped, until_live
 from tests.support.processes import Stack, stack
+from tests.support.steered_engine import MODULE, stop_after
 
 TIMEOUT_S = 1.0
 PROMPT = [5, 6, 7, 8]
@@ -34,11 +27,6 @@ def request(num_prompt_tokens: int) -> pb.GenerateRequest:
         tokens=pb.TokenIds(ids=[3 + i % 500 for i in range(num_prompt_tokens)]),
         options=pb.GenerationOptions(sampling=sampling),
     )
-
-
-@pytest.fixture(scope="module")
-def stop_file(tmp_path_factory):
-    return tmp_path_factory.mktemp("engine") / "stop"
 
 
 @pytest.fixture(scope="module")

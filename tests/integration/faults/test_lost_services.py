@@ -5,7 +5,6 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import grpc
 import psutil
@@ -16,16 +15,10 @@ from protos.common.v1.sampling_pb2 import FinishReason, SamplingParams
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
 from tests.support.engine_client import begin, engine_stub, generate
-from tests.support.held import (
-    assert_all_is_given_back,
-    frozen,
-    held_by,
-    stopped,
-    until_live,
-    worker_of,
-)
-from tests.support.mortal_engine import MODULE, stop_after
+from tests.support.held import assert_all_is_given_back, held_by, worker_of
+from tests.support.pace import frozen, stopped, until_live
 from tests.support.processes import ServiceProcess, Stack, stack, start_engine, start_frontend
+from tests.support.steered_engine import MODULE, stop_after
 from tests.support.waiting import until
 
 LENGTH = FinishReason.FINISH_REASON_LENGTH
@@ -35,11 +28,6 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 SILENCE_LIMIT_S = 6.0
 """Longer than a busy machine holds a process up that is not stopped."""
 PROMPT = [5, 6, 7, 8]
-
-
-@pytest.fixture(scope="module")
-def stop_file(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("engine") / "stop"
 
 
 @pytest.fixture(scope="module")

@@ -18,16 +18,10 @@ from protos.common.v1.sampling_pb2 import FinishReason, SamplingParams
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
 from tests.support.engine_client import engine_stub, get_stats
-from tests.support.held import (
-    assert_all_is_given_back,
-    frozen,
-    held_by,
-    stopped,
-    until_live,
-    worker_of,
-)
-from tests.support.mortal_engine import MODULE, stop_after
+from tests.support.held import assert_all_is_given_back, held_by, worker_of
+from tests.support.pace import frozen, stopped, until_live
 from tests.support.processes import Stack, stack
+from tests.support.steered_engine import MODULE, stop_after
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -82,11 +76,6 @@ async def interrupted(
         ([*head.output.token_ids, *tokens], reason)
         for head, (tokens, reason) in zip(heads, tails, strict=True)
     ]
-
-
-@pytest.fixture(scope="module")
-def stop_file(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("engine") / "stop"
 
 
 @pytest.fixture(scope="module")

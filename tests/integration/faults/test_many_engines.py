@@ -14,7 +14,7 @@ from protos.engine.v1.engine_pb2 import DrainRequest
 from protos.frontend.v1 import frontend_pb2 as pb
 from tests.support.engine_client import engine_stub
 from tests.support.engine_fleet import EngineFleet, engine_fleet, num_ready
-from tests.support.held import stopped
+from tests.support.pace import stopped
 from tests.support.processes import ServiceProcess
 
 pytestmark = pytest.mark.timeout(600)  # an engine takes 4 s of CPU to start

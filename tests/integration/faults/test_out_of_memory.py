@@ -9,13 +9,8 @@ import pytest
 from protos.common.v1.sampling_pb2 import SamplingParams
 from protos.engine.v1.engine_pb2 import GenerateRequest
 from tests.support.engine_client import engine_stub, get_stats
-from tests.support.held import (
-    assert_all_is_given_back,
-    frozen,
-    held_by,
-    until_live,
-    worker_of,
-)
+from tests.support.held import assert_all_is_given_back, held_by, worker_of
+from tests.support.pace import frozen, until_live
 from tests.support.processes import start_engine
 
 SHORT = [5, 6, 7, 8]

@@ -5,22 +5,15 @@ import asyncio
 import grpc
 import pytest
 
-from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from tests.support.engine_client import begin, engine_stub, generate, get_stats
-from tests.support.held import assert_all_is_given_back, frozen, held_by, worker_of
-from tests.support.mortal_engine import DEADLY
+from tests.support.held import assert_all_is_given_back, held_by, worker_of
+from tests.support.pace import frozen, until_live
 from tests.support.poisoned_checkpoint import POISON, write_poisoned_checkpoint
 from tests.support.processes import start_engine
+from tests.support.steered_engine import DEADLY, MODULE
 
 PROMPT = [5, 6, 7, 8]
 KILLER = [DEADLY, *PROMPT]
-
-
-async def until_live(stub: EngineServiceStub, number: int) -> None:
-    """Waits until the engine has so many requests."""
-    async with asyncio.timeout(60):
-        while (stats := await get_stats(stub)).num_running + stats.num_waiting < number:  # noqa: ASYNC110  as in waiting.py
-            await asyncio.sleep(0.01)
 
 
 async def read_all(call) -> list[int]:
@@ -78,7 +71,7 @@ class TestWorkerKiller:
     async def test_ends_after_its_second_victim_and_is_refused_then(self):
         async with (
             start_engine(
-                module="tests.support.mortal_engine",
+                module=MODULE,
                 kv_cache_memory_mb=64,
                 worker_patience_s=300,
             ) as engine,
@@ -88,9 +81,9 @@ class TestWorkerKiller:
             expected = await read_all(begin(stub, PROMPT, max_tokens=40, ignore_eos=True))
             with frozen(worker_of(engine)):
                 beside = begin(stub, PROMPT, max_tokens=40, ignore_eos=True)
-                await until_live(stub, 1)
+                await until_live(engine, 1)
                 killer = begin(stub, KILLER, max_tokens=20)
-                await until_live(stub, 2)
+                await until_live(engine, 2)
             await assert_fails(killer)
             assert await read_all(beside) == expected
             assert '"num_suspects": 2' in engine.log

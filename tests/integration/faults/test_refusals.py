@@ -6,7 +6,6 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import grpc
 import pytest
@@ -15,9 +14,10 @@ from protos.common.v1.sampling_pb2 import FinishReason, SamplingParams
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
 from services.telemetry.status import RETRY_PUSHBACK
-from tests.support.held import frozen, stopped, until_live, worker_of
-from tests.support.mortal_engine import LEAST_PUSHBACK_MS, MODULE, stop_after
+from tests.support.held import worker_of
+from tests.support.pace import frozen, stopped, until_live
 from tests.support.processes import Stack, stack
+from tests.support.steered_engine import LEAST_PUSHBACK_MS, MODULE, stop_after
 from tests.support.waiting import until
 
 MAX_MESSAGE_BYTES = 8 * 2**20
@@ -141,11 +141,6 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 OVERSIZE = generate("x" * (MAX_MESSAGE_BYTES + 1))
 """Refused by gRPC itself, which ends the call; no case, for it would end a session's stream."""
-
-
-@pytest.fixture(scope="module")
-def stop_file(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("engine") / "stop"
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,8 @@ import pytest
 from protos.common.v1.sampling_pb2 import SamplingParams
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
-from tests.support.held import (
-    assert_all_is_given_back,
-    frozen,
-    held_by,
-    until_live,
-    worker_of,
-)
+from tests.support.held import assert_all_is_given_back, held_by, worker_of
+from tests.support.pace import frozen, until_live
 from tests.support.processes import stack
 from tests.support.waiting import until
 

@@ -1,8 +1,9 @@
 """An engine whose worker crashes or stops by itself, at a step that the test has chosen.
 
-python -m tests.support.mortal_engine takes the flags of services.engine and --stop-file. Its
+python -m tests.support.steered_engine takes the flags of services.engine and --stop-file. Its
 workers are this program too. They crash in the step in which a prompt begins that starts with
-DEADLY, and stop, as of SIGSTOP, before the step that `stop_after` says.
+DEADLY, and stop, as of SIGSTOP, before the step that `stop_after` says; tests.support.pace waits
+for one that has stopped and lets it go on.
 """
 
 import argparse
@@ -13,15 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+import structlog
+
 from services.engine import __main__ as engine
+from services.engine.core.engine_core import EngineCore
 from services.engine.scheduler import finish_rate
 from services.engine.worker import executor
 
-MODULE = "tests.support.mortal_engine"
+MODULE = "tests.support.steered_engine"
 DEADLY = 999
+WATCHED = "watch_began"
+"""What the engine logs when somebody begins to watch its steps."""
 LEAST_PUSHBACK_MS = 2000
 """So that a client's few attempts last longer than a busy machine holds a test up."""
-_STOP_FILE = "MORTAL_ENGINE_STOP_FILE"
+_STOP_FILE = "STEERED_ENGINE_STOP_FILE"
 
 
 def stop_after(stop_file: Path, num_tokens: int) -> None:
@@ -47,7 +53,19 @@ def main() -> int:
     executor.WORKER_MODULE = MODULE
     executor.STACKS_GRACE_S = 6.0  # a busy machine may not let it show them sooner
     finish_rate._MIN_RETRY_MS = LEAST_PUSHBACK_MS
+    _announce_watchers()
     return engine.main()
+
+
+def _announce_watchers() -> None:
+    watch = EngineCore.watch
+
+    def announced(self, **wishes):
+        watcher = watch(self, **wishes)
+        structlog.get_logger().info(WATCHED)
+        return watcher
+
+    EngineCore.watch = announced
 
 
 def _run_worker() -> int:
@@ -59,8 +77,8 @@ def _run_worker() -> int:
     stop_file = Path(os.environ[_STOP_FILE])
 
     @dataclass(frozen=True)
-    class MortalRunner:
-        immortal: process.Runner
+    class SteeredRunner:
+        runner: process.Runner
         prompts: dict[int, int] = field(default_factory=dict)
         """Length of each row's prompt."""
 
@@ -70,7 +88,7 @@ def _run_worker() -> int:
             self.prompts.update((a.row, a.num_prompt_tokens) for a in descriptor.row_assignments)
             if self.is_to_stop(descriptor):
                 os.kill(os.getpid(), signal.SIGSTOP)
-            return self.immortal.execute(descriptor)
+            return self.runner.execute(descriptor)
 
         def most_output(self, descriptor: BatchDescriptor) -> int:
             attention = descriptor.attn_metadata
@@ -86,14 +104,14 @@ def _run_worker() -> int:
                 return False
             return is_here
 
-    class MortalServer(process.StepServer):
+    class SteeredServer(process.StepServer):
         def serve(self, runner, ready, capture=None) -> NoReturn:
             if stop_file.is_file() and int(stop_file.read_text()) == 0:
                 stop_file.unlink()
                 os.kill(os.getpid(), signal.SIGSTOP)
-            super().serve(MortalRunner(runner), ready, capture)
+            super().serve(SteeredRunner(runner), ready, capture)
 
-    process.StepServer = MortalServer
+    process.StepServer = SteeredServer
     return worker.main()
 
 
