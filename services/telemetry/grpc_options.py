@@ -29,7 +29,8 @@ def channel_options(max_message_bytes: int, *, silence_timeout_s: float = 1.0) -
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
-        # A vanished host is found by pings; the limit that counts is the ping's own timeout.
+        # A vanished host is found by pings; the limit that counts is the ping's own timeout. It is
+        # twice as long, so that whoever watches for silence decides first.
         ("grpc.keepalive_time_ms", 3000),
         ("grpc.http2.ping_timeout_ms", max(2000, int(2000 * silence_timeout_s))),
         ("grpc.http2.max_pings_without_data", 0),

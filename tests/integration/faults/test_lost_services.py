@@ -89,7 +89,7 @@ class TestEngine:
             answers = aiter(stub.Generate(request(500)))
             await anext(answers)
             with frozen(psutil.Process(services.engine.pid)):
-                await asyncio.sleep(3)
+                await asyncio.sleep(6)  # longer than pings come apart and gRPC waits for theirs
             assert (await last_of(answers)).finish_reason == LENGTH
 
     async def test_sigkill_ends_answers_and_it_is_found_again_on_its_port(self, stop_file):
