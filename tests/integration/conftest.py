@@ -18,9 +18,9 @@ class Served:
     url: str
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def patient_services() -> Iterator[None]:
-    """Services that tests start by a command of theirs are patient too."""
+    """Services that tests start by a command of theirs are patient too; other tests see nothing."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in PATIENCE.items():
             patch.setenv(name, value)
