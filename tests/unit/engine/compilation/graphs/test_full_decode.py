@@ -1,7 +1,6 @@
 """Whole decode steps as graphs: the real scheduler, the real ModelRunner, a CPU recorder."""
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -11,19 +10,10 @@ from services.engine.batch import FallbackReason
 from services.engine.compilation.graphs.recorder import GraphFaultError
 from services.engine.compilation_config import CompilationConfig
 from tests.support.graph_engine import GraphEngine
-from tests.support.random_checkpoints import write_checkpoint
 
 PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12], [5, 17, 3, 8, 8], [70] * 17]
 NUM_OUTPUT = 12
 RAN_GRAPH = FallbackReason.FALLBACK_REASON_UNSPECIFIED
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("checkpoint")
-    write_checkpoint(folder, "qwen3")
-    return folder
 
 
 def decode_graphs(*sizes):

@@ -5,25 +5,15 @@ around its attention as it runs.
 """
 
 import pytest
-import torch
 
 from models.cudagraph_mode import CUDAGraphMode
 from services.engine.batch import CUDAGraphMode as WireMode
 from services.engine.batch import FallbackReason
 from services.engine.compilation_config import CompilationConfig, CompilationLevel
 from tests.support.graph_engine import GraphEngine
-from tests.support.random_checkpoints import write_checkpoint
 
 PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12], [5, 17, 3, 8, 8], [70] * 17]
 NUM_OUTPUT = 8
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("checkpoint")
-    write_checkpoint(folder, "qwen3")
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Whole steps with prompts as graphs: the real scheduler and ModelRunner, a CPU recorder."""
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -10,20 +9,11 @@ from services.engine import batch
 from services.engine.compilation.graphs import capture_plan
 from services.engine.compilation_config import CompilationConfig
 from tests.support.graph_engine import GraphEngine
-from tests.support.random_checkpoints import write_checkpoint
 
 PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12], [5, 17, 3, 8, 8], [70] * 17]
 NUM_OUTPUT = 6
 RAN_GRAPH = batch.FallbackReason.FALLBACK_REASON_UNSPECIFIED
 WHOLE = batch.CUDAGraphMode.CUDA_GRAPH_MODE_FULL
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("checkpoint")
-    write_checkpoint(folder, "qwen3")
-    return folder
 
 
 def full_graphs(*sizes):
