@@ -10,8 +10,8 @@ import sys
 
 from services.engine.config import EngineConfig
 from services.engine.worker.open_gpu import begin_to_open
-from services.engine.worker.parent_death import die_with_parent
 from services.engine.worker.wire import Channel
+from services.processes.parent_death import die_with_parent
 from services.telemetry.logging import configure_logging
 from services.telemetry.stacks import show_stacks_on_signal
 

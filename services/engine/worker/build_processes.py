@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Protocol
 
-from services.engine.worker.parent_death import die_with_parent
+from services.processes.parent_death import die_with_parent
 
 MAX_PROCESSES = 16
 BUILD_TIMEOUT_S = 120.0

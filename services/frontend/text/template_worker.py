@@ -1,73 +1,52 @@
-"""The process that chat templates run in: `python -m services.frontend.text.template_worker`.
+"""The process that chat templates run in; `template_process` starts it.
 
-It reads JSON from standard input and answers on standard output, each message behind its length
-(four bytes, big-endian): first the template, then one conversation after the other. It has no
+The opening message is the template, each question a conversation, both as JSON. The process has no
 environment, opens no files, starts no processes, and has only so much memory.
 """
 
 import json
-import resource
-import signal
-import struct
-import sys
-from typing import Any, BinaryIO
+from collections.abc import Callable
 
 from services.frontend.text.chat_template import ChatTemplate, TemplateError
+from services.processes.helper_program import Refusal, limit_resources, run_helper
 
 MAX_MEMORY_BYTES = 512 * 2**20
-LENGTH = struct.Struct(">I")
-
-Reply = dict[str, str]
 
 
-def main() -> None:
-    """Answers until standard input ends."""
-    _limit_resources()
-    take, give = sys.stdin.buffer, sys.stdout.buffer
-    template: ChatTemplate | None = None
-    while (message := _read(take)) is not None:
-        reply: Reply = {}
-        # Nobody handles the signal, so it ends the process, in the middle of a C function too.
-        signal.setitimer(signal.ITIMER_REAL, message["timeout_s"])
+def open_template(opening: bytes) -> Callable[[bytes], bytes]:
+    """Compiles a template and returns the function that renders conversations with it.
+
+    Args:
+        opening: JSON with `source` and `variables`.
+
+    Raises:
+        Refusal: the template is not valid.
+    """
+    limit_resources(max_memory_bytes=MAX_MEMORY_BYTES)
+    wish = json.loads(opening)
+    try:
+        template = ChatTemplate(wish["source"], wish["variables"])
+    except TemplateError as error:
+        raise Refusal(str(error)) from None
+    except MemoryError:
+        raise Refusal("the chat template needs too much memory") from None
+
+    def render(question: bytes) -> bytes:
         try:
-            if template is None:
-                template = ChatTemplate(message["source"], message["variables"])
-            else:
-                reply["text"] = template.render(
-                    message["messages"], tools=message["tools"], max_bytes=message["max_bytes"]
-                )
+            conversation = json.loads(question)
+            prompt = template.render(
+                conversation["messages"],
+                tools=conversation["tools"],
+                max_bytes=conversation["max_bytes"],
+            )
+            return prompt.encode()
         except TemplateError as error:
-            reply["error"] = str(error)
+            raise Refusal(str(error)) from None
         except MemoryError:
-            reply["error"] = "the chat template needs too much memory"
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        _write(give, reply)
+            raise Refusal("the chat template needs too much memory") from None
 
-
-def _limit_resources() -> None:
-    for limit, value in (
-        (resource.RLIMIT_AS, MAX_MEMORY_BYTES),
-        (resource.RLIMIT_NPROC, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(limit, (value, value))
-
-
-def _read(take: BinaryIO) -> dict[str, Any] | None:
-    head = take.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    [length] = LENGTH.unpack(head)
-    message: dict[str, Any] = json.loads(take.read(length))
-    return message
-
-
-def _write(give: BinaryIO, reply: Reply) -> None:
-    content = json.dumps(reply).encode()
-    give.write(LENGTH.pack(len(content)) + content)
-    give.flush()
+    return render
 
 
 if __name__ == "__main__":
-    main()
+    run_helper(open_template)

@@ -122,12 +122,22 @@ async def test_a_caller_that_goes_away_leaves_no_answer_behind_for_the_next():
         assert len(children()) == 1
 
 
-async def test_a_process_that_is_killed_is_replaced():
+async def test_the_first_conversation_after_the_death_of_the_process_is_rendered():
     async with running("{{ messages[0].content }}") as template:
         [pid] = children()
         os.kill(pid, 9)
-        with pytest.raises(InvalidRequestError, match="broke down"):
-            await template.render(HELLO, max_bytes=100)
+        assert await template.render(HELLO, max_bytes=100) == "hello"
+        assert pid not in children()
+
+
+async def test_without_a_new_process_a_conversation_may_be_tried_again(monkeypatch):
+    async with running("{{ messages[0].content }}") as template:
+        [pid] = children()
+        os.kill(pid, 9)
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.executable", "/nowhere/python")
+            with pytest.raises(EngineUnavailableError, match="could not be started; try again"):
+                await template.render(HELLO, max_bytes=100)
         assert await template.render(HELLO, max_bytes=100) == "hello"
 
 
@@ -135,7 +145,11 @@ async def test_a_template_sees_no_environment(monkeypatch):
     monkeypatch.setenv("OCTAVO_SECRET", "hidden")
     async with running("x"):
         [pid] = children()
-        assert set(psutil.Process(pid).environ()) <= {"PYTHONPATH", "LC_CTYPE"}
+        assert set(psutil.Process(pid).environ()) <= {
+            "PYTHONPATH",
+            "PYTHONSAFEPATH",
+            "LC_CTYPE",
+        }
 
 
 @pytest.mark.parametrize("source", ["{% if %}", "{{ 1 / }}", "{% set a.b.c = 1 %}"])

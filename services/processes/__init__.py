@@ -1,0 +1,1 @@
+"""Processes that services start: they end with their parent and import from no current folder."""

@@ -1,0 +1,20 @@
+"""The messages between a service and its helper processes: a header and bytes.
+
+A question's header has its length and the seconds its answer may take; an answer's header has its
+length and what kind of answer it is.
+"""
+
+import struct
+from enum import IntEnum
+
+QUESTION_HEADER = struct.Struct(">Id")
+ANSWER_HEADER = struct.Struct(">IB")
+
+
+class AnswerKind(IntEnum):
+    """What the bytes of an answer are."""
+
+    ANSWER = 0
+    """The answer itself."""
+    REFUSAL = 1
+    """UTF-8 text that says why there is no answer."""
