@@ -31,7 +31,8 @@ RUN useradd --create-home --uid 10001 octavo \
 COPY --from=build /opt/octavo /opt/octavo
 ENV PATH=/opt/octavo/bin:$PATH \
     PYTHONUNBUFFERED=1 \
-    PYTHONDONTWRITEBYTECODE=1
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONSAFEPATH=1
 USER 10001
 EXPOSE 50051
 HEALTHCHECK --interval=5s --timeout=5s --start-period=10m --retries=3 \

@@ -2,13 +2,13 @@
 
 import errno
 import socket
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.client.channel import PLAIN, Tls
 from services.client.supervisor import Service, ServiceFailedError
+from services.processes.child import python_command
 
 LOOPBACK = "127.0.0.1"
 
@@ -22,8 +22,8 @@ class Stack:
 
 
 def service_command(name: str, arguments: Sequence[str]) -> list[str]:
-    """Returns the command line that runs one service, "engine" or "frontend"."""
-    return [sys.executable, "-m", f"services.{name}", *arguments]
+    """Returns the command line that runs one service, "engine" or "frontend", in our place."""
+    return python_command(f"services.{name}", arguments)
 
 
 def plan_stack(
@@ -67,7 +67,8 @@ def plan_stack(
         engines=tuple(
             Service(
                 name=name,
-                command=service_command("engine", [*_listen_flags(address), *engine_arguments]),
+                module="services.engine",
+                arguments=[*_listen_flags(address), *engine_arguments],
                 address=address,
                 log=log_folder / f"{name}.log" if log_folder else None,
             )
@@ -75,7 +76,8 @@ def plan_stack(
         ),
         frontend=Service(
             name="frontend",
-            command=service_command("frontend", [*frontend_flags, *frontend_arguments]),
+            module="services.frontend",
+            arguments=[*frontend_flags, *frontend_arguments],
             # A listener on all addresses answers on loopback.
             address=frontend_address.replace("0.0.0.0", LOOPBACK),
             log=log_folder / "frontend.log" if log_folder else None,

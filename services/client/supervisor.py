@@ -1,7 +1,6 @@
 """Keeps the services running as child processes."""
 
 import asyncio
-import signal
 import time
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable, Coroutine, Sequence
@@ -11,6 +10,8 @@ from typing import Any
 
 from services.client.channel import PLAIN, Tls
 from services.client.health import wait_until_serving
+from services.processes.child import child_command, python_command
+from services.processes.stop_signals import stop_signals
 
 MAX_RESTARTS = 5
 """Deaths of a service in a row that are answered with a restart."""
@@ -31,7 +32,9 @@ class Service:
     """A service to run."""
 
     name: str
-    command: Sequence[str]
+    module: str
+    """What Python runs, with `arguments`."""
+    arguments: Sequence[str]
     address: str
     """Where its health is asked, as host:port."""
     tls: Tls = PLAIN
@@ -54,11 +57,20 @@ class Supervisor:
     Args:
         report: takes one line of progress for people.
         first_backoff_s: wait before the first restart; it doubles with each one.
+        is_outlived: whether services go on when this process ends without `stop`. Otherwise they
+            are killed then (on Linux).
     """
 
-    def __init__(self, report: Callable[[str], None], *, first_backoff_s: float = 0.5) -> None:
+    def __init__(
+        self,
+        report: Callable[[str], None],
+        *,
+        first_backoff_s: float = 0.5,
+        is_outlived: bool = False,
+    ) -> None:
         self._report = report
         self._first_backoff_s = first_backoff_s
+        self._command = python_command if is_outlived else child_command
         self._children: list[_Child] = []
 
     @property
@@ -73,7 +85,10 @@ class Supervisor:
             ServiceFailedError: it died first; trying again would only repeat the mistake.
         """
         self._report(f"{service.name}: starting on {service.address}")
-        child = _Child(service=service, process=await _spawn(service))
+        try:
+            child = _Child(service=service, process=await self._spawn(service))
+        except OSError as error:
+            raise ServiceFailedError(_describe_refusal(service, error)) from error
         self._children.append(child)
         if not await self._becomes_ready(child):
             raise ServiceFailedError(_describe_death(child))
@@ -119,17 +134,26 @@ class Supervisor:
             await child.process.wait()
             if time.monotonic() - child.started > STEADY_S:
                 child.num_deaths = 0
+            await self._restart(child)
+            await self._becomes_ready(child)
+
+    async def _restart(self, child: _Child) -> None:
+        """Starts a service that has died; a start that the system refuses counts as a death."""
+        description = _describe_death(child)
+        while True:
             child.num_deaths += 1
             if child.num_deaths > MAX_RESTARTS:
-                raise ServiceFailedError(
-                    f"{_describe_death(child)}; {MAX_RESTARTS} restarts failed"
-                )
+                raise ServiceFailedError(f"{description}; {MAX_RESTARTS} restarts failed")
             backoff_s = self._first_backoff_s * 2 ** (child.num_deaths - 1)
-            self._report(f"{_describe_death(child)}; starting it again in {backoff_s:g} s")
+            self._report(f"{description}; starting it again in {backoff_s:g} s")
             await asyncio.sleep(backoff_s)
-            child.process = await _spawn(child.service)
+            try:
+                child.process = await self._spawn(child.service)
+            except OSError as error:
+                description = _describe_refusal(child.service, error)
+                continue
             child.started = time.monotonic()
-            await self._becomes_ready(child)
+            return
 
     async def _becomes_ready(self, child: _Child) -> bool:
         """Waits until the child takes requests, or has died."""
@@ -155,11 +179,23 @@ class Supervisor:
             ready.cancel()
             await asyncio.gather(death, ready, return_exceptions=True)
 
+    async def _spawn(self, service: Service) -> Process:
+        command = self._command(service.module, service.arguments)
+        # A session of its own: Ctrl-C in the terminal reaches us alone, and we stop them in order.
+        if service.log is None:
+            return await asyncio.create_subprocess_exec(
+                *command, stdin=DEVNULL, start_new_session=True
+            )
+        with service.log.open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *command, stdin=DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
 
 async def run_until_signalled(
     work: Coroutine[Any, Any, None], on_second_signal: Callable[[], None]
 ) -> None:
-    """Runs `work`; SIGINT or SIGTERM cancels it, a second one calls `on_second_signal`."""
+    """Runs `work`; SIGINT, SIGTERM or SIGHUP cancels it, a second one calls `on_second_signal`."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     num_signals = 0
@@ -172,7 +208,8 @@ async def run_until_signalled(
         else:
             on_second_signal()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    numbers = stop_signals()
+    for number in numbers:
         loop.add_signal_handler(number, on_signal)
     try:
         await task
@@ -180,20 +217,12 @@ async def run_until_signalled(
         if not num_signals:
             raise
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in numbers:
             loop.remove_signal_handler(number)
 
 
-async def _spawn(service: Service) -> Process:
-    # A session of its own: Ctrl-C in the terminal reaches us alone, and we stop them in order.
-    if service.log is None:
-        return await asyncio.create_subprocess_exec(
-            *service.command, stdin=DEVNULL, start_new_session=True
-        )
-    with service.log.open("ab") as log:
-        return await asyncio.create_subprocess_exec(
-            *service.command, stdin=DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+def _describe_refusal(service: Service, error: OSError) -> str:
+    return f"{service.name} cannot be started: {error.strerror}"
 
 
 def _describe_death(child: _Child) -> str:

@@ -19,6 +19,7 @@ from services.engine.rpc.metrics import EngineFamilies
 from services.engine.rpc.servicer import EngineServicer
 from services.engine.rpc.status import status_of
 from services.engine.worker.executor import WorkerDiedError
+from services.processes.stop_signals import stop_signals
 from services.telemetry.health import Health
 from services.telemetry.metrics import Metrics
 from services.telemetry.server import listen, make_server
@@ -105,9 +106,9 @@ class EngineServer:
         return port
 
     def stop_on_signals(self) -> None:
-        """Lets SIGTERM and SIGINT drain the engine, and a second one end it at once."""
+        """Lets SIGTERM, SIGINT and SIGHUP drain the engine, and a second one end it at once."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             loop.add_signal_handler(number, self._take_signal, number)
 
     async def wait(self) -> int:
@@ -158,7 +159,7 @@ class EngineServer:
 async def serve(
     config: EngineConfig, model: ModelFolder, make_executor: Callable[[], Executor]
 ) -> int:
-    """Serves until a Drain call, SIGTERM or SIGINT, and returns the process's exit status."""
+    """Serves until a Drain call or a stop signal, and returns the process's exit status."""
     try:
         server = EngineServer(config, model, make_executor)
         await server.start()

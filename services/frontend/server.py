@@ -20,6 +20,7 @@ from services.frontend.pipeline.request_log import RequestLog
 from services.frontend.rpc.access import AccessInterceptor
 from services.frontend.rpc.servicer import FrontendServicer
 from services.frontend.rpc.status import status_of
+from services.processes.stop_signals import stop_signals
 from services.telemetry.health import Health
 from services.telemetry.metrics import Metrics
 from services.telemetry.server import listen, make_server
@@ -145,12 +146,12 @@ class FrontendServer:
         return port
 
     async def wait(self) -> int:
-        """Serves until SIGTERM or SIGINT and returns the process's exit status."""
+        """Serves until SIGTERM, SIGINT or SIGHUP and returns the process's exit status."""
         assert self._running is not None, "start comes first"
         loop = asyncio.get_running_loop()
         stopping = asyncio.Event()
 
-        signals = (signal.SIGTERM, signal.SIGINT)
+        signals = stop_signals()
 
         def take_signal(number: signal.Signals) -> None:
             for each in signals:  # a second one, whichever it is, ends the process at once
@@ -200,7 +201,7 @@ class FrontendServer:
 
 
 async def serve(config: FrontendConfig) -> int:
-    """Serves until SIGTERM or SIGINT and returns the process's exit status."""
+    """Serves until SIGTERM, SIGINT or SIGHUP and returns the process's exit status."""
     try:
         server = FrontendServer(config)
         await server.start()

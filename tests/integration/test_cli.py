@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.processes import ROOT, free_port
 
+INSTALLED = Path(sys.prefix) / "bin" / "octavo"
 OCTAVO = [sys.executable, "-m", "services.client.cli"]
 GREEDY = ["--temperature", "0", "--max-tokens", "40"]
 
@@ -142,10 +143,14 @@ class TestServe:
         """A running `octavo serve`, its frontend's address and what it has written."""
         log = tmp_path / "serve.log"
         address = f"127.0.0.1:{free_port()}"
-        command = [*OCTAVO, "serve", "--port", address.rpartition(":")[2], "--engine-port", "0"]
+        command = [INSTALLED, "serve", "--port", address.rpartition(":")[2], "--engine-port", "0"]
         command += ["--engine-arg=--max-num-seqs 4"]
+        folder = tmp_path / "hostile"
+        folder.mkdir()
+        for module in ("models", "protos", "services", "structlog", "torch", "uvloop"):
+            (folder / f"{module}.py").write_text("raise SystemExit('imported from here')")
         with log.open("wb") as output:
-            process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
+            process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output)
         try:
             yield process, address, log
         finally:
@@ -163,6 +168,14 @@ class TestServe:
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
         assert log.read_text().rstrip().endswith("stopped")
+
+    @pytest.mark.parametrize("moment", ["engine: starting on", "talk to it"])
+    def test_its_sudden_death_ends_every_process(self, serve, moment):
+        process, _, log = serve
+        _wait_for(log, moment, process)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        assert psutil.wait_procs(children, timeout=60)[1] == []
 
     def test_a_killed_frontend_comes_back_on_its_port(self, serve):
         process, address, log = serve

@@ -45,6 +45,13 @@ def test_no_module_is_called_after_nothing():
     assert [path for path in _source_files() if path.stem in banned] == []
 
 
+def test_only_one_module_makes_the_command_lines_of_processes():
+    # Python's -m puts the current folder on the search path, and a process must follow its parent.
+    sources = [path for folder in ("services", "models") for path in (ROOT / folder).rglob("*.py")]
+    spawners = [p for p in sources if p.stem != "child" and '"-m"' in p.read_text()]
+    assert spawners == []
+
+
 def test_package_inits_hold_a_docstring_and_nothing_else():
     inits = [p for p in _source_files() if p.name == "__init__.py" and "tests" not in p.parts]
     too_full = [path for path in inits if len(path.read_text().splitlines()) > 3]

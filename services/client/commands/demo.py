@@ -35,7 +35,7 @@ def demo(
 
     - `octavo demo --keep`
     """
-    supervisor = Supervisor(lambda line: typer.echo(line, err=True))
+    supervisor = Supervisor(lambda line: typer.echo(line, err=True), is_outlived=keep)
     logs = Path(tempfile.mkdtemp(prefix="octavo-demo-"))
     stack = plan_stack(engine_arguments=model_flags(model), log_folder=logs)
     asyncio.run(run_until_signalled(_demo(supervisor, stack, prompt, keep), supervisor.kill))

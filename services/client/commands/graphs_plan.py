@@ -10,7 +10,7 @@ import typer
 from services.client.channel import Tls, open_channel
 from services.client.commands.stats import Engine
 from services.client.flags import DEFAULT_ENGINE, EngineAddress
-from services.client.stack import service_command
+from services.processes.child import child_command
 
 
 def plan(
@@ -52,7 +52,7 @@ def plan(
     else:
         stats = asyncio.run(_stats(engine, tls))
     # The planner is the engine's own: what it proposes is what `auto` takes.
-    done = subprocess.run(service_command("engine", arguments), input=stats, check=False)
+    done = subprocess.run(child_command("services.engine", arguments), input=stats, check=False)
     raise typer.Exit(done.returncode)
 
 

@@ -1,7 +1,6 @@
 """`octavo record`: writes the steps of a running engine to a file."""
 
 import asyncio
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from protos.engine.v1.recording_pb2 import RecordingHeader
 from services.client.channel import Tls, open_channel
 from services.client.errors import InternalError, OctavoError, error_of_call
 from services.client.flags import DEFAULT_ENGINE, EngineAddress
+from services.processes.stop_signals import stop_signals
 
 FORMAT = "octavo-recording"
 VERSION = 1
@@ -135,9 +135,9 @@ async def _record(
 
 
 def _stop_at(stop: Callable[[], object], seconds: float | None) -> None:
-    """Calls `stop` after some seconds, and on Ctrl-C or SIGTERM."""
+    """Calls `stop` after some seconds, and on Ctrl-C, SIGTERM or SIGHUP."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         loop.add_signal_handler(number, stop)
     if seconds is not None:
         loop.call_later(seconds, stop)

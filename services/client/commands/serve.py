@@ -44,7 +44,7 @@ def serve(
     ] = [],  # noqa: B006  typer copies it
     tls: Tls,
 ) -> None:
-    """Starts the services, one engine or several, and keeps them running until Ctrl-C or SIGTERM.
+    """Starts the services, one engine or several, and runs them until Ctrl-C, SIGTERM or SIGHUP.
 
     A service that dies is started again, five times in a row at most. Stopping lets running
     requests finish; a second Ctrl-C does not wait.

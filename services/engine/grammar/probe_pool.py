@@ -5,13 +5,13 @@ import contextlib
 import json
 import os
 import struct
-import sys
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from services.engine.errors import InvalidRequestError, UnsupportedError
+from services.processes.child import child_command
 
 log = structlog.get_logger()
 
@@ -76,9 +76,7 @@ class ProbePool:
 
     async def _start(self) -> asyncio.subprocess.Process:
         probe = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "services.engine.grammar.probe",
+            *child_command("services.engine.grammar.probe"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

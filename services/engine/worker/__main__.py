@@ -11,16 +11,16 @@ import sys
 from services.engine.config import EngineConfig
 from services.engine.worker.open_gpu import begin_to_open
 from services.engine.worker.wire import Channel
-from services.processes.parent_death import die_with_parent
 from services.telemetry.logging import configure_logging
 from services.telemetry.stacks import show_stacks_on_signal
 
 
 def main() -> int:
     """Runs the worker and returns its exit code."""
-    # Ctrl-C reaches the whole process group; the service drains first and ends its worker itself.
+    # Ctrl-C and the end of a terminal reach the whole process group; the service drains first and
+    # ends its worker itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     show_stacks_on_signal()
     parser = argparse.ArgumentParser(prog="services.engine.worker")
     parser.add_argument("--socket-fd", type=int, required=True)

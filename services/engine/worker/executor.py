@@ -5,7 +5,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from protos.engine.v1.worker_pb2 import GraphReport, LateBuild, WorkerEvent, Wor
 from services.engine.batch import BatchDescriptor, StepResult
 from services.engine.config import EngineConfig
 from services.engine.worker.wire import WireError, framed, read_message
+from services.processes.child import child_command
 from services.telemetry.stacks import STACKS_SIGNAL
 
 log = structlog.get_logger()
@@ -143,12 +143,10 @@ class WorkerExecutor:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
+                arguments = ["--socket-fd", str(theirs.fileno()), "--rank", "0"]
+                arguments += ["--config", self._config.model_dump_json()]
                 self._process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    *("-m", WORKER_MODULE),
-                    *("--socket-fd", str(theirs.fileno())),
-                    *("--rank", "0"),
-                    *("--config", self._config.model_dump_json()),
+                    *child_command(WORKER_MODULE, arguments),
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
                     env=_environment(self._config),

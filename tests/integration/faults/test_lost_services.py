@@ -110,7 +110,7 @@ class TestEngine:
             assert (await last_of(stub.Generate(request(5)))).finish_reason == LENGTH
             await assert_all_is_given_back(services.engine, baseline)
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
     async def test_sigterm_lets_the_running_request_finish_and_exits_0(self, number):
         async with (
             start_engine(drain_timeout_s=120) as engine,

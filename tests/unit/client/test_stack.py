@@ -26,8 +26,8 @@ def first_of_free_ports(count: int) -> int:
 def test_free_ports_are_chosen_once_so_that_a_restart_keeps_them():
     stack = plan_stack()
     [engine] = stack.engines
-    assert engine.address in stack.frontend.command
-    assert stack.frontend.address.rpartition(":")[2] in stack.frontend.command
+    assert engine.address in stack.frontend.arguments
+    assert stack.frontend.address.rpartition(":")[2] in stack.frontend.arguments
 
 
 def test_ports_that_are_named_are_kept():
@@ -42,7 +42,7 @@ def test_several_engines_listen_one_after_the_other_and_the_frontend_knows_all()
     stack = plan_stack(engine_port=engine_port, num_engines=3)
     addresses = [f"{LOOPBACK}:{engine_port + index}" for index in range(3)]
     assert [engine.address for engine in stack.engines] == addresses
-    assert ",".join(addresses) in stack.frontend.command
+    assert ",".join(addresses) in stack.frontend.arguments
     assert [engine.name for engine in stack.engines] == ["engine-1", "engine-2", "engine-3"]
 
 
@@ -67,4 +67,4 @@ def test_an_address_of_another_machine_is_refused():
 def test_a_frontend_on_all_addresses_is_asked_on_loopback():
     stack = plan_stack(host="0.0.0.0")
     assert stack.frontend.address.startswith(LOOPBACK)
-    assert "0.0.0.0" in stack.frontend.command
+    assert "0.0.0.0" in stack.frontend.arguments

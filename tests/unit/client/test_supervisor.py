@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import sys
 
 import psutil
 import pytest
@@ -41,8 +40,13 @@ class Reports:
 
 def service(mode: str, **fields) -> Service:
     port = str(free_port())
-    command = [sys.executable, "-m", "tests.support.health_service", port, str(mode)]
-    return Service(name="thing", command=command, address=f"127.0.0.1:{port}", **fields)
+    return Service(
+        name="thing",
+        module="tests.support.health_service",
+        arguments=[port, str(mode)],
+        address=f"127.0.0.1:{port}",
+        **fields,
+    )
 
 
 @pytest.fixture
@@ -103,6 +107,25 @@ async def test_a_service_that_dies_too_often_is_given_up(supervisor, reports, tm
     with pytest.raises(ServiceFailedError, match=f"{MAX_RESTARTS} restarts failed"):
         await asyncio.wait_for(supervisor.watch(), 60)
     assert sum("starting it again" in line for line in reports.lines) == MAX_RESTARTS
+
+
+async def test_a_start_that_the_system_refuses_is_tried_again(supervisor, reports, monkeypatch):
+    await supervisor.start(service("serve"))
+    watching = asyncio.create_task(supervisor.watch())
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.executable", "/nowhere/python")
+        os.kill(supervisor.pids[0], signal.SIGKILL)
+        await reports.wait_for("cannot be started: No such file or directory")
+    await reports.wait_for("ready after", count=2)
+    watching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await watching
+
+
+async def test_a_first_start_that_the_system_refuses_is_one_clear_error(supervisor, monkeypatch):
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    with pytest.raises(ServiceFailedError, match=r"^thing cannot be started: No such file"):
+        await supervisor.start(service("serve"))
 
 
 async def test_the_first_signal_cancels_and_the_second_one_hurries():
