@@ -18,6 +18,7 @@ from pydantic_settings import CliApp
 from services.engine.config import EngineConfig
 from services.engine.core.capture_choice import with_planned_sizes
 from services.engine.core.model_folder import ModelFolder, ModelFolderError
+from services.processes.standard_error import replace_standard_error
 from services.telemetry.logging import configure_logging
 
 DIFFERENT = 1
@@ -32,6 +33,7 @@ class _UsageError(Exception):
 
 def main() -> int:
     """Runs what the arguments ask for and returns the process's exit status."""
+    replace_standard_error()
     try:
         match sys.argv[1:]:
             case ["cache", "explain", *arguments]:

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from services.frontend.config import FrontendConfig
+from services.processes.standard_error import replace_standard_error
 from services.telemetry.logging import configure_logging
 
 USAGE_ERROR = 2
@@ -16,6 +17,7 @@ USAGE_ERROR = 2
 
 def main() -> int:
     """Reads the flags, serves, and returns the process's exit status."""
+    replace_standard_error()
     # Python 3.13 takes the docstring's indentation off by itself; help shows it as it stands.
     FrontendConfig.__doc__ = cleandoc(FrontendConfig.__doc__ or "")
     try:

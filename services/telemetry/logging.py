@@ -1,13 +1,13 @@
 """Log lines: structlog, as JSON for machines or in colour for people."""
 
-import contextlib
-import io
 import logging
 import sys
-from typing import Literal, TextIO, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import structlog
 
+from services.processes.standard_error import LossyStream
 from services.telemetry.tracebacks import traceback_without_messages, write_without_messages
 
 LogFormat = Literal["auto", "console", "json"]
@@ -57,9 +57,11 @@ def configure_logging(
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         # It writes a line at once: engine and worker share a stream, and would write between a
         # line and its end.
-        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _LossyStream(sys.stderr))),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+    if isinstance(sys.stderr, LossyStream):
+        sys.stderr.describe_drop = _describe_drop([*shared, renderer])
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -70,23 +72,16 @@ def configure_logging(
     logging.basicConfig(handlers=[handler], level=max(threshold, logging.WARNING), force=True)
 
 
-class _LossyStream(io.TextIOBase):
-    """Writes to another stream, and drops what it does not take.
+def _describe_drop(processors: Sequence[structlog.typing.Processor]) -> Callable[[int], str]:
+    """Returns a function that renders the line about dropped ones, without a logger's locks."""
 
-    A log reader that went away (`octavo engine 2>&1 | head`) must not take the service with it.
-    """
+    def describe(num_lines: int) -> str:
+        event: Any = {"event": "log_lines_dropped", "num_lines": num_lines}
+        for process in processors:
+            event = process(None, "warning", event)
+        return str(event)
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError):
-            self._stream.flush()
+    return describe
 
 
 def _add_service(service: str) -> structlog.typing.Processor:

@@ -17,6 +17,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from services.processes.standard_error import num_dropped_lines
 from services.telemetry.histogram import Histogram
 from services.telemetry.metrics_server import MetricsServer
 from services.telemetry.tls import ServerTls
@@ -37,6 +38,7 @@ class Metrics:
         """Reads `source` in the running event loop, where the figures change."""
         self.registry = CollectorRegistry()
         self.registry.register(_LoopCollector(source, asyncio.get_running_loop()))
+        self.registry.register(_LogCollector())
         ProcessCollector(registry=self.registry)
         self._server: MetricsServer | None = None
 
@@ -96,6 +98,15 @@ class _LoopCollector(Collector):
 
     async def _collect(self) -> list[Metric]:
         return list(self._source())
+
+
+class _LogCollector(Collector):
+    """Counts the log lines that this process lost."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Returns their number."""
+        meaning = "Log lines that standard error did not take."
+        yield CounterMetricFamily("octavo_log_lines_dropped", meaning, value=num_dropped_lines())
 
 
 class Families:

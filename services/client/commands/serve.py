@@ -2,6 +2,7 @@
 
 import asyncio
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from services.client.channel import Tls
 from services.client.stack import LOOPBACK, Stack, model_flags, plan_stack
 from services.client.supervisor import Supervisor, run_until_signalled
+from services.processes.standard_error import replace_standard_error
 
 Port = Annotated[
     int, typer.Option(min=0, max=65535, help="The frontend's port; 0 takes a free one.")
@@ -60,6 +62,7 @@ def serve(
 
     - `octavo serve --frontend-arg="--tls-cert f.pem --tls-key f.key" --tls-ca ca.pem`
     """
+    replace_standard_error()  # a line that nobody reads must not hold up the supervisor
     stack = plan_stack(
         host=host,
         port=port,
@@ -89,7 +92,7 @@ async def _serve(supervisor: Supervisor, stack: Stack) -> None:
 
 
 def _report(line: str) -> None:
-    typer.echo(line, err=True)
+    sys.stderr.write(f"{line}\n")
 
 
 def _words(arguments: list[str]) -> list[str]:

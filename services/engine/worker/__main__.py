@@ -11,6 +11,7 @@ import sys
 from services.engine.config import EngineConfig
 from services.engine.worker.open_gpu import begin_to_open
 from services.engine.worker.wire import Channel
+from services.processes.standard_error import replace_standard_error
 from services.telemetry.logging import configure_logging
 from services.telemetry.stacks import show_stacks_on_signal
 
@@ -21,6 +22,7 @@ def main() -> int:
     # ends its worker itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    replace_standard_error()
     show_stacks_on_signal()
     parser = argparse.ArgumentParser(prog="services.engine.worker")
     parser.add_argument("--socket-fd", type=int, required=True)
