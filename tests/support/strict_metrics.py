@@ -41,7 +41,7 @@ class Family:
 
 
 def check_page(text: str, content_type: str) -> set[str]:
-    """Returns the names of the families on a page, without `_total`; fails if a tool would complain."""
+    """Returns the names of a page's families, without `_total`; fails if a tool would complain."""
     if content_type.startswith("application/openmetrics-text"):
         names = [family.name for family in read_openmetrics(text)]
     else:
