@@ -106,7 +106,7 @@ class EngineConfig(BaseSettings):
     max_num_waiting: int = Field(default=1024, ge=1)
     """Most requests that wait; beyond it they are refused with RESOURCE_EXHAUSTED."""
     priority_ageing_s: float = Field(default=10.0, gt=0, le=3600)
-    """Seconds of waiting that are worth one step of priority, so that nobody waits for ever."""
+    """Seconds of waiting that priority 1 is worth; the priority made up for doubles with each."""
     enable_prefix_caching: bool = True
     """Reuse the blocks of prompts that begin alike."""
     num_threads: int = Field(default=1, ge=1)

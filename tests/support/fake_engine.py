@@ -17,6 +17,7 @@ from protos.common.v1.sampling_pb2 import (
     Usage,
 )
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
+from services.frontend.engine_client.prefix_keys import PREFIX_KEY_VERSION
 from services.frontend.engine_client.tokenizer_files import tokenizer_sha256
 from tests.support.byte_tokenizer import reference_tokenizer, tokenizer_files
 from tests.support.processes import free_port
@@ -78,6 +79,8 @@ class FakeEngine:
     """Fields of every heartbeat, such as num_used_blocks."""
     prefixes: engine_pb2.PrefixChanges | None = None
     """Told in the next heartbeat."""
+    prefix_key_version: int = PREFIX_KEY_VERSION
+    hellos: list[engine_pb2.FrontendHello] = field(default_factory=list)
 
     submits: list[engine_pb2.Submit] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -145,6 +148,7 @@ class FakeEngine:
     async def talk(self, context: grpc.aio.ServicerContext) -> None:
         hello = await context.read()
         assert hello.hello.frontend_id
+        self.hellos.append(hello.hello)
         if self._is_muted:
             await asyncio.Event().wait()
         await context.write(engine_pb2.EngineMessage(hello=self._hello()))
@@ -304,6 +308,7 @@ class _Servicer(engine_pb2_grpc.EngineServiceServicer):
             tokenizer_sha256=tokenizer_sha256(self._engine.files),
             engine_id=self._engine.engine_id,
             block_size=self._engine.block_size,
+            prefix_key_version=self._engine.prefix_key_version,
             config_sha256=self._engine.config_sha256,
         )
 

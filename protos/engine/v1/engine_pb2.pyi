@@ -23,12 +23,14 @@ class FrontendMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[FrontendHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ...) -> None: ...
 
 class FrontendHello(_message.Message):
-    __slots__ = ("frontend_id", "wants_prefixes")
+    __slots__ = ("frontend_id", "wants_prefixes", "prefix_key_version")
     FRONTEND_ID_FIELD_NUMBER: _ClassVar[int]
     WANTS_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_KEY_VERSION_FIELD_NUMBER: _ClassVar[int]
     frontend_id: str
     wants_prefixes: bool
-    def __init__(self, frontend_id: _Optional[str] = ..., wants_prefixes: _Optional[bool] = ...) -> None: ...
+    prefix_key_version: int
+    def __init__(self, frontend_id: _Optional[str] = ..., wants_prefixes: _Optional[bool] = ..., prefix_key_version: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "priority", "timeout_ms", "cache_salt", "traceparent", "num_resumed_tokens")
@@ -213,7 +215,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "architecture", "max_model_len", "vocab_size", "eos_token_ids", "default_sampling", "tokenizer_sha256", "engine_id", "block_size", "num_blocks", "device_name", "dtype", "num_parameters", "config_sha256")
+    __slots__ = ("model", "architecture", "max_model_len", "vocab_size", "eos_token_ids", "default_sampling", "tokenizer_sha256", "engine_id", "block_size", "num_blocks", "device_name", "dtype", "num_parameters", "config_sha256", "prefix_key_version")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +230,7 @@ class GetModelInfoResponse(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     CONFIG_SHA256_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_KEY_VERSION_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
     max_model_len: int
@@ -242,7 +245,8 @@ class GetModelInfoResponse(_message.Message):
     dtype: str
     num_parameters: int
     config_sha256: str
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., engine_id: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., num_parameters: _Optional[int] = ..., config_sha256: _Optional[str] = ...) -> None: ...
+    prefix_key_version: int
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., engine_id: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., num_parameters: _Optional[int] = ..., config_sha256: _Optional[str] = ..., prefix_key_version: _Optional[int] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()

@@ -41,7 +41,9 @@ from services.telemetry.histogram import Histogram
 from services.telemetry.tracing import checked_traceparent
 
 MAX_NAME_LENGTH = 128
-"""Characters in a request id or a frontend id."""
+"""Characters in a cache salt or a frontend id."""
+MAX_REQUEST_ID_LENGTH = 256
+"""Characters in a request id: a caller's own, and what frontends add to it."""
 
 MAX_SEED_BITS = 64
 
@@ -76,12 +78,10 @@ def check_known(message: Message) -> None:
             check_known(child)
 
 
-def check_name(name: str, what: str) -> None:
-    """Raises InvalidRequestError if a name is longer than MAX_NAME_LENGTH."""
-    if len(name) > MAX_NAME_LENGTH:
-        raise InvalidRequestError(
-            f"{what} has {len(name)} characters; the limit is {MAX_NAME_LENGTH}"
-        )
+def check_name(name: str, what: str, limit: int = MAX_NAME_LENGTH) -> None:
+    """Raises InvalidRequestError if a name is longer than its limit."""
+    if len(name) > limit:
+        raise InvalidRequestError(f"{what} has {len(name)} characters; the limit is {limit}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class RequestReader:
         check_known(submit)
         if not submit.request_id:
             raise InvalidRequestError("request_id is empty; a session names its requests")
-        check_name(submit.request_id, "request_id")
+        check_name(submit.request_id, "request_id", MAX_REQUEST_ID_LENGTH)
         check_name(submit.cache_salt, "cache_salt")
         if len(submit.prompt_token_ids) % _TOKEN_ID.itemsize:
             raise InvalidRequestError(
@@ -155,7 +155,7 @@ class RequestReader:
             UnknownModelError: it names another model.
         """
         check_known(message)
-        check_name(message.request_id, "request_id")
+        check_name(message.request_id, "request_id", MAX_REQUEST_ID_LENGTH)
         check_name(message.cache_salt, "cache_salt")
         if message.model not in ("", self.model.name):
             raise UnknownModelError(

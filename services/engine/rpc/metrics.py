@@ -74,7 +74,6 @@ class EngineFamilies:
         )
         yield counter("failed_steps", stats.counters.num_failed_steps, "Steps out of memory")
         yield counter("late_builds", stats.counters.num_late_builds, "Compilations while serving")
-        yield counter("failed_steps", stats.counters.num_failed_steps, "Steps out of memory")
         yield counters(
             "request_success",
             "finished_reason",

@@ -28,6 +28,7 @@ from services.engine.core.engine_core import EngineCore
 from services.engine.core.model_folder import ModelFolder
 from services.engine.errors import NotPermittedError
 from services.engine.grammar.compiler import GrammarCompiler
+from services.engine.kv_cache.prefix_index import PREFIX_KEY_VERSION
 from services.engine.rpc.convert import RequestReader, check_known, stats_to_proto
 from services.engine.rpc.recording import engine_settings, opening
 from services.engine.rpc.session import Session
@@ -96,6 +97,7 @@ class EngineServicer(EngineServiceServicer):
             engine_id=self._core.engine_id,
             block_size=self._config.block_size,
             config_sha256=model.config_sha256,
+            prefix_key_version=PREFIX_KEY_VERSION,
         )
         if worker is not None:
             info.num_blocks = worker.num_blocks

@@ -10,6 +10,7 @@ from protos.engine.v1.engine_pb2 import (
     Draining,
     EngineHello,
     EngineMessage,
+    FrontendHello,
     FrontendMessage,
     Heartbeat,
     PrefixChanges,
@@ -25,6 +26,7 @@ from services.engine.errors import (
     InvalidRequestError,
 )
 from services.engine.grammar.compiler import GrammarCompiler
+from services.engine.kv_cache.prefix_index import PREFIX_KEY_VERSION
 from services.engine.kv_cache.prefix_journal import PrefixCursor
 from services.engine.request import Request, RequestOutput, StructuredOutput
 from services.engine.rpc.convert import RequestReader, check_known, check_name
@@ -103,7 +105,7 @@ class Session:
         check_known(message)
         frontend_id: str = message.hello.frontend_id
         check_name(frontend_id, "frontend_id")
-        self._wants_prefixes = message.hello.wants_prefixes
+        self._wants_prefixes = self._can_tell_prefixes(message.hello)
         if self._core.is_draining:
             raise EngineUnavailableError("the engine is draining and opens no new sessions")
         hello = EngineHello(
@@ -114,6 +116,18 @@ class Session:
         )
         await self._context.write(EngineMessage(hello=hello))
         return frontend_id
+
+    def _can_tell_prefixes(self, hello: FrontendHello) -> bool:
+        """Whether the frontend wants to know cached prefixes, by keys that it computes alike."""
+        version = hello.prefix_key_version or 1
+        if hello.wants_prefixes and version != PREFIX_KEY_VERSION:
+            log.warning(
+                "prefixes_not_reported",
+                frontend_id=hello.frontend_id,
+                frontend_key_version=version,
+                engine_key_version=PREFIX_KEY_VERSION,
+            )
+        return hello.wants_prefixes and version == PREFIX_KEY_VERSION
 
     async def _receive(self) -> None:
         """Takes what the frontend says until it half-closes the stream."""

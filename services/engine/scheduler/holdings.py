@@ -4,11 +4,14 @@ from bisect import insort
 from collections.abc import Callable
 
 from services.engine.kv_cache.cache import KVCache
-from services.engine.request import Request, RequestStatus
+from services.engine.request import MAX_PRIORITY, Request, RequestStatus
 from services.engine.scheduler.finish_rate import FinishRate
 from services.engine.scheduler.limits import SchedulerLimits
 from services.engine.scheduler.planned_step import sampling_needs
 from services.engine.scheduler.waiting_queue import WaitingQueue, rank_s, service_order
+
+MAX_OVERTAKINGS = 3
+"""Admissions of later arrivals after which the waiting request that arrived first is next."""
 
 
 class Holdings:
@@ -39,6 +42,7 @@ class Holdings:
         self.num_preemptions = 0
         self._free_rows = list(reversed(range(limits.max_num_seqs)))
         self._num_added = 0
+        self._num_overtakings = 0
         self._priority_ageing_s = priority_ageing_s
         self._clock = clock
 
@@ -49,14 +53,34 @@ class Holdings:
         self._num_added += 1
         self.waiting.push(request)
 
+    def next_waiting(self) -> Request | None:
+        """Returns the request that is admitted next, or None when nobody waits.
+
+        It is the first in service order, but after `MAX_OVERTAKINGS` admissions of later arrivals
+        the one that arrived first. That one gets a rank before all later arrivals, whatever their
+        priority, so that they do not preempt it either.
+        """
+        first = self.waiting.peek()
+        if first is None or first.is_suspect or self._num_overtakings < MAX_OVERTAKINGS:
+            return first
+        oldest = self.waiting.oldest()
+        assert oldest is not None, "somebody waits"
+        if oldest is not first:
+            highest = rank_s(self._clock(), MAX_PRIORITY, self._priority_ageing_s)
+            self.waiting.promote(oldest, min(first.rank_s, highest))
+        return oldest
+
     def start(self, request: Request, prefix: list[int], num_prefix_tokens: int) -> int:
         """Makes the request that is next a running one; returns its row.
 
         Args:
-            request: the first one of the queue.
+            request: what `next_waiting` returned.
             prefix: blocks of its tokens that are already computed.
             num_prefix_tokens: how many tokens those are.
         """
+        self._num_overtakings += 1
+        if request is self.waiting.oldest():
+            self._num_overtakings = 0
         self.waiting.pop()
         self.cache.take_prefix(request, prefix)
         request.num_computed_tokens = num_prefix_tokens

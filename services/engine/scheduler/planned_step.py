@@ -16,6 +16,8 @@ from services.engine.batch import (
 from services.engine.request import Request, SamplingParams
 from services.engine.scheduler.dispatcher import BatchShape, GraphDispatcher
 
+PROMPT_SHARE = 4
+"""One part in so many of a step's budget is kept for the prompt that arrived first."""
 _RANDOM, _LOGIT_EDITS, _MIN_TOKENS, _LOGPROBS = 1, 2, 4, 8
 
 
@@ -57,6 +59,7 @@ class PlannedStep:
     __slots__ = (
         "_batch",
         "_draft_token_ids",
+        "_eldest_index",
         "_is_prefill",
         "_needs",
         "_num_drafts",
@@ -64,6 +67,7 @@ class PlannedStep:
         "_prompt_spans",
         "_row_needs",
         "_sampling",
+        "_share",
         "_unsampled",
         "budget",
     )
@@ -77,6 +81,8 @@ class PlannedStep:
             num_spec_steps: draft tokens to guess for each request that samples; 0: no speculation.
         """
         self.budget = budget
+        self._share = budget // PROMPT_SHARE
+        self._eldest_index: int | None = None
         self._row_needs = row_needs
         self._batch = BatchBuilder()
         self._sampling: list[Request] = []
@@ -92,6 +98,25 @@ class PlannedStep:
     def is_empty(self) -> bool:
         """Whether no request computes anything."""
         return not self._batch.row_ids
+
+    def bound(self, q_len: int, running: Sequence[Request], index: int) -> int:
+        """Returns how many of a request's next tokens fit.
+
+        Each later request keeps a token. The prompt that arrived first keeps a share of the budget
+        from prompts before it, which are there by priority.
+
+        Args:
+            q_len: tokens that the request has to compute, at least 2.
+            running: the running requests, in service order.
+            index: the request's place among them.
+        """
+        room = self.budget - (len(running) - index - 1)
+        if q_len > room - self._share:
+            if self._eldest_index is None or self._eldest_index >= len(running):  # preempted since
+                self._eldest_index = _eldest_prompt(running, index)
+            if index < self._eldest_index:
+                room -= min(self._share, _num_left(running[self._eldest_index]))
+        return min(q_len, max(room, 1))
 
     def assign_row(self, row: int, request: Request) -> None:
         """Tells the worker about a request that takes a row in this step."""
@@ -226,6 +251,20 @@ class PlannedStep:
             prompt_spans=self._prompt_spans,
             unsampled=self._unsampled,
         )
+
+
+def _eldest_prompt(running: Sequence[Request], first: int) -> int:
+    """Returns the place of the request that arrived first of those with several tokens to compute.
+
+    first: the place of one of them, before which none is looked for.
+    """
+    places = (i for i in range(first, len(running)) if _num_left(running[i]) > 1)
+    return min(places, key=lambda i: running[i].arrival_index, default=first)
+
+
+def _num_left(request: Request) -> int:
+    """Returns how many tokens a request has to compute, drafts left out."""
+    return len(request.token_ids) + request.num_pending_tokens - request.num_computed_tokens
 
 
 def sampling_needs(sampling: SamplingParams) -> int:

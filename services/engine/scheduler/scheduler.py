@@ -33,9 +33,10 @@ class Scheduler:
 
     Running requests are kept in service order: by arrival, which priority moves. A step gives every
     running request at least one token, prompts as many as the budget leaves, and the rest of the
-    budget to requests that wait, in the same order and none past another. When no block is free,
-    the last running request gives all of its blocks back and starts over later. The first one
-    never has to, so somebody always gets on.
+    budget to requests that wait, in the same order. When no block is free, the last running request
+    gives all of its blocks back and starts over later. The first one never has to, so somebody
+    always gets on. However many requests of higher priority come, the waiting request that arrived
+    first is the next after three of them, and the running prompt that did has a quarter of a step.
     """
 
     def __init__(
@@ -264,8 +265,8 @@ class Scheduler:
             row = request.row
             assert row is not None, "a running request has a row"
             q_len = num_tokens - num_computed + len(request.draft_token_ids)
-            if q_len > 1:  # leave a token for each one behind it
-                q_len = min(q_len, step.budget - (len(running) - index))
+            if q_len > 1:
+                q_len = step.bound(q_len, running, index - 1)
             num_blocks = len(request.block_ids)
             end = num_computed + q_len
             reach = end if drafts is None else drafts.reach(end)
@@ -290,7 +291,7 @@ class Scheduler:
         max_running = min(self._limits.max_running, self._recovery.budget.tokens)
         is_in_flight = self._last_result_id != self._last_step_id
         while step.budget and len(holdings.running) < max_running:
-            request = holdings.waiting.peek()
+            request = holdings.next_waiting()
             if request is None or request.num_pending_tokens or request.awaits_mask:
                 break  # tokens of a preempted request that are on their way must be known first
             if not self._recovery.may_join(request, is_in_flight=is_in_flight):

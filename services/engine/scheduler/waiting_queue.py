@@ -1,18 +1,20 @@
 """Requests that wait for blocks and a row."""
 
 import heapq
+import math
 
-from services.engine.request import Request, RequestStatus
+from services.engine.request import Request
 
 
 def rank_s(now_s: float, priority: int, priority_ageing_s: float) -> float:
     """Returns the moment as which an arrival now counts: earlier, the higher the priority.
 
-    All requests that wait gain rank at the same rate, so their order never changes while they do:
-    one of priority p comes behind others of priority q > p only if those arrive within
-    (q - p) * priority_ageing_s of it. That bounds how long anybody is overtaken.
+    A priority of p is worth log2(1 + p) * priority_ageing_s of waiting: with the default 10 s for
+    priority 1 and 67 s for 100. So the priority that a waiting request makes up for doubles every
+    priority_ageing_s. The order of requests that wait never changes, since all of them age alike.
     """
-    return now_s - priority * priority_ageing_s
+    lead = math.copysign(math.log2(1 + abs(priority)), priority)
+    return now_s - lead * priority_ageing_s
 
 
 def service_order(request: Request) -> tuple[bool, float, int]:
@@ -24,44 +26,65 @@ def service_order(request: Request) -> tuple[bool, float, int]:
 
 
 class WaitingQueue:
-    """Hands out waiting requests in service order.
+    """Hands out waiting requests in service order, and knows which of them arrived first.
 
     A request that was preempted keeps its arrival and so comes before all that arrived later.
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[bool, float, int], Request]] = []
-        self._num_waiting = 0
+        self._waiting: dict[int, Request] = {}
+        """The requests that wait, by their arrival."""
+        # Both heaps may hold entries of requests that no longer wait, or had another rank then.
+        # They go when they come up, or when they are the majority: constant time on average, where
+        # taking an entry out of the middle would cost a search.
+        self._by_rank: list[tuple[tuple[bool, float, int], Request]] = []
+        self._by_arrival: list[int] = []
 
     def __len__(self) -> int:
         """Requests that wait."""
-        return self._num_waiting
+        return len(self._waiting)
 
     def push(self, request: Request) -> None:
-        """Adds a request whose status is WAITING."""
-        heapq.heappush(self._heap, (service_order(request), request))
-        self._num_waiting += 1
+        """Adds a request whose arrival and rank are set."""
+        self._waiting[request.arrival_index] = request
+        heapq.heappush(self._by_rank, (service_order(request), request))
+        heapq.heappush(self._by_arrival, request.arrival_index)
 
     def peek(self) -> Request | None:
         """Returns the request that is next, or None when nobody waits."""
-        while self._heap and self._heap[0][1].status is not RequestStatus.WAITING:
-            heapq.heappop(self._heap)
-        return self._heap[0][1] if self._heap else None
+        while self._by_rank and not self._is_current(self._by_rank[0]):
+            heapq.heappop(self._by_rank)
+        return self._by_rank[0][1] if self._by_rank else None
+
+    def oldest(self) -> Request | None:
+        """Returns the waiting request that arrived first, or None when nobody waits."""
+        while self._by_arrival and self._by_arrival[0] not in self._waiting:
+            heapq.heappop(self._by_arrival)
+        return self._waiting[self._by_arrival[0]] if self._by_arrival else None
+
+    def promote(self, request: Request, rank_s: float) -> None:
+        """Gives a waiting request an earlier rank."""
+        request.rank_s = rank_s
+        heapq.heappush(self._by_rank, (service_order(request), request))
 
     def pop(self) -> Request:
         """Removes and returns the request that is next."""
         request = self.peek()
         assert request is not None, "nobody waits"
-        heapq.heappop(self._heap)
-        self._num_waiting -= 1
+        self.discard(request)
         return request
 
     def discard(self, request: Request) -> None:
-        """Removes a request that waited and is FINISHED now."""
-        assert request.status is RequestStatus.FINISHED, "it would be handed out all the same"
-        self._num_waiting -= 1
-        # Its entry stays in the heap until it comes up, or until such entries are the majority:
-        # constant time on average, where taking it out of the middle would cost a search.
-        if len(self._heap) > 2 * self._num_waiting:
-            self._heap = [entry for entry in self._heap if entry[1].status is RequestStatus.WAITING]
-            heapq.heapify(self._heap)
+        """Removes a request that waits."""
+        del self._waiting[request.arrival_index]
+        most = 2 * len(self._waiting)
+        if len(self._by_rank) > most:
+            self._by_rank = list(filter(self._is_current, self._by_rank))
+            heapq.heapify(self._by_rank)
+        if len(self._by_arrival) > most:
+            self._by_arrival = sorted(self._waiting)  # which is a heap, too
+
+    def _is_current(self, entry: tuple[tuple[bool, float, int], Request]) -> bool:
+        """Whether an entry's request still waits, and with this rank."""
+        (_, rank, index), request = entry
+        return self._waiting.get(index) is request and request.rank_s == rank

@@ -1,10 +1,15 @@
 """What the holder of one key uses, and when it is too much."""
 
+import hashlib
 import time
 from collections.abc import Callable
 
 from services.frontend.access.key_file import Limits
-from services.frontend.errors import OverloadedError, UnauthenticatedError
+from services.frontend.errors import (
+    NotPermittedError,
+    OverloadedError,
+    UnauthenticatedError,
+)
 
 PLACE_RETRY_MS = 1000
 """When to come back after too many requests at a time; they end when they end."""
@@ -62,6 +67,32 @@ class Caller:
         lease = Lease(self)
         self._live.add(lease)
         return lease
+
+    def check_priority(self, priority: int) -> None:
+        """Raises NotPermittedError if requests of this key may not have so high a priority."""
+        limit = self.limits.max_priority
+        if limit is not None and priority > limit:
+            raise NotPermittedError(
+                f"priority is {priority}; the key {self.name!r} allows at most {limit}"
+            )
+
+    def cache_salt(self, salt: str) -> str:
+        """Returns the salt that the engine gets for a salt that the caller chose.
+
+        With a salt key it is a keyed hash, which nobody without that key can compute or choose.
+        """
+        if not self.limits.salt_key:
+            return salt
+        return hashlib.blake2b(
+            salt.encode(), key=self.limits.salt_key, person=b"octavo2.tenant", digest_size=32
+        ).hexdigest()
+
+    def engine_request_id(self, request_id: str) -> str:
+        """Returns the name that the engine gets for a request: callers cannot take each other's.
+
+        The key's name comes after a slash, which no such name contains.
+        """
+        return f"{request_id}/{self.name}" if self.name else request_id
 
     def revoke(self) -> None:
         """Ends its requests and refuses every later one: the key was removed."""
@@ -122,7 +153,7 @@ class Lease:
     """
 
     def __init__(self, caller: Caller) -> None:
-        self._caller = caller
+        self.caller = caller
         self._num_prompt_tokens = 0
         self._stops: list[Callable[[], None]] = []
 
@@ -132,7 +163,7 @@ class Lease:
         Raises:
             OverloadedError: the caller has not that many tokens left.
         """
-        self._caller.take(num_tokens, checked=True)
+        self.caller.take(num_tokens, checked=True)
         self._num_prompt_tokens = num_tokens
 
     def charge_output(self, num_tokens: int) -> None:
@@ -141,8 +172,8 @@ class Lease:
         Raises:
             UnauthenticatedError: the caller's key was removed; the request is to end.
         """
-        self._caller.take(num_tokens)
-        self._caller.check_known()
+        self.caller.take(num_tokens)
+        self.caller.check_known()
 
     def attach(self, stop: Callable[[], None]) -> None:
         """Adds a stream of the request; `stop` is called when it must end early."""
@@ -153,7 +184,7 @@ class Lease:
         if stop in self._stops:
             self._stops.remove(stop)
         if not self._stops:
-            self._caller.leave(self)
+            self.caller.leave(self)
 
     def stop(self) -> None:
         """Ends the request early."""
@@ -162,6 +193,6 @@ class Lease:
 
     def cancel(self) -> None:
         """Ends a request that was never run: its prompt costs nothing."""
-        self._caller.take(-self._num_prompt_tokens)
+        self.caller.take(-self._num_prompt_tokens)
         self._num_prompt_tokens = 0
-        self._caller.leave(self)
+        self.caller.leave(self)

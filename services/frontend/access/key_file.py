@@ -1,5 +1,7 @@
 """Reads the file of API keys.
 
+    salt_by_key = true
+
     [keys.alice]
     sha256 = "2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae"
     tokens_per_minute = 60000
@@ -8,14 +10,14 @@
     [keys.operator]
     key = "a key in plain text, 16 characters or more, without blanks"
     may_list_engines = true
+    max_priority = 100
 
 Keys are random and long, so one round of SHA-256 protects them as well as a slow hash would.
 """
 
 import hashlib
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +27,8 @@ MAX_FILE_BYTES = 4 * 2**20
 MAX_KEYS = 10_000
 MIN_KEY_CHARACTERS = 16
 MAX_KEY_CHARACTERS = 512
+MAX_PRIORITY = 100
+"""The engine's; requests may have any from its negative to it."""
 
 Limit = Annotated[int, Field(ge=1, le=2**53)]
 
@@ -43,6 +47,11 @@ class Limits:
     """Requests that may be unfinished at a time; None sets no limit."""
     may_list_engines: bool = False
     """Whether it is told which engines there are, and where."""
+    max_priority: int | None = None
+    """The highest priority that its requests may have; None sets no limit."""
+    salt_key: bytes = field(default=b"", repr=False)
+    """What its cache salts are hashed with, so that no other key's requests share its cached
+    prefixes; empty: salts stay as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +83,14 @@ class _Entry(BaseModel):
     tokens_per_minute: Limit | None = None
     max_live_requests: Limit | None = None
     may_list_engines: bool = False
+    max_priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    salt_by_key: bool | None = None
 
 
 class _File(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
 
+    salt_by_key: bool = False
     keys: dict[Annotated[str, Field(pattern=r"\A[A-Za-z0-9._@-]{1,64}\z")], _Entry] = Field(
         min_length=1, max_length=MAX_KEYS
     )
@@ -95,14 +107,14 @@ def read_key_file(path: Path) -> list[ApiKey]:
             content = file.read(MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
             raise KeyFileError(f"{path} is over the limit of {MAX_FILE_BYTES} bytes")
-        entries = _File.model_validate(tomllib.loads(content.decode())).keys
+        parsed = _File.model_validate(tomllib.loads(content.decode()))
     except OSError as error:
         raise KeyFileError(f"{path} cannot be read: {error.strerror}") from None
     except ValidationError as error:
         raise KeyFileError(f"{path}: {_first_problem(error)}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise KeyFileError(f"{path} is not TOML: {_without_content(error)}") from None
-    return _checked(path, entries)
+    return _checked(path, parsed)
 
 
 def digest_of(key: str) -> bytes:
@@ -110,18 +122,21 @@ def digest_of(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-def _checked(path: Path, entries: Mapping[str, _Entry]) -> list[ApiKey]:
+def _checked(path: Path, parsed: _File) -> list[ApiKey]:
     keys: dict[bytes, ApiKey] = {}
-    for name, entry in entries.items():
+    for name, entry in parsed.keys.items():
         if (entry.key is None) == (entry.sha256 is None):
             raise KeyFileError(f"{path}: keys.{name} needs one of key and sha256")
         digest = bytes.fromhex(entry.sha256) if entry.sha256 else digest_of(entry.key or "")
         if (other := keys.get(digest)) is not None:
             raise KeyFileError(f"{path}: keys.{name} and keys.{other.name} are the same key")
+        is_salted = parsed.salt_by_key if entry.salt_by_key is None else entry.salt_by_key
         limits = Limits(
             tokens_per_minute=entry.tokens_per_minute,
             max_live_requests=entry.max_live_requests,
             may_list_engines=entry.may_list_engines,
+            max_priority=entry.max_priority,
+            salt_key=digest if is_salted else b"",
         )
         keys[digest] = ApiKey(name=name, digest=digest, limits=limits)
     return list(keys.values())

@@ -14,6 +14,7 @@ from services.frontend.engine_client.circuit_breaker import CircuitBreaker
 from services.frontend.engine_client.engine_view import EngineView
 from services.frontend.engine_client.messages import EngineRequest, ModelInfo
 from services.frontend.engine_client.model_identity import ModelIdentity
+from services.frontend.engine_client.prefix_keys import PREFIX_KEY_VERSION
 from services.frontend.engine_client.session import EngineSession, open_session
 from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.engine_client.tokenizer_files import TokenizerFiles, TokenizerStore
@@ -171,11 +172,28 @@ class EngineClient:
             breaker=self.breaker,
             max_message_bytes=self._max_message_bytes,
             silence_timeout_s=self._silence_timeout_s,
+            wants_prefixes=self._shares_prefix_keys(info),
         )
         if session.hello.engine_id != info.engine_id:
             session.close()
             raise EngineUnavailableError("it was restarted while its model was being read")
         return session
+
+    def _shares_prefix_keys(self, info: ModelInfo) -> bool:
+        """Whether the engine names cached prefixes as this frontend does.
+
+        An engine of another version takes requests all the same; routing ignores what it has
+        cached, and is not told keys that mean something else here.
+        """
+        version = info.prefix_key_version or 1
+        if version != PREFIX_KEY_VERSION:
+            log.warning(
+                "engine_prefixes_ignored",
+                address=self.address.target,
+                engine_key_version=version,
+                frontend_key_version=PREFIX_KEY_VERSION,
+            )
+        return version == PREFIX_KEY_VERSION
 
     async def _serve(self, session: EngineSession, on_readiness: Callable[[], None]) -> None:
         def set_ready(ready: bool) -> None:

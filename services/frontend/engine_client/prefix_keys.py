@@ -4,7 +4,11 @@ import hashlib
 
 import numpy as np
 
-_KEY_BYTES = 16
+PREFIX_KEY_VERSION = 2
+"""Which definition of docs/protocol.md the keys follow; other engines' keys would never match."""
+_KEY_BYTES = 32
+_ROOT = hashlib.blake2b(digest_size=_KEY_BYTES, person=b"octavo2.root")
+_BLOCK = hashlib.blake2b(digest_size=_KEY_BYTES, person=b"octavo2.block")
 COMPACT_KEY_BYTES = 8
 """Bytes of a key that engines report."""
 
@@ -20,11 +24,15 @@ def compact_keys(salt: str, token_ids: bytes, block_size: int, *, max_blocks: in
     """
     stride = 4 * block_size
     num_blocks = min(len(token_ids) // stride, max_blocks)
-    key = hashlib.blake2b(salt.encode(), digest_size=_KEY_BYTES).digest()
+    data = salt.encode()
+    digest = _ROOT.copy()
+    digest.update(len(data).to_bytes(4, "little") + data)
+    key = digest.digest()
     keys = []
     for start in range(0, num_blocks * stride, stride):
-        block = token_ids[start : start + stride]
-        key = hashlib.blake2b(key + block, digest_size=_KEY_BYTES).digest()
+        digest = _BLOCK.copy()
+        digest.update(key + token_ids[start : start + stride])
+        key = digest.digest()
         keys.append(int.from_bytes(key[:COMPACT_KEY_BYTES], "little"))
     return keys
 

@@ -24,6 +24,7 @@ from services.frontend.engine_client.messages import (
     error_of,
     read_uint32,
 )
+from services.frontend.engine_client.prefix_keys import PREFIX_KEY_VERSION
 from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.errors import (
     EngineFaultError,
@@ -253,6 +254,7 @@ async def open_session(
     breaker: CircuitBreaker,
     max_message_bytes: int,
     silence_timeout_s: float,
+    wants_prefixes: bool = True,
 ) -> EngineSession:
     """Opens the stream and waits for the engine's hello.
 
@@ -262,6 +264,7 @@ async def open_session(
         breaker: told how the engine's requests fare.
         max_message_bytes: largest message sent or taken.
         silence_timeout_s: an engine that says nothing for this long is lost.
+        wants_prefixes: whether to ask which prefixes are cached.
 
     Raises:
         EngineUnavailableError: the engine said no hello.
@@ -269,7 +272,10 @@ async def open_session(
     call = stub.Session()
     try:
         async with asyncio.timeout(silence_timeout_s):
-            hello = FrontendHello(frontend_id=frontend_id, wants_prefixes=True)
+            hello = FrontendHello(frontend_id=frontend_id)
+            if wants_prefixes:
+                hello.wants_prefixes = True
+                hello.prefix_key_version = PREFIX_KEY_VERSION
             await call.write(FrontendMessage(hello=hello))
             message = await call.read()
     except (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:

@@ -137,6 +137,7 @@ class Pipeline:
         check_options(options, max_samples=self._max_samples)
         lease = self.gate.begin()
         try:
+            lease.caller.check_priority(options.priority)
             return await self._submit(
                 model, prompt, options, deadline_s=deadline_s, lease=lease, record=record
             )
@@ -159,14 +160,15 @@ class Pipeline:
         lease.charge_prompt(len(token_ids))
         packed = pack_uint32(token_ids)
         streams: list[MeteredStream] = []
+        caller = lease.caller
         try:
             for index in range(options.num_samples):
                 request = EngineRequest(
-                    request_id=sample_id(options.request_id, index),
+                    request_id=caller.engine_request_id(sample_id(options.request_id, index)),
                     prompt_token_ids=packed,
                     sampling=sampling_of(options.sampling, index),
                     priority=options.priority,
-                    cache_salt=options.cache_salt,
+                    cache_salt=caller.cache_salt(options.cache_salt),
                     deadline_s=deadline_s,
                     traceparent=record.traceparent,
                 )

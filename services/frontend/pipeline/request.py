@@ -15,6 +15,7 @@ from services.frontend.text.chat_template import Message
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 256
 MAX_REQUEST_ID_CHARACTERS = 128
+MAX_CACHE_SALT_CHARACTERS = 128
 MAX_MESSAGES = 4096
 
 
@@ -64,7 +65,7 @@ class Output:
 
 
 def check_options(options: Options, *, max_samples: int) -> None:
-    """Raises InvalidRequestError for what is over its limit: request id, stop strings, samples."""
+    """Raises InvalidRequestError for what is over its limit: names, stop strings, samples."""
     if not 1 <= options.num_samples <= max_samples:
         raise InvalidRequestError(
             f"n is {options.num_samples}; it must be 1 to {max_samples}", field="n"
@@ -74,6 +75,11 @@ def check_options(options: Options, *, max_samples: int) -> None:
     if len(options.request_id) > limit:
         raise InvalidRequestError(
             f"request_id has {len(options.request_id)} characters; the limit is {limit}"
+        )
+    if len(options.cache_salt) > MAX_CACHE_SALT_CHARACTERS:
+        raise InvalidRequestError(
+            f"cache_salt has {len(options.cache_salt)} characters;"
+            f" the limit is {MAX_CACHE_SALT_CHARACTERS}"
         )
     if len(options.stop) > MAX_STOP_STRINGS:
         raise InvalidRequestError(

@@ -239,14 +239,12 @@ async def test_a_message_over_the_limit_is_refused_and_one_past_grpcs_default_is
     error = await refused(stub, generate("x " * (GRPC_DEFAULT_BYTES // 2 + 1)))
     assert error.code() == INVALID
     assert f"tokens; prompt and output together may have {CONTEXT}" in error.details()
-    # A salt goes on to the engine as it is, which refuses it: it has passed both hops.
-    salted = sampled(max_tokens=2)
-    salted.options.cache_salt = "x" * (GRPC_DEFAULT_BYTES + 1)
-    error = await refused(stub, salted)
+    # A regex goes on to the engine as it is, which refuses it: it has passed both hops.
+    large = sampled(max_tokens=2)
+    large.options.sampling.structured_output.regex = "x" * (GRPC_DEFAULT_BYTES + 1)
+    error = await refused(stub, large)
     assert error.code() == INVALID
-    assert (
-        f"cache_salt has {GRPC_DEFAULT_BYTES + 1} characters; the limit is 128" in error.details()
-    )
+    assert f"regex has {GRPC_DEFAULT_BYTES + 1} bytes" in error.details()
 
 
 async def test_a_live_requests_id_and_handle_are_taken(services, stub):

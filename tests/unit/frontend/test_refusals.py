@@ -57,6 +57,7 @@ GENERATE_CASES = {
     "long id": (generate(request_id="x" * 129), INVALID, "129 characters"),
     "many stops": (generate(stop=["x"] * 17), INVALID, "17 strings"),
     "empty stop": (generate(stop=[""]), INVALID, "0 bytes"),
+    "long salt": (generate(cache_salt="x" * 129), INVALID, "129 characters"),
     "long stop": (generate(stop=["\u00e9" * 129]), INVALID, "258 bytes"),
     "unknown field": (with_unknown_field(generate()), INVALID, "field 1023"),
     "unknown field inside": (
@@ -160,8 +161,8 @@ async def test_a_message_over_the_limit_is_refused():
         error = await refusal(stack.stub.Generate(generate("x" * 2**17)))
         assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         # Small enough for the client's message, too large for the engine's.
-        salted = generate(cache_salt="x" * (2**16 - 90))
-        error = await refusal(stack.stub.Generate(salted))
+        large = generate(sampling={"structured_output": {"regex": "x" * (2**16 - 90)}})
+        error = await refusal(stack.stub.Generate(large))
         assert error.code() == INVALID
         assert [response async for response in stack.stub.Generate(generate())]
 

@@ -1,5 +1,8 @@
 """Keys of blocks, and the index over them."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from services.engine.kv_cache.prefix_index import PrefixIndex, chain_keys, root_key
 
 
@@ -26,6 +29,20 @@ def test_different_salts_share_no_key():
     assert set(chain_keys(root_key(""), tokens, 4)).isdisjoint(
         chain_keys(root_key("tenant"), tokens, 4)
     )
+
+
+@given(st.lists(st.integers(0, 127), min_size=2, max_size=2), st.text(max_size=40))
+def test_no_salt_spells_a_key_and_the_tokens_after_it(tokens, key):
+    """Tokens can be chosen until a key is valid UTF-8, which a salt can then hold."""
+    salt = key + "".join(chr(token) + "\0\0\0" for token in tokens)
+    length = len(salt.encode()).to_bytes(4, "little")
+    for parent in (key.encode(), length + key.encode()):
+        assert chain_keys(parent, tokens, 2) != [root_key(salt)]
+
+
+def test_keys_are_too_long_for_a_search_for_two_that_are_equal():
+    assert len(root_key("")) == 32
+    assert len(chain_keys(root_key(""), [1, 2], 2)[0]) == 32
 
 
 def test_a_hole_ends_the_match():

@@ -9,10 +9,13 @@ import pytest
 
 from protos.common.v1.sampling_pb2 import SamplingParams
 from protos.engine.v1.engine_pb2 import GenerateRequest, GetStatsRequest
+from services.engine.batch import FallbackReason
+from services.engine.rpc.metrics import FINISHED, REJECTED
 from services.telemetry import metrics
-from tests.support.engine_harness import engine_config, running_service
+from tests.support.engine_harness import engine_config, model_folder, running_service
 from tests.support.otlp_collector import OtlpCollector
 from tests.support.processes import free_port
+from tests.support.strict_metrics import check_page
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -57,6 +60,28 @@ async def test_figures_are_those_of_the_stats(monkeypatch):
     assert value(text, f"octavo_kv_cache_usage_perc{{{model}}}") == 0
     steps = re.findall(r"^octavo_steps_total\{.*\} (\S+)$", text, flags=re.MULTILINE)
     assert sum(map(float, steps)) == stats.num_steps
+
+
+@pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text; version=1.0.0"])
+async def test_the_page_is_one_that_strict_tools_take(monkeypatch, accept):
+    """With every figure that appears only once something has happened."""
+    monkeypatch.setattr(metrics, "COLLECT_TIMEOUT_S", 60)
+    port = free_port()
+    model = model_folder(name='quoted "name" \\ with a\nline')
+    async with (
+        running_service(engine_config(metrics_port=port), model=model) as service,
+        httpx.AsyncClient(timeout=60) as client,
+    ):
+        async for _ in service.stub.Generate(ask()):
+            pass
+        counters = service.core.counters
+        counters.finished.update(FINISHED)
+        counters.rejected.update(REJECTED)
+        counters.graph_dispatch.update(FallbackReason.values())
+        counters.drafts.num_verified = counters.num_failed_steps = counters.num_late_builds = 3
+        answer = await client.get(f"http://127.0.0.1:{port}/metrics", headers={"accept": accept})
+    names = check_page(answer.text, answer.headers["content-type"])
+    assert {"octavo_failed_steps", "octavo_steps", "octavo_request_success", "octavo_ready"} < names
 
 
 async def test_a_call_is_traced_with_its_steps():

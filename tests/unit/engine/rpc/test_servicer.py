@@ -73,7 +73,7 @@ class TestGenerate:
         [
             (ask(prompt=()), grpc.StatusCode.INVALID_ARGUMENT),
             (ask(prompt=range(256)), grpc.StatusCode.INVALID_ARGUMENT),
-            (ask(request_id="x" * 129), grpc.StatusCode.INVALID_ARGUMENT),
+            (ask(request_id="x" * 257), grpc.StatusCode.INVALID_ARGUMENT),
             (ask(sampling={"temperature": 101}), grpc.StatusCode.INVALID_ARGUMENT),
             (ask(model="other"), grpc.StatusCode.NOT_FOUND),
             (GenerateRequest.FromString(UNKNOWN_FIELD), grpc.StatusCode.INVALID_ARGUMENT),

@@ -15,7 +15,7 @@ from protos.engine.v1.engine_pb2 import (
     GetStatsRequest,
     Submit,
 )
-from services.engine.kv_cache.prefix_index import chain_keys, root_key
+from services.engine.kv_cache.prefix_index import PREFIX_KEY_VERSION, chain_keys, root_key
 from services.engine.request import SamplingParams
 from services.engine.rpc import outbox
 from tests.support.engine_harness import SEED, engine_config, running_service
@@ -430,17 +430,30 @@ def chunks(heartbeats):
     return [added[start : start + 8] for start in range(0, len(added), 8)]
 
 
+def wanting_prefixes(version):
+    return FrontendHello(frontend_id="test", wants_prefixes=True, prefix_key_version=version)
+
+
 class TestPrefixes:
     async def test_heartbeats_tell_what_can_be_found_where_hello_asks_for_it(self):
         async with running_service(engine_config(block_size=4)) as service:
             frontend = Frontend(service.stub)
-            await frontend.send(hello=FrontendHello(frontend_id="test", wants_prefixes=True))
+            await frontend.send(hello=wanting_prefixes(PREFIX_KEY_VERSION))
             await frontend.call.read()
             await frontend.submit(1, prompt=range(8), cache_salt="mine", max_tokens=1)
             keys = {key[:8] for key in chain_keys(root_key("mine"), range(8), 4)}
             await frontend.read_until(lambda f: {*chunks(f.heartbeats)} == keys)
             assert [beat.prefixes.reset for beat in frontend.heartbeats][:1] == [True]
             assert not any(beat.prefixes.reset for beat in frontend.heartbeats[1:])
+
+    @pytest.mark.parametrize("version", [0, PREFIX_KEY_VERSION + 1])
+    async def test_a_frontend_with_keys_of_another_version_is_served_without_them(self, version):
+        async with running_service() as service:
+            frontend = Frontend(service.stub)
+            await frontend.send(hello=wanting_prefixes(version))
+            await frontend.call.read()
+            await frontend.read_until(lambda f: f.heartbeats)
+            assert not frontend.heartbeats[0].HasField("prefixes")
 
     async def test_nobody_else_is_told(self):
         async with running_service() as service:

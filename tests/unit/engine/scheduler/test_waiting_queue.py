@@ -1,5 +1,6 @@
 """The order in which waiting requests are served."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,11 @@ def waiting(arrival_index: int, priority: int = 0) -> Request:
     request.arrival_index = arrival_index
     request.rank_s = rank_s(request.arrival_s, priority, AGEING_S)
     return request
+
+
+def worth_s(priority: int) -> float:
+    """Seconds of waiting that a priority is worth."""
+    return -rank_s(0, priority, AGEING_S)
 
 
 def test_higher_priority_comes_first_then_earlier_arrival():
@@ -47,7 +53,7 @@ def test_discarded_requests_do_not_pile_up():
         queue.push(request)
         request.status = RequestStatus.FINISHED
         queue.discard(request)
-    assert len(queue._heap) < 10
+    assert len(queue._by_rank) < 10
     assert queue.pop() is keeper
 
 
@@ -75,7 +81,7 @@ def test_a_request_is_overtaken_only_by_those_that_came_soon_enough_behind_it(ev
     for i, first in enumerate(served):
         for later in served[i + 1 :]:
             if later.arrival_s < first.arrival_s:  # it was overtaken
-                lead_s = (first.priority - later.priority) * AGEING_S
+                lead_s = worth_s(first.priority) - worth_s(later.priority)
                 assert first.arrival_s - later.arrival_s <= lead_s
 
 
@@ -87,4 +93,22 @@ def test_a_flood_of_urgent_requests_does_not_starve_an_ordinary_one():
         queue.push(waiting(second, priority=5))
         if queue.pop() is ordinary:
             break
-    assert second == 50  # where both rank alike, the one that came first goes first
+    assert second == 26  # log2(1 + 5) * 10 s
+
+
+@pytest.mark.parametrize(("priority", "head_start_s"), [(0, 0), (1, 10), (3, 20), (100, 66.6)])
+def test_the_priority_that_waiting_makes_up_for_doubles(priority, head_start_s):
+    assert rank_s(0, priority, AGEING_S) == pytest.approx(-head_start_s, abs=0.1)
+    assert rank_s(0, -priority, AGEING_S) == pytest.approx(head_start_s, abs=0.1)
+
+
+def test_the_oldest_is_known_and_may_be_promoted_once_or_often():
+    queue = WaitingQueue()
+    old, *others = [waiting(index, priority=index) for index in range(4)]
+    for request in (others[1], old, others[0], others[2]):
+        queue.push(request)
+    assert queue.oldest() is old
+    for rank in (-100.0, -200.0):
+        queue.promote(old, rank)
+    assert [queue.pop() for _ in range(len(queue))] == [old, *reversed(others)]
+    assert queue.oldest() is None

@@ -23,9 +23,21 @@ def test_keys_come_plain_or_hashed_with_limits_of_their_own(tmp_path):
         f'[keys.bob]\nsha256 = "{hashed.upper()}"\nmax_live_requests = 2\n',
     )
     assert (plain.name, plain.digest) == ("alice", digest_of(SECRET))
-    assert plain.limits == Limits(tokens_per_minute=60)
+    assert plain.limits == Limits(tokens_per_minute=60, max_priority=0)
     assert (other.name, other.digest) == ("bob", digest_of("another secret"))
-    assert other.limits == Limits(max_live_requests=2)
+    assert other.limits == Limits(max_live_requests=2, max_priority=0)
+
+
+def test_salts_are_keyed_for_the_whole_file_or_for_single_keys(tmp_path):
+    alice = f'[keys.alice]\nkey = "{SECRET}"\n'
+    bob = f'[keys.bob]\nkey = "{SECRET}2"\n'
+
+    def salted(text):
+        return [bool(key.limits.salt_key) for key in read(tmp_path, text)]
+
+    assert salted(alice + bob) == [False, False]
+    assert salted(alice + "salt_by_key = true\n" + bob) == [True, False]
+    assert salted("salt_by_key = true\n" + alice + bob + "salt_by_key = false") == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -45,6 +57,8 @@ def test_keys_come_plain_or_hashed_with_limits_of_their_own(tmp_path):
         (f'[keys.alice]\nkey = "{SECRET}"\n[keys.bob]\nkey = "{SECRET}"', "the same key"),
         (f'[keys.alice]\nkey = "{SECRET}"\ntokens_per_minute = 0', "tokens_per_minute"),
         (f'[keys.alice]\nkey = "{SECRET}"\ntokens_per_minute = "9"', "tokens_per_minute"),
+        (f'[keys.alice]\nkey = "{SECRET}"\nmax_priority = 101', "max_priority"),
+        (f'[keys.alice]\nkey = "{SECRET}"\nsalt_by_key = 1', "salt_by_key"),
         (f'[keys."al ice"]\nkey = "{SECRET}"', "al ice"),
         (f'[keys.alice]\nkey = "{SECRET}"\n#' + "x" * 2**22, "over the limit"),
     ],

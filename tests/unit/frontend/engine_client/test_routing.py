@@ -116,6 +116,14 @@ async def test_a_prefix_under_another_salt_is_none():
         assert [submit.cache_salt for submit in warm.submits] == ["theirs"]
 
 
+async def test_an_engine_with_keys_of_another_version_is_used_and_not_asked_for_them():
+    async with FakeEngine(prefix_key_version=0) as engine, frontend_stack(engine) as stack:
+        await ask(stack)
+        [hello] = engine.hellos
+        assert not hello.wants_prefixes
+        assert not hello.prefix_key_version  # an older engine refuses fields that it does not know
+
+
 async def test_requests_that_begin_alike_follow_each_other_at_once(monkeypatch):
     # After some heartbeats these engines would seem to have cached nothing.
     monkeypatch.setattr(fake_engine, "HEARTBEAT_INTERVAL_S", 3600)
