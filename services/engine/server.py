@@ -78,6 +78,7 @@ class EngineServer:
                 max_connections=config.max_connections,
                 max_streams_per_connection=config.max_streams_per_connection,
                 max_sessions=config.max_sessions,
+                slow_reader_timeout_s=config.slow_reader_timeout_s,
             ),
             counts=self._counts,
             interceptors=_interceptors(config),

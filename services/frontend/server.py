@@ -91,6 +91,7 @@ class FrontendServer:
                 max_connections=config.max_connections,
                 max_streams_per_connection=config.max_streams_per_connection,
                 max_sessions=config.max_sessions,
+                slow_reader_timeout_s=config.slow_reader_timeout_s,
             ),
             counts=self._counts,
             party=self._party,

@@ -15,6 +15,11 @@ def by_address(context: grpc.aio.ServicerContext) -> str:
     return f"address/{address_of(context.peer())}"
 
 
+def by_connection(context: grpc.aio.ServicerContext) -> str:
+    """Names a caller by its connection."""
+    return f"connection/{context.peer()}"
+
+
 def address_of(peer: str) -> str:
     """Returns the address in a peer's name, without its port.
 

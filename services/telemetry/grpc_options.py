@@ -8,6 +8,8 @@ Options = list[tuple[str, int | str]]
 IDLE_CONNECTION_S = 60
 """A connection without calls is closed after this, even if it answers pings. Clients of gRPC
 connect again by themselves when they next call."""
+KEEPALIVE_S = 10
+"""A connection that is silent for this long is pinged."""
 SETTINGS_TIMEOUT_S = 5
 """Time that a peer has to acknowledge the server's HTTP/2 settings."""
 
@@ -24,6 +26,14 @@ class ServerLimits:
     """Calls of one connection; more wait at its other end."""
     max_sessions: int
     """Streams of requests open at a time."""
+
+    slow_reader_timeout_s: float
+    """Time for which a caller may leave its output unread."""
+
+    @property
+    def ping_timeout_s(self) -> float:
+        """Time that a peer has to answer a ping."""
+        return self.slow_reader_timeout_s + 5
 
     @property
     def max_sessions_per_caller(self) -> int:
@@ -44,12 +54,11 @@ def server_options(limits: ServerLimits, *, max_send_bytes: int) -> Options:
         # Without the probe a stream that nobody reads holds 64 KiB; with it, 4 MiB and more. A
         # stream whose message is being read gets a larger window for it in either case.
         ("grpc.http2.bdp_probe", 0),
-        # Messages are counted as they come, so none may grow afterwards. 1 is identity alone.
-        ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.max_connection_idle_ms", 1000 * IDLE_CONNECTION_S),
-        # A caller whose host has vanished is found within 15 s, and what it held is freed.
-        ("grpc.keepalive_time_ms", 10000),
-        ("grpc.http2.ping_timeout_ms", 5000),
+        # A caller whose host has vanished is found by pings, and what it held is freed. One that
+        # is only held up does not answer them either, so they wait longer than output does.
+        ("grpc.keepalive_time_ms", 1000 * KEEPALIVE_S),
+        ("grpc.http2.ping_timeout_ms", int(1000 * limits.ping_timeout_s)),
         # Pings during a long prefill must not earn GOAWAY "too_many_pings".
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 2000),
         ("grpc.keepalive_permit_without_calls", 1),

@@ -14,8 +14,8 @@ from services.telemetry.status import RefusedCallError, Status
 MAX_WAITING = 4096
 """Calls that may wait for a place. gRPC buffers up to 64 KiB of each meanwhile."""
 MAX_WAITING_PER_PARTY = 1024
-FAIR_S = 1.0
-"""A message may take longer than this only while no other call waits for its place."""
+RETRY_S = 0.1
+"""Time after which a call that still waits looks again for a message that takes too long."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,19 +34,23 @@ class ReceivePlaces:
     slowly keeps nobody else out.
     """
 
-    def __init__(self, counts: Counts, name: str, *, max_places: int, timeout_s: float) -> None:
+    def __init__(
+        self, counts: Counts, name: str, *, max_places: int, timeout_s: float, fair_s: float
+    ) -> None:
         """Starts with all places free.
 
         Args:
             counts: where places are counted, as `name` and, for each party, `name/party`.
             name: the count's.
             max_places: messages that may be incomplete at a time.
-            timeout_s: longest that one may take, even when nobody waits.
+            timeout_s: longest that one may take.
+            fair_s: longest that one may take while other calls wait for its place.
         """
         self._counts = counts
         self._name = name
         self._max_places = max_places
         self._timeout_s = timeout_s
+        self._fair_s = fair_s
         self._places: set[_Place] = set()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._num_waiting = 0
@@ -72,7 +76,7 @@ class ReceivePlaces:
                 Status(
                     grpc.StatusCode.RESOURCE_EXHAUSTED,
                     f"the request did not arrive in {self._timeout_s:g} s"
-                    f" ({FAIR_S:g} s while others wait)",
+                    f" ({self._fair_s:g} s while others wait)",
                 )
             ) from None
         finally:
@@ -116,9 +120,8 @@ class ReceivePlaces:
         try:
             self._let_in()
             while not turn.done():
-                await asyncio.wait({turn}, timeout=FAIR_S)
-                if not turn.done():
-                    self._end_slowest()
+                self._end_slowest()
+                await asyncio.wait({turn}, timeout=RETRY_S)
         except BaseException:
             if turn.done():  # the place was given to a call that is ending
                 self._counts.give_back(self._name)
@@ -137,7 +140,7 @@ class ReceivePlaces:
     def _end_slowest(self) -> None:
         """Ends the oldest message of the party with the most that take too long."""
         now_s = asyncio.get_running_loop().time()
-        slow = [place for place in self._places if now_s - place.taken_s >= FAIR_S]
+        slow = [place for place in self._places if now_s - place.taken_s >= self._fair_s]
         if not slow:
             return
         slowest = max(slow, key=lambda place: (self._num_held(place.party), -place.taken_s))

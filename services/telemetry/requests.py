@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from services.telemetry.call_scope import handler_kind
-from services.telemetry.callers import Party, by_address
+from services.telemetry.callers import Party, by_address, by_connection
 from services.telemetry.counts import Counts
 from services.telemetry.grpc_options import ServerLimits
 from services.telemetry.held_counts import holding
@@ -20,9 +20,10 @@ RECEIVE_BYTES = 256 * 2**20
 """Most memory of incomplete messages of calls that carry one request."""
 MIN_PLACES = 8
 RECEIVE_TIMEOUT_S = 30.0
+RECEIVE_FAIR_S = 1.0
 OPEN_PREFIX = "/grpc.health.v1.Health/"
 """Methods that need neither key nor name; their messages are a few bytes."""
-OPEN_PLACES = 8
+OPEN_PLACES = 32
 OPEN_TIMEOUT_S = 5.0
 
 _Method = Callable[[Any, grpc.aio.ServicerContext], Any]
@@ -55,9 +56,16 @@ class RequestReceiver(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc
             "receiving",
             max_places=max(MIN_PLACES, RECEIVE_BYTES // limits.max_request_bytes),
             timeout_s=RECEIVE_TIMEOUT_S,
+            fair_s=RECEIVE_FAIR_S,
         )
+        # A probe's message comes with its metadata. So the newest call gets a place at once, and
+        # the oldest one of the connection with the most gives way.
         self._open_places = ReceivePlaces(
-            counts, "receiving open", max_places=OPEN_PLACES, timeout_s=OPEN_TIMEOUT_S
+            counts,
+            "receiving open",
+            max_places=OPEN_PLACES,
+            timeout_s=OPEN_TIMEOUT_S,
+            fair_s=0.0,
         )
 
     async def intercept_service(
@@ -73,7 +81,7 @@ class RequestReceiver(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc
             return self._streaming(handler)
         is_open = handler_call_details.method.startswith(OPEN_PREFIX)
         places = self._open_places if is_open else self._places
-        party = by_address if is_open else self._party
+        party = by_connection if is_open else self._party
         inner = getattr(handler, handler_kind(handler))
 
         async def receive(context: grpc.aio.ServicerContext) -> Any:

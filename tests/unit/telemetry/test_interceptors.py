@@ -76,7 +76,11 @@ class Methods(grpc.GenericRpcHandler):
 @asynccontextmanager
 async def serving():
     limits = ServerLimits(
-        max_request_bytes=2**20, max_connections=8, max_streams_per_connection=8, max_sessions=8
+        max_request_bytes=2**20,
+        max_connections=8,
+        max_streams_per_connection=8,
+        max_sessions=8,
+        slow_reader_timeout_s=60,
     )
     receiver = RequestReceiver(limits, LocalCounts())
     server = grpc.aio.server(interceptors=[ErrorInterceptor(mapper), receiver])
