@@ -77,8 +77,10 @@ class EngineConfig(BaseSettings):
     """Names (SAN or CN) of certificates that may call; every one of --tls-client-ca if empty."""
     max_connections: int = Field(default=256, ge=1)
     """Connections taken at a time; more are closed at once."""
-    max_streams_per_connection: int = Field(default=1024, ge=1)
+    max_streams_per_connection: int = Field(default=256, ge=1)
     """Calls that one connection may have open; more wait at the frontend."""
+    max_sessions: int = Field(default=256, ge=1)
+    """Sessions of frontends open at a time; one address may have a quarter."""
     vllm_grpc: VllmGrpc = False
     """Serve vllm.grpc.engine.VllmEngine too, on the same port, for gateways that speak it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -20,6 +20,8 @@ from services.engine.rpc.servicer import EngineServicer
 from services.engine.rpc.status import status_of
 from services.engine.worker.executor import WorkerDiedError
 from services.processes.stop_signals import stop_signals
+from services.telemetry.counts import LocalCounts
+from services.telemetry.grpc_options import ServerLimits
 from services.telemetry.health import Health
 from services.telemetry.metrics import Metrics
 from services.telemetry.server import listen, make_server
@@ -43,7 +45,12 @@ class EngineServer:
         self, config: EngineConfig, model: ModelFolder, make_executor: Callable[[], Executor]
     ) -> None:
         self._config = config
-        self._health = Health(SERVICE_NAME, *((VLLM_SERVICE_NAME,) if config.vllm_grpc else ()))
+        self._counts = LocalCounts()
+        self._health = Health(
+            SERVICE_NAME,
+            *((VLLM_SERVICE_NAME,) if config.vllm_grpc else ()),
+            counts=self._counts,
+        )
         self._tracing = open_tracing(config.otlp_endpoint, service="octavo-engine")
         self.core = EngineCore(
             config,
@@ -67,8 +74,14 @@ class EngineServer:
             health=self._health,
             status_of=status_of,
             max_message_bytes=config.max_message_bytes,
-            max_connections=config.max_connections,
-            max_streams_per_connection=config.max_streams_per_connection,
+            limits=ServerLimits(
+                max_request_bytes=config.max_message_bytes,
+                max_connections=config.max_connections,
+                max_streams_per_connection=config.max_streams_per_connection,
+                max_sessions=config.max_sessions,
+                slow_reader_timeout_s=config.slow_reader_timeout_s,
+            ),
+            counts=self._counts,
             interceptors=_interceptors(config),
         )
         servicer = EngineServicer(self.core, model, config, self._grammars)

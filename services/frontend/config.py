@@ -8,6 +8,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.telemetry.tracing import OtlpEndpoint
 
+MIN_REQUEST_BYTES = 4 * 2**20
+"""gRPC's own default of the largest message."""
+
 
 class FrontendConfig(BaseSettings):
     """The Octavo frontend: takes text over gRPC, on wish over HTTP, and streams text back.
@@ -62,8 +65,12 @@ class FrontendConfig(BaseSettings):
     """File of API keys and their limits (TOML), read again when it changes; open when absent."""
     max_connections: int = Field(default=1024, ge=1)
     """Connections that gRPC and HTTP each take at a time; more are closed at once."""
-    max_streams_per_connection: int = Field(default=1024, ge=1)
+    max_streams_per_connection: int = Field(default=128, ge=1)
     """Calls that one gRPC connection may have open; more wait at the client."""
+    max_sessions: int = Field(default=256, ge=1)
+    """Sessions open at a time; one key, or one address without keys, may have a quarter."""
+    session_idle_timeout_s: float = Field(default=600.0, gt=0)
+    """A session that holds no request and sends nothing for this long is ended."""
     http_header_timeout_s: float = Field(default=10.0, gt=0)
     """An HTTP connection whose request line and headers take longer is closed."""
     template_timeout_s: float = Field(default=2.0, gt=0)
@@ -88,6 +95,11 @@ class FrontendConfig(BaseSettings):
     """Least severe line that is logged."""
     log_format: Literal["auto", "console", "json"] = "auto"
     """How lines look; auto means console on a terminal and json elsewhere."""
+
+    @property
+    def max_request_bytes(self) -> int:
+        """Largest gRPC message taken: with room for options beside the longest prompt."""
+        return min(self.max_message_bytes, max(MIN_REQUEST_BYTES, 4 * self.max_prompt_bytes))
 
     @property
     def engine_addresses(self) -> list[str]:

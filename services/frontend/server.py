@@ -4,6 +4,7 @@ import asyncio
 import gc
 import signal
 
+import grpc
 import structlog
 
 from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
@@ -21,6 +22,9 @@ from services.frontend.rpc.access import AccessInterceptor
 from services.frontend.rpc.servicer import FrontendServicer
 from services.frontend.rpc.status import status_of
 from services.processes.stop_signals import stop_signals
+from services.telemetry.callers import by_address
+from services.telemetry.counts import LocalCounts
+from services.telemetry.grpc_options import ServerLimits
 from services.telemetry.health import Health
 from services.telemetry.metrics import Metrics
 from services.telemetry.server import listen, make_server
@@ -44,7 +48,8 @@ class FrontendServer:
 
     def __init__(self, config: FrontendConfig) -> None:
         self._config = config
-        self._health = Health(SERVICE_NAME)
+        self._counts = LocalCounts()
+        self._health = Health(SERVICE_NAME, counts=self._counts)
         self._gate = Gate(config.api_keys_file)
         self.engine = EnginePool(
             AddressBook(config.engine_addresses),
@@ -82,8 +87,15 @@ class FrontendServer:
             health=self._health,
             status_of=status_of,
             max_message_bytes=config.max_message_bytes,
-            max_connections=config.max_connections,
-            max_streams_per_connection=config.max_streams_per_connection,
+            limits=ServerLimits(
+                max_request_bytes=config.max_request_bytes,
+                max_connections=config.max_connections,
+                max_streams_per_connection=config.max_streams_per_connection,
+                max_sessions=config.max_sessions,
+                slow_reader_timeout_s=config.slow_reader_timeout_s,
+            ),
+            counts=self._counts,
+            party=self._party,
             interceptors=[AccessInterceptor(self._gate)] if self._gate.requires_keys else [],
         )
         self._servicer = FrontendServicer(
@@ -91,6 +103,7 @@ class FrontendServer:
             max_live_requests=config.max_live_requests,
             max_prompt_bytes=config.max_prompt_bytes,
             slow_reader_timeout_s=config.slow_reader_timeout_s,
+            session_idle_timeout_s=config.session_idle_timeout_s,
         )
         frontend_pb2_grpc.add_FrontendServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
             self._servicer, self._server
@@ -195,6 +208,11 @@ class FrontendServer:
         await asyncio.to_thread(self._metrics.close)
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
+
+    def _party(self, context: grpc.aio.ServicerContext) -> str:
+        """Names a caller by its key, or by its address where callers have no keys."""
+        name = self._gate.acting_name
+        return by_address(context) if name is None else f"key/{name}"
 
     def _take_readiness(self, ready: bool) -> None:
         self._health.set_ready(ready and not self._is_draining)

@@ -19,10 +19,7 @@ def scoped(handler: Any, scope: Scope) -> Any:
         handler: an `RpcMethodHandler`; its method is a coroutine or an async generator.
         scope: makes a context manager for one call.
     """
-    kind = "_".join(
-        "stream" if is_stream else "unary"
-        for is_stream in (handler.request_streaming, handler.response_streaming)
-    )
+    kind = handler_kind(handler)
     inner = getattr(handler, kind)
 
     async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
@@ -35,3 +32,11 @@ def scoped(handler: Any, scope: Scope) -> Any:
                 yield response
 
     return handler._replace(**{kind: generate if inspect.isasyncgenfunction(inner) else call})
+
+
+def handler_kind(handler: Any) -> str:
+    """Returns the name of the attribute in which a handler has its method."""
+    return "_".join(
+        "stream" if is_stream else "unary"
+        for is_stream in (handler.request_streaming, handler.response_streaming)
+    )

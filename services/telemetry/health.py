@@ -5,8 +5,16 @@ import asyncio
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.telemetry.callers import by_address
+from services.telemetry.counts import Counts
+from services.telemetry.held_counts import holding
+
 LIVENESS = "liveness"
 """Health service that answers SERVING as long as the process answers at all."""
+
+MAX_WATCHES = 256
+MAX_WATCHES_PER_ADDRESS = 16
+"""Watches need no key and last as long as their callers like, so few are open at a time."""
 
 _Response = health_pb2.HealthCheckResponse
 
@@ -19,7 +27,14 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc_heal
     watcher that leaves silences the others, and one that does not read blocks the next change.
     """
 
-    def __init__(self, *service_names: str) -> None:
+    def __init__(self, *service_names: str, counts: Counts) -> None:
+        """Answers for the services of these names.
+
+        Args:
+            service_names: full names of APIs whose readiness is asked for by name.
+            counts: where watches are counted against their limits.
+        """
+        self._counts = counts
         self._readiness = frozenset(("", *service_names))
         self._is_ready = False
         self._is_closed = False
@@ -53,6 +68,16 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc_heal
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> None:
         """Sends the status now and after every change; a slow watcher sees only the latest."""
+        with holding(
+            self._counts,
+            ("watches", MAX_WATCHES),
+            (f"watches/{by_address(context)}", MAX_WATCHES_PER_ADDRESS),
+        ):
+            await self._watch(request, context)
+
+    async def _watch(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
+    ) -> None:
         changed = asyncio.Event()
         self._watchers.add(changed)
         try:

@@ -8,25 +8,11 @@ from typing import Any
 
 import grpc
 import structlog
-from google.protobuf.message import DecodeError
 
-from services.telemetry.status import Status, StatusMapper
+from services.telemetry.call_scope import handler_kind
+from services.telemetry.status import RefusedCallError, Status, StatusMapper
 
 log = structlog.get_logger()
-
-_HANDLER_KINDS = {
-    (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
-    (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
-    (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
-    (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
-}
-"""Attribute and constructor of a method handler, by (request_streaming, response_streaming)."""
-
-_Parse = Callable[[bytes], Any]
-
-
-class MalformedMessageError(Exception):
-    """What came is not a message of the method's type."""
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is untyped
@@ -34,9 +20,6 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
 
     Errors that the mapper knows keep their message. Anything else is our own bug: the caller sees
     INTERNAL with an id, the log has the rest under the same id.
-
-    A message that cannot be parsed is the caller's mistake: INVALID_ARGUMENT. gRPC itself would
-    parse a single request before anything of ours runs, and call a failure of it an unknown error.
 
     A streaming method may be an async generator or a coroutine that calls `context.write`; the
     latter costs nothing here per message.
@@ -54,19 +37,15 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
         handler = await continuation(handler_call_details)
         if handler is None:  # an unknown method; grpc answers UNIMPLEMENTED
             return None
-        kind, make = _HANDLER_KINDS[handler.request_streaming, handler.response_streaming]
-        inner, parse = getattr(handler, kind), _parser(handler.request_deserializer)
+        kind = handler_kind(handler)
+        inner, method = getattr(handler, kind), handler_call_details.method
         wrap = self._wrap_generator if inspect.isasyncgenfunction(inner) else self._wrap_coroutine
-        if handler.request_streaming:
-            method = wrap(inner, handler_call_details.method, None)
-            return make(method, parse, handler.response_serializer)
-        method = wrap(inner, handler_call_details.method, parse)
-        return make(method, None, handler.response_serializer)
+        return handler._replace(**{kind: wrap(inner, method)})
 
-    def _wrap_coroutine(self, inner: Any, method: str, parse: _Parse | None) -> Any:
+    def _wrap_coroutine(self, inner: Any, method: str) -> Any:
         async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
             try:
-                return await inner(parse(request) if parse else request, context)
+                return await inner(request, context)
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
             except Exception as error:  # noqa: BLE001  the edge: everything becomes a status
@@ -74,10 +53,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
 
         return call
 
-    def _wrap_generator(self, inner: Any, method: str, parse: _Parse | None) -> Any:
+    def _wrap_generator(self, inner: Any, method: str) -> Any:
         async def call(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             try:
-                async for response in inner(parse(request) if parse else request, context):
+                async for response in inner(request, context):
                     yield response
             except (asyncio.CancelledError, GeneratorExit, grpc.aio.AbortError):
                 raise
@@ -90,27 +69,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
         self, context: grpc.aio.ServicerContext, error: Exception, method: str
     ) -> None:
         status = self._mapper(error)
-        if isinstance(error, MalformedMessageError):
-            status = Status(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if isinstance(error, RefusedCallError):
+            status = error.status
         if isinstance(error, grpc.aio.InternalError):  # a write failed before we were cancelled
             status = Status(grpc.StatusCode.CANCELLED, "the caller is gone")
         if status is None:
             status = internal_status(error, method=method)
         await context.abort(status.code, status.message, status.trailing_metadata)
-
-
-def _parser(deserialize: _Parse | None) -> _Parse:
-    """Returns what makes messages of bytes, and says in words of ours when it cannot."""
-
-    def parse(data: bytes) -> Any:
-        if deserialize is None:
-            return data
-        try:
-            return deserialize(data)
-        except DecodeError:
-            raise MalformedMessageError("the message cannot be parsed") from None
-
-    return parse
 
 
 def internal_status(error: BaseException, **facts: Any) -> Status:

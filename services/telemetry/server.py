@@ -6,9 +6,12 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from services.telemetry.grpc_options import server_options
+from services.telemetry.callers import Party, by_address
+from services.telemetry.counts import Counts
+from services.telemetry.grpc_options import ServerLimits, server_options
 from services.telemetry.health import Health
 from services.telemetry.interceptors import ErrorInterceptor
+from services.telemetry.requests import RequestReceiver
 from services.telemetry.status import StatusMapper
 from services.telemetry.tls import ServerTls
 
@@ -19,8 +22,9 @@ def make_server(
     health: Health,
     status_of: StatusMapper,
     max_message_bytes: int,
-    max_connections: int,
-    max_streams_per_connection: int,
+    limits: ServerLimits,
+    counts: Counts,
+    party: Party = by_address,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> grpc.aio.Server:
     """Returns a server with health and reflection; the caller adds the service itself.
@@ -29,18 +33,19 @@ def make_server(
         service_name: full name of the service's API, which reflection tells.
         health: answers grpc.health.v1.
         status_of: finds the status of an error that a servicer raised.
-        max_message_bytes: largest message taken or sent.
-        max_connections: connections taken at a time; more are closed at once.
-        max_streams_per_connection: calls of one connection; more wait at its other end.
-        interceptors: what calls go through beside the mapping of errors, outermost first.
+        max_message_bytes: largest message sent.
+        limits: limits of what callers open and send.
+        counts: where messages and sessions are counted against their limits.
+        party: names the caller that a call counts against.
+        interceptors: checks of callers, outermost first; they run before a request is received.
     """
-    options = server_options(max_message_bytes)
-    options += [
-        ("grpc.max_allowed_incoming_connections", max_connections),
-        ("grpc.max_concurrent_streams", max_streams_per_connection),
-    ]
     server = grpc.aio.server(
-        interceptors=[ErrorInterceptor(status_of), *interceptors], options=options
+        interceptors=[
+            ErrorInterceptor(status_of),
+            *interceptors,
+            RequestReceiver(limits, counts, party),
+        ],
+        options=server_options(limits, max_send_bytes=max_message_bytes),
     )
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name

@@ -40,5 +40,13 @@ class Status:
         return ((RETRY_PUSHBACK, str(self.retry_after_ms)),)
 
 
+class RefusedCallError(Exception):
+    """A call that is refused for how it was made, whatever the service; it carries its status."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__(status.message)
+        self.status = status
+
+
 StatusMapper = Callable[[BaseException], Status | None]
 """Finds the status of an error that callers may know; None for one that they may not."""

@@ -75,6 +75,7 @@ IRRELEVANT_ENGINE_FIELDS = {
     "drain_timeout_s": _SERVICE,
     "credit_window": _SERVICE,
     "slow_reader_timeout_s": _SERVICE,
+    "max_sessions": _SERVICE,
     "max_message_bytes": _SERVICE,
     "allow_watch_tokens": _SERVICE,
     "capture_while_serving": _GRAPHS,

@@ -35,6 +35,8 @@ from services.engine.rpc.status import count_rejection, failure_of
 
 log = structlog.get_logger()
 
+HELLO_TIMEOUT_S = 10.0
+"""Time that a frontend has for its first message."""
 MAX_PREFIX_KEYS = 65536
 """Most keys of cached prefixes in one heartbeat: 512 KiB."""
 PREFIX_KEY_BYTES = 8
@@ -99,7 +101,13 @@ class Session:
 
     async def _shake_hands(self) -> str:
         """Takes the frontend's hello, answers it, and returns the frontend's name."""
-        message = await self._context.read()
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                message = await self._context.read()
+        except TimeoutError:
+            raise InvalidRequestError(
+                f"a session must begin with hello within {HELLO_TIMEOUT_S:g} s"
+            ) from None
         if message is grpc.aio.EOF or message.WhichOneof("message") != "hello":
             raise InvalidRequestError("the first message of a session must be hello")
         check_known(message)

@@ -53,6 +53,12 @@ class Gate:
         """Whether callers need a key."""
         return self._path is not None
 
+    @property
+    def acting_name(self) -> str | None:
+        """The name of the key that acts now; None where nobody acts or no keys are needed."""
+        caller = self._current.get(None)
+        return None if caller is None else caller.name
+
     def authenticate(self, authorization: str | None) -> Caller:
         """Returns whoever holds the key in an `authorization` header, "Bearer KEY".
 

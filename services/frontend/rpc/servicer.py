@@ -34,11 +34,13 @@ class FrontendServicer(FrontendServiceServicer):
         max_live_requests: int,
         max_prompt_bytes: int,
         slow_reader_timeout_s: float,
+        session_idle_timeout_s: float,
     ) -> None:
         self._pipeline = pipeline
         self._max_live_requests = max_live_requests
         self._max_prompt_bytes = max_prompt_bytes
         self._slow_reader_timeout_s = slow_reader_timeout_s
+        self._session_idle_timeout_s = session_idle_timeout_s
         self._draining = asyncio.Event()
 
     def drain(self) -> None:
@@ -83,6 +85,7 @@ class FrontendServicer(FrontendServiceServicer):
             traceparent=read_traceparent(context.invocation_metadata()),
             max_live_requests=self._max_live_requests,
             max_prompt_bytes=self._max_prompt_bytes,
+            idle_timeout_s=self._session_idle_timeout_s,
         )
         await context.send_initial_metadata(())
         await session.run(requests)

@@ -81,6 +81,7 @@ class ClientSession:
         traceparent: str,
         max_live_requests: int,
         max_prompt_bytes: int,
+        idle_timeout_s: float,
     ) -> None:
         """Serves nothing until `run`.
 
@@ -92,6 +93,7 @@ class ClientSession:
             traceparent: where requests belong in a trace that do not say so themselves.
             max_live_requests: most unfinished requests.
             max_prompt_bytes: most bytes of a prompt that comes in parts.
+            idle_timeout_s: longest time without a request and without a message.
         """
         self._pipeline = pipeline
         self._writer = writer
@@ -100,6 +102,8 @@ class ClientSession:
         self._traceparent = traceparent
         self._max_live_requests = max_live_requests
         self._max_prompt_bytes = max_prompt_bytes
+        self._idle_timeout_s = idle_timeout_s
+        self._num_messages = 0
         self._live: dict[int, _LiveRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -108,12 +112,17 @@ class ClientSession:
 
         Raises:
             SlowReaderError: the client does not read; its requests have been ended.
-            EngineUnavailableError: the frontend is draining and the requests have ended.
+            EngineUnavailableError: the requests have ended, and the frontend is draining or the
+                session has been idle for too long.
         """
         try:
             async with asyncio.TaskGroup() as group:
-                draining = group.create_task(self._end_when_drained())
+                watching = [
+                    group.create_task(self._end_when_drained()),
+                    group.create_task(self._end_when_idle()),
+                ]
                 async for message in messages:
+                    self._num_messages += 1
                     await self._take(message, group)
                 for live in list(self._live.values()):
                     if live.is_collecting:
@@ -121,7 +130,8 @@ class ClientSession:
                             live.handle,
                             InvalidRequestError("the stream ended before the prompt's last part"),
                         )
-                draining.cancel()
+                for task in watching:
+                    task.cancel()
         except ExceptionGroup as failures:
             # All requests share the stream, so one reason is every request's reason.
             raise failures.exceptions[0] from None
@@ -131,6 +141,16 @@ class ClientSession:
         while self._tasks:
             await asyncio.wait(self._tasks)
         raise EngineUnavailableError("the frontend is draining")
+
+    async def _end_when_idle(self) -> None:
+        """Ends the session after a whole interval without a request and without a message."""
+        was_idle_after: int | None = None
+        while was_idle_after != self._num_messages:
+            was_idle_after = None if self._tasks else self._num_messages
+            await asyncio.sleep(self._idle_timeout_s)
+            if self._tasks:
+                was_idle_after = None
+        raise EngineUnavailableError(f"the session was idle for {self._idle_timeout_s:g} s")
 
     async def _take(self, message: frontend_pb2.SessionRequest, group: asyncio.TaskGroup) -> None:
         try:

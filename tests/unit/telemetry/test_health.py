@@ -7,6 +7,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.telemetry.counts import LocalCounts
 from services.telemetry.health import LIVENESS, Health
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -16,7 +17,7 @@ SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 @asynccontextmanager
 async def serving():
-    health = Health("api")
+    health = Health("api", counts=LocalCounts())
     server = grpc.aio.server()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -7,7 +7,10 @@ import pytest
 import structlog
 from google.protobuf.struct_pb2 import Struct
 
+from services.telemetry.counts import LocalCounts
+from services.telemetry.grpc_options import ServerLimits
 from services.telemetry.interceptors import ErrorInterceptor
+from services.telemetry.requests import RequestReceiver
 from services.telemetry.status import Status
 
 
@@ -72,7 +75,15 @@ class Methods(grpc.GenericRpcHandler):
 
 @asynccontextmanager
 async def serving():
-    server = grpc.aio.server(interceptors=[ErrorInterceptor(mapper)])
+    limits = ServerLimits(
+        max_request_bytes=2**20,
+        max_connections=8,
+        max_streams_per_connection=8,
+        max_sessions=8,
+        slow_reader_timeout_s=60,
+    )
+    receiver = RequestReceiver(limits, LocalCounts())
+    server = grpc.aio.server(interceptors=[ErrorInterceptor(mapper), receiver])
     server.add_generic_rpc_handlers((Methods(),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
