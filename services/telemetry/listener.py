@@ -38,8 +38,8 @@ class Listener:
         Args:
             listening: the socket; it is closed with the listener.
             connections: gives each connection its place.
-            make_protocol: makes a connection's protocol, which leaves the place when the
-                connection is lost.
+            make_protocol: makes a connection's protocol. When the connection is made it says
+                whether its place may be taken (`wait` or `work`); when it is lost it leaves it.
             tls: what to shake hands with; None serves in plain text.
             handshake_timeout_s: time that a handshake may take.
         """
