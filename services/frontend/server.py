@@ -14,6 +14,7 @@ from services.frontend.config import FrontendConfig
 from services.frontend.engine_client.addresses import AddressBook
 from services.frontend.engine_client.pool import EnginePool, PoolLimits
 from services.frontend.engine_client.tokenizer_files import TokenizerStore
+from services.frontend.http.guarded_protocol import ConnectionLimits
 from services.frontend.http.server import HttpServer
 from services.frontend.pipeline.metrics import FrontendFamilies
 from services.frontend.pipeline.pipeline import Pipeline
@@ -23,6 +24,7 @@ from services.frontend.rpc.servicer import FrontendServicer
 from services.frontend.rpc.status import status_of
 from services.processes.stop_signals import stop_signals
 from services.telemetry.callers import by_address
+from services.telemetry.connections import Connections
 from services.telemetry.counts import LocalCounts
 from services.telemetry.grpc_options import ServerLimits
 from services.telemetry.health import Health
@@ -50,7 +52,7 @@ class FrontendServer:
         self._config = config
         self._counts = LocalCounts()
         self._health = Health(SERVICE_NAME, counts=self._counts)
-        self._gate = Gate(config.api_keys_file)
+        self._gate = Gate(config.api_keys_file, counts=self._counts)
         self.engine = EnginePool(
             AddressBook(config.engine_addresses),
             TokenizerStore(config.tokenizer),
@@ -111,12 +113,20 @@ class FrontendServer:
         self._http = HttpServer(
             self._pipeline,
             self._metrics,
-            max_body_bytes=config.max_message_bytes,
-            max_live_requests=config.max_live_requests,
-            slow_reader_timeout_s=config.slow_reader_timeout_s,
-            max_connections=config.max_connections,
-            header_timeout_s=config.http_header_timeout_s,
             gate=self._gate,
+            counts=self._counts,
+            connections=Connections(
+                self._counts,
+                "http/connections",
+                limit=config.max_connections,
+                limit_per_address=config.max_connections_per_address,
+            ),
+            limits=ConnectionLimits(
+                header_timeout_s=config.http_header_timeout_s,
+                slow_reader_timeout_s=config.slow_reader_timeout_s,
+                max_body_bytes=config.max_message_bytes,
+            ),
+            max_live_requests=config.max_live_requests,
         )
         self.http_port: int | None = None
         """Where HTTP is served; None where it is not, and before `start`."""

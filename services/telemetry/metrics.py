@@ -1,7 +1,6 @@
 """Figures in Prometheus' form: made in the event loop, served from threads beside it."""
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 
@@ -62,17 +61,15 @@ class Metrics:
         Raises:
             OSError: the address cannot be listened on.
         """
-        self._server = MetricsServer(host.strip("[]"), port, self.registry, tls)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        port = self._server.server_port
+        self._server = MetricsServer(host.strip("[]"), port, self.render, tls)
+        port = self._server.port
         log.info("metrics_listening", address=f"{host}:{port}", port=port, tls=tls is not None)
         return port
 
     def close(self) -> None:
         """Closes the port, if one is open; not to be called in the event loop."""
         if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+            self._server.close()
 
 
 class _LoopCollector(Collector):

@@ -1,57 +1,160 @@
 """The port that Prometheus asks: HTTP, with TLS where the service has it."""
 
+import asyncio
+import http.client
+import io
 import socket
-import sys
-from http.server import HTTPServer
-from socketserver import ThreadingMixIn
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+import structlog
 
+from services.telemetry.connections import Connections, Place
+from services.telemetry.counts import LocalCounts
+from services.telemetry.listener import Listener
 from services.telemetry.tls import ServerTls
 
 CALLER_TIMEOUT_S = 10.0
-"""A caller that says nothing for this long is hung up on."""
+"""Time that a caller has for its handshake, for its request, and for taking the answer, each."""
+MAX_HEAD_BYTES = 16 * 2**10
+MAX_CONNECTIONS = 64
+MAX_CONNECTIONS_PER_ADDRESS = 16
+
+Render = Callable[[str], tuple[bytes, str]]
+"""Returns the figures and their content type, given an `accept` header; takes its time."""
+
+log = structlog.get_logger()
 
 
-class MetricsServer(ThreadingMixIn, WSGIServer):
-    """Answers every GET with the figures, each connection in a thread of its own."""
+class MetricsServer:
+    """Answers every GET with the figures, in a thread with an event loop of its own.
 
-    daemon_threads = True
+    Each connection has one answer, and figures are rendered one answer at a time.
+    """
 
-    def __init__(
-        self, host: str, port: int, registry: CollectorRegistry, tls: ServerTls | None
-    ) -> None:
+    def __init__(self, host: str, port: int, render: Render, tls: ServerTls | None) -> None:
         """Listens.
 
         Raises:
             OSError: the address cannot be listened on.
         """
-        [(self.address_family, *_), *_] = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listening = socket.create_server((host, port), family=family)
+        self.port: int = self._listening.getsockname()[1]
+        """Where it listens."""
+        self._render = render
         self._tls = tls
-        HTTPServer.__init__(self, (host, port), _Handler)
-        self.set_app(make_wsgi_app(registry))
+        self._open: set[_Scrape] = set()
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
 
-    def get_request(self) -> tuple[socket.socket, Any]:
-        """Takes a connection; the handshake is left to its thread, which may wait for it."""
-        connection, address = super().get_request()
-        if self._tls is not None:
-            connection = self._tls.current_context().wrap_socket(
-                connection, server_side=True, do_handshake_on_connect=False
-            )
-        return connection, address
+    def close(self) -> None:
+        """Closes the port and every connection; not to be called in the event loop."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing of callers that go away, say nothing or speak no TLS."""
-        if not isinstance(sys.exception(), OSError):
-            super().handle_error(request, client_address)
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        rendering = asyncio.Lock()
+        listener = Listener(
+            self._listening,
+            Connections(
+                LocalCounts(),
+                "metrics/connections",
+                limit=MAX_CONNECTIONS,
+                limit_per_address=MAX_CONNECTIONS_PER_ADDRESS,
+            ),
+            lambda place: _Scrape(self._render, rendering, place, self._open),
+            tls=None if self._tls is None else self._tls.ssl_context(),
+            handshake_timeout_s=CALLER_TIMEOUT_S,
+        )
+        listener.start()
+        await self._stopping.wait()
+        await listener.close()
+        for scrape in list(self._open):
+            scrape.abort()
+        await asyncio.sleep(0)  # for connections to be lost
 
 
-class _Handler(WSGIRequestHandler):
-    timeout = CALLER_TIMEOUT_S
+class _Scrape(asyncio.Protocol):
+    """One connection: a request is read, answered, and that is all."""
 
-    def log_message(self, *args: Any) -> None:
-        """Says nothing of calls."""
+    def __init__(
+        self, render: Render, rendering: asyncio.Lock, place: Place, opened: set["_Scrape"]
+    ) -> None:
+        self._render = render
+        self._rendering = rendering
+        self._place = place
+        self._open = opened
+        self._head = bytearray()
+        self._answering: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # of a stream
+        self._transport = transport
+        self._open.add(self)
+        self._place.wait(self.abort)
+        self._start_timer()
+
+    def data_received(self, data: bytes) -> None:
+        self._head += data
+        if b"\r\n\r\n" in self._head or len(self._head) > MAX_HEAD_BYTES:
+            self._timer.cancel()
+            self._transport.pause_reading()
+            self._place.work()
+            self._answering = asyncio.create_task(self._answer(bytes(self._head)))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        self._place.leave()
+        self._open.discard(self)
+        if self._answering is not None:
+            self._answering.cancel()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    async def _answer(self, head: bytes) -> None:
+        status, body, content_type = HTTPStatus.OK, b"", "text/plain; charset=utf-8"
+        try:
+            method, accept = _read_head(head)
+            if method != b"GET":
+                status = HTTPStatus.METHOD_NOT_ALLOWED
+            else:
+                async with self._rendering:
+                    body, content_type = await asyncio.to_thread(self._render, accept)
+        except http.client.HTTPException:
+            status = HTTPStatus.BAD_REQUEST
+        except Exception as error:  # noqa: BLE001  an edge: the scrape fails, and the log says why
+            log.warning("metrics_not_collected", error=type(error).__name__)
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+        self._transport.write(
+            f"HTTP/1.1 {status} {status.phrase}\r\n"
+            f"content-type: {content_type}\r\n"
+            f"content-length: {len(body)}\r\n"
+            "connection: close\r\n\r\n".encode()
+            + body
+        )
+        self._transport.close()
+        self._place.wait(self.abort)
+        self._start_timer()
+
+    def _start_timer(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(CALLER_TIMEOUT_S, self.abort)
+
+
+def _read_head(head: bytes) -> tuple[bytes, str]:
+    """Returns the method of a request and its `accept` header.
+
+    Raises:
+        HTTPException: it is no request, or its headers are too large or too many.
+    """
+    line, end, headers = head.partition(b"\r\n")
+    if not end or b"\r\n\r\n" not in head:
+        raise http.client.HTTPException
+    return line.partition(b" ")[0], http.client.parse_headers(io.BytesIO(headers)).get("accept", "")

@@ -1,7 +1,6 @@
 """What the holder of one key uses, and when it is too much."""
 
 import hashlib
-import time
 from collections.abc import Callable
 
 from services.frontend.access.key_file import Limits
@@ -10,43 +9,35 @@ from services.frontend.errors import (
     OverloadedError,
     UnauthenticatedError,
 )
+from services.telemetry.counts import Counts, Rate
 
 PLACE_RETRY_MS = 1000
 """When to come back after too many requests at a time; they end when they end."""
 
-Clock = Callable[[], float]
-
 
 class Caller:
-    """Counts one key's requests and tokens against its limits.
+    """Compares one key's requests and tokens with its limits.
 
     Tokens come out of a bucket that holds a minute's worth and fills steadily. What a request costs
     is known only as it runs, so it may overdraw the bucket; then the next one waits until the debt
     is paid. A request that runs is never cut for its rate.
     """
 
-    def __init__(self, name: str, limits: Limits, *, clock: Clock = time.monotonic) -> None:
-        """Starts with a full bucket.
+    def __init__(self, name: str, limits: Limits, *, counts: Counts, account: str) -> None:
+        """Starts with a full bucket, unless the account has drawn from it before.
 
         Args:
             name: what the log and messages call it.
             limits: what it may use; may be changed later.
-            clock: seconds that pass steadily.
+            counts: where its requests and tokens are counted.
+            account: the name that they are counted under; the same in every frontend process.
         """
         self.name = name
         self.limits = limits
-        self._clock = clock
-        self._level = float(limits.tokens_per_minute or 0)
-        self._filled_s = clock()
+        self.account = account
+        self._counts = counts
         self._live: set[Lease] = set()
         self._is_revoked = False
-
-    def set_limits(self, limits: Limits) -> None:
-        """Changes what it may use; a debt stays, a new rate starts with a full bucket."""
-        self._fill()
-        if self.limits.tokens_per_minute is None:
-            self._level = float(limits.tokens_per_minute or 0)
-        self.limits = limits
 
     def begin(self) -> "Lease":
         """Takes a place for one request.
@@ -56,14 +47,14 @@ class Caller:
             OverloadedError: it has too many unfinished requests, or tokens to pay back.
         """
         self.check_known()
-        limit = self.limits.max_live_requests
-        if limit is not None and len(self._live) >= limit:
+        self.draw(0, needs=1)
+        limit, place = self.limits.max_live_requests, self._place
+        if not self._counts.take(place, limit=limit):
             raise OverloadedError(
-                f"the key {self.name!r} has {len(self._live)} unfinished requests; its limit is"
-                f" {limit}",
+                f"the key {self.name!r} has {self._counts.held(place)} unfinished requests; its"
+                f" limit is {limit}",
                 retry_after_ms=PLACE_RETRY_MS,
             )
-        self._check_tokens(1)
         lease = Lease(self)
         self._live.add(lease)
         return lease
@@ -105,55 +96,52 @@ class Caller:
         if self._is_revoked:
             raise UnauthenticatedError("the API key was removed")
 
-    def take(self, num_tokens: int, *, checked: bool = False) -> None:
-        """Takes tokens out of the bucket, or puts them back where they are negative.
+    def draw(self, num_tokens: int, *, needs: int | None = None) -> None:
+        """Draws tokens from the bucket, or puts them back where they are negative.
 
         Args:
             num_tokens: how many.
-            checked: refuse if the bucket does not hold them.
+            needs: tokens that the bucket must hold, or be full; None draws always.
 
         Raises:
-            OverloadedError: it does not.
+            OverloadedError: it does not hold them.
         """
-        if self.limits.tokens_per_minute is None:
-            return
-        if checked:
-            self._check_tokens(num_tokens)
-        self._level = min(self._level - num_tokens, float(self.limits.tokens_per_minute))
-
-    def leave(self, lease: "Lease") -> None:
-        """Gives a request's place back."""
-        self._live.discard(lease)
-
-    def _check_tokens(self, num_tokens: int) -> None:
-        """Raises OverloadedError unless the bucket holds so much, or is full."""
         rate = self.limits.tokens_per_minute
         if rate is None:
             return
-        self._fill()
-        missing = min(num_tokens, rate) - self._level
-        if missing > 0:
+        missing = self._counts.draw(
+            f"tokens/{self.account}",
+            num_tokens,
+            rate=Rate(per_s=rate / 60, capacity=rate),
+            needs=None if needs is None else min(needs, rate),
+        )
+        if missing:
             raise OverloadedError(
                 f"the key {self.name!r} has used its {rate} tokens per minute",
                 retry_after_ms=int(missing / rate * 60_000) + 1,
             )
 
-    def _fill(self) -> None:
-        now_s = self._clock()
-        rate = self.limits.tokens_per_minute
-        if rate is not None:
-            self._level = min(rate, self._level + (now_s - self._filled_s) * rate / 60)
-        self._filled_s = now_s
+    def leave(self, lease: "Lease") -> None:
+        """Gives a request's place back; a second time it does nothing."""
+        if lease in self._live:
+            self._live.discard(lease)
+            self._counts.give_back(self._place)
+
+    @property
+    def _place(self) -> str:
+        return f"requests/{self.account}"
 
 
 class Lease:
     """One request's place, from before its prompt is read to the end of its last stream.
 
-    It is given back once every stream that was attached is detached, or by `cancel`.
+    It is given back once every stream that was attached is detached, or by `close` or `cancel`.
     """
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
+        self.account = caller.account
+        """The name that the caller's use is counted under."""
         self._num_prompt_tokens = 0
         self._stops: list[Callable[[], None]] = []
 
@@ -163,7 +151,7 @@ class Lease:
         Raises:
             OverloadedError: the caller has not that many tokens left.
         """
-        self.caller.take(num_tokens, checked=True)
+        self.caller.draw(num_tokens, needs=num_tokens)
         self._num_prompt_tokens = num_tokens
 
     def charge_output(self, num_tokens: int) -> None:
@@ -172,7 +160,7 @@ class Lease:
         Raises:
             UnauthenticatedError: the caller's key was removed; the request is to end.
         """
-        self.caller.take(num_tokens)
+        self.caller.draw(num_tokens)
         self.caller.check_known()
 
     def attach(self, stop: Callable[[], None]) -> None:
@@ -193,6 +181,10 @@ class Lease:
 
     def cancel(self) -> None:
         """Ends a request that was never run: its prompt costs nothing."""
-        self.caller.take(-self._num_prompt_tokens)
+        self.caller.draw(-self._num_prompt_tokens)
         self._num_prompt_tokens = 0
+        self.close()
+
+    def close(self) -> None:
+        """Gives the place back; a second time it does nothing."""
         self.caller.leave(self)

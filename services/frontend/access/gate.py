@@ -19,6 +19,7 @@ from services.frontend.access.key_file import (
     read_key_file,
 )
 from services.frontend.errors import NotPermittedError, UnauthenticatedError
+from services.telemetry.counts import Counts, LocalCounts
 
 POLL_S = 1.0
 """How often the file is looked at."""
@@ -30,8 +31,12 @@ log = structlog.get_logger()
 class Gate:
     """Lets callers in: everybody without a file of keys, else whoever has a key of it."""
 
-    def __init__(self, key_file: Path | None = None) -> None:
+    def __init__(self, key_file: Path | None = None, *, counts: Counts | None = None) -> None:
         """Reads the file.
+
+        Args:
+            key_file: the callers' keys and limits; None lets everybody in.
+            counts: where callers' requests and tokens are counted; None counts in the process.
 
         Raises:
             KeyFileError: it cannot be used.
@@ -41,7 +46,8 @@ class Gate:
         # search takes says nothing about how much of a guess was right.
         self._secret = secrets.token_bytes(32)
         self._callers: dict[bytes, Caller] = {}
-        self._anonymous = Caller("", Limits())
+        self._counts = counts or LocalCounts()
+        self._anonymous = Caller("", Limits(), counts=self._counts, account="")
         self._current: ContextVar[Caller] = ContextVar("caller")
         self._stamp: tuple[int, int, int] | None = None
         if key_file is not None:
@@ -133,9 +139,10 @@ class Gate:
             raise
         for key in keys:
             tag = self._tag(key.digest)
-            caller = known.pop(tag, None) or Caller(key.name, key.limits)
-            caller.name = key.name
-            caller.set_limits(key.limits)
+            caller = known.pop(tag, None) or Caller(
+                key.name, key.limits, counts=self._counts, account=key.digest.hex()[:32]
+            )
+            caller.name, caller.limits = key.name, key.limits
             self._callers[tag] = caller
         for removed in known.values():
             removed.revoke()

@@ -40,6 +40,5 @@ class RequireKey:
 
 def _refusal(error: UnauthenticatedError) -> JSONResponse:
     told = http_error_of(error)
-    # Whatever body is on its way is not waited for.
-    headers = {"www-authenticate": "Bearer", "connection": "close"}
+    headers = {"www-authenticate": "Bearer"}
     return JSONResponse(told.body, status_code=told.status, headers=headers)

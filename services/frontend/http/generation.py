@@ -1,6 +1,5 @@
 """The two endpoints that run the model."""
 
-import asyncio
 import dataclasses
 import uuid
 from collections import defaultdict
@@ -11,9 +10,11 @@ from dataclasses import dataclass
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
+from services.frontend.access.caller import Lease
 from services.frontend.engine_client.messages import ABORTED, Usage
 from services.frontend.errors import EngineUnavailableError
 from services.frontend.http.answers import Answer, ChatAnswer, CompletionAnswer
+from services.frontend.http.body import Bodies, Body
 from services.frontend.http.convert import (
     chat_options,
     completion_options,
@@ -22,7 +23,6 @@ from services.frontend.http.convert import (
 )
 from services.frontend.http.live_requests import LiveRequests
 from services.frontend.http.schema import ChatCompletionRequest, CompletionRequest, parse
-from services.frontend.http.status import RefusedCallError
 from services.frontend.http.writer import ResponseWriter
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.pipeline import Pipeline
@@ -30,9 +30,6 @@ from services.frontend.pipeline.request import Options, Output, Prompt
 from services.frontend.pipeline.request_log import RequestRecord
 from services.frontend.pipeline.samples import Samples
 from services.telemetry.tracing import TRACEPARENT, checked_traceparent
-
-BODY_TIMEOUT_S = 30.0
-"""A body that takes longer to arrive is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +92,14 @@ class GenerationEndpoint:
         kind: Kind,
         pipeline: Pipeline,
         live: LiveRequests,
+        bodies: Bodies,
         *,
-        max_body_bytes: int,
         slow_reader_timeout_s: float,
     ) -> None:
         self._kind = kind
         self._pipeline = pipeline
         self._live = live
-        self._max_body_bytes = max_body_bytes
+        self._bodies = bodies
         self._slow_reader_timeout_s = slow_reader_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,27 +109,32 @@ class GenerationEndpoint:
             send, timeout_s=self._slow_reader_timeout_s, headers={"x-request-id": request_id}
         )
         try:
-            with self._live.place():
+            # A caller over its limits takes no place that others need, and its body is not read.
+            with closing(self._pipeline.gate.begin()) as lease, self._live.place():
                 request = Request(scope, receive)
-                body = await _read_body(request, max_bytes=self._max_body_bytes)
-                traceparent = checked_traceparent(request.headers.get(TRACEPARENT, ""))
-                work = self._serve(body, request_id, writer, traceparent=traceparent)
-                await self._live.run(receive, work)
+                account = lease.account or (scope["client"] or ("",))[0]
+                with await self._bodies.read(request, account) as body:
+                    work = self._serve(body, request_id, writer, request, lease)
+                    await self._live.run(receive, work)
         except ClientDisconnect:
             return
         except Exception as error:  # noqa: BLE001  the edge: everything becomes a status
             await writer.fail(error)
 
     async def _serve(
-        self, body: bytes, request_id: str, writer: ResponseWriter, *, traceparent: str
+        self, body: Body, request_id: str, writer: ResponseWriter, request: Request, lease: Lease
     ) -> None:
+        traceparent = checked_traceparent(request.headers.get(TRACEPARENT, ""))
         with self._pipeline.requests.watch(
             request_id, method=self._kind.method, traceparent=traceparent
         ) as record:
-            call = self._kind.read(body, request_id)
+            with body:  # its bytes count until they are parsed
+                call = self._kind.read(bytes(body.content), request_id)
             model = self._pipeline.model_named(call.options.model)
             sampling = call.options.sampling
-            generation = await self._pipeline.start(call.prompt, call.options, record=record)
+            generation = await self._pipeline.start(
+                call.prompt, call.options, record=record, lease=lease
+            )
             # A generator that nobody has begun to read closes nothing.
             with closing(generation):
                 # Only now: it has a place for each of n samples, and n was checked just before.
@@ -206,25 +208,3 @@ async def _joined(outputs: AsyncIterator[Output]) -> list[Output]:
         )
         for _, own in sorted(pieces.items())
     ]
-
-
-async def _read_body(request: Request, *, max_bytes: int) -> bytes:
-    """Reads a body of JSON.
-
-    Raises:
-        RefusedCallError: it is no JSON, is too large, or does not arrive.
-        ClientDisconnect: the client went away.
-    """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":  # web pages can send other types to any address
-        raise RefusedCallError(415, "the content type must be application/json")
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for part in request.stream():
-                body += part
-                if len(body) > max_bytes:
-                    raise RefusedCallError(413, f"the body is over the limit of {max_bytes} bytes")
-    except TimeoutError:
-        raise RefusedCallError(408, f"the body did not come in {BODY_TIMEOUT_S} s") from None
-    return bytes(body)

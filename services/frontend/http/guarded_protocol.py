@@ -1,74 +1,281 @@
-"""What a connection may cost before it has made a request."""
+"""uvicorn's HTTP protocol, with limits on every byte and every wait of a connection."""
 
 import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from email.utils import formatdate
+from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from services.frontend.http.body import BODY_TIMEOUT_S
+from services.frontend.http.guarded_transport import GuardedTransport
+from services.telemetry.connections import Place
 
 MAX_HEADER_BYTES = 64 * 2**10
+"""Most bytes of a request that are not its body: request line, headers, framing, trailers."""
+MAX_HEADERS = 128
+KEEP_ALIVE_S = 5.0
+"""A connection is closed after this time without another request."""
+_BODY_GRACE_S = 5.0
+"""Time for the application to answer a late body itself."""
+_BODY_GRACE_BYTES = 2**20
+"""What the application may be behind in refusing a body that is too large."""
+_SLICE_BYTES = 2**14
+"""Input is parsed in pieces of this size, and limits are checked between them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """What one connection may cost."""
+
+    header_timeout_s: float
+    """Time for the request line and headers, and for a new connection's first byte."""
+    slow_reader_timeout_s: float
+    """A client that takes nothing for this long is cut."""
+    max_body_bytes: int
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with limits that it lacks.
+    """Serves one connection, one request at a time.
 
-    Connections over their limit are closed at once, and so is one whose request line and headers
-    do not come in time or are too large. `limited` sets the limits.
+    What is not body may have `MAX_HEADER_BYTES`, and beyond that as many bytes as there are of
+    body, so tiny chunks, their extensions and trailers are bounded, too. Each phase has its time.
+    What a client sends while its request is being answered is discarded, and the connection ends
+    with that answer; so does one whose request is answered before it has all come.
     """
 
-    max_connections: int
-    header_timeout_s: float
+    transport: GuardedTransport
+
+    def __init__(
+        self, config: Config, state: ServerState, limits: ConnectionLimits, place: Place
+    ) -> None:
+        """Serves the application of `config`; leaves `place` when the connection is lost."""
+        super().__init__(config=config, server_state=state, app_state={})
+        self._limits = limits
+        self._place = place
+        self._timer: asyncio.TimerHandle | None = None
+        self._num_other_bytes = 0
+        self._num_body_bytes = 0
+        self._is_head_read = False
+        self._application = self.app
+        self.app = self._answer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
-        """Takes a connection, if there is room."""
-        self._num_header_bytes = 0
-        self._header_timer: asyncio.TimerHandle | None = None
-        super().connection_made(transport)
-        if len(self.connections) > self.max_connections:
-            transport.abort()
-        else:
-            self._expect_headers()
-
-    def data_received(self, data: bytes) -> None:
-        """Reads what has come, and gives up on headers without end."""
-        if self._header_timer is not None:
-            self._num_header_bytes += len(data)
-        super().data_received(data)
-        if self._header_timer is not None and self._num_header_bytes > MAX_HEADER_BYTES:
-            self.transport.abort()
-
-    def on_message_begin(self) -> None:
-        """Notes that a request has begun."""
-        super().on_message_begin()
-        if self._header_timer is None:
-            self._expect_headers()
-
-    def on_headers_complete(self) -> None:
-        """Begins to answer; uvicorn answers 400 to headers that are too large."""
-        self._forget_timer()
-        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        if size > MAX_HEADER_BYTES:
-            raise ValueError(f"{size} bytes of headers; the limit is {MAX_HEADER_BYTES}")
-        super().on_headers_complete()
+        """Begins to wait for a request."""
+        if transport.get_extra_info("ssl_object") is not None:
+            # Input that is not read waits in the kernel, not here.
+            transport.set_read_buffer_limits(high=_SLICE_BYTES)  # type: ignore[attr-defined]  # of TLS
+        guarded = GuardedTransport(
+            transport,
+            slow_reader_timeout_s=self._limits.slow_reader_timeout_s,
+            max_discarded_bytes=self._limits.max_body_bytes,
+        )
+        super().connection_made(guarded)
+        self._await_request(self._limits.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Lets go of everything."""
-        self._forget_timer()
+        self._stop_timer()
+        self.transport.note_lost()
+        self._place.leave()
         super().connection_lost(exc)
 
-    def _expect_headers(self) -> None:
-        self._num_header_bytes = 0
-        self._header_timer = self.loop.call_later(self.header_timeout_s, self.transport.abort)
+    def eof_received(self) -> None:
+        """Takes the end of the client's input for the end of the client, as uvicorn does."""
+        self.transport.has_input_left = False
+        self._close()
+        self._end_cycle()
 
-    def _forget_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
+    def data_received(self, data: bytes) -> None:
+        """Parses input piece by piece, as long as there is any that may be taken."""
+        view = memoryview(data)
+        for start in range(0, len(data), _SLICE_BYTES):
+            if self.transport.is_discarding:
+                self.transport.discard(len(data) - start)
+                return
+            self._parse(view[start : start + _SLICE_BYTES])
+
+    def pause_writing(self) -> None:
+        """Gives the client time to read."""
+        super().pause_writing()
+        self.transport.expect_reader()
+
+    def resume_writing(self) -> None:
+        """Goes on writing."""
+        super().resume_writing()
+        self.transport.note_read()
+
+    def shutdown(self) -> None:
+        """Closes the connection, after the answer that is being written."""
+        if self._is_answering:
+            self.cycle.keep_alive = False
+        else:
+            self._close()
+
+    # Callbacks of the parser
+
+    def on_message_begin(self) -> None:
+        """Begins a request."""
+        if self._is_answering:
+            raise _PipelinedError
+        super().on_message_begin()
+        self._is_head_read = False
+        self.transport.has_input_left = True
+        self._start_timer(
+            self._limits.header_timeout_s, lambda: self._refuse(408, "the headers took too long")
+        )
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Takes a header; trailers are ignored."""
+        if self._is_head_read:
+            return
+        if len(self.headers) == MAX_HEADERS:
+            raise _RefusedError(431, f"there are over {MAX_HEADERS} headers")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Begins to answer."""
+        self._is_head_read = True
+        self._place.work()
+        self._start_timer(
+            BODY_TIMEOUT_S + _BODY_GRACE_S, lambda: self._refuse(408, "the body took too long")
+        )
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Takes a piece of the body."""
+        self._num_body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Notes that the request is whole."""
+        self._stop_timer()
+        self.transport.has_input_left = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Waits for another request, unless the connection is to end."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            self._begin_closing()
+        else:
+            self.flow.resume_reading()
+            self._await_request(KEEP_ALIVE_S)
+
+    @property
+    def _is_answering(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs the application; says that the connection ends with an answer that is early."""
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [(b"date", formatdate(time.time(), usegmt=True).encode())]
+                if self.transport.has_input_left:
+                    headers.append((b"connection", b"close"))
+                message = {**message, "headers": [*message.get("headers", ()), *headers]}
+            await send(message)
+
+        await self._application(scope, receive, send_guarded)
+
+    def _parse(self, data: memoryview) -> None:
+        self._num_other_bytes += len(data)
+        num_body_bytes = self._num_body_bytes
+        try:
+            self.parser.feed_data(data)
+            self._num_other_bytes -= self._num_body_bytes - num_body_bytes
+            self._check_sizes()
+        except httptools.HttpParserUpgrade:  # what follows is no HTTP, and not wanted
+            self._discard_input()
+        except httptools.HttpParserCallbackError as error:
+            self._take_refusal(error.__context__)
+        except (httptools.HttpParserError, _RefusedError) as error:
+            self._take_refusal(error)
+
+    def _check_sizes(self) -> None:
+        if self._num_other_bytes > MAX_HEADER_BYTES + self._num_body_bytes:
+            raise _RefusedError(
+                431, f"request line, headers and framing are over {MAX_HEADER_BYTES} bytes"
+            )
+        if self._num_body_bytes > self._limits.max_body_bytes + _BODY_GRACE_BYTES:
+            raise _RefusedError(413, f"the body is over {self._limits.max_body_bytes} bytes")
+
+    def _take_refusal(self, error: BaseException | None) -> None:
+        if isinstance(error, _PipelinedError):
+            self._discard_input()
+        elif isinstance(error, _RefusedError):
+            self._refuse(error.status, str(error))
+        else:
+            self._refuse(400, "the request is not HTTP/1.1")
+
+    def _discard_input(self) -> None:
+        """Ends the connection after the answer that is being made."""
+        self.transport.is_discarding = self.transport.has_input_left = True
+        self.flow.resume_reading()  # to see the client go away
+        self.shutdown()
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answers in the application's place, unless it has begun to, and ends the connection."""
+        if self._is_answering and self.cycle.response_started:
+            self.transport.abort()
+        else:
+            self.transport.has_input_left = True
+            self.transport.write(
+                f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
+                "content-type: text/plain; charset=utf-8\r\n"
+                f"content-length: {len(message)}\r\n"
+                "connection: close\r\n\r\n"
+                f"{message}".encode()
+            )
+            self._close()
+        self._end_cycle()
+
+    def _end_cycle(self) -> None:
+        """Tells the application that the client is gone."""
+        if self._is_answering:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            self.flow.resume_writing()
+
+    def _await_request(self, timeout_s: float) -> None:
+        self._num_other_bytes = self._num_body_bytes = 0
+        self._place.wait(self.transport.abort)
+        self._start_timer(timeout_s, self._close)
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._begin_closing()
+
+    def _begin_closing(self) -> None:
+        self._stop_timer()
+        self._place.wait(self.transport.abort)
+
+    def _start_timer(self, seconds: float, callback: Callable[[], Any]) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, callback)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
-def limited(*, max_connections: int, header_timeout_s: float) -> type[GuardedProtocol]:
-    """Returns the protocol with its limits; uvicorn makes one for each connection."""
-    attributes: dict[str, Any] = {
-        "max_connections": max_connections,
-        "header_timeout_s": header_timeout_s,
-    }
-    return type("LimitedProtocol", (GuardedProtocol,), attributes)
+class _RefusedError(Exception):
+    """Input that ends the connection."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class _PipelinedError(Exception):
+    """A request came before the one before it was answered."""

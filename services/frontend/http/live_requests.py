@@ -9,15 +9,19 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from services.frontend.errors import EngineUnavailableError, OverloadedError
+from services.telemetry.counts import Counts
+
+_PLACES = "http/requests"
 
 
 class LiveRequests:
     """Runs requests until they are over, their clients are gone, or the frontend ends."""
 
-    def __init__(self, *, max_requests: int) -> None:
-        """Takes at most `max_requests` at a time."""
+    def __init__(self, counts: Counts, *, max_requests: int) -> None:
+        """Takes at most `max_requests` at a time, which are counted in `counts`."""
+        self._counts = counts
         self._max_requests = max_requests
-        self._num_places = 0
+        self._open: set[object] = set()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._running: set[asyncio.Task[None]] = set()
@@ -33,18 +37,21 @@ class LiveRequests:
         """
         if self.is_draining:
             raise _going_down()
-        if self._num_places >= self._max_requests:
+        if not self._counts.take(_PLACES, limit=self._max_requests):
             raise OverloadedError(
-                f"{self._num_places} requests are unfinished; the limit is {self._max_requests}",
+                f"{self._counts.held(_PLACES)} requests are unfinished; the limit is"
+                f" {self._max_requests}",
                 retry_after_ms=None,
             )
-        self._num_places += 1
+        request = object()
+        self._open.add(request)
         self._is_idle.clear()
         try:
             yield
         finally:
-            self._num_places -= 1
-            if not self._num_places:
+            self._counts.give_back(_PLACES)
+            self._open.discard(request)
+            if not self._open:
                 self._is_idle.set()
 
     async def run(self, receive: Receive, work: Coroutine[Any, Any, None]) -> None:

@@ -3,23 +3,29 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
 
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.server import ServerState
 
 from services.frontend.access.gate import Gate
 from services.frontend.http.access import RequireKey
 from services.frontend.http.app import make_app
-from services.frontend.http.guarded_protocol import limited
+from services.frontend.http.body import Bodies
+from services.frontend.http.guarded_protocol import ConnectionLimits, GuardedProtocol
 from services.frontend.http.live_requests import LiveRequests
 from services.frontend.pipeline.pipeline import Pipeline
+from services.telemetry.connections import Connections, Place
+from services.telemetry.counts import Counts
+from services.telemetry.listener import Listener
 from services.telemetry.metrics import Metrics
 from services.telemetry.tls import ServerTls
 
 GOODBYE_S = 1.0
 """Time that clients have to read the end of their responses."""
+BACKLOG = 2048
+"""Connections that the kernel keeps until they are accepted."""
 
 log = structlog.get_logger()
 
@@ -32,34 +38,41 @@ class HttpServer:
         pipeline: Pipeline,
         metrics: Metrics,
         *,
-        max_body_bytes: int,
-        max_live_requests: int,
-        slow_reader_timeout_s: float,
-        max_connections: int,
-        header_timeout_s: float,
         gate: Gate,
+        counts: Counts,
+        connections: Connections,
+        limits: ConnectionLimits,
+        max_live_requests: int,
     ) -> None:
-        self._live = LiveRequests(max_requests=max_live_requests)
+        """Serves nothing until `start`.
+
+        Args:
+            pipeline: runs the requests.
+            metrics: the frontend's figures.
+            gate: knows the callers.
+            counts: where requests and their bytes are counted.
+            connections: gives connections their places.
+            limits: what one connection may cost.
+            max_live_requests: most unfinished requests.
+        """
+        self._live = LiveRequests(counts, max_requests=max_live_requests)
         app: ASGIApp = make_app(
             pipeline,
             self._live,
+            Bodies(counts, max_bytes=limits.max_body_bytes),
             metrics,
-            max_body_bytes=max_body_bytes,
-            slow_reader_timeout_s=slow_reader_timeout_s,
+            slow_reader_timeout_s=limits.slow_reader_timeout_s,
         )
         if gate.requires_keys:
             app = RequireKey(app, gate)
         self._config = uvicorn.Config(
-            app,
-            http=limited(max_connections=max_connections, header_timeout_s=header_timeout_s),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
+            app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False
         )
-        self._server = _QuietServer(self._config)
-        self._serving: asyncio.Task[None] | None = None
+        self._config.load()
+        self._connections = connections
+        self._limits = limits
+        self._state = ServerState()
+        self._listener: Listener | None = None
 
     def start(self, host: str, port: int, tls: ServerTls | None = None) -> int:
         """Opens the port and returns it; port 0 takes a free one.
@@ -74,12 +87,16 @@ class HttpServer:
         """
         host = host.strip("[]")  # gRPC wants IPv6 addresses in brackets
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        if tls is not None:
-            context = tls.ssl_context()
-            self._config.ssl_context_factory = lambda config, default: context
-        listener = socket.create_server((host, port), family=family)
-        port = listener.getsockname()[1]
-        self._serving = asyncio.create_task(self._server.serve([listener]))
+        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        port = listening.getsockname()[1]
+        self._listener = Listener(
+            listening,
+            self._connections,
+            self._make_protocol,
+            tls=None if tls is None else tls.ssl_context(),
+            handshake_timeout_s=self._limits.header_timeout_s,
+        )
+        self._listener.start()
         log.info("http_listening", address=f"{host}:{port}", port=port, tls=tls is not None)
         return port
 
@@ -92,28 +109,34 @@ class HttpServer:
 
         Connections are not waited for: a client that does not read keeps its own open.
         """
-        self.begin_drain()
-        self._server.should_exit = True
+        await self._close_port()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._live.wait_idle()
 
     async def close(self) -> None:
         """Ends everything that still runs; its clients are told."""
-        if self._serving is None:
-            return
-        self.begin_drain()
+        await self._close_port()
         self._live.end()
-        self._server.should_exit = True
-        await asyncio.wait({self._serving}, timeout=GOODBYE_S)
-        self._server.force_exit = True
-        self._serving.cancel()
-        await asyncio.wait({self._serving})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                while self._state.connections or self._state.tasks:  # noqa: ASYNC110  uvicorn's own sets
+                    await asyncio.sleep(0.01)
+        for connection in list(self._state.connections):
+            connection.transport.abort()
+        tasks = set(self._state.tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
+    async def _close_port(self) -> None:
+        self.begin_drain()
+        if self._listener is not None:
+            await self._listener.close()
+            self._listener = None
+        for connection in list(self._state.connections):
+            connection.shutdown()
 
-class _QuietServer(uvicorn.Server):
-    """Leaves signals to the frontend."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    def _make_protocol(self, place: Place) -> GuardedProtocol:
+        return GuardedProtocol(self._config, self._state, self._limits, place)

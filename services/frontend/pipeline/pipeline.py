@@ -119,6 +119,7 @@ class Pipeline:
         *,
         record: RequestRecord,
         timeout_s: float | None = None,
+        lease: Lease | None = None,
     ) -> Generation | Samples:
         """Submits a request and returns its output to be iterated, once the engine has taken it.
 
@@ -127,6 +128,7 @@ class Pipeline:
             options: how.
             record: notes how far the request has come.
             timeout_s: time that it has; without limit when None.
+            lease: its caller's place, where it was taken already; taken here when None.
 
         Raises:
             FrontendError: the request is refused.
@@ -135,7 +137,7 @@ class Pipeline:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         model = self.model_named(options.model)
         check_options(options, max_samples=self._max_samples)
-        lease = self.gate.begin()
+        lease = lease or self.gate.begin()
         try:
             lease.caller.check_priority(options.priority)
             return await self._submit(

@@ -1,4 +1,4 @@
-from services.telemetry.counts import LocalCounts
+from services.telemetry.counts import LocalCounts, Rate
 
 
 def test_a_count_stops_at_its_limit_and_goes_on_once_something_is_given_back() -> None:
@@ -36,3 +36,39 @@ def test_a_name_that_nothing_is_held_under_takes_no_memory() -> None:
         counts.take(f"refused/{i}", limit=0)
 
     assert not counts._held
+
+
+SIXTY = Rate(per_s=1, capacity=60)
+
+
+def test_a_bucket_starts_full_and_gains_tokens_up_to_its_capacity() -> None:
+    now_s = 0.0
+    counts = LocalCounts(clock=lambda: now_s)
+
+    assert counts.draw("tokens", 60, rate=SIXTY, needs=60) == 0
+    assert counts.draw("tokens", 1, rate=SIXTY, needs=1) == 1
+    now_s = 30.0
+    assert counts.draw("tokens", 30, rate=SIXTY, needs=31) == 1
+    assert counts.draw("tokens", 30, rate=SIXTY, needs=30) == 0
+    now_s = 1000.0
+    assert counts.draw("tokens", 0, rate=SIXTY, needs=61) == 1
+
+
+def test_a_bucket_may_be_overdrawn_and_tokens_put_back() -> None:
+    counts = LocalCounts(clock=lambda: 0.0)
+
+    assert counts.draw("tokens", 100, rate=SIXTY, needs=None) == 0
+    assert counts.draw("tokens", 0, rate=SIXTY, needs=1) == 41
+    assert counts.draw("tokens", -200, rate=SIXTY, needs=None) == 0
+    assert counts.draw("tokens", 0, rate=SIXTY, needs=61) == 1
+
+
+def test_buckets_that_are_full_again_take_no_memory() -> None:
+    now_s = 0.0
+    counts = LocalCounts(clock=lambda: now_s)
+
+    for i in range(5000):
+        now_s += 1
+        counts.draw(f"tokens/{i}", 1, rate=SIXTY, needs=1)
+
+    assert len(counts._buckets) <= 1024

@@ -1,6 +1,7 @@
 """The endpoint for Prometheus: what it tells, from which thread, and when it cannot."""
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import threading
@@ -10,8 +11,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.telemetry import metrics as metrics_module
+from services.telemetry import metrics_server
 from services.telemetry.histogram import Histogram
 from services.telemetry.metrics import Families, Metrics
+from services.telemetry.metrics_server import MAX_CONNECTIONS_PER_ADDRESS
 from services.telemetry.tls import ServerTls
 from tests.support.certificates import LOOPBACK, Authority
 
@@ -19,6 +22,7 @@ from tests.support.certificates import LOOPBACK, Authority
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch):
     monkeypatch.setattr(metrics_module, "COLLECT_TIMEOUT_S", 60)
+    monkeypatch.setattr(metrics_server, "CALLER_TIMEOUT_S", 60)
 
 
 def families_of(text: str) -> dict[str, dict[tuple, float]]:
@@ -146,3 +150,61 @@ async def test_new_certificates_count_for_the_next_scrape(tmp_path, authority, s
     other.issue("server", LOOPBACK)
     other.cert.replace(authority.cert)
     assert (await get_securely(secure_port, authority, pair)).status_code == 200
+
+
+async def raw_answer(port: int, sent: bytes) -> bytes:
+    """What comes back until the server closes the connection."""
+    reader, writer = await asyncio.open_connection(LOOPBACK, port)
+    writer.write(sent)
+    try:
+        async with asyncio.timeout(60):
+            return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"POST / HTTP/1.1\r\n\r\n", b"405"),
+        (b"hello\r\n\r\n", b"405"),
+        (b"\r\n\r\n", b"405"),
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20_000, b"400"),
+        (b"G" * 100_000, b"400"),
+    ],
+)
+async def test_what_is_no_scrape_is_refused(sent, status):
+    metrics = Metrics(lambda: ())
+    port = metrics.serve(LOOPBACK, 0, None)
+    answer = await raw_answer(port, sent)
+    await asyncio.to_thread(metrics.close)
+    # More than was read may have been on its way, and then the answer may be lost.
+    assert answer.startswith(b"HTTP/1.1 " + status) or (answer == b"" and len(sent) > 2**16)
+
+
+async def test_callers_that_say_nothing_give_way():
+    metrics = Metrics(lambda: ())
+    port = metrics.serve(LOOPBACK, 0, None)
+    silent = [
+        await asyncio.open_connection(LOOPBACK, port)
+        for _ in range(MAX_CONNECTIONS_PER_ADDRESS + 1)
+    ]
+    async with httpx.AsyncClient(timeout=60) as client:
+        assert (await client.get(f"http://{LOOPBACK}:{port}")).status_code == 200
+    assert await silent[0][0].read() == b""
+    await asyncio.to_thread(metrics.close)
+    for reader, writer in silent:
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.transport.abort()
+
+
+async def test_a_caller_that_does_not_ask_in_time_is_cut(monkeypatch):
+    monkeypatch.setattr(metrics_server, "CALLER_TIMEOUT_S", 0.01)
+    metrics = Metrics(lambda: ())
+    port = metrics.serve(LOOPBACK, 0, None)
+    assert await raw_answer(port, b"GET / HTTP/1.1\r\n") == b""
+    await asyncio.to_thread(metrics.close)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from services.frontend.access.caller import Caller
 from services.frontend.access.key_file import Limits
 from services.frontend.errors import OverloadedError, UnauthenticatedError
+from services.telemetry.counts import LocalCounts
 
 
 class Clock:
@@ -23,7 +24,8 @@ def clock() -> Clock:
 
 
 def caller(clock: Clock, **limits: int) -> Caller:
-    return Caller("alice", Limits(**limits), clock=clock)
+    counts = LocalCounts(clock=clock)
+    return Caller("alice", Limits(**limits), counts=counts, account="a")
 
 
 def test_a_minutes_worth_may_be_used_at_once_and_comes_back_steadily(clock):
@@ -92,9 +94,9 @@ def test_places_are_counted_until_they_are_given_back(clock):
 def test_limits_may_change_while_requests_run(clock):
     alice = caller(clock)
     alice.begin().charge_output(10_000)
-    alice.set_limits(Limits(tokens_per_minute=60))
+    alice.limits = Limits(tokens_per_minute=60)
     alice.begin().charge_prompt(60)
-    alice.set_limits(Limits(tokens_per_minute=6000))
+    alice.limits = Limits(tokens_per_minute=6000)
     with pytest.raises(OverloadedError):
         alice.begin()
     clock.now_s = 0.1
@@ -111,6 +113,20 @@ def test_a_removed_key_stops_what_runs_and_refuses_what_comes(clock):
         lease.charge_output(1)
     with pytest.raises(UnauthenticatedError, match="removed"):
         alice.begin()
+
+
+def test_frontends_that_share_counts_share_a_keys_places_and_tokens(clock):
+    counts = LocalCounts(clock=clock)
+    limits = Limits(max_live_requests=1, tokens_per_minute=60)
+    one, other = (Caller("alice", limits, counts=counts, account="a") for _ in range(2))
+    running = one.begin()
+    with pytest.raises(OverloadedError, match="limit is 1"):
+        other.begin()
+    running.charge_prompt(60)
+    running.close()
+    running.close()
+    with pytest.raises(OverloadedError, match="60 tokens per minute"):
+        other.begin()
 
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.floats(0, 30)), max_size=60))

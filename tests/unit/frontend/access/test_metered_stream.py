@@ -9,6 +9,7 @@ from services.frontend.access.key_file import Limits
 from services.frontend.access.metered_stream import MeteredStream
 from services.frontend.engine_client.messages import ABORTED, STOP, TokenBatch
 from services.frontend.errors import EngineUnavailableError, OverloadedError, UnauthenticatedError
+from services.telemetry.counts import LocalCounts
 
 
 class Script:
@@ -36,7 +37,7 @@ class Script:
 
 @pytest.fixture
 def caller() -> Caller:
-    return Caller("alice", Limits(max_live_requests=1))
+    return Caller("alice", Limits(max_live_requests=1), counts=LocalCounts(), account="a")
 
 
 def batch(*token_ids: int, **fields: object) -> TokenBatch:
@@ -88,7 +89,8 @@ async def test_a_removed_key_aborts_all_streams_also_those_that_wait(caller):
 
 
 async def test_output_is_paid_for_as_it_comes():
-    caller = Caller("alice", Limits(tokens_per_minute=10), clock=lambda: 0.0)
+    counts = LocalCounts(clock=lambda: 0.0)
+    caller = Caller("alice", Limits(tokens_per_minute=10), counts=counts, account="a")
     stream = MeteredStream(Script(batch(1, 2, 3), batch(4, finish_reason=STOP)), caller.begin())
     await stream.read()
     await stream.read()
