@@ -2,22 +2,23 @@
 # Build from the repository's root: docker build -f deploy/engine.Dockerfile .
 FROM python:3.12-slim AS build
 
-# The constraints that choose torch: constraints-cpu.txt, or constraints.txt for a GPU.
-ARG TORCH_CONSTRAINTS=constraints-cpu.txt
+# cpu, or gpu for CUDA and Triton: constraints-cpu.txt or constraints-gpu.txt chooses torch.
+ARG DEVICE=cpu
 # An index that offers CPU builds of torch makes a much smaller image.
 ARG PIP_EXTRA_INDEX_URL=""
 
 WORKDIR /src
-COPY constraints.txt constraints-cpu.txt ./
+COPY constraints.txt constraints-cpu.txt constraints-gpu.txt ./
 RUN python -m venv /opt/octavo \
     && /opt/octavo/bin/pip install --no-cache-dir \
-        -c constraints.txt -c "${TORCH_CONSTRAINTS}" "torch>=2.11,<2.14"
+        -c constraints.txt -c "constraints-${DEVICE}.txt" torch
 COPY pyproject.toml README.md LICENSE ./
 COPY protos protos
 COPY services services
 COPY models models
 RUN /opt/octavo/bin/pip install --no-cache-dir \
-        -c constraints.txt -c "${TORCH_CONSTRAINTS}" ".[engine,tracing,gateway]"
+        -c constraints.txt -c "constraints-${DEVICE}.txt" \
+        ".[${DEVICE},tracing,gateway]"
 
 FROM python:3.12-slim
 # Triton and Inductor build what they launch with a C and C++ compiler, when the engine starts.

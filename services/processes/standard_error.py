@@ -13,7 +13,7 @@ import stat
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 MAX_PENDING_BYTES = 2**20
 """Lines that wait for the reader; more are dropped."""
@@ -179,12 +179,34 @@ def replace_standard_error() -> None:
     C code and children, which write to the descriptor by themselves, then lose lines instead of
     waiting. Neither is possible for a socket; there only Python's lines never wait.
     """
-    _open_missing()
-    _unblock(_STDERR_FD)
-    stream = LossyStream(_STDERR_FD)
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR_FD:
+        # It was closed at the start: the next socket would become standard error.
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    fd = _STDERR_FD
+    if (own := _open_non_blocking()) is not None:
+        os.dup2(own, _STDERR_FD)
+        os.close(own)
+        # One of its own, whatever somebody does to standard error.
+        fd = _open_non_blocking() or _STDERR_FD
+    stream = LossyStream(fd)
     stream.follow_forks()
     atexit.register(stream.finish, EXIT_TIMEOUT_S)
     sys.stderr = stream
+
+
+@contextlib.contextmanager
+def standard_error_for_child() -> Iterator[int | None]:
+    """Returns a descriptor for a child's standard error; None lets it inherit ours.
+
+    uvloop makes what a child inherits blocking, and with it ours, unless it was opened again.
+    """
+    fd = _open_non_blocking()
+    try:
+        yield fd
+    finally:
+        if fd is not None:
+            os.close(fd)
 
 
 def num_dropped_lines() -> int:
@@ -192,28 +214,19 @@ def num_dropped_lines() -> int:
     return sys.stderr.num_dropped_lines if isinstance(sys.stderr, LossyStream) else 0
 
 
-def _open_missing() -> None:
-    """Opens what was closed at the start: else the next socket would be standard error."""
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR_FD:  # the lowest that is free
-        os.set_inheritable(fd, True)
-    os.close(fd)
+def _open_non_blocking() -> int | None:
+    """Opens standard error again, without blocking; None where it cannot be or need not be.
 
-
-def _unblock(fd: int) -> None:
-    """Makes a pipe or terminal non-blocking for this process and its children alone.
-
-    The flag belongs to what was opened, which the shell and its other programs share; so it is
-    opened again. A file would then be written from its beginning, and never blocks for long.
+    The flag belongs to what was opened, which the shell and its other programs share. A file would
+    be written from its beginning, and never blocks for long.
     """
-    mode = os.fstat(fd).st_mode
+    mode = os.fstat(_STDERR_FD).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
-        return
-    with contextlib.suppress(OSError):  # not Linux, or another user's
-        own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
-        try:
-            os.dup2(own, fd)
-        finally:
-            os.close(own)
+        return None
+    try:
+        return os.open(f"/proc/self/fd/{_STDERR_FD}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:  # not Linux, or another user's
+        return None
 
 
 def _encode(text: str) -> bytes:

@@ -17,6 +17,10 @@ import grpc
 import structlog
 
 from services.telemetry.grpc_options import Options
+from services.telemetry.regular_file import describe_exposure, read_regular_file
+
+MAX_FILE_BYTES = 4 * 2**20
+"""Largest file of certificates; all authorities of an operating system take 0.2 MB."""
 
 log = structlog.get_logger()
 
@@ -111,6 +115,7 @@ class ServerTls:
         pair = (_read(self._key), _read(self._cert))
         if self._stamps() != stamps:
             raise TlsFilesError("the files change while they are read")
+        _warn_of_exposure(self._key)
         configuration = grpc.ssl_server_certificate_configuration([pair], root_certificates=roots)
         return _Loaded(context, configuration)
 
@@ -135,6 +140,8 @@ class ClientTls:
         """
         self._ca, self._cert, self._key = ca, cert, key
         self.credentials()
+        if key is not None:
+            _warn_of_exposure(key)
 
     @classmethod
     def from_settings(
@@ -214,17 +221,22 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular_file(path, max_bytes=MAX_FILE_BYTES)
     except OSError as error:
         raise TlsFilesError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _warn_of_exposure(key: Path) -> None:
+    if exposure := describe_exposure(key):
+        log.warning("secret_file_exposed", path=str(key), reason=exposure)
 
 
 def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
     _read(cert), _read(key)  # OpenSSL does not say which of the two it could not open
     try:
         context.load_cert_chain(cert, key, password=_refuse_passphrase)
-    except ssl.SSLError as error:
-        reason = error.reason or error
+    except OSError as error:
+        reason = getattr(error, "reason", None) or error
         raise TlsFilesError(f"{cert} and {key} cannot be used: {reason}") from None
 
 
@@ -232,8 +244,9 @@ def _load_authorities(context: ssl.SSLContext, ca: Path) -> None:
     _read(ca)
     try:
         context.load_verify_locations(ca)
-    except ssl.SSLError as error:
-        raise TlsFilesError(f"{ca} holds no certificates: {error.reason or error}") from None
+    except OSError as error:
+        reason = getattr(error, "reason", None) or error
+        raise TlsFilesError(f"{ca} holds no certificates: {reason}") from None
 
 
 def _refuse_passphrase() -> NoReturn:

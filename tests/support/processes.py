@@ -76,6 +76,8 @@ class ServiceProcess:
         self.module = module
         self.credentials = credentials
         """What its health is asked with; None asks in plain text."""
+        self.stderr = subprocess.STDOUT
+        """Where its standard error goes; the log, unless a test sets another descriptor."""
         self.port = int(flags.pop("port", 0)) or free_port()
         self.ready_timeout_s = ready_timeout_s
         self._flags = flags
@@ -118,7 +120,7 @@ class ServiceProcess:
             | {"PYTHONUNBUFFERED": "1", "OCTAVO_ENGINE_FAIL_ON_LATE_BUILD": "1"},
             stdin=subprocess.DEVNULL,
             stdout=self._log_file,
-            stderr=subprocess.STDOUT,
+            stderr=self.stderr,
             start_new_session=True,
         )
 

@@ -79,7 +79,10 @@ class ModelFolder:
             raise ModelFolderError(str(error)) from error
         generation_path = folder / "generation_config.json"
         generation = _read_json(generation_path) if generation_path.is_file() else {}
-        tokenizer = TokenizerFiles.from_folder(folder)
+        try:
+            tokenizer = TokenizerFiles.from_folder(folder)
+        except OSError as error:
+            raise ModelFolderError(f"{error.filename} cannot be read: {error.strerror}") from error
         if "tokenizer.json" not in {file.name for file in tokenizer.files}:
             raise ModelFolderError(f"{folder} has no tokenizer.json")
         fields = _Fields(generation, generation_path)

@@ -4,6 +4,11 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.telemetry.regular_file import read_regular_file
+
+MAX_FILE_BYTES = 2**28
+"""Largest file of a tokenizer; the largest vocabularies take some 30 MB."""
+
 TOKENIZER_FILE_NAMES = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -31,11 +36,15 @@ class TokenizerFiles:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "TokenizerFiles":
-        """Reads the files that exist in `folder`."""
+        """Reads the files that exist in `folder`.
+
+        Raises:
+            OSError: one of them cannot be read.
+        """
         files = tuple(
-            TokenizerFile(name, (folder / name).read_bytes())
+            TokenizerFile(name, read_regular_file(folder / name, max_bytes=MAX_FILE_BYTES))
             for name in sorted(TOKENIZER_FILE_NAMES)
-            if (folder / name).is_file()
+            if (folder / name).exists()
         )
         return cls(files, _sha256(files))
 

@@ -15,6 +15,7 @@ from services.engine.batch import BatchDescriptor, StepResult
 from services.engine.config import EngineConfig
 from services.engine.worker.wire import WireError, framed, read_message
 from services.processes.child import child_command
+from services.processes.standard_error import standard_error_for_child
 from services.telemetry.stacks import STACKS_SIGNAL
 
 log = structlog.get_logger()
@@ -141,13 +142,14 @@ class WorkerExecutor:
     async def _spawn(self) -> None:
         """Starts the process and connects to it."""
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, standard_error_for_child() as stderr:
             try:
                 arguments = ["--socket-fd", str(theirs.fileno()), "--rank", "0"]
                 arguments += ["--config", self._config.model_dump_json()]
                 self._process = await asyncio.create_subprocess_exec(
                     *child_command(WORKER_MODULE, arguments),
                     stdin=asyncio.subprocess.DEVNULL,
+                    stderr=stderr,
                     pass_fds=(theirs.fileno(),),
                     env=_environment(self._config),
                 )

@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -13,6 +13,7 @@ import structlog
 from services.frontend.access.caller import Caller, Lease
 from services.frontend.access.key_file import (
     MAX_KEY_CHARACTERS,
+    ApiKey,
     KeyFileError,
     Limits,
     digest_of,
@@ -20,6 +21,7 @@ from services.frontend.access.key_file import (
 )
 from services.frontend.errors import NotPermittedError, UnauthenticatedError
 from services.telemetry.counts import Counts, LocalCounts
+from services.telemetry.regular_file import describe_exposure
 
 POLL_S = 1.0
 """How often the file is looked at."""
@@ -52,7 +54,7 @@ class Gate:
         self._stamp: tuple[int, int, int] | None = None
         if key_file is not None:
             self._stamp = _stamp(key_file)
-            self._load(key_file)
+            self._take(key_file, read_key_file(key_file))
 
     @property
     def requires_keys(self) -> bool:
@@ -117,26 +119,21 @@ class Gate:
         """Follows the file until cancelled; one that is wrong changes nothing."""
         while self._path is not None:
             await asyncio.sleep(POLL_S)
-            self.refresh(self._path)
+            await self.refresh(self._path)
 
-    def refresh(self, path: Path) -> None:
-        """Reads the file again if it has changed."""
+    async def refresh(self, path: Path) -> None:
+        """Reads the file again if it has changed, in a thread: thousands of keys take seconds."""
         stamp = _stamp(path)
         if stamp == self._stamp:
             return
         self._stamp = stamp
         try:
-            self._load(path)
+            self._take(path, await asyncio.to_thread(read_key_file, path))
         except KeyFileError as error:
             log.warning("api_keys_not_reloaded", error=str(error))
 
-    def _load(self, path: Path) -> None:
+    def _take(self, path: Path, keys: Sequence[ApiKey]) -> None:
         known, self._callers = self._callers, {}
-        try:
-            keys = read_key_file(path)
-        except KeyFileError:
-            self._callers = known
-            raise
         for key in keys:
             tag = self._tag(key.digest)
             caller = known.pop(tag, None) or Caller(
@@ -147,6 +144,8 @@ class Gate:
         for removed in known.values():
             removed.revoke()
         log.info("api_keys_loaded", num_keys=len(keys), num_removed=len(known))
+        if exposure := describe_exposure(path):
+            log.warning("secret_file_exposed", path=str(path), reason=exposure)
 
     def _tag(self, digest: bytes) -> bytes:
         return hmac.digest(self._secret, digest, "sha256")

@@ -23,6 +23,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from services.telemetry.regular_file import read_regular_file
+
 MAX_FILE_BYTES = 4 * 2**20
 MAX_KEYS = 10_000
 MIN_KEY_CHARACTERS = 16
@@ -103,10 +105,7 @@ def read_key_file(path: Path) -> list[ApiKey]:
         KeyFileError: it cannot be read, or something in it is wrong.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-        if len(content) > MAX_FILE_BYTES:
-            raise KeyFileError(f"{path} is over the limit of {MAX_FILE_BYTES} bytes")
+        content = read_regular_file(path, max_bytes=MAX_FILE_BYTES)
         parsed = _File.model_validate(tomllib.loads(content.decode()))
     except OSError as error:
         raise KeyFileError(f"{path} cannot be read: {error.strerror}") from None

@@ -8,8 +8,11 @@ from typing import Any
 
 from protos.engine.v1.engine_pb2 import GetTokenizerRequest
 from services.frontend.errors import EngineUnavailableError
+from services.telemetry.regular_file import read_regular_file
 
 TOKENIZER_TIMEOUT_S = 60.0
+MAX_FILE_BYTES = 2**28
+"""Largest file of a tokenizer; the largest vocabularies take some 30 MB."""
 
 TOKENIZER_FILE_NAMES = (
     "added_tokens.json",
@@ -40,7 +43,7 @@ class TokenizerStore:
         """Returns the files with this hash, if need be from the engine behind `stub`.
 
         Raises:
-            EngineUnavailableError: what was found has another hash.
+            EngineUnavailableError: what was found has another hash, or cannot be read.
             grpc.aio.AioRpcError: the engine did not answer.
         """
         if tokenizer_sha256(self._files) == sha256:
@@ -48,7 +51,12 @@ class TokenizerStore:
         if self._folder is None:
             files = await fetch_tokenizer_files(stub, timeout_s=TOKENIZER_TIMEOUT_S)
         else:
-            files = await asyncio.to_thread(read_tokenizer_files, self._folder)
+            try:
+                files = await asyncio.to_thread(read_tokenizer_files, self._folder)
+            except OSError as error:
+                raise EngineUnavailableError(
+                    f"the tokenizer cannot be read: {error.filename}: {error.strerror}"
+                ) from error
         found = tokenizer_sha256(files)
         if found != sha256:
             raise EngineUnavailableError(
@@ -72,11 +80,15 @@ async def fetch_tokenizer_files(stub: Any, *, timeout_s: float) -> TokenizerFile
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
-    """Reads the files that a folder has."""
+    """Reads the files that a folder has.
+
+    Raises:
+        OSError: one of them cannot be read.
+    """
     return {
-        name: (folder / name).read_bytes()
+        name: read_regular_file(folder / name, max_bytes=MAX_FILE_BYTES)
         for name in TOKENIZER_FILE_NAMES
-        if (folder / name).is_file()
+        if (folder / name).exists()
     }
 
 

@@ -55,7 +55,7 @@ def test_the_first_run_makes_the_environment_and_the_second_does_nothing(machine
     assert machine().returncode == 0
     first = machine.calls()
     assert first[0].startswith("-m venv")
-    assert "-e .[engine,frontend]" in first[-1]
+    assert "-e .[engine,frontend,cpu]" in first[-1]
     assert machine().returncode == 0
     assert machine.calls() == first
 
@@ -70,7 +70,7 @@ def test_the_environment_for_tests_serves_the_services_too(machine):
 def test_the_environment_for_the_services_is_not_enough_for_tests(machine):
     machine()
     machine("dev")
-    assert "-e .[dev]" in machine.calls()[-1]
+    assert "-e .[dev,cpu]" in machine.calls()[-1]
 
 
 def test_without_a_gpu_torch_is_the_pinned_one(machine):
@@ -78,10 +78,11 @@ def test_without_a_gpu_torch_is_the_pinned_one(machine):
     assert machine.calls()[1].endswith("-c constraints.txt -c constraints-cpu.txt torch")
 
 
-def test_with_a_gpu_torch_is_the_indexes_own_choice(machine):
+def test_with_a_gpu_torch_and_triton_are_the_pinned_ones(machine):
     machine.install("nvidia-smi", "#!/bin/sh\necho GPU 0\n")
     machine()
-    assert machine.calls()[1].endswith("-c constraints.txt torch>=2.11,<2.14")
+    assert machine.calls()[1].endswith("-c constraints.txt -c constraints-gpu.txt torch")
+    assert machine.calls()[2].endswith("-c constraints-gpu.txt -e .[engine,frontend,gpu]")
 
 
 def test_a_failed_install_shows_why_and_is_tried_again(machine):

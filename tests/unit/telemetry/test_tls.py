@@ -1,5 +1,6 @@
 """Certificates are read when they make sense, and kept when they do not."""
 
+import os
 import ssl
 
 import pytest
@@ -31,7 +32,7 @@ def test_a_new_context_is_made_once_for_each_change(tmp_path):
     assert second.verify_mode == ssl.CERT_REQUIRED
 
 
-@pytest.mark.parametrize("fault", ["gone", "garbage", "another key"])
+@pytest.mark.parametrize("fault", ["gone", "garbage", "another key", "fifo", "device"])
 def test_files_that_make_no_sense_leave_the_last_good_ones_with_one_warning(tmp_path, fault):
     authority = Authority(tmp_path)
     tls = server_of(authority)
@@ -39,6 +40,12 @@ def test_files_that_make_no_sense_leave_the_last_good_ones_with_one_warning(tmp_
     key = tmp_path / "server.key"
     if fault == "gone":
         key.unlink()
+    elif fault == "fifo":
+        key.unlink()
+        os.mkfifo(key)
+    elif fault == "device":
+        key.unlink()
+        key.symlink_to("/dev/zero")
     elif fault == "garbage":
         key.write_text("garbage")
     else:
@@ -48,8 +55,22 @@ def test_files_that_make_no_sense_leave_the_last_good_ones_with_one_warning(tmp_
         assert tls.current_context() is good
         assert tls.current_context() is good
     assert {line["event"] for line in lines} == {"certificates_not_reloaded"}
+    key.unlink(missing_ok=True)
     authority.issue("server", LOOPBACK)
     assert tls.current_context() is not good
+
+
+def test_a_private_key_that_others_may_read_is_warned_about_once_for_each_reading(tmp_path):
+    pair = Authority(tmp_path).issue("server", LOOPBACK)
+    pair.key.chmod(0o644)
+    with structlog.testing.capture_logs() as lines:
+        tls = ServerTls(cert=pair.cert, key=pair.key, client_ca=None)
+        tls.current_context()
+        client = ClientTls(ca=pair.cert, cert=pair.cert, key=pair.key)
+        client.credentials()
+    assert [(line["event"], line["path"]) for line in lines] == [
+        ("secret_file_exposed", str(pair.key))
+    ] * 2
 
 
 def test_a_key_with_a_passphrase_is_refused_instead_of_asked_for(tmp_path):

@@ -1,12 +1,14 @@
 """Keys open the gate while they are in the file."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
 import structlog
 
 from services.frontend.access.gate import Gate
+from services.frontend.access.key_file import MAX_FILE_BYTES
 from services.frontend.errors import NotPermittedError, OverloadedError, UnauthenticatedError
 
 ALICE, BOB = "alice-0123456789", "bob-0123456789ab"
@@ -68,13 +70,13 @@ async def test_what_is_begun_belongs_to_whoever_acts_also_in_tasks(path):
         gate.begin()
 
 
-def test_engines_are_listed_for_keys_that_may_see_them_as_long_as_they_may(path):
+async def test_engines_are_listed_for_keys_that_may_see_them_as_long_as_they_may(path):
     path.write_text(f'[keys.alice]\nkey = "{ALICE}"\nmay_list_engines = true\n')
     gate = Gate(path)
     with gate.acting_as(gate.authenticate(f"Bearer {ALICE}")):
         gate.check_may_list_engines()
         write(path, alice=ALICE)
-        gate.refresh(path)
+        await gate.refresh(path)
         with pytest.raises(NotPermittedError):
             gate.check_may_list_engines()
     with pytest.raises(NotPermittedError):
@@ -88,14 +90,14 @@ def test_without_a_file_everybody_may_begin_and_list_engines():
     gate.check_may_list_engines()
 
 
-def test_a_changed_file_counts_and_debts_stay(path):
+async def test_a_changed_file_counts_and_debts_stay(path):
     gate = Gate(path)
     path.write_text(f'[keys.alice]\nkey = "{ALICE}"\ntokens_per_minute = 60\n')
-    gate.refresh(path)
+    await gate.refresh(path)
     alice = gate.authenticate(f"Bearer {ALICE}")
     alice.begin().charge_output(1000)
     path.write_text(f'[keys.alicia]\nkey = "{ALICE}"\ntokens_per_minute = 61\n')
-    gate.refresh(path)
+    await gate.refresh(path)
     assert gate.authenticate(f"Bearer {ALICE}") is alice
     assert alice.name == "alicia"
     with pytest.raises(OverloadedError, match="61 tokens"):
@@ -104,18 +106,50 @@ def test_a_changed_file_counts_and_debts_stay(path):
         gate.authenticate(f"Bearer {BOB}")
 
 
-@pytest.mark.parametrize("fault", ["gone", "empty", "broken"])
-def test_a_file_that_turns_bad_locks_nobody_out(path, fault):
+@pytest.mark.parametrize(
+    "fault", ["gone", "empty", "broken", "fifo", "folder", "device", "loop", "huge"]
+)
+async def test_a_file_that_turns_bad_locks_nobody_out(path, fault):
     gate = Gate(path)
-    if fault == "gone":
-        path.unlink()
-    else:
-        path.write_text("" if fault == "empty" else "[keys")
+    content = {"empty": "", "broken": "[keys", "huge": "#" * (MAX_FILE_BYTES + 1)}
+    path.unlink()
+    match fault:
+        case "fifo":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "loop":
+            path.symlink_to(path)
+        case "gone":
+            pass
+        case _:
+            path.write_text(content[fault])
     with structlog.testing.capture_logs() as lines:
-        gate.refresh(path)
-        gate.refresh(path)
+        await gate.refresh(path)
+        await gate.refresh(path)
     assert [line["event"] for line in lines] == ["api_keys_not_reloaded"]
     gate.authenticate(f"Bearer {ALICE}").begin()
+    path.rmdir() if fault == "folder" else path.unlink(missing_ok=True)
     write(path, carol="carol-0123456789")
-    gate.refresh(path)
+    await gate.refresh(path)
     assert gate.authenticate("Bearer carol-0123456789").name == "carol"
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason"),
+    [
+        (0o600, ""),
+        (0o640, ""),
+        (0o644, "every user may read it"),
+        (0o666, "every user may read it and every user may write it"),
+        (0o660, "its group may write it"),
+    ],
+)
+def test_a_file_that_others_may_use_is_warned_about(path, mode, reason):
+    path.chmod(mode)
+    with structlog.testing.capture_logs() as lines:
+        Gate(path)
+    found = [line["reason"] for line in lines if line["event"] == "secret_file_exposed"]
+    assert [text.partition(" (mode")[0] for text in found] == ([reason] if reason else [])

@@ -1,0 +1,19 @@
+"""The versions that tests/gpu runs with are those that an image for a GPU gets."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.gpu
+
+CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints-gpu.txt"
+
+
+def test_torch_and_triton_are_the_pinned_ones():
+    import triton  # not there without a GPU
+
+    lines = CONSTRAINTS.read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
+    found = {"torch": torch.__version__.partition("+")[0], "triton": triton.__version__}
+    assert found == pinned

@@ -1,0 +1,61 @@
+"""What is pinned was tested, and what was tested is pinned."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def pins(name: str) -> dict[str, str]:
+    lines = (ROOT / name).read_text().splitlines()
+    return dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
+
+
+def extra(name: str) -> dict[str, Requirement]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = [Requirement(text) for text in project["optional-dependencies"][name]]
+    return {requirement.name: requirement for requirement in found}
+
+
+GPU = pins("constraints-gpu.txt")
+CPU = pins("constraints-cpu.txt")
+
+
+def test_the_ranges_hold_what_is_pinned():
+    ranges = extra("engine") | extra("gpu")
+    for version in (GPU["torch"], CPU["torch"]):
+        assert ranges["torch"].specifier.contains(version)
+    assert ranges["triton"].specifier.contains(GPU["triton"])
+
+
+def test_an_installation_for_a_cpu_has_no_triton():
+    assert "triton" in extra("gpu")
+    assert "triton" not in extra("engine") | extra("cpu") | CPU | pins("constraints.txt")
+
+
+@pytest.mark.parametrize("page", ["benchmarks.md", "kernels.md"])
+def test_figures_were_measured_on_a_gpu_with_the_pinned_versions(page):
+    text = (ROOT / "docs" / page).read_text()
+    pairs = re.findall(r"torch (\d[\d.]*)\+?\w*,\s+Triton (\d[\d.]*\d)", text)
+    assert set(pairs) == {(GPU["torch"], GPU["triton"])}
+    assert set(re.findall(r"Triton (\d+\.\d+\.\d+)", text)) == {GPU["triton"]}
+
+
+def test_figures_were_measured_on_a_cpu_with_the_pinned_version():
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
+    assert re.findall(r"torch (\d[\d.]*), transformers", text) == [CPU["torch"]]
+    assert f"The torch {CPU['torch']} of PyPI" in (ROOT / "README.md").read_text()
+
+
+def test_the_image_for_a_gpu_is_built_with_its_pins():
+    compose = yaml.safe_load((ROOT / "deploy" / "docker-compose.gpu.yml").read_text())
+    assert compose["services"]["engine"]["build"]["args"]["DEVICE"] == "gpu"
+    installs = (
+        (ROOT / "deploy" / "engine.Dockerfile").read_text().count('"constraints-${DEVICE}.txt"')
+    )
+    assert installs == 2
