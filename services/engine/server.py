@@ -16,9 +16,11 @@ from services.engine.core.worker_supervisor import Executor
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.rpc.known_clients import KnownClients
 from services.engine.rpc.metrics import EngineFamilies
+from services.engine.rpc.open_streams import OpenStreams
 from services.engine.rpc.servicer import EngineServicer
 from services.engine.rpc.status import status_of
 from services.engine.worker.executor import WorkerDiedError
+from services.telemetry.counts import LocalCounts
 from services.telemetry.health import Health
 from services.telemetry.metrics import Metrics
 from services.telemetry.server import listen, make_server
@@ -70,13 +72,14 @@ class EngineServer:
             max_streams_per_connection=config.max_streams_per_connection,
             interceptors=_interceptors(config),
         )
-        servicer = EngineServicer(self.core, model, config, self._grammars)
+        streams = OpenStreams(LocalCounts())
+        servicer = EngineServicer(self.core, model, config, self._grammars, streams)
         engine_pb2_grpc.add_EngineServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
         if config.vllm_grpc:
             # Its stubs are an extra: they are imported where they are asked for, and nowhere else.
             from services.engine.rpc.vllm.servicer import VllmServicer
 
-            VllmServicer(self.core, model, config, self._grammars).add_to(self._server)
+            VllmServicer(self.core, model, config, self._grammars, streams).add_to(self._server)
         self._metrics = Metrics(
             EngineFamilies(self.core, model=model.name, num_sessions=lambda: servicer.num_sessions)
         )
