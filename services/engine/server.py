@@ -16,6 +16,7 @@ from services.engine.core.worker_supervisor import Executor
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.rpc.known_clients import KnownClients
 from services.engine.rpc.metrics import EngineFamilies
+from services.engine.rpc.open_streams import OpenStreams
 from services.engine.rpc.servicer import EngineServicer
 from services.engine.rpc.status import status_of
 from services.engine.worker.executor import WorkerDiedError
@@ -84,13 +85,14 @@ class EngineServer:
             counts=self._counts,
             interceptors=_interceptors(config),
         )
-        servicer = EngineServicer(self.core, model, config, self._grammars)
+        streams = OpenStreams(self._counts)
+        servicer = EngineServicer(self.core, model, config, self._grammars, streams)
         engine_pb2_grpc.add_EngineServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
         if config.vllm_grpc:
             # Its stubs are an extra: they are imported where they are asked for, and nowhere else.
             from services.engine.rpc.vllm.servicer import VllmServicer
 
-            VllmServicer(self.core, model, config, self._grammars).add_to(self._server)
+            VllmServicer(self.core, model, config, self._grammars, streams).add_to(self._server)
         self._metrics = Metrics(
             EngineFamilies(self.core, model=model.name, num_sessions=lambda: servicer.num_sessions)
         )

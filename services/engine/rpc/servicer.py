@@ -26,10 +26,12 @@ from protos.engine.v1.recording_pb2 import EngineSettings
 from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.core.model_folder import ModelFolder
+from services.engine.core.watchers import StepWatcher
 from services.engine.errors import NotPermittedError
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.kv_cache.prefix_index import PREFIX_KEY_VERSION
 from services.engine.rpc.convert import RequestReader, check_known, stats_to_proto
+from services.engine.rpc.open_streams import TOKENIZER, WATCH, OpenStreams, write_in_time
 from services.engine.rpc.recording import engine_settings, opening
 from services.engine.rpc.session import Session
 from services.engine.rpc.single import SingleCall
@@ -42,8 +44,14 @@ class EngineServicer(EngineServiceServicer):
     """What a frontend may ask of the engine. Errors are raised; the interceptor maps them."""
 
     def __init__(
-        self, core: EngineCore, model: ModelFolder, config: EngineConfig, grammars: GrammarCompiler
+        self,
+        core: EngineCore,
+        model: ModelFolder,
+        config: EngineConfig,
+        grammars: GrammarCompiler,
+        streams: OpenStreams,
     ) -> None:
+        self._streams = streams
         self._core = core
         self._model = model
         self._config = config
@@ -108,14 +116,15 @@ class EngineServicer(EngineServiceServicer):
 
     async def GetTokenizer(  # noqa: N802  the protocol's name
         self, request: GetTokenizerRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[GetTokenizerResponse]:
+    ) -> None:
         """Sends the tokenizer's files."""
-        del context
         check_known(request)
-        for file in self._model.tokenizer.files:
-            for start in range(0, max(len(file.content), 1), TOKENIZER_PART_BYTES):
-                part = file.content[start : start + TOKENIZER_PART_BYTES]
-                yield GetTokenizerResponse(file_name=file.name, content=part)
+        with self._streams.hold(TOKENIZER, context):
+            for file in self._model.tokenizer.files:
+                for start in range(0, max(len(file.content), 1), TOKENIZER_PART_BYTES):
+                    part = file.content[start : start + TOKENIZER_PART_BYTES]
+                    response = GetTokenizerResponse(file_name=file.name, content=part)
+                    await write_in_time(context, response, self._config.slow_reader_timeout_s)
 
     async def GetStats(  # noqa: N802  the protocol's name
         self, request: GetStatsRequest, context: grpc.aio.ServicerContext
@@ -137,7 +146,7 @@ class EngineServicer(EngineServiceServicer):
 
     async def WatchSteps(  # noqa: N802  the protocol's name
         self, request: WatchStepsRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[WatchStepsResponse]:
+    ) -> None:
         """Shows every step from now on."""
         check_known(request)
         wants_tokens = request.include_token_ids or request.include_snapshot
@@ -145,20 +154,18 @@ class EngineServicer(EngineServiceServicer):
             raise NotPermittedError(
                 "token ids are not shown; the engine lacks --allow-watch-tokens"
             )
-        watcher = self._core.watch(
-            include_token_ids=request.include_token_ids, include_snapshot=request.include_snapshot
-        )
-        try:
-            # Tells the watcher that it sees whatever it causes from here on.
-            await context.send_initial_metadata(())
-            if request.include_snapshot:
-                yield await opening(watcher, self._settings())
-            async for step in watcher:
-                yield WatchStepsResponse(
-                    descriptor=step.descriptor, result=step.result, num_missed=step.num_missed
-                )
-        finally:
-            self._core.watchers.remove(watcher)
+        with self._streams.hold(WATCH, context):
+            watcher = self._core.watch(
+                include_token_ids=request.include_token_ids,
+                include_snapshot=request.include_snapshot,
+            )
+            try:
+                # Tells the watcher that it sees whatever it causes from here on.
+                await context.send_initial_metadata(())
+                async for response in self._watched(watcher, request):
+                    await write_in_time(context, response, self._config.slow_reader_timeout_s)
+            finally:
+                self._core.watchers.remove(watcher)
 
     async def Drain(  # noqa: N802  the protocol's name
         self, request: DrainRequest, context: grpc.aio.ServicerContext
@@ -171,6 +178,16 @@ class EngineServicer(EngineServiceServicer):
             timeout_s = request.timeout_ms / 1000
         report = await self._core.drain(timeout_s)
         return DrainResponse(num_finished=report.num_finished, num_aborted=report.num_aborted)
+
+    async def _watched(
+        self, watcher: StepWatcher, request: WatchStepsRequest
+    ) -> AsyncIterator[WatchStepsResponse]:
+        if request.include_snapshot:
+            yield await opening(watcher, self._settings())
+        async for step in watcher:
+            yield WatchStepsResponse(
+                descriptor=step.descriptor, result=step.result, num_missed=step.num_missed
+            )
 
     def _settings(self) -> EngineSettings:
         worker = self._core.worker

@@ -7,7 +7,7 @@ import grpc
 from protos.engine.v1.engine_pb2 import GenerateRequest, GenerateResponse
 from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
-from services.engine.errors import EngineError, SlowReaderError
+from services.engine.errors import EngineError
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.request import RequestOutput
 from services.engine.rpc.convert import (
@@ -17,6 +17,7 @@ from services.engine.rpc.convert import (
     prompt_logprobs_to_proto,
     usage_of,
 )
+from services.engine.rpc.open_streams import write_in_time
 from services.engine.rpc.status import count_rejection
 from services.telemetry.tracing import read_traceparent
 
@@ -101,13 +102,6 @@ class SingleCall:
             has_ended = self._has_ended
             response, self._response = self._response, GenerateResponse()
             if response.token_ids or response.finish_reason or response.prompt_logprobs:
-                await self._write_in_time(response)
+                await write_in_time(self._context, response, self._timeout_s)
         if self._error is not None:
             raise self._error
-
-    async def _write_in_time(self, response: GenerateResponse) -> None:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._context.write(response)
-        except TimeoutError:
-            raise SlowReaderError(f"output lay unread for {self._timeout_s} s") from None

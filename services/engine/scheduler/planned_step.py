@@ -18,6 +18,8 @@ from services.engine.scheduler.dispatcher import BatchShape, GraphDispatcher
 
 PROMPT_SHARE = 4
 """One part in so many of a step's budget is kept for the prompt that arrived first."""
+MAX_PROMPT_LOGPROBS = 4096
+"""Log-probabilities of prompts that one step brings: each holds the event loop for about 5 us."""
 _RANDOM, _LOGIT_EDITS, _MIN_TOKENS, _LOGPROBS = 1, 2, 4, 8
 
 
@@ -61,6 +63,7 @@ class PlannedStep:
         "_draft_token_ids",
         "_eldest_index",
         "_is_prefill",
+        "_logprob_room",
         "_needs",
         "_num_drafts",
         "_num_spec_steps",
@@ -83,6 +86,7 @@ class PlannedStep:
         self.budget = budget
         self._share = budget // PROMPT_SHARE
         self._eldest_index: int | None = None
+        self._logprob_room = MAX_PROMPT_LOGPROBS
         self._row_needs = row_needs
         self._batch = BatchBuilder()
         self._sampling: list[Request] = []
@@ -116,7 +120,13 @@ class PlannedStep:
                 self._eldest_index = _eldest_prompt(running, index)
             if index < self._eldest_index:
                 room -= min(self._share, _num_left(running[self._eldest_index]))
-        return min(q_len, max(room, 1))
+        return self.bound_logprobs(running[index], min(q_len, max(room, 1)))
+
+    def bound_logprobs(self, request: Request, q_len: int) -> int:
+        """Returns how many of a request's next tokens do not bring too many log-probabilities."""
+        if not request.needs_prompt_logits:
+            return q_len
+        return min(q_len, max(1, self._logprob_room // _num_prompt_logprobs(request)))
 
     def assign_row(self, row: int, request: Request) -> None:
         """Tells the worker about a request that takes a row in this step."""
@@ -215,6 +225,7 @@ class PlannedStep:
             batch = self._batch
             batch.prompt_logprob_requests.append(len(batch.row_ids) - 1)
             num_top = request.sampling.prompt_logprobs or 0
+            self._logprob_room -= count * _num_prompt_logprobs(request)
             batch.num_prompt_logprobs = max(batch.num_prompt_logprobs, num_top)
             self._prompt_spans.append(PromptSpan(request, start + 1, count))
 
@@ -260,6 +271,11 @@ def _eldest_prompt(running: Sequence[Request], first: int) -> int:
     """
     places = (i for i in range(first, len(running)) if _num_left(running[i]) > 1)
     return min(places, key=lambda i: running[i].arrival_index, default=first)
+
+
+def _num_prompt_logprobs(request: Request) -> int:
+    """Returns how many log-probabilities a prompt token brings: its own and the likeliest."""
+    return 1 + (request.sampling.prompt_logprobs or 0)
 
 
 def _num_left(request: Request) -> int:

@@ -307,6 +307,7 @@ class Scheduler:
             row = holdings.start(request, prefix, num_prefix_blocks * self._limits.block_size)
             self._count_admission(request)
             q_len = min(num_tokens - request.num_computed_tokens, step.budget)
+            q_len = step.bound_logprobs(request, q_len)
             added = cache.allocate(request, self._reach(request.num_computed_tokens + q_len))
             assert added is not None, "all of its blocks were free"
             step.assign_row(row, request)

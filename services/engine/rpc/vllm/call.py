@@ -3,17 +3,23 @@
 import asyncio
 
 import grpc
-from smg_grpc_proto.generated.vllm_engine_pb2 import GenerateRequest, GenerateResponse
+from smg_grpc_proto.generated.vllm_engine_pb2 import GenerateRequest
 
 from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
-from services.engine.errors import EngineError, EngineUnavailableError, SlowReaderError
+from services.engine.errors import EngineError, EngineUnavailableError
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.request import Request, RequestOutput
 from services.engine.rpc.convert import RequestReader
+from services.engine.rpc.open_streams import write_in_time
 from services.engine.rpc.status import count_rejection
 from services.engine.rpc.vllm.output import CallOutput
-from services.engine.rpc.vllm.requests import check_served, stop_rule, to_samples
+from services.engine.rpc.vllm.requests import (
+    check_served,
+    check_sizes,
+    stop_rule,
+    to_samples,
+)
 from services.engine.rpc.vllm.stop_strings import StopStrings
 from services.telemetry.tracing import read_traceparent
 
@@ -53,6 +59,12 @@ class VllmCall:
         """Lets the output go out."""
         self._wake.set()
 
+    @property
+    def connection(self) -> str:
+        """Names the connection that the call came over."""
+        peer: str = self._context.peer()
+        return peer
+
     def abort(self) -> None:
         """Ends the requests early; the call then tells of their ends."""
         self._is_aborted = True
@@ -81,6 +93,7 @@ class VllmCall:
         try:
             self._core.check_ready()
             check_served(message)
+            check_sizes(message, max_model_len=self._reader.model.max_model_len)
             outputs = [
                 await self._prepare(message, request) for request in self._requests_of(message)
             ]
@@ -124,13 +137,6 @@ class VllmCall:
             if output.is_over:
                 self._core.abort(output.request)
             for response in output.responses():
-                await self._write_in_time(response)
+                await write_in_time(self._context, response, self._timeout_s)
         if self._error is not None:
             raise self._error
-
-    async def _write_in_time(self, response: GenerateResponse) -> None:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._context.write(response)
-        except TimeoutError:
-            raise SlowReaderError(f"output lay unread for {self._timeout_s} s") from None

@@ -14,7 +14,9 @@ from smg_grpc_proto.generated import vllm_engine_pb2
 from protos.common.v1.sampling_pb2 import SamplingParams, StructuredOutput, TextChoice
 from protos.engine.v1.engine_pb2 import GenerateRequest
 from services.engine.errors import InvalidRequestError, UnsupportedError
+from services.engine.request import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from services.engine.rpc.convert import check_known
+from services.engine.rpc.structured_output import MAX_CHOICES
 
 MAX_SAMPLES = 16
 MAX_STOP_STRINGS = 16
@@ -64,17 +66,41 @@ def check_served(message: vllm_engine_pb2.GenerateRequest) -> None:
     Raises:
         UnsupportedError: a field is set that is unknown or not served.
     """
-    check_known(message)
     for part in (message, message.sampling_params):
         _refuse_fields(part)
+    check_known(message)
     if message.HasField("data_parallel_rank") and message.data_parallel_rank != 0:
         raise UnsupportedError(
             f"data_parallel_rank is {message.data_parallel_rank}; this engine is rank 0 alone"
         )
 
 
-def to_samples(message: vllm_engine_pb2.GenerateRequest) -> list[GenerateRequest]:
+def check_sizes(message: vllm_engine_pb2.GenerateRequest, *, max_model_len: int) -> None:
+    """Refuses what is too long, before it is copied for each output.
+
+    Raises:
+        InvalidRequestError: a list has too many entries.
+    """
+    given = message.sampling_params
+    num_tokens = len(message.tokenized.input_ids)
+    if num_tokens >= max_model_len:
+        raise InvalidRequestError(
+            f"the prompt has {num_tokens} tokens; the limit is {max_model_len - 1}, which leaves"
+            f" one for output in a context of {max_model_len}"
+        )
+    for name, entries, limit in (
+        ("logit_bias", given.logit_bias, MAX_LOGIT_BIAS),
+        ("stop_token_ids", given.stop_token_ids, MAX_STOP_TOKEN_IDS),
+        ("choice", given.choice.choices, MAX_CHOICES),
+    ):
+        if len(entries) > limit:
+            raise InvalidRequestError(f"{name} has {len(entries)} entries; the limit is {limit}")
+
+
+def to_samples(message: vllm_engine_pb2.GenerateRequest) -> Iterator[GenerateRequest]:
     """Returns one request of the engine's own protocol for each output, in their order.
+
+    Each is made when it is asked for: the first one may be refused before the rest is copied.
 
     Raises:
         InvalidRequestError, UnsupportedError: the message cannot be said in the own protocol.
@@ -85,7 +111,7 @@ def to_samples(message: vllm_engine_pb2.GenerateRequest) -> list[GenerateRequest
         raise InvalidRequestError(f"n is {num_samples}; it must be 1 to {MAX_SAMPLES}")
     sampling = _sampling(given)
     request_id = message.request_id or uuid.uuid4().hex
-    return list(_samples(request_id, message.tokenized.input_ids, sampling, num_samples))
+    return _samples(request_id, message.tokenized.input_ids, sampling, num_samples)
 
 
 def stop_rule(given: vllm_engine_pb2.SamplingParams) -> StopRule | None:

@@ -6,7 +6,6 @@ registered, so that gRPC answers UNIMPLEMENTED.
 
 import datetime
 import json
-from collections.abc import AsyncIterator
 from dataclasses import asdict
 from importlib.metadata import version
 
@@ -17,12 +16,16 @@ from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2
 from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.core.model_folder import ModelFolder
-from services.engine.errors import DuplicateRequestError, UnsupportedError
+from services.engine.errors import DuplicateRequestError, InvalidRequestError, UnsupportedError
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.rpc.convert import RequestReader, check_known
+from services.engine.rpc.open_streams import TOKENIZER, OpenStreams, write_in_time
+from services.engine.rpc.status import count_rejection
 from services.engine.rpc.vllm.call import VllmCall
 from services.engine.rpc.vllm.tokenizer_archive import TokenizerArchive
 
+MAX_ABORTED = 4096
+"""Most requests that one call may end."""
 _SERVICE = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"]
 _STREAMED = {"Generate", "GetTokenizer"}
 _METHODS = {"HealthCheck", "Abort", "GetModelInfo", "GetServerInfo", "GetLoads", *_STREAMED}
@@ -35,8 +38,14 @@ class VllmServicer:
     """
 
     def __init__(
-        self, core: EngineCore, model: ModelFolder, config: EngineConfig, grammars: GrammarCompiler
+        self,
+        core: EngineCore,
+        model: ModelFolder,
+        config: EngineConfig,
+        grammars: GrammarCompiler,
+        streams: OpenStreams,
     ) -> None:
+        self._streams = streams
         self._core = core
         self._model = model
         self._config = config
@@ -58,9 +67,11 @@ class VllmServicer:
     ) -> None:
         """Serves one request, with all its outputs, over one call."""
         if request.request_id in self._calls:
-            raise DuplicateRequestError(
+            error = DuplicateRequestError(
                 f"request_id {request.request_id!r} belongs to a live request"
             )
+            count_rejection(self._core.counters, error)
+            raise error
         call = VllmCall(self._core, self._reader, self._config, context, self._grammars)
         if request.request_id:
             self._calls[request.request_id] = call
@@ -72,11 +83,19 @@ class VllmServicer:
     async def Abort(  # noqa: N802  the protocol's name
         self, request: vllm_engine_pb2.AbortRequest, context: grpc.aio.ServicerContext
     ) -> vllm_engine_pb2.AbortResponse:
-        """Ends requests of this protocol early; one that has ended already is left alone."""
-        del context
+        """Ends requests of this protocol early that came over the same connection.
+
+        Ids of others, and of requests that have ended, are left alone: a caller cannot find out
+        which ids are live elsewhere, nor end what is not its own.
+        """
         check_known(request)
+        if len(request.request_ids) > MAX_ABORTED:
+            raise InvalidRequestError(
+                f"request_ids has {len(request.request_ids)} entries; the limit is {MAX_ABORTED}"
+            )
         for request_id in request.request_ids:
-            if call := self._calls.get(request_id):
+            call = self._calls.get(request_id)
+            if call is not None and call.connection == context.peer():
                 call.abort()
         return vllm_engine_pb2.AbortResponse()
 
@@ -150,12 +169,12 @@ class VllmServicer:
 
     async def GetTokenizer(  # noqa: N802  the protocol's name
         self, request: common_pb2.GetTokenizerRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[common_pb2.GetTokenizerChunk]:
+    ) -> None:
         """Sends the tokenizer's files as one ZIP archive."""
-        del context
         check_known(request)
-        for chunk in self._tokenizer.chunks():
-            yield chunk
+        with self._streams.hold(TOKENIZER, context):
+            for chunk in self._tokenizer.chunks():
+                await write_in_time(context, chunk, self._config.slow_reader_timeout_s)
 
     def _load(self) -> vllm_engine_pb2.SchedulerLoad:
         stats, block_size = self._core.stats(), self._config.block_size

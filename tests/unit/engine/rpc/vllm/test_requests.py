@@ -11,6 +11,7 @@ from services.engine.rpc.vllm.requests import (
     CALLERS_FIELDS,
     REFUSED_FIELDS,
     check_served,
+    check_sizes,
     stop_rule,
     to_samples,
 )
@@ -72,7 +73,7 @@ def test_a_sampling_field_changes_the_engines_request(name):
     path = ("choice", "choices") if name == "choice" else (name,)
     set_field(changed.sampling_params, path, VALUES[name])
     check_served(changed)
-    assert to_samples(changed) != to_samples(message())
+    assert list(to_samples(changed)) != list(to_samples(message()))
 
 
 @pytest.mark.parametrize("name", REFUSED_FIELDS)
@@ -92,6 +93,25 @@ def test_a_field_that_is_not_served_is_refused_by_its_name(name):
         check_served(given)
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"input_ids": range(256)}, "the prompt has 256 tokens; the limit is 255"),
+        ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "logit_bias has 1025 entries"),
+        ({"stop_token_ids": range(65)}, "stop_token_ids has 65 entries"),
+        ({"choice": {"choices": ["a"] * 1025}}, "choice has 1025 entries"),
+    ],
+)
+def test_long_lists_are_refused_before_they_are_copied(changes, why):
+    given = message()
+    if "input_ids" in changes:
+        given.tokenized.input_ids[:] = changes["input_ids"]
+    else:
+        given = message(**changes)
+    with pytest.raises(InvalidRequestError, match=why):
+        check_sizes(given, max_model_len=256)
+
+
 def test_what_a_message_leaves_out_is_neutral():
     [sample] = to_samples(message())
     assert sample.sampling == sampling_pb2.SamplingParams(
@@ -108,7 +128,7 @@ def test_what_a_message_leaves_out_is_neutral():
 
 
 def test_each_output_has_an_id_and_a_seed_of_its_own_and_the_first_tells_of_the_prompt():
-    samples = to_samples(message(n=3, seed=-2, prompt_logprobs=1))
+    samples = list(to_samples(message(n=3, seed=-2, prompt_logprobs=1)))
     assert [sample.request_id for sample in samples] == ["r", "r#1", "r#2"]
     assert [sample.sampling.seed for sample in samples] == [2**64 - 2, 2**64 - 1, 0]
     told = [sample.sampling.HasField("prompt_logprobs") for sample in samples]
@@ -126,7 +146,7 @@ def test_each_output_has_an_id_and_a_seed_of_its_own_and_the_first_tells_of_the_
 )
 def test_a_value_that_the_engine_has_not_is_refused(sampling, why):
     with pytest.raises(InvalidRequestError, match=re.escape(why)):
-        to_samples(message(**sampling))
+        list(to_samples(message(**sampling)))
 
 
 def test_another_rank_and_an_unknown_field_are_refused():
