@@ -129,7 +129,7 @@ class GenerationEndpoint:
             request_id, method=self._kind.method, traceparent=traceparent
         ) as record:
             with body:  # its bytes count until they are parsed
-                call = self._kind.read(bytes(body.content), request_id)
+                call = self._kind.read(body.content, request_id)
             model = self._pipeline.model_named(call.options.model)
             sampling = call.options.sampling
             generation = await self._pipeline.start(
