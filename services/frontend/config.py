@@ -66,7 +66,7 @@ class FrontendConfig(BaseSettings):
     max_connections: int = Field(default=1024, ge=1)
     """Connections that gRPC and HTTP each take; more are closed, at HTTP the longest idle ones."""
     max_connections_per_address: int = Field(default=512, ge=1)
-    """HTTP connections from one IPv4 address or IPv6 /64; raise it where a proxy is in front."""
+    """HTTP connections from one IPv4 address or IPv6 /64; raise it behind a reverse proxy."""
     max_streams_per_connection: int = Field(default=128, ge=1)
     """Calls that one gRPC connection may have open; more wait at the client."""
     max_sessions: int = Field(default=256, ge=1)

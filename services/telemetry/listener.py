@@ -12,6 +12,8 @@ from services.telemetry.connections import Connections, Place
 
 ACCEPT_PAUSE_S = 1.0
 """How long no connection is accepted after the process ran out of descriptors or memory."""
+MAX_ACCEPTS = 16
+"""Connections accepted in one turn of the event loop."""
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 log = structlog.get_logger()
@@ -49,41 +51,50 @@ class Listener:
         self._make_protocol = make_protocol
         self._tls = tls
         self._handshake_timeout_s = handshake_timeout_s
-        self._accepting: asyncio.Task[None] | None = None
         self._connecting: set[asyncio.Task[None]] = set()
+        self._pause: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Begins to accept connections in the running event loop."""
-        self._accepting = asyncio.create_task(self._accept())
+        self._pause = None
+        asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
     async def close(self) -> None:
         """Closes the port and ends handshakes; connections that are open go on."""
-        if self._accepting is not None:
-            await _cancel({self._accepting})
-        await _cancel(self._connecting)
+        asyncio.get_running_loop().remove_reader(self._listening)
+        if self._pause is not None:
+            self._pause.cancel()
         self._listening.close()
+        await asyncio.sleep(0)  # a task that was never begun would not give its place back
+        for task in self._connecting:
+            task.cancel()
+        if self._connecting:
+            await asyncio.wait(self._connecting)
 
-    async def _accept(self) -> None:
+    def _accept(self) -> None:
         loop = asyncio.get_running_loop()
-        while True:
+        for _ in range(MAX_ACCEPTS):
             try:
-                connection, address = await loop.sock_accept(self._listening)
+                connection, address = self._listening.accept()
             except OSError as error:
                 if error.errno in _OUT_OF_RESOURCES:
                     log.warning("connections_not_accepted", error=error.strerror)
-                    await asyncio.sleep(ACCEPT_PAUSE_S)
-                continue
+                    loop.remove_reader(self._listening)
+                    self._pause = loop.call_later(ACCEPT_PAUSE_S, self.start)
+                return
             place = self._connections.take(address[0])
             if place is None:
                 connection.close()
-            else:
-                task = asyncio.create_task(self._connect(connection, place))
-                self._connecting.add(task)
-                task.add_done_callback(self._connecting.discard)
-                place.wait(task.cancel)
-            await asyncio.sleep(0)  # a flood of connections does not hold the event loop
+                continue
+            connection.setblocking(False)
+            task = loop.create_task(self._connect(connection, place))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
 
     async def _connect(self, connection: socket.socket, place: Place) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "it is one"
+        place.wait(task.cancel)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self._make_protocol(place),
@@ -96,10 +107,3 @@ class Listener:
         except asyncio.CancelledError:
             place.leave()
             raise
-
-
-async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)

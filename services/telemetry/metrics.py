@@ -12,12 +12,12 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from services.processes.standard_error import num_dropped_lines
 from services.telemetry.histogram import Histogram
+from services.telemetry.metrics_page import MetricsPage
 from services.telemetry.metrics_server import MetricsServer
 from services.telemetry.tls import ServerTls
 
@@ -39,16 +39,9 @@ class Metrics:
         self.registry.register(_LoopCollector(source, asyncio.get_running_loop()))
         self.registry.register(_LogCollector())
         ProcessCollector(registry=self.registry)
+        self.page = MetricsPage(self.registry)
+        """The figures as a page; for the event loop that this was made in."""
         self._server: MetricsServer | None = None
-
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """Returns the figures and their content type; not to be called in the event loop.
-
-        Args:
-            accept: the header of this name, which chooses the form.
-        """
-        encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
 
     def serve(self, host: str, port: int, tls: ServerTls | None) -> int:
         """Opens a port that answers every GET with the figures, and returns it; 0 takes a free one.
@@ -61,7 +54,7 @@ class Metrics:
         Raises:
             OSError: the address cannot be listened on.
         """
-        self._server = MetricsServer(host.strip("[]"), port, self.render, tls)
+        self._server = MetricsServer(host.strip("[]"), port, self.registry, tls)
         port = self._server.port
         log.info("metrics_listening", address=f"{host}:{port}", port=port, tls=tls is not None)
         return port

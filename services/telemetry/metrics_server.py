@@ -5,14 +5,15 @@ import http.client
 import io
 import socket
 import threading
-from collections.abc import Callable
 from http import HTTPStatus
 
 import structlog
+from prometheus_client import CollectorRegistry
 
 from services.telemetry.connections import Connections, Place
 from services.telemetry.counts import LocalCounts
 from services.telemetry.listener import Listener
+from services.telemetry.metrics_page import MetricsPage
 from services.telemetry.tls import ServerTls
 
 CALLER_TIMEOUT_S = 10.0
@@ -21,19 +22,18 @@ MAX_HEAD_BYTES = 16 * 2**10
 MAX_CONNECTIONS = 64
 MAX_CONNECTIONS_PER_ADDRESS = 16
 
-Render = Callable[[str], tuple[bytes, str]]
-"""Returns the figures and their content type, given an `accept` header; takes its time."""
-
 log = structlog.get_logger()
 
 
 class MetricsServer:
     """Answers every GET with the figures, in a thread with an event loop of its own.
 
-    Each connection has one answer, and figures are rendered one answer at a time.
+    Each connection has one answer.
     """
 
-    def __init__(self, host: str, port: int, render: Render, tls: ServerTls | None) -> None:
+    def __init__(
+        self, host: str, port: int, registry: CollectorRegistry, tls: ServerTls | None
+    ) -> None:
         """Listens.
 
         Raises:
@@ -43,7 +43,7 @@ class MetricsServer:
         self._listening = socket.create_server((host, port), family=family)
         self.port: int = self._listening.getsockname()[1]
         """Where it listens."""
-        self._render = render
+        self._registry = registry
         self._tls = tls
         self._open: set[_Scrape] = set()
         self._loop = asyncio.new_event_loop()
@@ -61,7 +61,7 @@ class MetricsServer:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        rendering = asyncio.Lock()
+        page = MetricsPage(self._registry)
         listener = Listener(
             self._listening,
             Connections(
@@ -70,7 +70,7 @@ class MetricsServer:
                 limit=MAX_CONNECTIONS,
                 limit_per_address=MAX_CONNECTIONS_PER_ADDRESS,
             ),
-            lambda place: _Scrape(self._render, rendering, place, self._open),
+            lambda place: _Scrape(page, place, self._open),
             tls=None if self._tls is None else self._tls.ssl_context(),
             handshake_timeout_s=CALLER_TIMEOUT_S,
         )
@@ -85,11 +85,8 @@ class MetricsServer:
 class _Scrape(asyncio.Protocol):
     """One connection: a request is read, answered, and that is all."""
 
-    def __init__(
-        self, render: Render, rendering: asyncio.Lock, place: Place, opened: set["_Scrape"]
-    ) -> None:
-        self._render = render
-        self._rendering = rendering
+    def __init__(self, page: MetricsPage, place: Place, opened: set["_Scrape"]) -> None:
+        self._page = page
         self._place = place
         self._open = opened
         self._head = bytearray()
@@ -126,8 +123,7 @@ class _Scrape(asyncio.Protocol):
             if method != b"GET":
                 status = HTTPStatus.METHOD_NOT_ALLOWED
             else:
-                async with self._rendering:
-                    body, content_type = await asyncio.to_thread(self._render, accept)
+                body, content_type = await self._page.render(accept)
         except http.client.HTTPException:
             status = HTTPStatus.BAD_REQUEST
         except Exception as error:  # noqa: BLE001  an edge: the scrape fails, and the log says why

@@ -1,6 +1,6 @@
 """The routes of the HTTP API."""
 
-import asyncio
+import json
 import time
 
 from starlette.applications import Starlette
@@ -27,7 +27,7 @@ class ServiceEndpoints:
         self._live = live
         self._metrics = metrics
         self._created_s = int(time.time())
-        self._openapi = openapi_document()
+        self._openapi = json.dumps(openapi_document(), separators=(",", ":")).encode()
 
     async def health(self, request: Request) -> Response:
         """Says 200 when requests are taken, else 503."""
@@ -58,12 +58,12 @@ class ServiceEndpoints:
     async def describe(self, request: Request) -> Response:
         """Describes the API."""
         del request
-        return JSONResponse(self._openapi)
+        return Response(self._openapi, media_type="application/json")
 
     async def show_metrics(self, request: Request) -> Response:
         """Tells the frontend's figures in the form that Prometheus reads."""
         accept = request.headers.get("accept", "")
-        body, content_type = await asyncio.to_thread(self._metrics.render, accept)
+        body, content_type = await self._metrics.page.render(accept)
         return Response(body, headers={"content-type": content_type})
 
     def _card(self, model: ServedModel) -> dict[str, str | int]:

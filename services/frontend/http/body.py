@@ -92,7 +92,14 @@ class Body:
     def __init__(self, bodies: Bodies, account: str) -> None:
         self._bodies = bodies
         self._account = account
-        self.content = bytearray()
+        # Pieces, because a buffer that grows is copied again and again, and leaves holes behind.
+        self._parts: list[bytes] = []
+        self._num_bytes = 0
+
+    @property
+    def content(self) -> bytes:
+        """All that has come."""
+        return b"".join(self._parts)
 
     def __enter__(self) -> Self:
         return self
@@ -107,13 +114,15 @@ class Body:
             RefusedCallError: the body is too large.
             OverloadedError: bodies take too much memory.
         """
-        self._bodies.take(self._account, len(part), size=len(self.content) + len(part))
-        self.content += part
+        self._bodies.take(self._account, len(part), size=self._num_bytes + len(part))
+        self._num_bytes += len(part)
+        self._parts.append(part)
 
     def close(self) -> None:
         """Frees the bytes; a second time it does nothing."""
-        num_bytes, self.content = len(self.content), bytearray()
-        self._bodies.give_back(self._account, num_bytes)
+        self._bodies.give_back(self._account, self._num_bytes)
+        self._num_bytes = 0
+        self._parts.clear()
 
 
 def _too_large(limit: int) -> RefusedCallError:

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from services.frontend.access.caller import Lease
 from services.frontend.engine_client.messages import ABORTED, Usage
-from services.frontend.errors import EngineUnavailableError
+from services.frontend.errors import EngineUnavailableError, FrontendError
 from services.frontend.http.answers import Answer, ChatAnswer, CompletionAnswer
 from services.frontend.http.body import Bodies, Body
 from services.frontend.http.convert import (
@@ -29,6 +29,7 @@ from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Options, Output, Prompt
 from services.frontend.pipeline.request_log import RequestRecord
 from services.frontend.pipeline.samples import Samples
+from services.telemetry.connections import address_of
 from services.telemetry.tracing import TRACEPARENT, checked_traceparent
 
 
@@ -110,9 +111,9 @@ class GenerationEndpoint:
         )
         try:
             # A caller over its limits takes no place that others need, and its body is not read.
-            with closing(self._pipeline.gate.begin()) as lease, self._live.place():
+            with closing(self._begin(request_id)) as lease, self._live.place():
                 request = Request(scope, receive)
-                account = lease.account or (scope["client"] or ("",))[0]
+                account = lease.account or address_of((scope["client"] or ("",))[0])
                 with await self._bodies.read(request, account) as body:
                     work = self._serve(body, request_id, writer, request, lease)
                     await self._live.run(receive, work)
@@ -120,6 +121,18 @@ class GenerationEndpoint:
             return
         except Exception as error:  # noqa: BLE001  the edge: everything becomes a status
             await writer.fail(error)
+
+    def _begin(self, request_id: str) -> Lease:
+        """Takes the caller's place; a refusal is logged and counted as a request's.
+
+        Raises:
+            UnauthenticatedError, OverloadedError: the caller may not begin a request now.
+        """
+        try:
+            return self._pipeline.gate.begin()
+        except FrontendError:
+            with self._pipeline.requests.watch(request_id, method=self._kind.method):
+                raise
 
     async def _serve(
         self, body: Body, request_id: str, writer: ResponseWriter, request: Request, lease: Lease
@@ -129,7 +142,7 @@ class GenerationEndpoint:
             request_id, method=self._kind.method, traceparent=traceparent
         ) as record:
             with body:  # its bytes count until they are parsed
-                call = self._kind.read(bytes(body.content), request_id)
+                call = self._kind.read(body.content, request_id)
             model = self._pipeline.model_named(call.options.model)
             sampling = call.options.sampling
             generation = await self._pipeline.start(

@@ -70,7 +70,7 @@ async def listening(tmp_path: Path, limits: str):
             return reader
 
         try:
-            yield post
+            yield post, stack.server.requests.counts
         finally:
             for writer in writers:
                 writer.transport.abort()
@@ -79,19 +79,20 @@ async def listening(tmp_path: Path, limits: str):
 
 
 async def test_a_key_at_its_limit_takes_no_place_with_bodies_that_do_not_come(tmp_path):
-    async with listening(tmp_path, "max_live_requests = 1") as post:
+    async with listening(tmp_path, "max_live_requests = 1") as (post, counts):
         # It waits for its body: the server asks for it.
         first = await post(ALICE, b"", 100, b"expect: 100-continue")
         assert await first.readline() == b"HTTP/1.1 100 Continue\r\n"
         for _ in range(3):
             refused = await post(ALICE, b"{", 100)
             assert (await refused.readline()).startswith(b"HTTP/1.1 429")
+        assert counts.failed["OverloadedError"] == 3
         served = await post(BOB, BODY, len(BODY))
         assert await served.readline() == b"HTTP/1.1 200 OK\r\n"
 
 
 async def test_a_key_without_tokens_is_refused_before_its_body_comes(tmp_path):
-    async with listening(tmp_path, "tokens_per_minute = 1") as post:
+    async with listening(tmp_path, "tokens_per_minute = 1") as (post, _):
         served = await post(ALICE, BODY, len(BODY))
         assert await served.readline() == b"HTTP/1.1 200 OK\r\n"
         refused = await post(ALICE, b"{", 100)
@@ -99,6 +100,6 @@ async def test_a_key_without_tokens_is_refused_before_its_body_comes(tmp_path):
 
 
 async def test_a_body_that_is_declared_too_large_is_not_awaited(tmp_path):
-    async with listening(tmp_path, "") as post:
+    async with listening(tmp_path, "") as (post, _):
         refused = await post(ALICE, b"{", 2**16 + 1)
         assert (await refused.readline()).startswith(b"HTTP/1.1 413")
