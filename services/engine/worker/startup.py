@@ -17,6 +17,7 @@ from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.compilation_config import CompilationConfig, CompilationLevel
 from services.engine.config import EngineConfig
+from services.engine.flag_reach import idle_flags
 from services.engine.kv_cache.cache_groups import group_layers
 from services.engine.worker.background_capture import BackgroundCapture
 from services.engine.worker.background_compile import BackgroundCompile
@@ -115,6 +116,7 @@ def start_worker(
     torch.set_num_interop_threads(1)
     loaded = _load(config, rank, report_progress)
     settings = config.compilation_config(loaded.device.type)
+    _warn_of_idle_flags(config, settings)
     pieces = piece_graphs(loaded.device, loaded.dtype)
     clock.end("load")
 
@@ -164,6 +166,13 @@ def start_worker(
     clock.end("graphs")
     log.info("worker_ready", **clock.seconds())
     return StartedWorker(runner=runner, ready=ready, capture=capture)
+
+
+def _warn_of_idle_flags(config: EngineConfig, settings: CompilationConfig) -> None:
+    if config.enforce_eager:
+        return
+    for flag, reach in idle_flags(settings):
+        log.warning("flag_without_effect", flag=f"--{flag.replace('_', '-')}", works=str(reach))
 
 
 def _load(config: EngineConfig, rank: int, report_progress: Report) -> _Loaded:
