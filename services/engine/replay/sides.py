@@ -151,6 +151,7 @@ class ReplaySettings:
             dtype=self.dtype,
             load_format=self.engine.load_format,
             with_draft_layers=self.limits.num_speculative_tokens > 0,
+            max_positions=self.limits.max_model_len,
         )
 
 

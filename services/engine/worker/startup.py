@@ -188,6 +188,7 @@ def _load(config: EngineConfig, rank: int, report_progress: Report) -> _Loaded:
         model=str(config.model),
     )
     report_progress("loading weights")
+    max_model_len = config.max_model_len or model_config.max_position_embeddings
     started_s = time.monotonic()
     model = load_model(
         config.model,
@@ -195,11 +196,11 @@ def _load(config: EngineConfig, rank: int, report_progress: Report) -> _Loaded:
         dtype=dtype,
         load_format=config.load_format,
         with_draft_layers=config.num_speculative_tokens > 0,
+        max_positions=max_model_len,
         on_progress=report_progress,
     )
     load_s = time.monotonic() - started_s
     log.info("weights_loaded", num_parameters=count_parameters(model), load_s=round(load_s, 3))
-    max_model_len = config.max_model_len or model_config.max_position_embeddings
     limits = StepLimits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
