@@ -5,6 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from models.config_sections.fields import shown
+
+MAX_IGNORED_NAMES = 2**16
+MAX_BLOCK = 2**16
+"""Most rows or columns of weights that share a scale."""
+
 QUANT_METHODS = ("fp8", "compressed-tensors", "mxfp4")
 
 
@@ -12,7 +18,7 @@ class QuantizationError(ValueError):
     """A field is ill-typed, or asks for a format that cannot be read; says which and why."""
 
     def __init__(self, name: str, value: object, wanted: str) -> None:
-        super().__init__(f"quantization_config.{name} is {value!r}; it must be {wanted}")
+        super().__init__(f"quantization_config.{name} is {shown(value)}; it must be {wanted}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +124,8 @@ def _block_size(fields: Mapping[str, Any], name: str) -> tuple[int, int] | None:
     if size is None:
         return None
     is_pair = isinstance(size, list) and len(size) == 2
-    if not is_pair or not all(type(count) is int and count > 0 for count in size):
-        raise QuantizationError(name, size, "two positive integers")
+    if not is_pair or not all(type(count) is int and 0 < count <= MAX_BLOCK for count in size):
+        raise QuantizationError(name, size, f"two positive integers up to {MAX_BLOCK}")
     return size[0], size[1]
 
 
@@ -130,6 +136,8 @@ def _names(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
         return ()
     if not isinstance(names, list) or not all(isinstance(entry, str) for entry in names):
         raise QuantizationError(name, names, "a list of module names")
+    if len(names) > MAX_IGNORED_NAMES:
+        raise QuantizationError(name, names, f"at most {MAX_IGNORED_NAMES} names")
     for entry in names:
         try:
             re.compile(entry.removeprefix("re:"))

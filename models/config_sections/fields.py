@@ -1,10 +1,49 @@
 """Reads the fields of config.json one by one, each with its type checked."""
 
 import json
+import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
+
+MAX_FILE_BYTES = 16 * 2**20
+"""Largest config.json; released ones have some kilobytes."""
+
+MAX_COUNT = 2**20
+"""Largest count of a field without a row below."""
+
+LARGEST = {
+    "vocab_size": 2**22,
+    "max_position_embeddings": 2**31 - 1,
+    "original_max_position_embeddings": 2**31 - 1,
+    "sliding_window": 2**31 - 1,
+    "hidden_size": 2**17,
+    "num_hidden_layers": 2**10,
+    "num_nextn_predict_layers": 2**10,
+    "num_attention_heads": 2**9,
+    "num_key_value_heads": 2**9,
+    "index_n_heads": 2**9,
+    "n_routed_experts": 2**12,
+    "num_local_experts": 2**12,
+    "num_experts": 2**12,
+    "n_shared_experts": 2**12,
+    "head_dim": 2**11,
+    "qk_nope_head_dim": 2**11,
+    "qk_rope_head_dim": 2**11,
+    "v_head_dim": 2**11,
+    "index_head_dim": 2**11,
+}
+"""Field -> its largest value: several times that of any released model, and small enough for what
+is made in such numbers before weights are compared. Positions are 32-bit integers."""
+
+
+SMALLEST_NUMBER, LARGEST_NUMBER = 1e-12, 1e12
+"""Bounds of numbers with fractions, between which float32 computes with them."""
+
+
+MAX_NAME_LENGTH = 100
+"""Longest name of a model class."""
 
 
 class ConfigError(ValueError):
@@ -24,36 +63,41 @@ class Fields:
         """Parses a file that must hold one JSON object."""
         try:
             # Reading from a pipe would wait for whoever writes to it.
-            is_file = S_ISREG(file.stat().st_mode)
-            values = json.loads(file.read_bytes()) if is_file else None
+            status = file.stat()
+            is_file, is_small = S_ISREG(status.st_mode), status.st_size <= MAX_FILE_BYTES
+            values = json.loads(file.read_bytes()) if is_file and is_small else None
         except OSError as error:
             raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{file} is not JSON: {error}") from error
         if not is_file:
             raise ConfigError(f"{file} is not a regular file")
+        if not is_small:
+            raise ConfigError(f"{file} has {status.st_size} bytes; the limit is {MAX_FILE_BYTES}")
         if not isinstance(values, dict):
             raise ConfigError(f"{file} holds a JSON {type(values).__name__}, not an object")
         return cls(file, values)
 
     def error(self, name: str, wanted: str) -> ConfigError:
         """Says which field of which file is wrong, its value, and what it must be."""
-        return ConfigError(
-            f"{self.file}: {self.prefix}{name} is {self.values.get(name)!r}; it must be {wanted}"
-        )
+        value = shown(self.values.get(name))
+        return ConfigError(f"{self.file}: {self.prefix}{name} is {value}; it must be {wanted}")
 
     def has(self, name: str) -> bool:
         """Returns whether the field is present and not null."""
         return self.values.get(name) is not None
 
     def count(self, name: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """Reads an integer that is not less than `minimum`."""
+        """Reads an integer that is not less than `minimum` nor more than LARGEST allows."""
         value = self.values.get(name)
         if value is None and default is not None:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             wanted = "a positive integer" if minimum == 1 else f"an integer from {minimum} on"
             raise self.error(name, wanted)
+        largest = LARGEST.get(name, MAX_COUNT)
+        if value > largest:
+            raise self.error(name, f"at most {largest}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -63,6 +107,8 @@ class Fields:
             return default
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
             raise self.error(name, "a positive number")
+        if not SMALLEST_NUMBER <= value <= LARGEST_NUMBER:
+            raise self.error(name, f"from {SMALLEST_NUMBER:g} to {LARGEST_NUMBER:g}")
         return float(value)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
@@ -117,9 +163,17 @@ class Fields:
     def architecture(self) -> str:
         """Reads the name of the model class."""
         value = self.values.get("architectures")
-        if not isinstance(value, list) or len(value) != 1 or not isinstance(value[0], str):
+        name = value[0] if isinstance(value, list) and len(value) == 1 else None
+        if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH:
             raise self.error("architectures", "a list with the name of one model class")
-        return value[0]
+        return name
+
+
+def shown(value: object) -> str:
+    """Returns a JSON value for a message of one line: long ones lose their middle."""
+    shortened = reprlib.Repr()
+    shortened.maxlong = shortened.maxstring = shortened.maxother = 80
+    return shortened.repr(value)
 
 
 def _is_index(value: Any) -> bool:

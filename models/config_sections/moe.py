@@ -95,7 +95,7 @@ def _read_dense_layers(fields: Fields, num_hidden_layers: int) -> frozenset[int]
         return frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
     first_sparse = fields.count("first_k_dense_replace", 0, minimum=0)
     step = fields.count("decoder_sparse_step", 1)
-    named = fields.layer_numbers("mlp_only_layers")
+    named = frozenset(fields.layer_numbers("mlp_only_layers"))
     return frozenset(
         layer
         for layer in range(num_hidden_layers)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,18 @@ from models.layers.decoder import CausalLM
 from models.loading.checkpoint import open_checkpoint
 from models.loading.draft_layers import share_with_draft_layers
 from models.loading.dummy import fill_with_random_weights
+from models.loading.fit import check_fit
 from models.loading.plan import by_model_name, plan_loads
 from models.loading.stored_formats import can_keep, keep_stored_formats
 from models.loading.weights import load_weights
 from models.parallel.group import SINGLE, ParallelGroup
 from models.registry import model_class
 
+MAX_FULL_TABLE = 2**20
+"""Most positions whose rotations are all kept, however long sequences may be."""
 
-def load_model(
+
+def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
     folder: Path,
     *,
     device: torch.device,
@@ -31,6 +36,7 @@ def load_model(
     group: ParallelGroup = SINGLE,
     keep_quantized: bool | None = None,
     with_draft_layers: bool = False,
+    max_positions: int | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> CausalLM:
     """Builds the model that `folder`/config.json describes and gives it its weights.
@@ -45,6 +51,8 @@ def load_model(
             products for them, or are dequantised; None: as the device can.
         with_draft_layers: whether the layers that guess tokens ahead are loaded too, for
             models.deepseek_mtp.
+        max_positions: longest sequence, in tokens; by default as long as the model allows. Models
+            that allow more than MAX_FULL_TABLE get a table of positions of this length.
         on_progress: called now and then with one line for the operator.
 
     Returns:
@@ -59,6 +67,9 @@ def load_model(
         raise ValueError(f"load_format is {load_format!r}; it must be safetensors or dummy")
     config = ModelConfig.from_folder(folder)
     build = model_class(config.architecture)
+    if max_positions is not None and config.max_position_embeddings > MAX_FULL_TABLE:
+        num_positions = min(max_positions, config.max_position_embeddings)
+        config = replace(config, max_position_embeddings=num_positions)
     tensors = open_checkpoint(folder) if load_format == "safetensors" else None
     with _tensor_defaults(device, dtype), torch.no_grad():
         with _WithoutStorage():
@@ -73,12 +84,17 @@ def load_model(
                 keep_quantized = can_keep(device, dtype, quantization)
             if keep_quantized:
                 keep_stored_formats(model, stored)
-        _give_storage(model, device)
         if stored is None:
+            _give_storage(model, device)
             fill_with_random_weights(model)
         else:
+            # Wrong numbers in config.json show here, before they become memory.
             loads = plan_loads(stored, model, dtype)
-            load_weights(loads, device, on_progress or _ignore_progress)
+            check_fit(loads, model)
+            params = _give_storage(model, device)
+            load_weights(
+                [load.into(params) for load in loads], device, on_progress or _ignore_progress
+            )
     return model.eval()
 
 
@@ -101,17 +117,22 @@ class _WithoutStorage(TorchFunctionMode):
         return func(*args, **(kwargs | {"device": "meta"} if func is torch.empty else kwargs))
 
 
-def _give_storage(model: CausalLM, device: torch.device) -> None:
-    """Allocates the parameters that were made without memory; shared ones stay shared."""
+def _give_storage(model: CausalLM, device: torch.device) -> dict[nn.Parameter, nn.Parameter]:
+    """Allocates the parameters that were made without memory; shared ones stay shared.
+
+    Returns:
+        What stands in the place of each.
+    """
     assert not any(buffer.is_meta for buffer in model.buffers()), "buffers have their values"
-    allocated: dict[int, nn.Parameter] = {}
+    allocated: dict[nn.Parameter, nn.Parameter] = {}
     for layer in model.modules():
         for name, param in layer.named_parameters(recurse=False):
-            if id(param) not in allocated:
+            if param not in allocated:
                 # empty_like of such a tensor imports sympy, which takes 2 s (torch 2.11, 2.13).
                 values = torch.empty(param.shape, dtype=param.dtype, device=device)
-                allocated[id(param)] = nn.Parameter(values, requires_grad=False)
-            setattr(layer, name, allocated[id(param)])
+                allocated[param] = nn.Parameter(values, requires_grad=False)
+            setattr(layer, name, allocated[param])
+    return allocated
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -44,6 +44,11 @@ class Load:
     decode: Callable[..., torch.Tensor]
     """Makes the numbers of the parts, wherever they are."""
     destination: Destination
+
+    def into(self, params: Mapping[nn.Parameter, nn.Parameter]) -> "Load":
+        """Returns the same load into the parameter that stands in the place of its own."""
+        param = params[self.destination.param]
+        return replace(self, destination=replace(self.destination, param=param))
 
 
 def by_model_name(
@@ -140,14 +145,14 @@ class _Plan:
         if name.endswith(BLOCKS) and name not in self._destinations:
             return self._mxfp4_source(name, values, param)
         if name.endswith(SCALES) and name not in self._destinations:
-            return (values.view(EXPONENTS),), _as_it_is
+            return (values.view(EXPONENTS),), as_it_is
         if values.dtype == FP8 and param.dtype != FP8:
             return (values, self._scale_of(name, values)), self._dequantize_fp8
         if name.endswith(SCALE) and param.dtype == torch.float32:
             values = self._kept_scale(name, values)
         elif values.dtype not in PLAIN_DTYPES and values.dtype != param.dtype:
             raise ValueError(f"its dtype is {_name(values)}, which no weight may have here")
-        return (values,), _as_it_is
+        return (values,), as_it_is
 
     def _mxfp4_source(
         self, name: str, blocks: torch.Tensor, param: nn.Parameter
@@ -235,7 +240,7 @@ def _rows_of_blocks(blocks: torch.Tensor) -> torch.Tensor:
     return blocks.flatten(-2)
 
 
-def _as_it_is(values: torch.Tensor) -> torch.Tensor:
+def as_it_is(values: torch.Tensor) -> torch.Tensor:
     """Returns what was stored."""
     return values
 

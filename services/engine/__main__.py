@@ -15,9 +15,11 @@ import uvloop
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
+from models.config import ModelConfig
 from services.engine.config import EngineConfig
 from services.engine.core.capture_choice import with_planned_sizes
 from services.engine.core.model_folder import ModelFolder, ModelFolderError
+from services.engine.core.table_memory import check_table_memory
 from services.processes.standard_error import replace_standard_error
 from services.telemetry.logging import configure_logging
 
@@ -127,14 +129,16 @@ def _read_flags(kind: type[_Config], arguments: Sequence[str]) -> _Config:
 
 def _open_model(config: EngineConfig) -> ModelFolder:
     try:
-        return ModelFolder.open(
+        model = ModelFolder.open(
             config.model,
             name=config.model_name,
             max_model_len=config.max_model_len,
             num_speculative_tokens=config.num_speculative_tokens,
         )
+        check_table_memory(config, ModelConfig.from_folder(config.model))
     except ModelFolderError as error:
         raise _UsageError(str(error)) from error
+    return model
 
 
 if __name__ == "__main__":

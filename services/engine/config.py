@@ -16,6 +16,7 @@ from services.engine.compilation_config import (
     OperatorName,
     Size,
 )
+from services.engine.flag_reach import FLAG_REACH
 from services.telemetry.tracing import OtlpEndpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -122,29 +123,33 @@ class EngineConfig(BaseSettings):
     ] = "auto"
     """What runs as captured graphs; auto: full on CUDA, none on a CPU."""
     cudagraph_capture_sizes: CaptureSizes | None = None
-    """Sizes to capture, auto for sizes planned from steps seen; absent: from cuda_graph_sizes."""
+    """Sizes to capture, auto for sizes planned from steps seen; absent: from cuda_graph_sizes.
+    Works where graphs are captured."""
     cudagraph_piece_sizes: list[Size] | None = None
-    """Sizes of graphs of pieces, where they are not those of cudagraph_capture_sizes."""
+    """Sizes of graphs of steps with prompts and of pieces, where they are not those of
+    cudagraph_capture_sizes. Works where graphs are captured."""
     cuda_graph_sizes: list[Size] = Field(default=[512], min_length=1)
-    """One value N: capture 1, 2, 4, 8 and multiples of 16 up to N; several: these sizes."""
+    """One value N: capture 1, 2, 4, 8 and multiples of 16 up to N; several: these sizes.
+    Works where graphs are captured."""
     cudagraph_copy_inputs: bool = False
-    """Copy the model's inputs to fixed addresses before compiled pieces run."""
+    """Copy the model's inputs to fixed addresses before compiled pieces run. Works on level 3."""
     num_speculative_tokens: int = Field(default=0, ge=0, le=8)
     """Tokens that the model's draft layers guess ahead in each step; 0 turns speculation off."""
     capture_while_serving: bool = True
     """Be ready before anything is compiled or captured; that then happens between steps."""
     splitting_ops: list[OperatorName] = list(DEFAULT_SPLITTING_OPS)
-    """Operators that the model is split at on level 3, as namespace::name."""
+    """Operators that pieces end at, as namespace::name. Works on levels 0, 2 and 3."""
     use_inductor: bool = True
-    """Compile with Inductor on levels 2 and 3; otherwise run traced graphs as they are."""
+    """Compile with Inductor; otherwise run traced graphs as they are. Works on levels 2 and 3."""
     compile_sizes: list[Size | Literal["cudagraph_capture_sizes"]] = []
-    """Numbers of tokens that get tuned kernels of their own before serving, on level 3."""
+    """Numbers of tokens that get tuned kernels of their own before serving. Works on level 3."""
     inductor_compile_config: dict[str, Any] = {}
-    """Settings of torch._inductor.config, as JSON."""
+    """Settings of torch._inductor.config, as JSON. Works on levels 2 and 3 with Inductor."""
     debug_dump_path: Path | None = None
-    """Folder that gets the traced graph, its pieces and generated code, on level 3."""
+    """Folder that gets the traced graph, its pieces and generated code. Works on levels 2 and 3."""
     compile_cache_dir: Path = DEFAULT_CACHE_DIR
-    """Folder of compiled pieces, shared by all engines that are started with it."""
+    """Folder of compiled pieces, shared by all engines that are started with it.
+    Works on levels 2 and 3 with Inductor."""
     histogram_dir: str = "~/.cache/octavo/histograms"
     """Folder that keeps how large steps were, to plan sizes from; empty: nothing is kept."""
     fail_on_late_build: bool = False
@@ -196,6 +201,21 @@ class EngineConfig(BaseSettings):
             raise ValueError(f"it must be less than block_size, which is {block_size}")
         if value and others.data.get("cudagraph_capture_sizes") == AUTO:
             raise ValueError("it must be 0 with cudagraph_capture_sizes auto")
+        return value
+
+    @field_validator(*(flag for flag, reach in FLAG_REACH.items() if reach.is_refused))
+    @classmethod
+    def _check_reach(cls, value: Any, others: ValidationInfo) -> Any:
+        """Refuses a flag that would do nothing; those that decide that stand before it."""
+        assert others.field_name is not None, "it validates fields"
+        level = others.data.get("compilation_level")
+        if level is None or others.data.get("enforce_eager") or not value:
+            return value
+        reach = FLAG_REACH[others.field_name]
+        use_inductor = others.data.get("use_inductor", True)
+        if not reach.holds(level, use_inductor=use_inductor):
+            without = "" if use_inductor else ", without Inductor"
+            raise ValueError(f"it works {reach}; compilation_level is {level}{without}")
         return value
 
     @property

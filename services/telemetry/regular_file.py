@@ -18,9 +18,11 @@ def read_regular_file(path: Path, *, max_bytes: int) -> bytes:
     # It may have been replaced in between; opening a FIFO without waiting does not wait.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
-        _check_is_regular(os.fstat(fd), path)
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
+        found = os.fstat(fd)
+        _check_is_regular(found, path)
+        # A file may grow while it is read.
+        content = file.read(max_bytes + 1) if found.st_size <= max_bytes else None
+    if content is None or len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"it is over the limit of {max_bytes} bytes", str(path))
     return content
 

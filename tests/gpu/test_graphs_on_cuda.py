@@ -7,13 +7,17 @@ import pytest
 import torch
 
 from models.cudagraph_mode import CUDAGraphMode
+from models.ops import kernel_choice
 from protos.engine.v1.worker_pb2 import GraphReport
 from services.engine import batch
 from services.engine.batch import FallbackReason, read_int32
+from services.engine.compilation.graphs.capture_plan import full_decode_key
 from services.engine.compilation.graphs.cuda_recorder import CUDAGraphRecorder
+from services.engine.compilation.graphs.graph_runner import GraphRunner
 from services.engine.compilation.graphs.recorder import GraphFaultError
 from services.engine.compilation_config import CompilationConfig, CompilationLevel
 from services.engine.config import EngineConfig
+from services.engine.sampling.sampler import greedy
 from services.engine.worker.executor import WorkerExecutor
 from tests.support.graph_engine import GraphEngine
 from tests.support.random_checkpoints import write_checkpoint
@@ -122,6 +126,45 @@ class TestAPlantedBadGraph:
         engine.runner.forward.run_model = model
         assert engine.run(PROMPTS[:3], 6) == eager(folder).run(PROMPTS[:3], 6)
 
+    @pytest.mark.parametrize("plant", ["stale", "unwritten"])
+    def test_tokens_that_are_not_those_of_the_logits_are_a_fault(self, plant):
+        device = torch.device("cuda", 0)
+        contents = torch.randn(2, 4, 1000, device=device)
+        logits = contents[0].clone()
+        chosen = torch.zeros(4, dtype=torch.int32, device=device)
+        runner = GraphRunner(CUDAGraphRecorder(device, torch.float32))
+        key = full_decode_key(4)
+        num_runs = 0
+
+        def program():
+            nonlocal num_runs
+            num_runs += 1
+            computed = logits * 2
+            if plant == "stale":
+                # A number of the host, which a graph knows as it was at its capture.
+                tokens = computed.argmax(dim=-1).int() + num_runs
+            else:
+                # The capture leaves out the kernel that writes the tokens.
+                if num_runs == 1:
+                    chosen.copy_(computed.argmax(dim=-1))
+                tokens = chosen
+            return computed, tokens
+
+        def start(implied):
+            nonlocal num_runs
+            num_runs = 0
+            return runner.start(
+                key,
+                program,
+                {"logits": logits},
+                lambda variant: logits.copy_(contents[variant]),
+                implied=implied,
+            ).finish()
+
+        for implied in (None, lambda outputs: [greedy(outputs[0]).int()]):
+            assert "of the integers that it computes are wrong" in start(implied).fault
+            assert key not in runner
+
     def test_a_program_that_waits_for_the_device_is_refused_and_the_device_goes_on(self, folder):
         x = torch.ones(4, device="cuda")
         recorder = CUDAGraphRecorder(torch.device("cuda", 0), torch.float32)
@@ -181,6 +224,19 @@ def test_steps_of_all_kinds_give_the_tokens_of_eager_steps(folder, mode, level):
     for _ in range(2):
         assert engine.run(PROMPTS, NUM_OUTPUT) == expected
     assert set(engine.reasons) == {RAN_GRAPH}
+
+
+@pytest.mark.parametrize("mode", CUDAGraphMode, ids=str)
+def test_without_our_kernels_every_mode_serves_in_pieces_or_eagerly(folder, mode, monkeypatch):
+    # As on a machine with CUDA and without Triton: the reference of attention plans on the host.
+    monkeypatch.setattr(kernel_choice, "HAS_TRITON", False)
+    config = CompilationConfig(cudagraph_mode=mode, cudagraph_capture_sizes=(4, 8, 64))
+    engine = GraphEngine(folder, config, device="cuda")
+    assert engine.prepared.mode is (CUDAGraphMode.PIECEWISE if mode else CUDAGraphMode.NONE)
+    assert {outcome.fault for outcome in engine.capture()} <= {""}
+    expected = eager(folder).run(PROMPTS, NUM_OUTPUT)
+    assert engine.run(PROMPTS, NUM_OUTPUT) == expected
+    assert (RAN_GRAPH in engine.reasons) == bool(mode)
 
 
 def test_whole_graphs_serve_prompts_in_chunks_beside_decodes(folder):

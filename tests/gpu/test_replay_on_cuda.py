@@ -32,9 +32,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-def record(folder, path, dtype):
+def record(folder, path, dtype, mode=CUDAGraphMode.FULL_DECODE_ONLY):
     config = CompilationConfig(
-        cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY, cudagraph_capture_sizes=(1, 2, 4, 8)
+        cudagraph_mode=mode, cudagraph_capture_sizes=(1, 2, 4, 8), cudagraph_piece_sizes=(32, 64)
     )
     engine = GraphEngine(
         folder, config, device="cuda", dtype=DTYPES[dtype], num_blocks=NUM_BLOCKS, block_size=16
@@ -68,6 +68,15 @@ def test_an_honest_recording_shows_no_difference(folder, tmp_path, against):
     assert totals.num_different == 0, report
     assert totals.num_given_up == 0
     assert (totals.num_by_graph > 0) == (against != "eager")
+
+
+@pytest.mark.parametrize("against", ["eager", "full", "piecewise"])
+def test_a_recording_of_whole_steps_with_prompts_is_replayed(folder, tmp_path, against):
+    trace = record(folder, tmp_path / "trace.binpb", "float32", mode=CUDAGraphMode.FULL)
+    totals, report = run(trace, folder, against)
+    assert totals.num_different == 0, report
+    assert totals.num_given_up == 0
+    assert totals.num_by_graph == (0 if against == "eager" else totals.num_steps)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

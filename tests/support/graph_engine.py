@@ -63,7 +63,7 @@ class GraphEngine:
         if has_groups:
             windows = self.model.config.sliding_windows
             groups = group_layers(windows, max_model_len=max_model_len)
-        limits = StepLimits(
+        self.limits = limits = StepLimits(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,

@@ -1,14 +1,16 @@
-"""What compiled pieces depend on, and what they do not.
+"""What compiled pieces depend on: settings, model, sources, device, versions and environment.
 
-Every field of both configurations takes part unless a table below says why it need not.
+`key_fields` says which settings take part.
 """
 
 import enum
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -17,73 +19,15 @@ import torch._functorch.config
 import torch._inductor.config
 
 from models.config import ModelConfig
+from services.engine.compilation.key_fields import (
+    CODE_VARIABLES,
+    IRRELEVANT_COMPILATION_FIELDS,
+    IRRELEVANT_ENGINE_FIELDS,
+    IRRELEVANT_MODEL_FIELDS,
+    IRRELEVANT_SOURCES,
+)
 from services.engine.compilation_config import CompilationConfig
 from services.engine.config import REPOSITORY, EngineConfig
-
-_COMPILATION_FLAG = "takes part as a field of CompilationConfig"
-_GRAPHS = "graphs are captured around pieces, which stay the same"
-_PLACE = "only says where to write"
-_SERVICE = "concerns the service, not the model"
-_TABLE_SIZE = "pieces see query tokens only, and any number of them"
-
-IRRELEVANT_COMPILATION_FIELDS = {
-    "cudagraph_mode": _GRAPHS,
-    "cudagraph_capture_sizes": _GRAPHS,
-    "cudagraph_piece_sizes": _GRAPHS,
-    "cuda_graph_sizes": _GRAPHS,
-    "cudagraph_copy_inputs": "inputs are copied before the pieces run",
-    "compile_sizes": "each size has an artifact of its own",
-    "debug_dump_path": _PLACE,
-    "cache_dir": _PLACE,
-}
-"""Field of CompilationConfig -> why no compiled piece depends on it."""
-
-IRRELEVANT_ENGINE_FIELDS = {
-    "model": "what config.json says takes part; weights are inputs of the pieces",
-    "served_model_name": _SERVICE,
-    "host": _SERVICE,
-    "port": _SERVICE,
-    "device": "the device itself takes part",
-    "kv_cache_dtype": "attention, which reads the cache, is never compiled",
-    "load_format": "weights are inputs of the pieces",
-    "max_model_len": _TABLE_SIZE,
-    "block_size": _TABLE_SIZE,
-    "num_kv_blocks": _TABLE_SIZE,
-    "kv_cache_memory_mb": _TABLE_SIZE,
-    "gpu_memory_utilization": _TABLE_SIZE,
-    "max_num_seqs": _TABLE_SIZE,
-    "max_num_batched_tokens": _TABLE_SIZE,
-    "max_num_waiting": _SERVICE,
-    "enable_prefix_caching": _SERVICE,
-    "enforce_eager": "nothing is compiled then",
-    "compilation_level": _COMPILATION_FLAG,
-    "cudagraph_mode": _COMPILATION_FLAG,
-    "cudagraph_capture_sizes": _COMPILATION_FLAG,
-    "cudagraph_piece_sizes": _COMPILATION_FLAG,
-    "cuda_graph_sizes": _COMPILATION_FLAG,
-    "cudagraph_copy_inputs": _COMPILATION_FLAG,
-    "splitting_ops": _COMPILATION_FLAG,
-    "use_inductor": _COMPILATION_FLAG,
-    "compile_sizes": _COMPILATION_FLAG,
-    "inductor_compile_config": _COMPILATION_FLAG,
-    "debug_dump_path": _COMPILATION_FLAG,
-    "compile_cache_dir": _COMPILATION_FLAG,
-    "histogram_dir": _SERVICE,
-    "heartbeat_interval_ms": _SERVICE,
-    "step_timeout_s": _SERVICE,
-    "worker_start_timeout_s": _SERVICE,
-    "drain_timeout_s": _SERVICE,
-    "credit_window": _SERVICE,
-    "slow_reader_timeout_s": _SERVICE,
-    "max_sessions": _SERVICE,
-    "max_message_bytes": _SERVICE,
-    "allow_watch_tokens": _SERVICE,
-    "capture_while_serving": _GRAPHS,
-    "fail_on_late_build": _SERVICE,
-    "log_level": _SERVICE,
-    "log_format": _SERVICE,
-}
-"""Field of EngineConfig -> why no compiled piece depends on it."""
 
 _SOURCE_FOLDERS = ("models", "services/engine/compilation")
 
@@ -123,10 +67,11 @@ def compute_factors(
     facts: dict[str, Any] = {}
     facts |= _fields("compilation", config, IRRELEVANT_COMPILATION_FIELDS)
     facts |= _fields("engine", engine, IRRELEVANT_ENGINE_FIELDS)
-    facts |= _prefixed("model", asdict(ModelConfig.from_folder(engine.model)))
+    facts |= _prefixed("model", _model_facts(ModelConfig.from_folder(engine.model)))
     facts |= _prefixed("source", source_digests(_sources()))
     facts |= _prefixed("device", _device_facts(device))
     facts |= _prefixed("torch", _torch_facts())
+    facts |= _prefixed("environment", {name: os.environ.get(name) for name in CODE_VARIABLES})
     facts |= _prefixed("inductor", torch._inductor.config.save_config_portable())
     facts |= _prefixed("functorch", torch._functorch.config.save_config_portable())
     return Factors({name: _text(value) for name, value in facts.items()})
@@ -141,8 +86,20 @@ def source_digests(paths: Iterable[Path]) -> dict[str, str]:
 
 
 def _sources() -> list[Path]:
-    """Returns the files that a model's code or the way it is compiled can come from."""
-    return [path for name in _SOURCE_FOLDERS for path in (REPOSITORY / name).rglob("*.py")]
+    """Returns the files that decide how a model is traced, split and compiled."""
+    left_out = [REPOSITORY / name for name in IRRELEVANT_SOURCES]
+    return [
+        path
+        for name in _SOURCE_FOLDERS
+        for path in (REPOSITORY / name).rglob("*.py")
+        if not any(path.is_relative_to(each) for each in left_out)
+    ]
+
+
+def _model_facts(config: ModelConfig) -> dict[str, Any]:
+    """Returns what config.json says of the model that is traced."""
+    facts = asdict(config)
+    return {name: facts[name] for name in facts if name not in IRRELEVANT_MODEL_FIELDS}
 
 
 def _fields(
@@ -180,6 +137,7 @@ def _torch_facts() -> dict[str, Any]:
         "version": torch.__version__,
         "git": torch.version.git_version,
         "cuda": torch.version.cuda,
+        "triton": _triton_version(),
         "python": platform.python_version(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -187,6 +145,14 @@ def _torch_facts() -> dict[str, Any]:
     if torch.cuda.is_available():
         facts["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]  # torch
     return facts
+
+
+def _triton_version() -> str | None:
+    """Returns the version of what compiles code for GPUs; None if it is not installed."""
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return None
 
 
 def _text(value: Any) -> str:

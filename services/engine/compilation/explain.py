@@ -1,9 +1,17 @@
 """Says whether compiled pieces on disk fit a configuration, and what keeps them from it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from services.engine.compilation.artifact_cache import ArtifactCache, stored_factors
 from services.engine.compilation.cache_key import Factors
+from services.engine.compilation.key_fields import (
+    COMPILATION_FLAG,
+    IRRELEVANT_COMPILATION_FIELDS,
+    IRRELEVANT_ENGINE_FIELDS,
+    RELEVANT_COMPILATION_FIELDS,
+    RELEVANT_ENGINE_FIELDS,
+)
 
 _MAX_SHOWN = 8
 _MAX_VALUE_LENGTH = 40
@@ -17,12 +25,17 @@ def explain(cache_dir: Path, factors: Factors) -> str:
         factors: those of the configuration in question.
 
     Returns:
-        Lines for a person: the folder that fits, or the nearest ones and their differences.
+        Lines for a person: the folder that fits, or the nearest ones and their differences; then
+        which settings the key holds and which it leaves out.
     """
+    return "\n".join([*_comparison(cache_dir, factors), "", *_settings()])
+
+
+def _comparison(cache_dir: Path, factors: Factors) -> list[str]:
     stored = list(stored_factors(cache_dir))
     for cache, other in stored:
         if other.key == factors.key:
-            return f"{cache.folder}: {_pieces(cache)} for this configuration"
+            return [f"{cache.folder}: {_pieces(cache)} for this configuration"]
     lines = [f"nothing compiled for this configuration in {cache_dir.expanduser()}"]
     nearest = sorted(stored, key=lambda pair: len(factors.differences(pair[1])))
     for cache, other in nearest[:_MAX_SHOWN]:
@@ -32,7 +45,27 @@ def explain(cache_dir: Path, factors: Factors) -> str:
         lines += [_difference(name, factors, other) for name in names[:_MAX_SHOWN]]
         if len(names) > _MAX_SHOWN:
             lines.append(f"  and {len(names) - _MAX_SHOWN} more")
-    return "\n".join(lines)
+    return lines
+
+
+def _settings() -> list[str]:
+    """Lists the settings that take part in the key and those that do not, with the reasons."""
+    held = RELEVANT_COMPILATION_FIELDS | RELEVANT_ENGINE_FIELDS
+    lines = ["settings in the key:", *(f"  {name}: {why}" for name, why in held.items())]
+    lines.append("settings left out:")
+    left_out = IRRELEVANT_COMPILATION_FIELDS | {
+        name: why for name, why in IRRELEVANT_ENGINE_FIELDS.items() if why != COMPILATION_FLAG
+    }
+    for why, names in _by_reason(left_out).items():
+        lines.append(f"  {', '.join(names)}: {why}")
+    return lines
+
+
+def _by_reason(fields: Mapping[str, str]) -> dict[str, list[str]]:
+    reasons: dict[str, list[str]] = {}
+    for name, why in fields.items():
+        reasons.setdefault(why, []).append(name)
+    return reasons
 
 
 def _difference(name: str, here: Factors, there: Factors) -> str:

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from models.config import ConfigError, ModelConfig
-from services.engine.core.tokenizer_files import TokenizerFiles
+from models.config_sections.fields import MAX_FILE_BYTES, shown
+from services.engine.core.model_files import ModelFolderError as ModelFolderError
+from services.engine.core.model_files import read_bounded
+from services.engine.core.tokenizer_files import TokenizerFiles, check_token_ids
 from services.engine.errors import InvalidRequestError
 from services.engine.request import MAX_EOS_TOKEN_IDS, SamplingParams
 
-
-class ModelFolderError(Exception):
-    """The checkpoint's folder cannot be served; the message is for the operator."""
+_LARGEST_NUMBER = 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,7 @@ class ModelFolder:
             raise ModelFolderError(f"{error.filename} cannot be read: {error.strerror}") from error
         if "tokenizer.json" not in {file.name for file in tokenizer.files}:
             raise ModelFolderError(f"{folder} has no tokenizer.json")
+        check_token_ids(tokenizer, folder, config.vocab_size)
         fields = _Fields(generation, generation_path)
         return cls(
             name=name,
@@ -114,9 +116,10 @@ class _Fields:
         value = self.values.get(name)
         if value is None:
             return default
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ModelFolderError(f"{self.path}: {name} is {value!r}; it must be a number")
-        return value
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not -_LARGEST_NUMBER <= value <= _LARGEST_NUMBER:
+            raise ModelFolderError(f"{self.path}: {name} is {shown(value)}; it must be a number")
+        return float(value)
 
     def token_ids(self, name: str, default: tuple[int, ...]) -> frozenset[int]:
         value = self.values.get(name)
@@ -125,15 +128,15 @@ class _Fields:
         ids = value if isinstance(value, list) else [value]
         if not all(isinstance(token_id, int) and token_id >= 0 for token_id in ids):
             raise ModelFolderError(
-                f"{self.path}: {name} is {value!r}; it must be a token id or a list of token ids"
+                f"{self.path}: {name} is {shown(value)}; it must be a token id or a list of them"
             )
         return frozenset(ids)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        value = json.loads(read_bounded(path, MAX_FILE_BYTES))
+    except (ValueError, RecursionError) as error:
         raise ModelFolderError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise ModelFolderError(f"{path} does not hold a JSON object")
@@ -152,7 +155,7 @@ def _eos_token_ids(generation: _Fields, config: ModelConfig) -> frozenset[int]:
     # The worker has so much room for them, and would refuse every request that names another.
     if len(ids) > MAX_EOS_TOKEN_IDS or max(ids, default=0) >= config.vocab_size:
         raise ModelFolderError(
-            f"eos_token_id is {sorted(ids)}; it may have {MAX_EOS_TOKEN_IDS} ids, "
+            f"eos_token_id is {shown(sorted(ids))}; it may have {MAX_EOS_TOKEN_IDS} ids, "
             f"all below vocab_size, which is {config.vocab_size}"
         )
     return ids

@@ -211,19 +211,22 @@ def _report(history: StepHistory, plans: Sequence[KindPlan]) -> Group:
     parts: list[Text | Table] = [Text(f"graphs today: {history.cudagraph_mode}", style="bold")]
     for plan in plans:
         parts += [Text(_heading(history, plan)), _table(plan)]
-    wanted = [plan.arguments for plan in plans if plan.planned.sizes and _captures(history, plan)]
+    wanted = [plan.arguments for plan in plans if plan.planned.sizes]
     if wanted:
         parts.append(Text("flags for these sizes:", style="bold"))
         # Unbroken, so that it can be copied.
         parts.append(Text(" ".join(wanted), no_wrap=True, overflow="ignore"))
-    if any(not _captures(history, plan) for plan in plans):
-        parts.append(Text("pieces need --compilation-level 3 --cudagraph-mode full_and_piecewise"))
+    if not all(_captures(history, plan) for plan in plans):
+        lacking = "graphs of steps with prompts" if history.mode else "graphs"
+        parts.append(
+            Text(f"{lacking} need --cudagraph-mode full, and any --compilation-level but 1")
+        )
     return Group(*parts)
 
 
 def _captures(history: StepHistory, plan: KindPlan) -> bool:
-    """Whether the engine captures graphs of a plan's kind, or none at all yet."""
-    return bool(plan.name == "decodes" or history.mode.mixed_mode())
+    """Whether the engine captures graphs of a plan's kind."""
+    return bool(history.mode.decode_mode() if plan.name == "decodes" else history.mode.mixed_mode())
 
 
 def _heading(history: StepHistory, plan: KindPlan) -> str:

@@ -1,22 +1,30 @@
 """The tokenizer's files as one hashed bundle, so that a frontend needs no copy of its own."""
 
 import hashlib
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from services.telemetry.regular_file import read_regular_file
+from models.config_sections.fields import shown
+from services.engine.core.model_files import ModelFolderError, read_bounded, require_inside
 
-MAX_FILE_BYTES = 2**28
-"""Largest file of a tokenizer; the largest vocabularies take some 30 MB."""
+TOKENIZER_FILE_BYTES = {
+    "added_tokens.json": 2**24,
+    "chat_template.jinja": 2**20,
+    "special_tokens_map.json": 2**20,
+    "tokenizer.json": 2**26,
+    "tokenizer_config.json": 2**24,
+}
+"""Files that make up a tokenizer, where a checkpoint has them -> the most bytes of each.
 
-TOKENIZER_FILE_NAMES = (
-    "added_tokens.json",
-    "chat_template.jinja",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-)
-"""Files that make up a tokenizer, where a checkpoint has them."""
+Twice and more what released models have: 33 MB of tokenizer.json, 1.2 MB of tokenizer_config.json.
+"""
+
+MAX_TOKENS_BEYOND = 2**16
+"""How far ids of tokens that only the tokenizer knows may lie beyond the model's vocabulary: tables
+have an entry for each id up to the largest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +47,60 @@ class TokenizerFiles:
         """Reads the files that exist in `folder`.
 
         Raises:
-            OSError: one of them cannot be read.
+            ModelFolderError: one is too large, no regular file, or a link out of the folder.
         """
-        files = tuple(
-            TokenizerFile(name, read_regular_file(folder / name, max_bytes=MAX_FILE_BYTES))
-            for name in sorted(TOKENIZER_FILE_NAMES)
-            if (folder / name).exists()
-        )
-        return cls(files, _sha256(files))
+        files = []
+        for name, max_bytes in sorted(TOKENIZER_FILE_BYTES.items()):
+            path = folder / name
+            if path.exists() or path.is_symlink():
+                require_inside(path, folder)
+                files.append(TokenizerFile(name, read_bounded(path, max_bytes)))
+        return cls(tuple(files), _sha256(tuple(files)))
+
+    def content(self, name: str) -> bytes | None:
+        """Returns a file's content; None if there is no such file."""
+        return next((file.content for file in self.files if file.name == name), None)
+
+
+def check_token_ids(files: TokenizerFiles, folder: Path, vocab_size: int) -> None:
+    """Checks the ids of a tokenizer's tokens, of which tables are made.
+
+    Args:
+        files: with a tokenizer.json.
+        folder: for messages.
+        vocab_size: the model's.
+
+    Raises:
+        ModelFolderError: tokenizer.json is not a JSON object, or an id is not a number from 0 that
+            the model could have a row for.
+    """
+    path = folder / "tokenizer.json"
+    try:
+        content = json.loads(files.content("tokenizer.json") or b"")
+    except (ValueError, RecursionError) as error:
+        raise ModelFolderError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelFolderError(f"{path} does not hold a JSON object")
+    limit = vocab_size + MAX_TOKENS_BEYOND
+    for token_id in _token_ids(content):
+        if type(token_id) is not int or not 0 <= token_id < limit:
+            raise ModelFolderError(
+                f"{path}: a token has the id {shown(token_id)}; ids are below {limit} where the "
+                f"model has {vocab_size} tokens"
+            )
+
+
+def _token_ids(content: dict[str, Any]) -> Iterator[object]:
+    """Yields the ids of all tokens, of the forms that a tokenizer.json may have."""
+    model = content.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, dict):
+        yield from vocabulary.values()
+    elif isinstance(vocabulary, list):  # ids are places in the list
+        yield max(len(vocabulary) - 1, 0)
+    added = content.get("added_tokens")
+    for token in added if isinstance(added, list) else ():
+        yield token.get("id") if isinstance(token, dict) else token
 
 
 def _sha256(files: tuple[TokenizerFile, ...]) -> str:

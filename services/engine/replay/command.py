@@ -44,7 +44,7 @@ def replay(
         write(f"{config.trace} ends in the middle of a message; what is whole is replayed")
     width = settings.limits.block_table_width
     blocks = BlockNumbers(recording.snapshot.engine.num_blocks, table_width=width)
-    orders = Orders(config.against, settings.catalogue(), blocks)
+    orders = Orders(config.against, settings.catalogue(), blocks, allows=settings.allows)
     keys = _survey(recording, orders, blocks)
     sides = Sides(
         load(settings), settings, num_blocks=blocks.num_blocks, graph_keys=list(keys.values())
@@ -132,4 +132,5 @@ def _settings(config: ReplayConfig, recorded: EngineSettings) -> ReplaySettings:
         device=device,
         dtype=dtype,
         cache_dtype=cache_dtype,
+        has_plain_caches=model_config.mla is None and cache_dtype == dtype,
     )

@@ -1,6 +1,6 @@
 """What each side is ordered to do for a recorded step."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from services.engine.batch import BatchDescriptor, CUDAGraphMode, FallbackReason, GraphKey
@@ -31,17 +31,26 @@ class Order:
 class Orders:
     """Turns recorded descriptors into those of a replay."""
 
-    def __init__(self, against: str, catalogue: Iterable[GraphKey], blocks: BlockNumbers) -> None:
+    def __init__(
+        self,
+        against: str,
+        catalogue: Iterable[GraphKey],
+        blocks: BlockNumbers,
+        *,
+        allows: Callable[[GraphKey], bool],
+    ) -> None:
         """Starts with what may be ordered.
 
         Args:
             against: "eager", "piecewise" or "full".
             catalogue: graphs for steps that were not recorded with one of this kind.
             blocks: the blocks of the caches of both sides.
+            allows: whether a graph that a step was recorded with can be captured here.
         """
         self._mode = _WIRE_MODES[against]
         self._dispatcher = GraphDispatcher(captured=catalogue)
         self._blocks = blocks
+        self._allows = allows
 
     def graph_key(self, descriptor: BatchDescriptor) -> GraphKey | None:
         """Returns the graph that the tested side runs a step by."""
@@ -58,8 +67,8 @@ class Orders:
 
     def _dispatch(self, descriptor: BatchDescriptor) -> Dispatch:
         key = descriptor.graph_key
-        is_captured = key.uniform or self._mode == CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE
-        if is_captured and descriptor.cudagraph_runtime_mode == self._mode:
+        is_of_mode = descriptor.cudagraph_runtime_mode == self._mode
+        if is_of_mode and self._mode and self._allows(key):
             return Dispatch(
                 mode=self._mode,
                 graph_key=key,

@@ -6,14 +6,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from models import forward_context
 from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import CacheData
 from models.layers.decoder import CausalLM
 from models.loading.loader import load_model
+from models.ops.cudagraph_support import attention_cudagraph_support
 from services.engine.batch import GraphKey
 from services.engine.compilation.cache_key import compute_factors
 from services.engine.compilation.compile_model import CompiledModel, compile_model
-from services.engine.compilation.graphs.capture_plan import full_decode_key, piecewise_key
+from services.engine.compilation.graphs.capture_plan import (
+    full_decode_key,
+    graph_support,
+    piecewise_key,
+    planned_keys,
+)
 from services.engine.compilation_config import CompilationConfig
 from services.engine.config import EngineConfig
 from services.engine.replay.recording import ReplayError
@@ -31,14 +38,6 @@ from services.engine.worker.model_runner import ModelRunner
 from services.engine.worker.speculative_runner import SpeculativeRunner, make_runner
 from services.engine.worker.startup import EXAMPLE_NUM_TOKENS
 from services.engine.worker.step_arrays import StepLimits
-
-MODES = {
-    "eager": CUDAGraphMode.NONE,
-    "piecewise": CUDAGraphMode.PIECEWISE,
-    "full": CUDAGraphMode.FULL_DECODE_ONLY,
-}
-"""What is captured, by what a replay is against."""
-
 
 Tapped = dict[Tap, Tensor]
 """Tensors of attention for the tokens of a step and what pads it."""
@@ -77,7 +76,8 @@ class Side:
 class ReplaySettings:
     """How to run the sides.
 
-    against: a key of MODES. engine: flags, with the limits of the engine that was recorded.
+    against: "eager", "piecewise" or "full". engine: flags, with the limits of the engine that was
+        recorded. has_plain_caches: every layer caches keys and values in the model's dtype.
     """
 
     against: str
@@ -86,25 +86,62 @@ class ReplaySettings:
     device: torch.device
     dtype: torch.dtype
     cache_dtype: torch.dtype
+    has_plain_caches: bool
+
+    @property
+    def mode(self) -> CUDAGraphMode:
+        """What is captured; whole steps with prompts only where that is supported."""
+        if self.against == "eager":
+            return CUDAGraphMode.NONE
+        if self.against == "piecewise":
+            return CUDAGraphMode.PIECEWISE
+        support = graph_support(
+            attention_cudagraph_support(self.device),
+            self.engine.compilation_config(self.device.type).level,
+            decode_q_len=self.limits.decode_q_len,
+            has_plain_caches=self.has_plain_caches,
+            is_rehearsal=self.device.type == "cpu",
+        )
+        return CUDAGraphMode.FULL if support.prompts else CUDAGraphMode.FULL_DECODE_ONLY
 
     @property
     def compilation(self) -> CompilationConfig:
         """What is compiled and captured on the side with graphs."""
         settings = self.engine.compilation_config(self.device.type)
-        return settings.model_copy(update={"cudagraph_mode": MODES[self.against]})
+        return settings.model_copy(update={"cudagraph_mode": self.mode})
 
     def catalogue(self) -> list[GraphKey]:
         """Returns the graphs that an engine with these flags could have, as they travel."""
         settings, limits = self.compilation, self.limits
-        if self.against == "full":
-            return wire_keys(
-                full_decode_key(size, limits.decode_q_len)
-                for size in settings.capture_sizes(limits.max_decodes)
+        keys = planned_keys(
+            self.mode,
+            decode_sizes=settings.capture_sizes(limits.max_decodes),
+            token_sizes=settings.piece_sizes(limits.max_num_batched_tokens),
+            max_num_seqs=limits.max_num_seqs,
+            decode_q_len=limits.decode_q_len,
+        )
+        return wire_keys(keys)
+
+    def allows(self, key: GraphKey) -> bool:
+        """Whether a recorded graph can be captured: of the right kind, and within the limits."""
+        limits, mode, own = self.limits, self.mode, _model_key(key)
+        if own.uniform:
+            is_possible = own.graph_bs in range(1, limits.max_decodes + 1)
+            is_wanted = mode.decode_mode() is CUDAGraphMode.FULL
+            return (
+                is_wanted
+                and is_possible
+                and own == full_decode_key(own.graph_bs, limits.decode_q_len)
             )
-        if self.against == "piecewise":
-            sizes = settings.piece_sizes(limits.max_num_batched_tokens)
-            return wire_keys(map(piecewise_key, sizes))
-        return []
+        if own.num_tokens not in range(1, limits.max_num_batched_tokens + 1):
+            return False
+        if not own.is_whole:
+            return mode.mixed_mode() is CUDAGraphMode.PIECEWISE and own == piecewise_key(
+                own.num_tokens
+            )
+        is_possible = own.graph_bs in range(1, limits.max_num_seqs + 1)
+        is_wanted = mode.mixed_mode() is CUDAGraphMode.FULL
+        return is_wanted and is_possible and own.max_q_len == own.num_tokens
 
     def load(self) -> CausalLM:
         """Loads the model."""
@@ -114,6 +151,7 @@ class ReplaySettings:
             dtype=self.dtype,
             load_format=self.engine.load_format,
             with_draft_layers=self.limits.num_speculative_tokens > 0,
+            max_positions=self.limits.max_model_len,
         )
 
 
@@ -148,7 +186,7 @@ class Sides:
         self.tested = self._side(tested_name, model, num_blocks)
         install_model(self.tested.runner, compiled, settings.compilation, self._pieces)
         self._prepared = self._prepare(graph_keys)
-        if self._prepared.mode is not MODES[settings.against]:
+        if self._prepared.mode is not settings.mode:
             raise ReplayError(
                 f"no graphs for --against {settings.against} can be captured here: this device "
                 "or --compilation-level does not allow it"
@@ -174,7 +212,7 @@ class Sides:
         of pieces is seen as it is.
         """
         with AttentionTaps() as taps:
-            if key is not None and key.uniform:
+            if key is not None and _model_key(key).is_whole:
                 self._prepare([key]).capture_all(lambda _: None)
             run(self.tested)
         self.tested.runner.use_graphs(self._prepared.graphs)
@@ -211,12 +249,25 @@ class Sides:
 
     def _prepare(self, keys: Sequence[GraphKey]) -> PreparedGraphs:
         """Plans graphs of these keys and no others."""
-        sizes = {key.graph_bs if key.uniform else key.num_tokens for key in keys}
-        update = {"cudagraph_capture_sizes": tuple(sorted(sizes)), "cudagraph_piece_sizes": None}
         return prepare_graphs(
             self.tested.runner,
-            self._settings.compilation.model_copy(update=update),
+            self._settings.compilation,
             limits=self._settings.limits,
             pieces=self._pieces,
             on_fault=lambda _: None,
+            keys=sorted(map(_model_key, keys), key=_capture_order),
         )
+
+
+def _model_key(key: GraphKey) -> forward_context.GraphKey:
+    return forward_context.GraphKey(
+        num_tokens=key.num_tokens,
+        graph_bs=key.graph_bs,
+        max_q_len=key.max_q_len,
+        uniform=key.uniform,
+    )
+
+
+def _capture_order(key: forward_context.GraphKey) -> tuple[bool, int, int]:
+    """Puts graphs of decodes first, and of each kind large ones first."""
+    return not key.uniform, -key.num_tokens, -key.graph_bs

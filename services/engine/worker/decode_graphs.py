@@ -74,6 +74,9 @@ class DecodeGraphs:
             self._program(key),
             self._buffers.fixed(key.graph_bs),
             lambda variant: self._rehearse(key, variant),
+            # Rounding may turn the choice between two logits that are nearly equal, so the tokens
+            # must be those of the graph's own logits.
+            implied=lambda outputs: [greedy(outputs[1]).int()],
         )
 
     def replay(self, key: GraphKey, arrays: StepArrays) -> DecodedStep:

@@ -1,6 +1,6 @@
 """Prepares a worker's graphs: which to capture, with what, and how the service hears of them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,12 +9,13 @@ import torch
 
 from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import GraphKey, KVCacheData
-from models.ops.cudagraph_support import AttentionCGSupport, attention_cudagraph_support
+from models.ops.cudagraph_support import attention_cudagraph_support
 from protos.engine.v1.worker_pb2 import GraphReport, GraphState
 from services.engine import batch
 from services.engine.compilation.graphs.capture_plan import (
     GraphSupport,
     full_decode_key,
+    graph_support,
     planned_keys,
     supported_mode,
     with_draft_keys,
@@ -23,7 +24,11 @@ from services.engine.compilation.graphs.cuda_recorder import CUDAGraphRecorder
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.compilation.graphs.replay_recorder import ReplayRecorder
-from services.engine.compilation_config import CompilationConfig, CompilationLevel
+from services.engine.compilation_config import (
+    DEFAULT_SPLITTING_OPS,
+    CompilationConfig,
+    CompilationLevel,
+)
 from services.engine.worker.decode_graphs import DecodeGraphs
 from services.engine.worker.model_runner import ModelRunner
 from services.engine.worker.prompt_graphs import PromptGraphs
@@ -88,6 +93,7 @@ def prepare_graphs(
     limits: StepLimits,
     pieces: PieceGraphs,
     on_fault: Callable[[GraphOutcome], None],
+    keys: Sequence[GraphKey] | None = None,
 ) -> PreparedGraphs:
     """Plans a runner's graphs and lets it use them as they are captured.
 
@@ -97,16 +103,24 @@ def prepare_graphs(
         limits: the worker's.
         pieces: the model's, which may come later; their recorder records all graphs.
         on_fault: hears of a graph that is given up while serving.
+        keys: graphs of the configuration's mode to capture, those of decodes first; those of its
+            sizes when absent.
+
+    Raises:
+        ValueError: pieces would hold attention, which changes from step to step.
     """
     support = _support(runner, config.level, limits)
     mode = supported_mode(config.cudagraph_mode, support)
-    keys = planned_keys(
-        mode,
-        decode_sizes=config.capture_sizes(limits.max_decodes),
-        token_sizes=config.piece_sizes(limits.max_num_batched_tokens),
-        max_num_seqs=limits.max_num_seqs,
-        decode_q_len=limits.decode_q_len,
-    )
+    if mode.requires_piecewise_compilation():
+        _require_splits_at_attention(runner, config.splitting_ops)
+    if keys is None:
+        keys = planned_keys(
+            mode,
+            decode_sizes=config.capture_sizes(limits.max_decodes),
+            token_sizes=config.piece_sizes(limits.max_num_batched_tokens),
+            max_num_seqs=limits.max_num_seqs,
+            decode_q_len=limits.decode_q_len,
+        )
     drafts = runner.make_draft_graphs(pieces.recorder)
     if drafts is not None:
         keys = with_draft_keys(keys)
@@ -230,23 +244,24 @@ def piece_graphs(device: torch.device, dtype: torch.dtype) -> PieceGraphs:
     return PieceGraphs(ReplayRecorder())
 
 
+def _require_splits_at_attention(runner: ModelRunner, splitting_ops: Collection[str]) -> None:
+    attention = DEFAULT_SPLITTING_OPS[0 if runner.model.config.mla is None else 1]
+    if attention not in splitting_ops:
+        raise ValueError(
+            f"splitting_ops is {', '.join(splitting_ops) or 'empty'}; graphs of pieces need "
+            f"{attention} among them, as attention cannot be part of one"
+        )
+
+
 def _support(runner: ModelRunner, level: CompilationLevel, limits: StepLimits) -> GraphSupport:
-    """Returns what can be captured; a CPU rehearses it, with attention over full block tables."""
-    device = runner.device
-    needed = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
-    if limits.decode_q_len > 1:
-        needed = AttentionCGSupport.UNIFORM_BATCH
-    can_decode = attention_cudagraph_support(device) >= needed
-    # At level 1 Dynamo takes part in every step, and it does not run where operations are observed.
-    is_observable = level != CompilationLevel.DYNAMO_AS_IS
-    can_attend_prompts = attention_cudagraph_support(device) is AttentionCGSupport.ALWAYS and all(
-        # Other caches are read even by chunks that begin their sequence. In the test of a graph
-        # that would be the null block, which many tokens of one step overwrite in any order.
-        isinstance(cache, KVCacheData) and cache.k_scale is None
-        for cache in runner.forward.kv_cache_data
-    )
-    return GraphSupport(
-        full_decode=is_observable if device.type == "cpu" else can_decode,
-        pieces=is_observable,
-        prompts=is_observable and (device.type == "cpu" or can_attend_prompts),
+    """Returns what can be captured of a runner's steps."""
+    return graph_support(
+        attention_cudagraph_support(runner.device),
+        level,
+        decode_q_len=limits.decode_q_len,
+        has_plain_caches=all(
+            isinstance(cache, KVCacheData) and cache.k_scale is None
+            for cache in runner.forward.kv_cache_data
+        ),
+        is_rehearsal=runner.device.type == "cpu",
     )

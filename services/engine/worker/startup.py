@@ -17,6 +17,7 @@ from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.compilation_config import CompilationConfig, CompilationLevel
 from services.engine.config import EngineConfig
+from services.engine.flag_reach import idle_flags
 from services.engine.kv_cache.cache_groups import group_layers
 from services.engine.worker.background_capture import BackgroundCapture
 from services.engine.worker.background_compile import BackgroundCompile
@@ -115,6 +116,7 @@ def start_worker(
     torch.set_num_interop_threads(1)
     loaded = _load(config, rank, report_progress)
     settings = config.compilation_config(loaded.device.type)
+    _warn_of_idle_flags(config, settings)
     pieces = piece_graphs(loaded.device, loaded.dtype)
     clock.end("load")
 
@@ -166,6 +168,13 @@ def start_worker(
     return StartedWorker(runner=runner, ready=ready, capture=capture)
 
 
+def _warn_of_idle_flags(config: EngineConfig, settings: CompilationConfig) -> None:
+    if config.enforce_eager:
+        return
+    for flag, reach in idle_flags(settings):
+        log.warning("flag_without_effect", flag=f"--{flag.replace('_', '-')}", works=str(reach))
+
+
 def _load(config: EngineConfig, rank: int, report_progress: Report) -> _Loaded:
     device = choose_device(config, rank)
     model_config = ModelConfig.from_folder(config.model)
@@ -179,6 +188,7 @@ def _load(config: EngineConfig, rank: int, report_progress: Report) -> _Loaded:
         model=str(config.model),
     )
     report_progress("loading weights")
+    max_model_len = config.max_model_len or model_config.max_position_embeddings
     started_s = time.monotonic()
     model = load_model(
         config.model,
@@ -186,11 +196,11 @@ def _load(config: EngineConfig, rank: int, report_progress: Report) -> _Loaded:
         dtype=dtype,
         load_format=config.load_format,
         with_draft_layers=config.num_speculative_tokens > 0,
+        max_positions=max_model_len,
         on_progress=report_progress,
     )
     load_s = time.monotonic() - started_s
     log.info("weights_loaded", num_parameters=count_parameters(model), load_s=round(load_s, 3))
-    max_model_len = config.max_model_len or model_config.max_position_embeddings
     limits = StepLimits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,

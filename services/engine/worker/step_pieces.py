@@ -6,6 +6,7 @@ from torch import Tensor
 
 from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import GraphKey
+from models.ops.cudagraph_support import AttentionCGSupport, attention_cudagraph_support
 from services.engine.compilation.graphs.graph_runner import StartedCapture, start_capture
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.compilation.graphs.verdict import Verdict
@@ -56,7 +57,7 @@ class StepPieces:
         recorder = self._pieces.recorder
         inputs, shape = self._rehearse(key, 1)
         num_tokens = len(inputs.token_request)
-        warmed_up = recorder.warm_up(lambda: self._forward(inputs, shape))
+        warmed_up = self._warm_up(inputs, shape)
         expected = warmed_up[:num_tokens].clone()
         del warmed_up
         first_inputs, first_shape = self._rehearse(key, 0)
@@ -68,6 +69,14 @@ class StepPieces:
         replayed = self._forward(inputs, _in_pieces(shape, key))[:num_tokens]
         self._pieces.check_again(key)
         return num_bytes, Verdict([expected], [replayed])
+
+    def _warm_up(self, inputs: StepInputs, shape: PassShape) -> Tensor:
+        """Runs the pieces and the attention between them, without graphs."""
+        if attention_cudagraph_support(inputs.positions.device) is AttentionCGSupport.NEVER:
+            # The reference of attention waits for the device, which only a graph must not do.
+            return self._forward(inputs, shape)
+        hidden: Tensor = self._pieces.recorder.warm_up(lambda: self._forward(inputs, shape))
+        return hidden
 
     def _rehearse(self, key: GraphKey, variant: int) -> tuple[StepInputs, PassShape]:
         """Writes a step of dummy requests that fill the graph, as far as there are rows.

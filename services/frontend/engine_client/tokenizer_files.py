@@ -11,17 +11,18 @@ from services.frontend.errors import EngineUnavailableError
 from services.telemetry.regular_file import read_regular_file
 
 TOKENIZER_TIMEOUT_S = 60.0
-MAX_FILE_BYTES = 2**28
-"""Largest file of a tokenizer; the largest vocabularies take some 30 MB."""
 
-TOKENIZER_FILE_NAMES = (
-    "added_tokens.json",
-    "chat_template.jinja",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-)
-"""Files that make up a tokenizer, where a checkpoint has them; the engine hashes the same ones."""
+TOKENIZER_FILE_BYTES = {
+    "added_tokens.json": 2**24,
+    "chat_template.jinja": 2**20,
+    "special_tokens_map.json": 2**20,
+    "tokenizer.json": 2**26,
+    "tokenizer_config.json": 2**24,
+}
+"""Files that make up a tokenizer, where a checkpoint has them -> the most bytes of each.
+
+The engine hashes the same files and has the same limits.
+"""
 
 TokenizerFiles = Mapping[str, bytes]
 """Content by file name."""
@@ -71,25 +72,38 @@ async def fetch_tokenizer_files(stub: Any, *, timeout_s: float) -> TokenizerFile
     """Reads the files from the engine.
 
     Raises:
+        EngineUnavailableError: a file is larger than its limit, or none of a tokenizer's.
         grpc.aio.AioRpcError: the engine did not answer in time.
     """
-    parts: dict[str, list[bytes]] = {}
+    files: dict[str, bytearray] = {}
     async for part in stub.GetTokenizer(GetTokenizerRequest(), timeout=timeout_s):
-        parts.setdefault(part.file_name, []).append(part.content)
-    return {name: b"".join(contents) for name, contents in parts.items()}
+        content = files.setdefault(part.file_name, bytearray())
+        content += part.content
+        _check_size(part.file_name, len(content))
+    return {name: bytes(content) for name, content in files.items()}
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     """Reads the files that a folder has.
 
     Raises:
-        OSError: one of them cannot be read.
+        OSError: one of them cannot be read, or is larger than its limit.
     """
     return {
-        name: read_regular_file(folder / name, max_bytes=MAX_FILE_BYTES)
-        for name in TOKENIZER_FILE_NAMES
+        name: read_regular_file(folder / name, max_bytes=limit)
+        for name, limit in TOKENIZER_FILE_BYTES.items()
         if (folder / name).exists()
     }
+
+
+def _check_size(name: str, num_bytes: int) -> None:
+    limit = TOKENIZER_FILE_BYTES.get(name)
+    if limit is None:
+        raise EngineUnavailableError(f"the tokenizer from the engine has a file {name[:80]!r}")
+    if num_bytes > limit:
+        raise EngineUnavailableError(
+            f"{name} from the engine has {num_bytes} bytes or more; the limit is {limit}"
+        )
 
 
 def tokenizer_sha256(files: TokenizerFiles) -> str:

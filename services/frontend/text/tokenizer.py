@@ -10,6 +10,8 @@ import tokenizers
 
 INLINE_ENCODE_CHARACTERS = 8192
 """Longer texts are tokenized in a thread: this many characters take about 2 ms."""
+MAX_TOKEN_IDS = 2**22
+"""Most token ids that there may be, many times those of any released model."""
 INLINE_DECODE_TOKENS = 8192
 """More tokens are made text of in a thread."""
 
@@ -45,6 +47,11 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         size = max(vocab_size, 1 + max(self._tokenizer.get_vocab().values(), default=-1))
+        if size > MAX_TOKEN_IDS:
+            raise TokenizerFilesError(
+                f"token ids up to {size - 1} need tables of as many entries; the limit is "
+                f"{MAX_TOKEN_IDS} ids"
+            )
         added = self._tokenizer.get_added_tokens_decoder()
         special_ids = {token_id for token_id, token in added.items() if token.special}
         self._shown = _token_bytes(self._tokenizer, json.loads(content).get("decoder"), size)

@@ -7,6 +7,8 @@ import structlog
 
 from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import GraphKey
+from models.ops.cudagraph_support import AttentionCGSupport
+from services.engine.compilation_config import CompilationLevel
 
 log = structlog.get_logger()
 
@@ -33,10 +35,45 @@ class GraphSupport:
     prompts: bool = False
 
 
+def graph_support(
+    attention: AttentionCGSupport,
+    level: CompilationLevel,
+    *,
+    decode_q_len: int,
+    has_plain_caches: bool,
+    is_rehearsal: bool,
+) -> GraphSupport:
+    """Returns what can be captured.
+
+    Args:
+        attention: what its implementation allows.
+        level: how much of the model is compiled.
+        decode_q_len: query tokens of each request in a decode step.
+        has_plain_caches: every layer caches keys and values in the model's dtype.
+        is_rehearsal: operations are taped on a CPU, with attention over full block tables.
+    """
+    # At level 1 Dynamo takes part in every step, and it does not run where operations are observed.
+    is_observable = level != CompilationLevel.DYNAMO_AS_IS
+    if is_rehearsal:
+        return GraphSupport(full_decode=is_observable, pieces=is_observable, prompts=is_observable)
+    needed = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    if decode_q_len > 1:
+        needed = AttentionCGSupport.UNIFORM_BATCH
+    # Other caches are read even by chunks that begin their sequence. In the test of a graph that
+    # would be the null block, which many tokens of one step overwrite in any order.
+    can_attend_prompts = attention is AttentionCGSupport.ALWAYS and has_plain_caches
+    return GraphSupport(
+        full_decode=attention >= needed,
+        pieces=is_observable,
+        prompts=is_observable and can_attend_prompts,
+    )
+
+
 def supported_mode(wanted: CUDAGraphMode, support: GraphSupport) -> CUDAGraphMode:
     """Returns the mode that comes closest to the one asked for; warns if it is another one.
 
-    FULL, the default, asks for whole steps with prompts only where they are supported.
+    FULL, the default, asks for whole steps with prompts only where they are supported. Decodes that
+    cannot be whole graphs run in pieces; then so do all other steps, whose sizes they share.
     """
     if wanted is CUDAGraphMode.FULL and not support.prompts:
         wanted = CUDAGraphMode.FULL_AND_PIECEWISE
@@ -49,7 +86,10 @@ def supported_mode(wanted: CUDAGraphMode, support: GraphSupport) -> CUDAGraphMod
     }
     decode = substitute[wanted.decode_mode()]
     mixed = substitute[wanted.mixed_mode()]
-    mode = decode if decode is mixed else CUDAGraphMode((decode.value, mixed.value))
+    if decode is CUDAGraphMode.PIECEWISE or decode is mixed:
+        mode = decode
+    else:
+        mode = CUDAGraphMode((decode.value, mixed.value))
     if mode is not wanted:
         log.warning(
             "graph_mode_downgraded",

@@ -1,7 +1,7 @@
 """Captures graphs, proves each of them once, and replays those that hold."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -107,6 +107,13 @@ def start_capture(
     )
 
 
+Implied = Callable[[tuple[Tensor, ...]], Sequence[Tensor]]
+"""Takes a graph's outputs and returns those of them that are integers, computed without it."""
+
+UNWRITTEN = -(2**30)
+"""Stands in integer outputs before the test of a graph; no program computes it."""
+
+
 @dataclass(slots=True)
 class _Graph:
     recording: Recording
@@ -117,7 +124,7 @@ class _Graph:
 class GraphRunner:
     """The graphs of whole forward passes, by key.
 
-    Programs return a tuple of tensors; those with fractions are what a graph is tested by.
+    Programs return a tuple of tensors, and a graph's test compares all of them.
     """
 
     def __init__(self, recorder: GraphRecorder) -> None:
@@ -131,7 +138,13 @@ class GraphRunner:
         return len(self._graphs)
 
     def start(
-        self, key: GraphKey, program: Program, inputs: Inputs, rehearse: Callable[[int], None]
+        self,
+        key: GraphKey,
+        program: Program,
+        inputs: Inputs,
+        rehearse: Callable[[int], None],
+        *,
+        implied: Implied | None = None,
     ) -> StartedCapture:
         """Captures a program and has the device test the graph, which serves only after that.
 
@@ -141,9 +154,11 @@ class GraphRunner:
             inputs: what it reads and others write.
             rehearse: fills the inputs with content that may be computed with at any time; the
                 graph is recorded with one content, 0, and tested with another, 1.
+            implied: computes from a graph's outputs the integers that must be among them. Without
+                it they must be those of the program, which rounding could change.
         """
         return start_capture(
-            key, lambda: self._capture(key, program, inputs, rehearse), drop=self.drop
+            key, lambda: self._capture(key, program, inputs, rehearse, implied), drop=self.drop
         )
 
     def replay(self, key: GraphKey, inputs: Inputs) -> tuple[Tensor, ...]:
@@ -165,11 +180,16 @@ class GraphRunner:
         self._graphs.pop(key, None)
 
     def _capture(
-        self, key: GraphKey, program: Program, inputs: Inputs, rehearse: Callable[[int], None]
+        self,
+        key: GraphKey,
+        program: Program,
+        inputs: Inputs,
+        rehearse: Callable[[int], None],
+        implied: Implied | None,
     ) -> tuple[int, Verdict]:
         recorder = self._recorder
         rehearse(1)
-        expected = [output.clone() for output in _fractions(recorder.warm_up(program))]
+        expected = [output.clone() for output in recorder.warm_up(program)]
         rehearse(0)
         before = recorder.num_used_bytes()
         recording = recorder.record(program)
@@ -179,13 +199,14 @@ class GraphRunner:
         self._graphs[key] = graph
         rehearse(1)
         # The program may have written to the very same memory.
-        for output in _fractions(graph.recording.output):
-            output.fill_(torch.nan)
-        verdict = Verdict(expected, _fractions(self.replay(key, inputs)))
+        for output in graph.recording.output:
+            output.fill_(torch.nan if output.is_floating_point() else UNWRITTEN)
+        actual = self.replay(key, inputs)
+        if implied is not None:
+            integers = iter(implied(actual))
+            expected = [
+                output if output.is_floating_point() else next(integers) for output in expected
+            ]
+        verdict = Verdict(expected, actual)
         graph.is_checked = False  # the first replay that serves is checked again
         return num_bytes, verdict
-
-
-def _fractions(outputs: tuple[Tensor, ...]) -> list[Tensor]:
-    """Returns the outputs that rounding may change a little; a token may change altogether."""
-    return [output for output in outputs if output.is_floating_point()]

@@ -13,16 +13,19 @@ order twice. A graph that reads the wrong memory is off by about 1."""
 
 
 class Verdict:
-    """Whether a graph's outputs are those expected, told once the device has compared them."""
+    """Whether a graph's outputs are those expected, known once the device has compared them.
+
+    Fractions may differ by rounding; integers, such as chosen tokens, may not differ at all.
+    """
 
     def __init__(self, expected: Sequence[Tensor], actual: Sequence[Tensor]) -> None:
-        """Has the device compare tensors pair by pair, behind what it was asked for so far.
+        """Has the device compare tensors pair by pair, after the work it has been given so far.
 
-        What comes after that may overwrite them.
+        Later work may overwrite them.
         """
         pairs = zip(expected, actual, strict=True)
-        errors = torch.stack([_relative_error(*pair) for pair in pairs])
-        self._tolerances = [RELATIVE_TOLERANCE[tensor.dtype] for tensor in expected]
+        errors = torch.stack([_error(*pair) for pair in pairs])
+        self._tolerances = [RELATIVE_TOLERANCE.get(tensor.dtype) for tensor in expected]
         self._errors = errors
         self._is_ready: torch.cuda.Event | None = None
         if errors.is_cuda:
@@ -32,14 +35,23 @@ class Verdict:
             self._is_ready.record()
 
     def require_same(self) -> None:
-        """Waits for the comparison; raises GraphFaultError unless all pairs differ by rounding."""
+        """Waits for the comparison; raises GraphFaultError unless all pairs agree."""
         if self._is_ready is not None:
             self._is_ready.synchronize()
         for error, tolerance in zip(self._errors.tolist(), self._tolerances, strict=True):
-            if not error <= tolerance:  # a NaN is an error too
+            if tolerance is None and error:
+                raise GraphFaultError(f"{error:.0f} of the integers that it computes are wrong")
+            if tolerance is not None and not error <= tolerance:  # a NaN is an error too
                 raise GraphFaultError(
                     f"its output is off by {error:.2g} of what the model computes"
                 )
+
+
+def _error(expected: Tensor, actual: Tensor) -> Tensor:
+    """Returns how far two tensors are apart, float32: integers by how many of them differ."""
+    if expected.is_floating_point():
+        return _relative_error(expected, actual)
+    return (actual != expected).sum().float()
 
 
 def _relative_error(expected: Tensor, actual: Tensor) -> Tensor:

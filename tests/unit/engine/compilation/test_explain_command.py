@@ -22,8 +22,18 @@ def explain(*flags):
 def test_the_engine_explains_its_cache_and_does_not_serve(tmp_path):
     flags = ["--device", "cpu", "--compilation-level", "3", "--compile-cache-dir", str(tmp_path)]
     answer = explain(*flags)
-    assert answer.stdout == f"nothing compiled for this configuration in {tmp_path}\n"
+    lines = answer.stdout.splitlines()
+    assert lines[0] == f"nothing compiled for this configuration in {tmp_path}"
     assert answer.returncode == 0, answer.stderr
+
+
+def test_the_explanation_says_which_settings_the_key_holds_and_which_it_leaves_out(tmp_path):
+    answer = explain("--device", "cpu", "--compile-cache-dir", str(tmp_path))
+    held, left_out = answer.stdout.split("settings left out:")
+    assert "  inductor_compile_config: settings of the compiler\n" in held
+    assert "metrics_port" not in held
+    assert "metrics_port" in left_out
+    assert "inductor_compile_config" not in left_out
 
 
 @pytest.mark.parametrize("flags", [["--compilation-level", "9"], ["--model", "/nowhere"]])

@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from models.cudagraph_mode import CUDAGraphMode
+from models.ops.cudagraph_support import AttentionCGSupport
 from protos.engine.v1.engine_pb2 import GetStatsResponse, GraphCoverage, GraphStats
+from services.engine.compilation.graphs.capture_plan import graph_support, supported_mode
+from services.engine.compilation_config import CompilationLevel
 from services.engine.core.capture_planner import plan_sizes
 from services.engine.core.plan_command import PlanError, make_plans
 from services.engine.core.step_history import GraphCost, StepHistory
@@ -109,8 +113,42 @@ def test_the_command_reads_what_an_engine_tells_and_names_the_flags():
     assert ["today", "2", "100.0%", "47.2%", "10.0 MiB", "2 8"] in rows
     # Pool and graphs take as much for other sizes, as the largest stays.
     assert ["planned", "2", "100.0%", "36.7%", "10.0 MiB", "5 8"] in rows
-    assert "--cudagraph-capture-sizes 5,8\n" in text
-    assert "pieces need --compilation-level 3" in text
+    assert "--cudagraph-capture-sizes 5,8 --cudagraph-piece-sizes 33,40,64\n" in text
+    assert text.splitlines()[-1] == (
+        "graphs of steps with prompts need --cudagraph-mode full, and any --compilation-level but 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "advice"),
+    [
+        ("NONE", "graphs need --cudagraph-mode full, and any --compilation-level but 1"),
+        ("FULL", "--cudagraph-capture-sizes 1,3,5,8 --cudagraph-piece-sizes 33,40,64"),
+        ("PIECEWISE", "--cudagraph-piece-sizes 1,3,5,33,40,64"),
+    ],
+)
+def test_the_advice_is_what_an_engine_in_that_mode_lacks(tmp_path, mode, advice):
+    path = tmp_path / "steps.json"
+    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "cudagraph_mode": mode}
+    path.write_text(json.dumps({**limits, "decodes": DECODES, "others": OTHERS}))
+    answer = plan("--histogram", str(path), "--num-graphs", "6")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.decode().splitlines()[-1] == advice
+    assert "compilation-level 3" not in answer.stdout.decode()
+
+
+def test_the_flags_that_a_plan_names_give_graphs_of_both_kinds_at_every_level_but_one():
+    # What the advice promises, from the rules by which a worker plans its graphs.
+    for level in CompilationLevel:
+        support = graph_support(
+            AttentionCGSupport.ALWAYS,
+            level,
+            decode_q_len=1,
+            has_plain_caches=False,
+            is_rehearsal=False,
+        )
+        mode = supported_mode(CUDAGraphMode.FULL, support)
+        assert bool(mode.mixed_mode()) == (level != CompilationLevel.DYNAMO_AS_IS)
 
 
 def test_the_command_reads_a_file_and_prints_json(tmp_path):

@@ -43,10 +43,10 @@ def descriptor(*q_lens, key=None, mode=NONE, block_ids=()):
     )
 
 
-def make_orders(against, *catalogue):
+def make_orders(against, *catalogue, allows=lambda key: True):
     blocks = BlockNumbers(100)
     blocks.use(descriptor(1, block_ids=[70, 7]).attn_metadata.block_table_updates.block_ids)
-    return Orders(against, catalogue, blocks)
+    return Orders(against, catalogue, blocks, allows=allows)
 
 
 def test_a_graph_that_was_recorded_in_the_mode_is_used_again():
@@ -55,6 +55,17 @@ def test_a_graph_that_was_recorded_in_the_mode_is_used_again():
     assert order.graph_key == order.tested.graph_key == decode_key(8)
     assert order.tested.cudagraph_runtime_mode == FULL
     assert order.tested.context.graph_bs == 8
+
+
+def test_a_recorded_graph_that_cannot_be_captured_here_gives_way_to_the_catalogue():
+    orders = make_orders("full", decode_key(4), allows=lambda key: key.graph_bs < 8)
+    recorded = descriptor(1, 1, 1, key=decode_key(8), mode=FULL)
+    assert orders.graph_key(recorded) == decode_key(4)
+
+
+def test_a_whole_graph_of_a_step_with_prompts_is_used_again():
+    key = GraphKey(num_tokens=16, graph_bs=8, max_q_len=16, uniform=False)
+    assert make_orders("full").graph_key(descriptor(5, 1, key=key, mode=FULL)) == key
 
 
 def test_other_steps_get_the_smallest_graph_of_the_catalogue():

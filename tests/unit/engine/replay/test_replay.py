@@ -68,15 +68,17 @@ def run(trace, folder, against, load=None, **flags):
     return totals, "\n".join(report)
 
 
-def perturbing(layer, mode):
+def perturbing(layer, mode, *, in_decodes=True, in_prompts=True):
     """Returns what loads the model with other queries of one layer under graphs."""
 
     def load(settings):
         model = settings.load()
 
         def perturb(module, args):
-            is_captured = get_forward_context().cudagraph_runtime_mode is mode
-            return (args[0] + 0.25, *args[1:]) if is_captured else args
+            context = get_forward_context()
+            is_meant = in_prompts if context.context.is_prefill else in_decodes
+            is_captured = context.cudagraph_runtime_mode is mode
+            return (args[0] + 0.25, *args[1:]) if is_captured and is_meant else args
 
         model.model.layers[layer].self_attn.attn.register_forward_pre_hook(perturb)
         return model
@@ -119,18 +121,36 @@ def test_layers_with_windows_are_replayed_with_blocks_of_their_own(tmp_path, aga
 
 
 def test_the_recorded_graph_is_captured_and_the_flags_sizes_fill_the_gaps(folder, trace):
-    assert run(trace, folder, "full", cudagraph_capture_sizes=[8])[0].num_by_graph == (
-        run(trace, folder, "full")[0].num_by_graph
-    )
-    fewer, _ = run(trace, folder, "full", cudagraph_capture_sizes=[1])
-    assert 0 < fewer.num_by_graph < run(trace, folder, "full")[0].num_by_graph
+    def num_by_graph(decode_size, prompt_size):
+        sizes = {
+            "cudagraph_capture_sizes": [decode_size],
+            "cudagraph_piece_sizes": [prompt_size],
+        }
+        return run(trace, folder, "full", **sizes)[0].num_by_graph
+
+    num_all = run(trace, folder, "full")[0].num_by_graph
+    assert num_by_graph(8, 64) == num_all
+    # With room for one token there is no graph of a step with prompts.
+    assert 0 < num_by_graph(1, 1) < num_by_graph(8, 1) < num_all
 
 
-def test_whole_steps_with_prompts_are_repeated_without_their_graphs(folder, tmp_path):
+@pytest.mark.parametrize("against", ["eager", "full", "piecewise"])
+def test_a_recording_of_whole_steps_with_prompts_is_replayed(folder, tmp_path, against):
     trace = record(folder, tmp_path, mode=CUDAGraphMode.FULL)
-    totals, _ = run(trace, folder, "full")
-    assert totals.num_different == 0
-    assert 0 < totals.num_by_graph < totals.num_steps
+    totals, report = run(trace, folder, against)
+    assert totals.is_clean, report
+    assert totals.num_by_graph == (0 if against == "eager" else totals.num_steps)
+
+
+def test_a_layer_that_differs_in_a_whole_step_with_prompts_is_named(folder, tmp_path):
+    trace = record(folder, tmp_path, mode=CUDAGraphMode.FULL)
+    totals, report = run(trace, folder, "full", perturbing(2, CUDAGraphMode.FULL, in_decodes=False))
+    assert totals.first_difference == 1
+    assert 0 < totals.num_different < totals.num_by_graph
+    lines = report.splitlines()
+    assert "prompts and decodes of 5, 36 tokens" in lines[0]
+    assert "graph of 64 tokens of at most 8 requests" in lines[0]
+    assert lines[1].startswith("  first tensor: layer 2 ")
 
 
 def test_one_wrong_token_is_found_and_named(folder, trace, tmp_path):
@@ -155,8 +175,8 @@ def test_one_wrong_token_is_found_and_named(folder, trace, tmp_path):
 
 
 def test_a_layer_that_differs_under_whole_graphs_is_named_with_its_first_tensor(folder, trace):
-    totals, report = run(trace, folder, "full", perturbing(2, CUDAGraphMode.FULL))
-    assert totals.num_different == totals.num_by_graph
+    totals, report = run(trace, folder, "full", perturbing(2, CUDAGraphMode.FULL, in_prompts=False))
+    assert 0 < totals.num_different < totals.num_by_graph
     lines = report.splitlines()
     assert lines[0].startswith(f"step {totals.first_difference} differs")
     assert "decodes of 5, graph of 8 decodes" in lines[0]

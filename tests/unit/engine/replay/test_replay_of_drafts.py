@@ -111,7 +111,8 @@ def perturbing(*, in_first):
 @pytest.mark.parametrize(("in_first", "draft"), [(True, 1), (False, 2)])
 def test_a_draft_layer_that_differs_under_graphs_is_named(folder, trace, in_first, draft):
     totals, report = run(trace, folder, "full", perturbing(in_first=in_first))
-    assert totals.num_different == totals.num_by_graph
+    # Graphs of steps with prompts hold no drafting.
+    assert 0 < totals.num_different < totals.num_by_graph
     lines = report.splitlines()
     assert lines[0].startswith(f"step {totals.first_difference} differs")
     assert lines[1].startswith(f"  first tensor: draft {draft} q, off by")

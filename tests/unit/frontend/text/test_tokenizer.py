@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from services.frontend.text.tokenizer import (
     INLINE_DECODE_TOKENS,
     INLINE_ENCODE_CHARACTERS,
+    MAX_TOKEN_IDS,
     Tokenizer,
     TokenizerFilesError,
 )
@@ -80,3 +81,8 @@ def test_a_decoder_of_another_kind_is_refused_by_name():
     content["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
     with pytest.raises(TokenizerFilesError, match="WordPiece"):
         Tokenizer({"tokenizer.json": json.dumps(content).encode()})
+
+
+def test_token_ids_beyond_any_vocabulary_are_refused_before_tables_are_made():
+    with pytest.raises(TokenizerFilesError, match=f"the limit is {MAX_TOKEN_IDS} ids"):
+        Tokenizer(tokenizer_files(), vocab_size=2**40)

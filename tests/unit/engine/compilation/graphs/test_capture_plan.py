@@ -37,6 +37,8 @@ NOTHING = GraphSupport(full_decode=False, pieces=False)
         (Mode.PIECEWISE, NO_PIECES, Mode.NONE),
         (Mode.FULL_AND_PIECEWISE, NO_FULL, Mode.PIECEWISE),
         (Mode.FULL, NO_FULL, Mode.PIECEWISE),
+        (Mode.FULL_DECODE_ONLY, NO_FULL, Mode.PIECEWISE),
+        (Mode.FULL_DECODE_ONLY, NO_PIECES, Mode.FULL_DECODE_ONLY),
         *((mode, NOTHING, Mode.NONE) for mode in Mode),
     ],
 )

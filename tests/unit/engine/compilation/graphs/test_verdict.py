@@ -47,6 +47,13 @@ def test_one_wrong_output_of_several_is_a_fault():
         Verdict([X, X], [X, X + 1]).require_same()
 
 
+def test_an_integer_that_differs_is_a_fault_however_close():
+    tokens = torch.tensor([5, 2**30, -1], dtype=torch.int32)
+    Verdict([X, tokens], [X, tokens.clone()]).require_same()
+    with pytest.raises(GraphFaultError, match="1 of the integers"):
+        Verdict([X, tokens], [X, tokens + torch.tensor([0, 1, 0])]).require_same()
+
+
 def test_outputs_may_be_overwritten_before_the_verdict_is_read():
     expected, actual = X.clone(), X.clone()
     verdict = Verdict([expected], [actual])

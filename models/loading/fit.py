@@ -1,0 +1,42 @@
+"""Compares a model without memory with the checkpoint that is to fill it."""
+
+from collections.abc import Sequence
+
+from models.layers.decoder import CausalLM
+from models.loading.checkpoint import CheckpointError
+from models.loading.plan import Load, as_it_is
+
+MAX_GROWTH = 8
+"""Bytes that one stored byte becomes at most: 4 bits that are computed with as float32."""
+
+
+def check_fit(loads: Sequence[Load], model: CausalLM) -> None:
+    """Checks the shapes of weights before any of them is allocated or read.
+
+    Args:
+        loads: as `plan_loads` returns them for a model whose parameters are on torch's "meta"
+            device.
+        model: that model.
+
+    Raises:
+        CheckpointError: a stored tensor has another shape than its parameter, or the parameters
+            take more memory than the checkpoint can fill.
+    """
+    for load in loads:
+        if load.decode is not as_it_is:
+            continue  # its shape depends on values; the bytes below bound what it fills
+        destination = load.destination
+        try:
+            destination.layer.weight_loader(
+                destination.param, load.parts[0].to("meta"), destination.shard_id
+            )
+        except ValueError as error:
+            tensor = load.tensor
+            raise CheckpointError(f"{tensor.file}: tensor {tensor.name}: {error}") from error
+    needed = sum(param.numel() * param.element_size() for param in set(model.parameters()))
+    stored = sum(part.nbytes for load in loads for part in load.parts)
+    if needed > MAX_GROWTH * stored:
+        raise CheckpointError(
+            f"{loads[0].tensor.file.parent}: the model that config.json describes takes {needed} "
+            f"bytes; the {stored} bytes of the checkpoint cannot fill it"
+        )

@@ -1,0 +1,130 @@
+"""Which settings compiled pieces depend on, and which not: every field is in one of two tables.
+
+A field in neither table takes part in the key, which is safe; a test then asks for its row.
+"""
+
+COMPILATION_FLAG = "takes part as a field of CompilationConfig"
+"""Reason of a flag that the tables of CompilationConfig decide about."""
+
+_GRAPHS = "graphs are captured around pieces, which stay the same"
+_PLACE = "only says where to write"
+_SERVICE = "concerns the service, not the model"
+_GRAMMAR = "grammars mask logits, after the model has run"
+_TABLE_SIZE = "pieces see query tokens only, and any number of them"
+
+RELEVANT_COMPILATION_FIELDS = {
+    "level": "whether the model is split, and traced at all",
+    "splitting_ops": "where the model is split",
+    "use_inductor": "which compiler makes the pieces",
+    "inductor_compile_config": "settings of the compiler",
+}
+"""Field of CompilationConfig -> how compiled pieces depend on it."""
+
+IRRELEVANT_COMPILATION_FIELDS = {
+    "cudagraph_mode": _GRAPHS,
+    "cudagraph_capture_sizes": _GRAPHS,
+    "cudagraph_piece_sizes": _GRAPHS,
+    "cuda_graph_sizes": _GRAPHS,
+    "cudagraph_copy_inputs": "inputs are copied before the pieces run",
+    "compile_sizes": "each size has an artifact of its own",
+    "debug_dump_path": _PLACE,
+    "cache_dir": _PLACE,
+}
+"""Field of CompilationConfig -> why no compiled piece depends on it."""
+
+RELEVANT_ENGINE_FIELDS = {
+    "dtype": "what the pieces compute in",
+    "num_threads": "code for a CPU is generated for a number of threads",
+}
+"""Field of EngineConfig -> how compiled pieces depend on it."""
+
+IRRELEVANT_ENGINE_FIELDS = {
+    "model": "what config.json says takes part; weights are inputs of the pieces",
+    "served_model_name": _SERVICE,
+    "host": _SERVICE,
+    "port": _SERVICE,
+    "tls_cert": _SERVICE,
+    "tls_key": _SERVICE,
+    "tls_client_ca": _SERVICE,
+    "tls_allowed_clients": _SERVICE,
+    "max_connections": _SERVICE,
+    "max_streams_per_connection": _SERVICE,
+    "max_sessions": _SERVICE,
+    "vllm_grpc": _SERVICE,
+    "device": "the device itself takes part",
+    "kv_cache_dtype": "attention, which reads the cache, is never compiled",
+    "load_format": "weights are inputs of the pieces",
+    "max_model_len": _TABLE_SIZE,
+    "block_size": _TABLE_SIZE,
+    "num_kv_blocks": _TABLE_SIZE,
+    "kv_cache_memory_mb": _TABLE_SIZE,
+    "gpu_memory_utilization": _TABLE_SIZE,
+    "max_num_seqs": _TABLE_SIZE,
+    "max_num_batched_tokens": _TABLE_SIZE,
+    "max_num_waiting": _SERVICE,
+    "priority_ageing_s": _SERVICE,
+    "enable_prefix_caching": _SERVICE,
+    "enforce_eager": "nothing is compiled then",
+    "compilation_level": COMPILATION_FLAG,
+    "cudagraph_mode": COMPILATION_FLAG,
+    "cudagraph_capture_sizes": COMPILATION_FLAG,
+    "cudagraph_piece_sizes": COMPILATION_FLAG,
+    "cuda_graph_sizes": COMPILATION_FLAG,
+    "cudagraph_copy_inputs": COMPILATION_FLAG,
+    "num_speculative_tokens": "draft layers run after the model and are not compiled",
+    "capture_while_serving": _GRAPHS,
+    "splitting_ops": COMPILATION_FLAG,
+    "use_inductor": COMPILATION_FLAG,
+    "compile_sizes": COMPILATION_FLAG,
+    "inductor_compile_config": COMPILATION_FLAG,
+    "debug_dump_path": COMPILATION_FLAG,
+    "compile_cache_dir": COMPILATION_FLAG,
+    "histogram_dir": _SERVICE,
+    "fail_on_late_build": _SERVICE,
+    "heartbeat_interval_ms": _SERVICE,
+    "step_timeout_s": _SERVICE,
+    "worker_start_timeout_s": _SERVICE,
+    "worker_patience_s": _SERVICE,
+    "drain_timeout_s": _SERVICE,
+    "max_grammar_bytes": _GRAMMAR,
+    "max_structured_requests": _GRAMMAR,
+    "grammar_timeout_s": _GRAMMAR,
+    "num_grammar_threads": _GRAMMAR,
+    "credit_window": _SERVICE,
+    "slow_reader_timeout_s": _SERVICE,
+    "max_message_bytes": _SERVICE,
+    "allow_watch_tokens": _SERVICE,
+    "metrics_port": _SERVICE,
+    "otlp_endpoint": _SERVICE,
+    "log_level": _SERVICE,
+    "log_format": _SERVICE,
+}
+"""Field of EngineConfig -> why no compiled piece depends on it."""
+
+IRRELEVANT_MODEL_FIELDS = {
+    "eos_token_ids": "the scheduler ends sequences",
+    "num_draft_layers": "draft layers run after the model and are not compiled",
+}
+"""Field of ModelConfig -> why no compiled piece depends on it; all others take part."""
+
+IRRELEVANT_SOURCES = {
+    "models/loading": "weights are inputs of the pieces",
+    "models/ops/triton": "kernels run inside operators that the compiler does not look into",
+    "services/engine/compilation/graphs": _GRAPHS,
+    "services/engine/compilation/explain.py": "only reads what is stored",
+    "services/engine/compilation/debug_dump.py": _PLACE,
+}
+"""Folder or file of models/ or services/engine/compilation -> why no piece depends on it."""
+
+CODE_VARIABLES = (
+    "DISABLE_LLVM_OPT",
+    "DISABLE_PTXAS_OPT",
+    "TRITON_DEFAULT_FP_FUSION",
+    "TRITON_F32_DEFAULT",
+    "TRITON_OVERRIDE_ARCH",
+    "TRITON_PTXAS_PATH",
+)
+"""Environment variables that change Triton's code. Inductor's own are among its settings.
+
+Source: triton 3.6, python/triton/knobs.py and include/triton/Tools/Sys/GetEnv.hpp.
+"""

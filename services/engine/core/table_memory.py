@@ -1,0 +1,35 @@
+"""Refuses limits whose tables would not fit into any machine, before a worker allocates them."""
+
+from models.config import ModelConfig
+from services.engine.config import EngineConfig
+from services.engine.core.model_files import ModelFolderError
+
+MAX_TABLE_BYTES = 2**32
+"""Most bytes of tables whose size depends on the longest sequence.
+
+256 requests of a million tokens, with heads of 128, take 3.7 GB.
+"""
+
+_INT32_BYTES = 4
+_ROTATION_BYTES = 20
+"""Of each number of a head, for one position: float32 angles, cosines and sines on the way to the
+table of rotations."""
+
+
+def check_table_memory(config: EngineConfig, model: ModelConfig) -> None:
+    """Checks the longest sequence that an engine would serve.
+
+    Raises:
+        ModelFolderError: tables for it take more than MAX_TABLE_BYTES.
+    """
+    length = config.max_model_len or model.max_position_embeddings
+    num_groups = len(set(model.sliding_windows))
+    block_entries = -(-length // config.block_size) * num_groups
+    row_bytes = _INT32_BYTES * (length + 1 + block_entries)
+    num_bytes = (config.max_num_seqs + 1) * row_bytes + _ROTATION_BYTES * model.head_dim * length
+    if num_bytes > MAX_TABLE_BYTES:
+        raise ModelFolderError(
+            f"tables for {config.max_num_seqs} requests of {length} tokens would take "
+            f"{num_bytes} bytes; the limit is {MAX_TABLE_BYTES}. Lower --max-model-len or "
+            "--max-num-seqs"
+        )

@@ -1,0 +1,94 @@
+"""Where each flag of compilation and graphs has an effect."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from services.engine.compilation_config import CompilationConfig, CompilationLevel
+
+ALL_LEVELS = tuple(CompilationLevel)
+COMPILED = (CompilationLevel.DYNAMO_ONCE, CompilationLevel.PIECEWISE)
+TRACED_ONCE_OR_NEVER = (CompilationLevel.NO_COMPILATION, *COMPILED)
+PIECES = (CompilationLevel.PIECEWISE,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """Where a flag has an effect.
+
+    levels: compilation levels. needs_inductor: only with --use-inductor. needs_graphs: only where
+        graphs are captured. is_refused: a value where it has none is an error, not a warning.
+    """
+
+    levels: tuple[CompilationLevel, ...] = ALL_LEVELS
+    needs_inductor: bool = False
+    needs_graphs: bool = False
+    is_refused: bool = False
+
+    def __str__(self) -> str:
+        """Names the conditions, as they follow "works"; empty if there are none."""
+        conditions = []
+        if self.levels != ALL_LEVELS:
+            *rest, last = (str(int(level)) for level in self.levels)
+            conditions.append(
+                f"on levels {', '.join(rest)} and {last}" if rest else f"on level {last}"
+            )
+        if self.needs_inductor:
+            conditions.append("with Inductor")
+        if self.needs_graphs:
+            conditions.append("where graphs are captured")
+        return " ".join(conditions)
+
+    def holds(self, level: int, *, use_inductor: bool, has_graphs: bool = True) -> bool:
+        """Whether the flag has an effect."""
+        return (
+            level in self.levels
+            and (use_inductor or not self.needs_inductor)
+            and (has_graphs or not self.needs_graphs)
+        )
+
+
+_GRAPHS = Reach(needs_graphs=True)
+_EVERYWHERE = Reach()
+
+FLAG_REACH = {
+    "enforce_eager": _EVERYWHERE,
+    "compilation_level": _EVERYWHERE,
+    "cudagraph_mode": _EVERYWHERE,
+    "cudagraph_capture_sizes": _GRAPHS,
+    "cudagraph_piece_sizes": _GRAPHS,
+    "cuda_graph_sizes": _GRAPHS,
+    "cudagraph_copy_inputs": Reach(levels=PIECES, is_refused=True),
+    "capture_while_serving": _EVERYWHERE,
+    "fail_on_late_build": _EVERYWHERE,
+    "splitting_ops": Reach(levels=TRACED_ONCE_OR_NEVER),
+    "use_inductor": Reach(levels=COMPILED),
+    "compile_sizes": Reach(levels=PIECES, is_refused=True),
+    "inductor_compile_config": Reach(levels=COMPILED, needs_inductor=True, is_refused=True),
+    "debug_dump_path": Reach(levels=COMPILED, is_refused=True),
+    "compile_cache_dir": Reach(levels=COMPILED, needs_inductor=True),
+}
+"""Flag of EngineConfig that concerns compilation or graphs -> where it has an effect."""
+
+OPTION_OF_FLAG = {"compilation_level": "level", "compile_cache_dir": "cache_dir"}
+"""Flag -> its name in CompilationConfig, where that is another one."""
+
+
+def idle_flags(config: CompilationConfig) -> Iterator[tuple[str, Reach]]:
+    """Yields the flags that were set to something and have no effect with this configuration.
+
+    Sizes of graphs have one without graphs where kernels are compiled for the same sizes.
+    """
+    names_sizes = "cudagraph_capture_sizes" in config.compile_sizes
+    for flag, reach in FLAG_REACH.items():
+        option = OPTION_OF_FLAG.get(flag, flag)
+        field = CompilationConfig.model_fields.get(option)
+        if field is None or (reach is _GRAPHS and names_sizes):
+            continue
+        default = field.get_default(call_default_factory=True)
+        is_set = getattr(config, option) != default
+        has_graphs = bool(config.cudagraph_mode)
+        has_effect = reach.holds(
+            config.level, use_inductor=config.use_inductor, has_graphs=has_graphs
+        )
+        if is_set and not has_effect:
+            yield flag, reach

@@ -1,0 +1,119 @@
+"""Every combination of graph mode, level, attention, drafts and sizes has a plan that can run."""
+
+from itertools import product
+
+import pytest
+
+from models.cudagraph_mode import CUDAGraphMode
+from models.ops.cudagraph_support import AttentionCGSupport
+from services.engine.compilation.graphs.capture_plan import (
+    graph_support,
+    planned_keys,
+    supported_mode,
+)
+from services.engine.compilation_config import CompilationConfig, CompilationLevel
+from services.engine.worker.graph_setup import piece_graphs, prepare_graphs
+from services.engine.worker.step_arrays import StepLimits
+from tests.support.draft_checkpoints import write_draft_checkpoint
+from tests.support.graph_engine import GraphEngine
+
+SIZES = (None, (), (1,), (4, 64), (10_000,))
+NUM_DRAFTS = (0, 1, 3)
+LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 64, "block_size": 4}
+
+
+def configurations(level):
+    return [
+        CompilationConfig(
+            level=level,
+            cudagraph_mode=mode,
+            cudagraph_capture_sizes=sizes,
+            cudagraph_piece_sizes=piece_sizes,
+        )
+        for mode, sizes, piece_sizes in product(CUDAGraphMode, SIZES, SIZES)
+    ]
+
+
+def check_plan(keys, mode, limits):
+    assert len(set(keys)) == len(keys)
+    is_decode_whole = mode.decode_mode() is CUDAGraphMode.FULL
+    for key in keys:
+        assert 1 <= key.num_tokens <= limits.max_num_batched_tokens
+        assert 1 <= key.graph_bs <= key.num_tokens
+        if key.uniform:
+            assert is_decode_whole
+            assert key.max_q_len == limits.decode_q_len
+        else:
+            expected = CUDAGraphMode.FULL if key.is_whole else CUDAGraphMode.PIECEWISE
+            assert mode.mixed_mode() is expected
+
+
+@pytest.mark.parametrize("level", CompilationLevel, ids=str)
+@pytest.mark.parametrize("attention", AttentionCGSupport, ids=str)
+def test_on_a_gpu_with_and_without_kernels(attention, level):
+    for config, num_drafts, is_plain in product(configurations(level), NUM_DRAFTS, (True, False)):
+        limits = StepLimits(**LIMITS, vocab_size=97, num_speculative_tokens=num_drafts)
+        support = graph_support(
+            attention,
+            level,
+            decode_q_len=limits.decode_q_len,
+            has_plain_caches=is_plain,
+            is_rehearsal=False,
+        )
+        mode = supported_mode(config.cudagraph_mode, support)
+        if not config.cudagraph_mode:
+            assert not mode
+        keys = planned_keys(
+            mode,
+            decode_sizes=config.capture_sizes(limits.max_decodes),
+            token_sizes=config.piece_sizes(limits.max_num_batched_tokens),
+            max_num_seqs=limits.max_num_seqs,
+            decode_q_len=limits.decode_q_len,
+        )
+        check_plan(keys, mode, limits)
+        if attention is AttentionCGSupport.NEVER:
+            assert not any(key.is_whole for key in keys)
+
+
+@pytest.fixture(scope="module", params=NUM_DRAFTS)
+def engine(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("drafts")
+    write_draft_checkpoint(folder, agreement=0.98)
+    return GraphEngine(folder, CompilationConfig(), **LIMITS, num_speculative_tokens=request.param)
+
+
+@pytest.mark.parametrize("level", CompilationLevel, ids=str)
+def test_a_worker_on_a_cpu_prepares_its_graphs(engine, level):
+    runner, limits = engine.runner, engine.limits
+    pieces = piece_graphs(runner.device, runner.model.lm_head.weight.dtype)
+    for config in configurations(level):
+        prepared = prepare_graphs(
+            runner, config, limits=limits, pieces=pieces, on_fault=lambda outcome: None
+        )
+        planned = prepared.graphs.planned
+        drafting = [key for key in planned if key.is_draft]
+        own = [key for key in planned if not key.is_draft]
+        check_plan(own, prepared.mode, limits)
+        has_drafts = limits.num_speculative_tokens > 0
+        assert len(drafting) == (sum(key.uniform for key in own) if has_drafts else 0)
+
+
+@pytest.mark.parametrize("mode", CUDAGraphMode, ids=str)
+def test_pieces_that_would_hold_attention_are_refused(engine, mode):
+    config = CompilationConfig(cudagraph_mode=mode, splitting_ops=("octavo::rms_norm",))
+    pieces = piece_graphs(engine.runner.device, engine.runner.model.lm_head.weight.dtype)
+
+    def prepare():
+        return prepare_graphs(
+            engine.runner,
+            config,
+            limits=engine.limits,
+            pieces=pieces,
+            on_fault=lambda outcome: None,
+        )
+
+    if mode.requires_piecewise_compilation():
+        with pytest.raises(ValueError, match="splitting_ops is octavo::rms_norm; graphs of pieces"):
+            prepare()
+    else:
+        assert prepare().mode is mode
