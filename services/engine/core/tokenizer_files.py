@@ -6,6 +6,8 @@ from pathlib import Path
 
 TOKENIZER_FILE_NAMES = (
     "added_tokens.json",
+    "additional_chat_templates/default.jinja",
+    "additional_chat_templates/tool_use.jinja",
     "chat_template.jinja",
     "special_tokens_map.json",
     "tokenizer.json",

@@ -6,6 +6,7 @@ frontend, and no thread can be ended.
 
 import asyncio
 import contextlib
+import datetime
 import json
 import os
 import sys
@@ -21,6 +22,7 @@ from services.frontend.errors import (
     OverloadedError,
 )
 from services.frontend.text.chat_template import Message
+from services.frontend.text.content_marks import MAX_GROWTH
 from services.frontend.text.template_source import TemplateSource
 from services.frontend.text.template_worker import LENGTH
 from services.frontend.text.tokenizer import TokenizerFilesError
@@ -69,9 +71,16 @@ class TemplateProcess:
                 raise TokenizerFilesError(f"the chat template {error}") from None
 
     async def render(
-        self, messages: Sequence[Message], *, tools: Sequence[Message] = (), max_bytes: int
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] = (),
+        max_bytes: int,
+        marks_content: bool = False,
     ) -> str:
         """Returns the prompt for the answer to a conversation.
+
+        With `marks_content` it has marks in what the caller wrote, for `MarkedText.read`.
 
         Raises:
             InvalidRequestError: the template refuses the conversation, fails on it, takes too long
@@ -80,8 +89,15 @@ class TemplateProcess:
             EngineUnavailableError: it was closed; another template may have taken its place.
         """
         # A caller that goes away must not leave an answer behind for the next one to read.
-        wish = {"messages": list(messages), "tools": list(tools), "max_bytes": max_bytes}
-        rendering = asyncio.create_task(self._render(wish, max_bytes))
+        wish = {
+            "messages": list(messages),
+            "tools": list(tools),
+            "max_bytes": max_bytes,
+            "marks_content": marks_content,
+            # The process has no environment, so it does not know the time zone.
+            "now": datetime.datetime.now().isoformat(),
+        }
+        rendering = asyncio.create_task(self._render(wish, MAX_GROWTH * max_bytes))
         rendering.add_done_callback(_take_error)
         return await asyncio.shield(rendering)
 
@@ -123,8 +139,7 @@ class TemplateProcess:
             # Our environment may hold secrets; only where modules are is told.
             env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
-        wish = {"source": self._source.text, "variables": dict(self._source.variables)}
-        reply = await self._ask(wish, max_bytes=0, timeout_s=START_TIMEOUT_S)
+        reply = await self._ask(self._source.opening(), max_bytes=0, timeout_s=START_TIMEOUT_S)
         if "error" in reply:
             await self._kill()
             raise TokenizerFilesError(reply["error"])

@@ -12,7 +12,8 @@ import struct
 import sys
 from typing import Any, BinaryIO
 
-from services.frontend.text.chat_template import ChatTemplate, TemplateError
+from services.frontend.text.chat_template import TemplateError
+from services.frontend.text.chat_templates import ChatTemplates
 
 MAX_MEMORY_BYTES = 512 * 2**20
 LENGTH = struct.Struct(">I")
@@ -24,18 +25,16 @@ def main() -> None:
     """Answers until standard input ends."""
     _limit_resources()
     take, give = sys.stdin.buffer, sys.stdout.buffer
-    template: ChatTemplate | None = None
+    templates: ChatTemplates | None = None
     while (message := _read(take)) is not None:
         reply: Reply = {}
         # Nobody handles the signal, so it ends the process, in the middle of a C function too.
         signal.setitimer(signal.ITIMER_REAL, message["timeout_s"])
         try:
-            if template is None:
-                template = ChatTemplate(message["source"], message["variables"])
+            if templates is None:
+                templates = ChatTemplates(message)
             else:
-                reply["text"] = template.render(
-                    message["messages"], tools=message["tools"], max_bytes=message["max_bytes"]
-                )
+                reply["text"] = templates.render(message)
         except TemplateError as error:
             reply["error"] = str(error)
         except MemoryError:

@@ -93,14 +93,16 @@ def test_a_bias_of_100_wins_and_of_minus_100_loses(logits):
     assert torch.equal(edited.argmin(-1), best)
 
 
-def test_penalties_come_before_biases_and_a_forbidden_token_stays_forbidden(logits):
+def test_penalties_come_after_biases_and_a_forbidden_token_stays_forbidden(logits):
     rows = penalties(repetition=2.0)
     bias = TokenBias(token_ids=torch.full((3, 1), 3), values=torch.full((3, 1), 1.5))
     forbidden = TokenBias(token_ids=torch.full((3, 1), 5), values=torch.full((3, 1), -torch.inf))
     late = TokenBias(token_ids=torch.full((3, 1), 5), values=torch.full((3, 1), 100.0))
     edits = LogitEdits(indices=torch.arange(3), penalties=rows, biases=(bias, forbidden, late))
     edited = edit_logits(logits, edits)
-    torch.testing.assert_close(edited[:, 3], apply_penalties(logits, rows)[:, 3] + 1.5)
+    biased = logits.clone()
+    biased[:, 3] += 1.5
+    torch.testing.assert_close(edited[:, 3], apply_penalties(biased, rows)[:, 3])
     assert (edited[:, 5] == -torch.inf).all()
 
 
