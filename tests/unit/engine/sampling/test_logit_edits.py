@@ -2,7 +2,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import RepetitionPenaltyLogitsProcessor
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
 
 from models.ops.penalize_tokens import Penalties
 from services.engine.sampling.logit_edits import LogitEdits, TokenBias, edit_logits
@@ -123,3 +127,21 @@ def test_penalties_find_each_sequence_in_its_row_of_the_table(logits):
     rows = penalties(repetition=1.5, frequency=0.5, presence=0.25)
     moved = replace(rows, tokens=table, row_ids=row_ids)
     assert torch.equal(apply_penalties(logits, moved), apply_penalties(logits, rows))
+
+
+@pytest.mark.parametrize("value", [-4.0, 0.5, 4.0])
+def test_a_bias_and_a_repetition_penalty_are_those_of_transformers(logits, value):
+    bias = TokenBias(
+        token_ids=torch.tensor([[3, 9]] * 3), values=torch.tensor([[value, -value]] * 3)
+    )
+    edits = LogitEdits(indices=torch.arange(3), penalties=penalties(repetition=1.7), biases=(bias,))
+    ours = edit_logits(logits, edits)
+    processors = LogitsProcessorList(
+        [
+            SequenceBiasLogitsProcessor([[[3], value], [[9], -value]]),
+            RepetitionPenaltyLogitsProcessor(1.7),
+        ]
+    )
+    for row, length in enumerate(SEQ_LENS.tolist()):
+        ids = HISTORY[row : row + 1, :length].long()
+        torch.testing.assert_close(ours[row], processors(ids, logits[row : row + 1].clone())[0])
