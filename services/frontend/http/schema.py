@@ -238,7 +238,7 @@ def parse(request_class: type[_Request], body: bytes) -> _Request:
 
 def _refusal(error: ValidationError) -> InvalidRequestError:
     errors = error.errors(include_url=False, include_input=False)
-    # Of several forms that a value may have, the one with an unknown field is the one that is meant.
+    # Of the forms that a value may have, the one with an unknown field is the one that is meant.
     first = next((each for each in errors if each["type"] == _UNKNOWN_FIELD), errors[0])
     location = first["loc"]
     is_unknown = first["type"] == _UNKNOWN_FIELD

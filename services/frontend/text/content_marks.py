@@ -12,7 +12,7 @@ template's own constants stay whole where they have nothing in common with a spe
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +52,11 @@ class ContentMarker:
         self._reserved = set("".join(spelled))
         edges = "".join(re.escape(each) for each in sorted(self._first | self._last))
         self._edge = re.compile(f"[{edges}]") if edges else None
+        overlaps = _Overlaps(spelled)
         kept = {
             constant
             for constant in constants
-            if self._has_edge(constant) and not any(_overlap(constant, token) for token in spelled)
+            if self._has_edge(constant) and not overlaps.has(constant)
         }
         longest_first = sorted(kept, key=len, reverse=True)
         self._kept = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if kept else None
@@ -123,11 +124,21 @@ def _collect_characters(value: Any, found: set[str]) -> None:
             _collect_characters(each, found)
 
 
-def _overlap(constant: str, token: str) -> bool:
-    """Whether a constant could be a part of a spelled token, or hold one or a part of one."""
-    if constant in token or token in constant:
-        return True
-    return any(
-        token.startswith(constant[-length:]) or token.endswith(constant[:length])
-        for length in range(1, min(len(constant), len(token)))
-    )
+class _Overlaps:
+    """Finds out whether a constant has anything in common with how special tokens are spelled."""
+
+    def __init__(self, spelled: Sequence[str]) -> None:
+        self._spelled = spelled
+        self._joined = "\0".join(spelled)
+        self._longest = max(map(len, spelled), default=0)
+        self._prefixes = {token[:length] for token in spelled for length in range(1, len(token))}
+        self._suffixes = {token[-length:] for token in spelled for length in range(1, len(token))}
+
+    def has(self, constant: str) -> bool:
+        """Whether it could be a part of a token, or hold one or an end of one."""
+        if constant in self._joined or any(token in constant for token in self._spelled):
+            return True
+        return any(
+            constant[-length:] in self._prefixes or constant[:length] in self._suffixes
+            for length in range(1, min(len(constant), self._longest))
+        )

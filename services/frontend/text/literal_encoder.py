@@ -49,8 +49,7 @@ class LiteralEncoder:
         self._tokenizer.add_tokens(
             [
                 tokenizers.AddedToken(
-                    self._aliases[token.content],
-                    single_word=token.single_word,
+                    self._aliases[token.content],  # whether it is a word is settled by then
                     lstrip=token.lstrip,
                     rstrip=token.rstrip,
                     normalized=False,

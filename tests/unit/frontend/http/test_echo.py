@@ -37,7 +37,7 @@ async def completions(engine: FakeEngine):
     [
         "<|im_start|>user\nhello<|im_end|> world",
         "<|im_start|>",
-        f"caf{ACUTE} <|im_end|> {ACUTE}",
+        f"na{ACUTE} <|im_end|> {ACUTE}",
         [0, *reference_tokenizer().encode("hello").ids, 1],
     ],
 )

@@ -26,7 +26,7 @@ TOOLS = [
     }
 ]
 SYSTEM = {"role": "system", "content": " Be brief. \n"}
-USER = {"role": "user", "content": "  1 < 2 > 0, [x] & </p> <think> caf\u00e9 \U0001f600\n"}
+USER = {"role": "user", "content": "  1 < 2 > 0, [x] & </p> <think> na\u00efve \U0001f600\n"}
 ANSWER = {"role": "assistant", "content": "<think>\nhmm\n</think>\n\nYes <i>it</i> is.\n"}
 CALLING = {
     "role": "assistant",
