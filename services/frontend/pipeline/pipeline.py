@@ -38,7 +38,7 @@ from services.frontend.text.literal_encoder import LiteralEncodingError
 from services.frontend.text.output_text import OutputText
 from services.frontend.text.stop_strings import StopStrings
 from services.frontend.text.template_process import TemplateProcess
-from services.frontend.text.template_source import find_template
+from services.frontend.text.template_source import TemplateRefusedError, find_template
 from services.frontend.text.tokenizer import Tokenizer, TokenizerFilesError
 
 if TYPE_CHECKING:
@@ -264,13 +264,19 @@ class Pipeline:
         """Returns the chat template, if there is one, or why it cannot be used."""
         try:
             source = find_template(files, special_tokens=tokenizer.special_tokens)
-            if source is None:
-                return None, ""
-            template = TemplateProcess(source, timeout_s=self._template_timeout_s)
-            await template.start()
         except TokenizerFilesError as error:
-            log.error("chat_template_refused", reason=str(error))  # noqa: TRY400  the reason is enough
+            log.warning("chat_template_refused", reason=str(error))
             return None, str(error)
+        if source is None:
+            return None, ""
+        template = TemplateProcess(source, timeout_s=self._template_timeout_s)
+        try:
+            await template.start()
+        except TemplateRefusedError as error:
+            log.warning("chat_template_refused", reason=str(error))
+            return None, str(error)
+        except TokenizerFilesError as error:  # the next chat tries again
+            log.warning("template_process_not_started", reason=str(error))
         return template, ""
 
     async def _prompt_tokens(

@@ -23,7 +23,7 @@ from services.frontend.errors import (
 )
 from services.frontend.text.chat_template import Message
 from services.frontend.text.content_marks import MAX_GROWTH
-from services.frontend.text.template_source import TemplateSource
+from services.frontend.text.template_source import TemplateRefusedError, TemplateSource
 from services.frontend.text.template_worker import LENGTH
 from services.frontend.text.tokenizer import TokenizerFilesError
 
@@ -62,7 +62,8 @@ class TemplateProcess:
         """Starts the process and compiles the template.
 
         Raises:
-            TokenizerFilesError: the template is not valid, or takes too long to compile.
+            TemplateRefusedError: the template is not valid.
+            TokenizerFilesError: it takes too long to compile; `render` tries again.
         """
         async with self._turn:
             try:
@@ -142,7 +143,7 @@ class TemplateProcess:
         reply = await self._ask(self._source.opening(), max_bytes=0, timeout_s=START_TIMEOUT_S)
         if "error" in reply:
             await self._kill()
-            raise TokenizerFilesError(reply["error"])
+            raise TemplateRefusedError(reply["error"])
 
     async def _ask(
         self, wish: Mapping[str, Any], *, max_bytes: int, timeout_s: float | None = None

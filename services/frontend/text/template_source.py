@@ -12,6 +12,10 @@ _DEFAULT = "default"
 _TOOL_USE = "tool_use"
 
 
+class TemplateRefusedError(TokenizerFilesError):
+    """The template itself is wrong, so that no other process would take it either."""
+
+
 @dataclass(frozen=True, slots=True)
 class TemplateSource:
     """Templates that are not compiled yet."""

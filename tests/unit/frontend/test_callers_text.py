@@ -8,6 +8,7 @@ import pytest
 import tokenizers
 
 from protos.frontend.v1 import frontend_pb2 as pb
+from services.frontend.text import template_process
 from tests.support.byte_tokenizer import reference_tokenizer, tokenizer_files, tokenizer_json
 from tests.support.fake_engine import FakeEngine, says
 from tests.support.frontend_stack import frontend_stack
@@ -121,6 +122,18 @@ async def test_a_template_that_fails_costs_chats_alone(files, reason):
         outputs = [r.output.text async for r in stack.stub.Generate(pb.GenerateRequest(text="one"))]
         assert "".join(outputs) == "hello world"
         assert (await stack.stub.Tokenize(pb.TokenizeRequest(text="one"))).token_ids
+
+
+async def test_a_template_process_that_was_late_is_started_again_for_a_chat(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(template_process, "START_TIMEOUT_S", 1e-9)
+        async with FakeEngine() as engine, frontend_stack(engine, http_port=0) as stack:
+            patch.undo()
+            [card] = (await stack.stub.ListModels(pb.ListModelsRequest())).models
+            assert not card.chat_template_error
+            chat = pb.ChatRequest(messages=HELLO)
+            outputs = [response.output.text async for response in stack.stub.Chat(chat)]
+            assert "".join(outputs) == "hello world"
 
 
 async def test_a_model_whose_template_works_or_is_absent_tells_no_error():
