@@ -84,10 +84,17 @@ class OctavoClient:
         return Session(self._stub, metadata=self._metadata)
 
     async def tokenize(
-        self, text: str | Sequence[Message], *, model: str = "", timeout_s: float | None = None
+        self,
+        text: str | Sequence[Message],
+        *,
+        model: str = "",
+        parse_special_tokens: bool | None = None,
+        timeout_s: float | None = None,
     ) -> list[Token]:
         """Turns text, or a conversation through the chat template, into tokens."""
-        request = frontend_pb2.TokenizeRequest(model=model)
+        request = frontend_pb2.TokenizeRequest(
+            model=model, parse_special_tokens=parse_special_tokens
+        )
         if isinstance(text, str):
             request.text = text
         else:

@@ -129,6 +129,9 @@ class Options:
     priority: Annotated[int, "Higher runs first."] = 0
     cache_salt: Annotated[str, "Requests with different salts share no cached blocks."] = ""
     show_special_tokens: Annotated[bool | None, "Show special tokens in the text."] = None
+    parse_special_tokens: Annotated[
+        bool | None, "Whether spellings of special tokens in your text are those tokens."
+    ] = None
     n: Annotated[int | None, "Outputs of the prompt; their seeds follow each other."] = None
 
     def to_proto(self) -> frontend_pb2.GenerationOptions:
@@ -144,6 +147,7 @@ class Options:
             stop=self.stop,
             cache_salt=self.cache_salt,
             show_special_tokens=self.show_special_tokens,
+            parse_special_tokens=self.parse_special_tokens,
         )
         with _fits("priority", self.priority):
             options.priority = self.priority

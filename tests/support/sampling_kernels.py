@@ -107,6 +107,7 @@ def check_penalties(num_rows: int, vocab_size: int, *, device: str = "cpu") -> N
 
     generator = torch.Generator().manual_seed(vocab_size)
     logits = random_logits(num_rows + 2, vocab_size, torch.float32)
+    logits[:, 1::7] = -torch.inf  # as biases forbid tokens before the penalties
     length = 2100
     indices = torch.randperm(num_rows + 2, generator=generator)[:num_rows]
     shape = (num_rows + 3, length)

@@ -12,6 +12,8 @@ from services.engine.core.model_files import ModelFolderError, read_bounded, req
 
 TOKENIZER_FILE_BYTES = {
     "added_tokens.json": 2**24,
+    "additional_chat_templates/default.jinja": 2**20,
+    "additional_chat_templates/tool_use.jinja": 2**20,
     "chat_template.jinja": 2**20,
     "special_tokens_map.json": 2**20,
     "tokenizer.json": 2**26,

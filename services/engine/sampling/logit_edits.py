@@ -1,4 +1,7 @@
-"""Changes to logits before a token is chosen: penalties, logit bias, forbidden end tokens."""
+"""Changes to logits before a token is chosen: logit bias, forbidden end tokens, penalties.
+
+Biases come first, as in vLLM and transformers: a repetition penalty multiplies the biased logit.
+"""
 
 from dataclasses import dataclass
 
@@ -25,7 +28,7 @@ class LogitEdits:
 
     indices: [E] int64, which rows of the batch.
     penalties: absent when none of the rows has any.
-    biases: what is added after the penalties; -inf forbids a token.
+    biases: what is added before the penalties; -inf forbids a token.
     """
 
     indices: Tensor
@@ -42,10 +45,10 @@ def edit_logits(logits: Tensor, edits: LogitEdits, *, in_place: bool = False) ->
         in_place: whether contiguous float32 logits may be overwritten, which spares their copy.
     """
     edited = logits.to(torch.float32, copy=not in_place).contiguous()
-    if edits.penalties is not None:
-        penalize_tokens(edited, edits.indices, edits.penalties)
     row_starts = edits.indices[:, None] * logits.shape[1]
     for bias in edits.biases:
         at = (row_starts + bias.token_ids).flatten()
         edited.view(-1).scatter_add_(0, at, bias.values.flatten())
+    if edits.penalties is not None:
+        penalize_tokens(edited, edits.indices, edits.penalties)
     return edited

@@ -14,6 +14,8 @@ TOKENIZER_TIMEOUT_S = 60.0
 
 TOKENIZER_FILE_BYTES = {
     "added_tokens.json": 2**24,
+    "additional_chat_templates/default.jinja": 2**20,
+    "additional_chat_templates/tool_use.jinja": 2**20,
     "chat_template.jinja": 2**20,
     "special_tokens_map.json": 2**20,
     "tokenizer.json": 2**26,

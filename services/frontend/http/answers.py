@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from services.frontend.engine_client.messages import STOP, Usage
+from services.frontend.http.echo import text_offsets
 from services.frontend.http.logprobs import ChatLogprobs, CompletionLogprobs, PromptLogprobs
 from services.frontend.pipeline.pipeline import ServedModel
 from services.frontend.pipeline.request import Output
+from services.frontend.text.detokenizer import Detokenizer
 
 Body = dict[str, Any]
 
@@ -48,6 +50,7 @@ class CompletionAnswer:
             for _ in range(num_samples)
         ]
         self._prompt_logprobs = PromptLogprobs(model.tokenizer) if tells_prompt else None
+        self._tokenizer = model.tokenizer
         self._echo = ""
         self._begun: set[int] = set()
         self._usage_field: Body = {"usage": None} if streams_usage else {}
@@ -55,9 +58,14 @@ class CompletionAnswer:
     def echo(self, text: str, token_ids: Sequence[int]) -> None:
         """Lets each answer begin with its prompt."""
         self._echo = text
-        for logprobs in self._logprobs:
-            if logprobs is not None:
-                logprobs.echo(token_ids)
+        if any(self._logprobs):
+            offsets = text_offsets(self._tokenizer, token_ids, text)
+            visible = self._tokenizer.token_bytes(show_special_tokens=False)
+            # A character that the prompt leaves unfinished has begun, as those of the output.
+            num_begun = len(text) + len(Detokenizer(visible, token_ids).flush())
+            for logprobs in self._logprobs:
+                if logprobs is not None:
+                    logprobs.echo(token_ids, offsets, num_begun)
 
     def opening(self) -> list[Body]:
         """Returns nothing: the first chunk is the first output."""

@@ -67,13 +67,16 @@ class ServiceEndpoints:
         return Response(body, headers={"content-type": content_type})
 
     def _card(self, model: ServedModel) -> dict[str, str | int]:
-        return {
+        card: dict[str, str | int] = {
             "id": model.info.model,
             "object": "model",
             "created": self._created_s,
             "owned_by": "octavo",
             "max_model_len": model.info.max_model_len,
         }
+        if model.template_error:
+            card["chat_template_error"] = model.template_error
+        return card
 
 
 def make_app(

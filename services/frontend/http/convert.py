@@ -135,6 +135,7 @@ def _options(
         stop=tuple(stop),
         cache_salt=request.cache_salt or "",
         num_samples=1 if request.n is None else request.n,
+        parse_special_tokens=request.parse_special_tokens,
     )
 
 

@@ -21,11 +21,12 @@ from services.frontend.http.convert import (
     completion_prompt,
     conversation_of,
 )
+from services.frontend.http.echo import prompt_text
 from services.frontend.http.live_requests import LiveRequests
 from services.frontend.http.schema import ChatCompletionRequest, CompletionRequest, parse
 from services.frontend.http.writer import ResponseWriter
 from services.frontend.pipeline.generation import Generation
-from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.pipeline.pipeline import Pipeline, ServedModel
 from services.frontend.pipeline.request import Options, Output, Prompt
 from services.frontend.pipeline.request_log import RequestRecord
 from services.frontend.pipeline.samples import Samples
@@ -161,18 +162,22 @@ class GenerationEndpoint:
                 )
                 if call.has_echo and isinstance(answer, CompletionAnswer):
                     token_ids = generation.prompt_token_ids
-                    answer.echo(await self._prompt_text(call.prompt, token_ids), token_ids)
+                    text = await self._prompt_text(model, call.prompt, token_ids)
+                    answer.echo(text, token_ids)
                 async with aclosing(_outputs(generation, record)) as outputs:
                     if call.is_stream:
                         await _write_stream(answer, outputs, writer, with_usage=call.includes_usage)
                     else:
                         await writer.write(answer.whole(await _joined(outputs)))
 
-    async def _prompt_text(self, prompt: Prompt, token_ids: Sequence[int]) -> str:
+    async def _prompt_text(
+        self, model: ServedModel, prompt: Prompt, token_ids: Sequence[int]
+    ) -> str:
         """Returns a prompt as it was given; token ids as the text that they are."""
         if isinstance(prompt, str):
             return prompt
-        return await self._pipeline.detokenize("", token_ids, show_special_tokens=False)
+        decoded = await self._pipeline.detokenize("", token_ids, show_special_tokens=False)
+        return prompt_text(model.tokenizer, token_ids, decoded)
 
 
 async def _outputs(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.frontend.engine_client.messages import PositionLogprobs
+from services.frontend.http.echo import num_characters
 from services.frontend.pipeline.request import Output
 from services.frontend.text.tokenizer import Tokenizer
 
@@ -55,10 +56,18 @@ class CompletionLogprobs:
         self._visible_bytes = tokenizer.token_bytes(show_special_tokens=False)
         self._num_characters = 0
         self._echoed: Sequence[int] = ()
+        self._echoed_offsets: Sequence[int] = ()
 
-    def echo(self, token_ids: Sequence[int]) -> None:
-        """Lets the prompt's tokens come before those of the output."""
-        self._echoed = token_ids
+    def echo(self, token_ids: Sequence[int], offsets: Sequence[int], num_characters: int) -> None:
+        """Lets the prompt's tokens come before those of the output.
+
+        Args:
+            token_ids: the prompt.
+            offsets: where in its text each token begins.
+            num_characters: of its text.
+        """
+        self._echoed, self._echoed_offsets = token_ids, offsets
+        self._num_characters = num_characters
 
     def push(self, output: Output) -> dict[str, Any]:
         """Returns those of one more output."""
@@ -69,15 +78,25 @@ class CompletionLogprobs:
             "text_offset": [],
         }
         if self._echoed:
-            self._add(told, self._echoed[0], None)  # nothing comes before it
+            positions = [None, *output.prompt_logprobs]  # nothing comes before the first one
+            for token_id, offset, position in zip(
+                self._echoed, self._echoed_offsets, positions, strict=False
+            ):
+                self._add(told, token_id, position, offset)
             self._echoed = ()
-            for position in output.prompt_logprobs:
-                self._add(told, position.chosen.token_id, position)
         for position in shown_positions(output):
-            self._add(told, position.chosen.token_id, position)
+            token_id = position.chosen.token_id
+            self._add(told, token_id, position, self._num_characters)
+            self._num_characters += num_characters(self._visible_bytes[token_id])
         return told
 
-    def _add(self, told: dict[str, Any], token_id: int, position: PositionLogprobs | None) -> None:
+    def _add(
+        self,
+        told: dict[str, Any],
+        token_id: int,
+        position: PositionLogprobs | None,
+        offset: int,
+    ) -> None:
         """Tells of one more token."""
         told["tokens"].append(self._text(token_id))
         if position is None:
@@ -91,10 +110,7 @@ class CompletionLogprobs:
                     for token in position.top
                 }
             )
-        told["text_offset"].append(self._num_characters)
-        # A byte 10xxxxxx goes on with a character of UTF-8, any other begins one.
-        content = self._visible_bytes[token_id]
-        self._num_characters += sum(byte & 0xC0 != 0x80 for byte in content)
+        told["text_offset"].append(offset)
 
     def _text(self, token_id: int) -> str:
         """Returns a token's text; the bytes by number where they are no whole characters."""

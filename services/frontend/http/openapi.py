@@ -45,9 +45,6 @@ def openapi_document() -> dict[str, Any]:
         [(request, "validation") for request in requests], ref_template=_REFERENCE
     )
     schemas = definitions["$defs"]
-    for request in requests:
-        # Unknown fields are read, to be refused by name unless they are null.
-        schemas[request.__name__]["additionalProperties"] = {"type": "null"}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Octavo", "version": "1", "description": "OpenAI-compatible inference."},

@@ -1,14 +1,16 @@
 """What a client may send: every field is read or refused, none is ignored.
 
 The names are those of OpenAI's API; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
-`ignore_eos`, `stop_token_ids`, `prompt_logprobs`, `structured_outputs` and `cache_salt` are not,
-and have the meaning that the gRPC API gives them. A null is an absent field. Ranges that are not
-stated here are the engine's to check.
+`ignore_eos`, `stop_token_ids`, `prompt_logprobs`, `structured_outputs`, `cache_salt` and
+`parse_special_tokens` are not, and have the meaning that the gRPC API gives them. A null is an
+absent field, at every depth, also where the field is not known: clients send back what they were
+answered. Ranges that are not stated here are the engine's to check.
 """
 
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from services.frontend.errors import InvalidRequestError
 from services.frontend.pipeline.request import MAX_MESSAGES
@@ -17,7 +19,8 @@ from services.frontend.pipeline.tools import MAX_TOOLS
 MAX_STOP_TOKENS = 64
 MAX_LOGIT_BIASES = 1024
 _UINT32 = Field(ge=0, le=2**32 - 1)
-_STRICT = {"strict": True, "allow_inf_nan": False, "frozen": True}
+
+_UNKNOWN_FIELD = "octavo_unknown_field"
 
 TokenId = Annotated[int, _UINT32]
 Count = Annotated[int, _UINT32]
@@ -25,18 +28,34 @@ One = Annotated[int, Field(ge=1, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-class StreamOptions(BaseModel):
-    """How a stream looks."""
+class Body(BaseModel):
+    """A part of a body: unknown fields are refused, unless they are null."""
 
-    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
+    model_config = ConfigDict(
+        strict=True,
+        allow_inf_nan=False,
+        frozen=True,
+        extra="allow",
+        # Unknown fields are read, to be refused by name.
+        json_schema_extra={"additionalProperties": {"type": "null"}},
+    )
+
+    @model_validator(mode="after")
+    def _refuse_unknown(self) -> Self:
+        for name, value in (self.model_extra or {}).items():
+            if value is not None:
+                raise PydanticCustomError(_UNKNOWN_FIELD, "{name} is not supported", {"name": name})
+        return self
+
+
+class StreamOptions(Body):
+    """How a stream looks."""
 
     include_usage: bool | None = None
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(Body):
     """What the output must be; exactly one of these, with vLLM's names."""
-
-    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
 
     json_schema: str | dict[str, Any] | None = Field(default=None, alias="json")
     json_object: Literal[True] | None = None
@@ -45,11 +64,8 @@ class StructuredOutputs(BaseModel):
     grammar: str | None = None
 
 
-class SharedFields(BaseModel):
+class SharedFields(Body):
     """What completions and chat completions have in common."""
-
-    # Unknown fields are kept, to be refused unless they are null.
-    model_config = ConfigDict(**_STRICT, extra="allow")  # type: ignore[typeddict-item]
 
     model: str
     stream: bool | None = None
@@ -82,6 +98,7 @@ class SharedFields(BaseModel):
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     structured_outputs: StructuredOutputs | None = None
     cache_salt: str | None = None
+    parse_special_tokens: bool | None = None
 
     @property
     def includes_usage(self) -> bool:
@@ -102,38 +119,30 @@ class CompletionRequest(SharedFields):
     echo: bool | None = None
 
 
-class TextPart(BaseModel):
+class TextPart(Body):
     """A part of a message that comes in parts."""
-
-    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
 
     type: Literal["text"]
     text: str
 
 
-class FunctionCall(BaseModel):
+class FunctionCall(Body):
     """A function that the model called, and its arguments as JSON text."""
-
-    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
 
     name: str
     arguments: str
 
 
-class ToolCall(BaseModel):
+class ToolCall(Body):
     """A call that the model made earlier."""
-
-    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
 
     id: str
     type: Literal["function"]
     function: FunctionCall
 
 
-class FunctionDefinition(BaseModel):
+class FunctionDefinition(Body):
     """A function that the model may call."""
-
-    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     description: str | None = None
@@ -141,19 +150,15 @@ class FunctionDefinition(BaseModel):
     strict: Literal[False] | None = None
 
 
-class Tool(BaseModel):
+class Tool(Body):
     """A tool that the model may call."""
-
-    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
 
     type: Literal["function"]
     function: FunctionDefinition
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(Body):
     """One message of a conversation; the assistant's may have calls instead of content."""
-
-    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
 
     role: str
     content: (
@@ -163,6 +168,8 @@ class ChatMessage(BaseModel):
         None
     )
     tool_call_id: str | None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    """OpenAI's own answers carry an empty list."""
 
     @model_validator(mode="after")
     def _check_content(self) -> Self:
@@ -171,23 +178,19 @@ class ChatMessage(BaseModel):
         return self
 
 
-class JsonSchema(BaseModel):
+class JsonSchema(Body):
     """A schema that an answer follows, and what the caller calls it.
 
     The answer always follows it exactly, whether `strict` asks for that or not.
     """
-
-    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Body):
     """The form of an answer."""
-
-    model_config = ConfigDict(**_STRICT, extra="forbid")  # type: ignore[typeddict-item]
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -226,9 +229,6 @@ def parse(request_class: type[_Request], body: bytes) -> _Request:
         request = request_class.model_validate_json(body)
     except ValidationError as error:
         raise _refusal(error) from None
-    for name, value in (request.model_extra or {}).items():
-        if value is not None:
-            raise InvalidRequestError(f"{_shown(name)} is not supported", field=_shown(name))
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("stream_options is for streams only", field="stream_options")
     if request.prompt_logprobs is not None and request.stream:
@@ -237,15 +237,18 @@ def parse(request_class: type[_Request], body: bytes) -> _Request:
 
 
 def _refusal(error: ValidationError) -> InvalidRequestError:
-    [first, *_] = error.errors(include_url=False, include_context=False, include_input=False)
-    if not first["loc"]:
+    errors = error.errors(include_url=False, include_input=False)
+    # Of the forms that a value may have, the one with an unknown field is the one that is meant.
+    first = next((each for each in errors if each["type"] == _UNKNOWN_FIELD), errors[0])
+    location = first["loc"]
+    is_unknown = first["type"] == _UNKNOWN_FIELD
+    if is_unknown:
+        location = (*location, first["ctx"]["name"])
+    if not location:
         return InvalidRequestError(f"the body cannot be read: {first['msg']}")
-    location = ".".join(_shown(str(part)) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        message = f"{location} is not supported"
-    else:
-        message = f"{location}: {first['msg']}"
-    return InvalidRequestError(message, field=_shown(str(first["loc"][0])))
+    path = ".".join(_shown(str(part)) for part in location)
+    message = f"{path} is not supported" if is_unknown else f"{path}: {first['msg']}"
+    return InvalidRequestError(message, field=_shown(str(location[0])))
 
 
 def _shown(name: str) -> str:

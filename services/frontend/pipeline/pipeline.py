@@ -1,11 +1,14 @@
 """Runs requests: checks and tokenizes them, and hands them to the engine."""
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import structlog
 
 from services.frontend.access.caller import Lease
 from services.frontend.access.gate import Gate
@@ -29,15 +32,19 @@ from services.frontend.pipeline.request import (
 from services.frontend.pipeline.request_log import RequestLog, RequestRecord
 from services.frontend.pipeline.samples import Samples, sample_id, sampling_of
 from services.frontend.pipeline.tools import check_tools, num_bytes
+from services.frontend.text.content_marks import MarkedText
 from services.frontend.text.detokenizer import Detokenizer
+from services.frontend.text.literal_encoder import LiteralEncodingError
 from services.frontend.text.output_text import OutputText
 from services.frontend.text.stop_strings import StopStrings
 from services.frontend.text.template_process import TemplateProcess
-from services.frontend.text.template_source import find_template
+from services.frontend.text.template_source import TemplateRefusedError, find_template
 from services.frontend.text.tokenizer import Tokenizer, TokenizerFilesError
 
 if TYPE_CHECKING:
     from services.telemetry.spans import Tracing
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,8 @@ class ServedModel:
     info: ModelInfo
     tokenizer: Tokenizer
     template: TemplateProcess | None
+    template_error: str = ""
+    """Why the chat template cannot be used; empty where it can, and where there is none."""
 
 
 class Pipeline:
@@ -104,13 +113,13 @@ class Pipeline:
                     tokenizer = await asyncio.to_thread(
                         Tokenizer, files, vocab_size=info.vocab_size
                     )
-                    template = await self._start_template(files)
                 except TokenizerFilesError as error:
                     raise EngineUnavailableError(str(error)) from None
+                template, template_error = await self._start_template(files, tokenizer)
                 if known is not None and known.template is not None:
                     await known.template.close()
-                known = ServedModel(info, tokenizer, template)
-            self._model = ServedModel(info, known.tokenizer, known.template)
+                known = ServedModel(info, tokenizer, template, template_error)
+            self._model = dataclasses.replace(known, info=info)
 
     async def start(
         self,
@@ -157,7 +166,7 @@ class Pipeline:
         lease: Lease,
         record: RequestRecord,
     ) -> Generation | Samples:
-        token_ids = await self._prompt_tokens(model, prompt)
+        token_ids = await self._prompt_tokens(model, prompt, options.parse_special_tokens)
         record.note_tokenized()
         lease.charge_prompt(len(token_ids))
         packed = pack_uint32(token_ids)
@@ -184,24 +193,35 @@ class Pipeline:
             raise
         record.note_admitted()
         token_bytes = model.tokenizer.token_bytes(show_special_tokens=options.show_special_tokens)
+        min_tokens = _min_tokens(options, model.info)
         generations = [
             Generation(
                 options.request_id,
                 stream,
-                OutputText(Detokenizer(token_bytes, token_ids), StopStrings(options.stop)),
+                OutputText(
+                    Detokenizer(token_bytes, token_ids),
+                    StopStrings(options.stop),
+                    min_tokens=min_tokens,
+                ),
                 prompt_token_ids=token_ids,
             )
             for stream in streams
         ]
         return generations[0] if len(generations) == 1 else Samples(generations)
 
-    async def tokenize(self, model_name: str, prompt: str | Conversation) -> list[int]:
+    async def tokenize(
+        self,
+        model_name: str,
+        prompt: str | Conversation,
+        *,
+        parse_special_tokens: bool | None = None,
+    ) -> list[int]:
         """Returns the token ids that a prompt is to the engine.
 
         Raises:
             FrontendError: another model was asked for, or the prompt cannot be tokenized.
         """
-        return await self._encode(self.model_named(model_name), prompt)
+        return await self._encode(self.model_named(model_name), prompt, parse_special_tokens)
 
     async def detokenize(
         self, model_name: str, token_ids: Sequence[int], *, show_special_tokens: bool
@@ -242,17 +262,35 @@ class Pipeline:
         if self._model is not None and self._model.template is not None:
             await self._model.template.close()
 
-    async def _start_template(self, files: TokenizerFiles) -> TemplateProcess | None:
-        source = find_template(files)
+    async def _start_template(
+        self, files: TokenizerFiles, tokenizer: Tokenizer
+    ) -> tuple[TemplateProcess | None, str]:
+        """Returns the chat template, if there is one, or why it cannot be used."""
+        try:
+            source = find_template(files, special_tokens=tokenizer.special_tokens)
+        except TokenizerFilesError as error:
+            log.warning("chat_template_refused", reason=str(error))
+            return None, str(error)
         if source is None:
-            return None
+            return None, ""
         template = TemplateProcess(source, timeout_s=self._template_timeout_s)
-        await template.start()
-        return template
+        try:
+            await template.start()
+        except TemplateRefusedError as error:
+            log.warning("chat_template_refused", reason=str(error))
+            return None, str(error)
+        except TokenizerFilesError as error:  # the next chat tries again
+            log.warning("template_process_not_started", reason=str(error))
+        return template, ""
 
-    async def _prompt_tokens(self, model: ServedModel, prompt: Prompt) -> list[int]:
+    async def _prompt_tokens(
+        self, model: ServedModel, prompt: Prompt, parse_special_tokens: bool | None
+    ) -> list[int]:
         """Returns a prompt's tokens, checked against what the model takes."""
-        token_ids = prompt if isinstance(prompt, list) else await self._encode(model, prompt)
+        if isinstance(prompt, list):
+            token_ids = prompt
+        else:
+            token_ids = await self._encode(model, prompt, parse_special_tokens)
         if not token_ids:
             raise InvalidRequestError("the prompt is empty")
         if len(token_ids) >= model.info.max_model_len:
@@ -263,37 +301,61 @@ class Pipeline:
         check_vocabulary(token_ids, model.info.vocab_size)
         return token_ids
 
-    async def _encode(self, model: ServedModel, prompt: str | Conversation) -> list[int]:
+    async def _encode(
+        self, model: ServedModel, prompt: str | Conversation, parse_special_tokens: bool | None
+    ) -> list[int]:
         if isinstance(prompt, Conversation):
-            text = await self._render(model, prompt)
+            text = await self._render(model, prompt, marks_content=not parse_special_tokens)
         else:
             text = prompt
             self._check_size(len(text.encode()))
-        return await model.tokenizer.encode(
-            text,
-            add_special_tokens=not isinstance(prompt, Conversation),
-            executor=self._executor,
-        )
+        try:
+            return await model.tokenizer.encode(
+                text,
+                add_special_tokens=not isinstance(prompt, Conversation),
+                parse_special_tokens=parse_special_tokens is not False,
+                executor=self._executor,
+            )
+        except LiteralEncodingError as error:
+            raise InvalidRequestError(str(error)) from None
 
-    async def _render(self, model: ServedModel, conversation: Conversation) -> str:
+    async def _render(
+        self, model: ServedModel, conversation: Conversation, *, marks_content: bool
+    ) -> str | MarkedText:
         messages, tools = conversation.messages, conversation.tools
         if not messages:
             raise InvalidRequestError("the conversation has 0 messages; it must have at least 1")
         self._check_size(num_bytes([messages, tools]))
         check_tools(messages, tools)
+        if model.template_error:
+            raise InvalidRequestError(
+                f"the model {model.info.model!r} takes text alone: {model.template_error}"
+            )
         if model.template is None:
             raise InvalidRequestError(
                 f"the model {model.info.model!r} has no chat template; use Generate"
             )
-        return await model.template.render(
-            messages, tools=tools, max_bytes=2 * self._max_prompt_bytes
+        rendered = await model.template.render(
+            messages,
+            tools=tools,
+            max_bytes=2 * self._max_prompt_bytes,
+            marks_content=marks_content,
         )
+        return MarkedText.read(rendered) if marks_content else rendered
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self._max_prompt_bytes:
             raise InvalidRequestError(
                 f"the prompt has {num_bytes} bytes; the limit is {self._max_prompt_bytes}"
             )
+
+
+def _min_tokens(options: Options, info: ModelInfo) -> int:
+    """Returns the output tokens before which no stop string counts."""
+    sampling = options.sampling
+    if sampling is not None and sampling.HasField("min_tokens"):
+        return sampling.min_tokens
+    return info.default_sampling.min_tokens
 
 
 def _has_same_text(known: ModelInfo, new: ModelInfo) -> bool:

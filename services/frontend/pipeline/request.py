@@ -43,6 +43,7 @@ class Options:
     cache_salt: str = ""
     show_special_tokens: bool = False
     num_samples: int = 1
+    parse_special_tokens: bool | None = None
     traceparent: str = ""
     """Where the request belongs in a trace; empty: nowhere."""
 

@@ -27,7 +27,7 @@ def tool_of(name: str, description: str | None, parameters: Mapping[str, Any] | 
 
 
 def tool_call_of(call_id: str, name: str, arguments: str) -> Message:
-    """Returns a call that the model made earlier; templates want its arguments as an object.
+    """Returns a call that the model made earlier, its arguments as the text that they are.
 
     Raises:
         InvalidRequestError: it has no name, or the arguments are not a JSON object.
@@ -35,7 +35,8 @@ def tool_call_of(call_id: str, name: str, arguments: str) -> Message:
     if not name:
         raise InvalidRequestError("a tool call names no function", field="messages")
     call: dict[str, Any] = {"id": call_id} if call_id else {}
-    function = {"name": name, "arguments": json_object(arguments, "arguments of a tool call")}
+    json_object(arguments, "arguments of a tool call")  # templates that want an object get one
+    function = {"name": name, "arguments": arguments}
     return call | {"type": "function", "function": function}
 
 

@@ -52,8 +52,16 @@ def options_of(options: frontend_pb2.GenerationOptions) -> Options:
         cache_salt=options.cache_salt,
         show_special_tokens=options.show_special_tokens,
         num_samples=options.n if options.HasField("n") else 1,
+        parse_special_tokens=parse_special_tokens_of(options),
         traceparent=checked_traceparent(options.traceparent),
     )
+
+
+def parse_special_tokens_of(
+    source: frontend_pb2.GenerationOptions | frontend_pb2.TokenizeRequest,
+) -> bool | None:
+    """Reads how spellings of special tokens count; None means as the prompt's form has it."""
+    return source.parse_special_tokens if source.HasField("parse_special_tokens") else None
 
 
 def prompt_of(request: frontend_pb2.GenerateRequest) -> Prompt:

@@ -16,6 +16,7 @@ from services.frontend.rpc.convert import (
     input_of,
     options_of,
     output_to_proto,
+    parse_special_tokens_of,
     prompt_of,
     refuse_unknown_fields,
 )
@@ -96,7 +97,11 @@ class FrontendServicer(FrontendServiceServicer):
         """Turns text or a conversation into token ids."""
         del context
         refuse_unknown_fields(request)
-        token_ids = await self._pipeline.tokenize(request.model, input_of(request))
+        token_ids = await self._pipeline.tokenize(
+            request.model,
+            input_of(request),
+            parse_special_tokens=parse_special_tokens_of(request),
+        )
         tokenizer = self._pipeline.model_named(request.model).tokenizer
         return frontend_pb2.TokenizeResponse(
             token_ids=token_ids, tokens=tokenizer.token_texts(token_ids)
@@ -127,6 +132,7 @@ class FrontendServicer(FrontendServiceServicer):
                 default_sampling=model.info.default_sampling,
                 ready=self._pipeline.engine.is_ready,
                 architecture=model.info.architecture,
+                chat_template_error=model.template_error,
             )
         return response
 

@@ -6,17 +6,29 @@ it does not keep them from taking for ever, so this runs in a process that can b
 """
 
 import datetime
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-import jinja2.ext
 import jinja2.meta
-import jinja2.sandbox
+
+from services.frontend.text.content_marks import ContentMarker
+from services.frontend.text.template_environment import TemplateEnvironment, text_constants
+from services.frontend.text.template_forms import TemplateForms
 
 Message = Mapping[str, Any]
 """One message of a conversation, or one tool, with the names that templates on model hubs use."""
+
+_MAX_PROBE_BYTES = 2**20
+_FAILURES = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a template's own expressions may raise."""
 
 
 class TemplateError(Exception):
@@ -26,36 +38,34 @@ class TemplateError(Exception):
 class ChatTemplate:
     """A model's chat template, run in a sandbox that lets it compute nothing but text.
 
-    It sees what templates on model hubs expect: `messages`, `tools` (none where there are none),
-    `add_generation_prompt`, the special
-    tokens by name, `raise_exception`, `strftime_now`, a `tojson` that escapes nothing, and
-    `break` and `continue` in loops.
+    It sees what templates on model hubs expect: `messages`, `tools` and `documents` (none where
+    there are none), `add_generation_prompt`, the special tokens by name, `raise_exception`,
+    `strftime_now` in local time, a `tojson` that escapes nothing, `break` and `continue` in loops,
+    and the tag `generation`.
     """
 
-    def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
+    def __init__(
+        self, source: str, variables: Mapping[str, Any], *, special_tokens: Sequence[str] = ()
+    ) -> None:
         """Compiles a template.
 
         Args:
             source: Jinja source.
             variables: what the template sees beside the conversation, such as `bos_token`.
+            special_tokens: how the tokenizer's special tokens are spelled.
 
         Raises:
             TemplateError: the source is not valid Jinja.
         """
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
+        self._environment = TemplateEnvironment()
         try:
-            self._template = environment.from_string(source)
-            self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(
-                environment.parse(source)
-            )
+            syntax = self._environment.parse(source)
+            self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(syntax)
             """Whether the template does anything with tools."""
             self.takes_tool_calls = "tool_calls" in source
             """Whether it does anything with calls in the assistant's messages."""
+            self._marker = ContentMarker(special_tokens, set(text_constants(syntax)))
+            self._template = self._environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(
                 f"the chat template is wrong in line {error.lineno}: {error.message}"
@@ -63,18 +73,57 @@ class ChatTemplate:
         except (ArithmeticError, RecursionError, SyntaxError, TypeError, ValueError) as error:
             # Jinja computes constants when it compiles, and Python's own compiler has limits.
             raise TemplateError(f"the chat template cannot be compiled: {error}") from None
+        self._source = source
         self._variables = dict(variables)
+        self._forms = TemplateForms(self._probe)
 
     def render(
-        self, messages: Sequence[Message], *, tools: Sequence[Message] = (), max_bytes: int
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] = (),
+        max_bytes: int,
+        marks_content: bool = False,
+        now: datetime.datetime | None = None,
     ) -> str:
         """Returns the prompt for the answer to a conversation.
+
+        Args:
+            messages: the conversation; arguments of tool calls are JSON text.
+            tools: what the model may call.
+            max_bytes: longest prompt, without marks.
+            marks_content: returns a mark, and the prompt with marks in what the caller wrote; see
+                `content_marks`.
+            now: the local time; the clock's when absent.
 
         Raises:
             TemplateError: the template refuses the conversation, fails on it, knows nothing of
                 tools that it has, or makes more than `max_bytes` of it.
         """
         self._check_tools(messages, tools)
+        try:
+            fitted, shown_tools = self._forms.fit(messages), list(tools)
+            mark = ""
+            if marks_content:
+                mark = self._marker.free_mark(fitted, shown_tools, self._source)
+                fitted = self._marker.marked(fitted, mark)
+                shown_tools = self._marker.marked(shown_tools, mark)
+        except RecursionError:
+            raise TemplateError("the conversation is nested too deeply") from None
+        except ValueError as error:
+            raise TemplateError(str(error)) from None
+        self._environment.now = now or datetime.datetime.now()
+        self._environment.mark = mark
+        try:
+            return mark + self._generate(fitted, shown_tools, max_bytes)
+        except TemplateError as error:
+            # The template's own words may repeat the caller's.
+            raise TemplateError(str(error).replace(mark, "") if mark else str(error)) from None
+
+    def _generate(
+        self, messages: Sequence[Message], tools: Sequence[Message], max_bytes: int
+    ) -> str:
+        mark = self._environment.mark
         pieces = []
         num_bytes = 0
         try:
@@ -82,9 +131,12 @@ class ChatTemplate:
                 self._variables,
                 messages=list(messages),
                 tools=list(tools) or None,
+                documents=None,
                 add_generation_prompt=True,
             ):
                 num_bytes += len(piece.encode())
+                if mark:
+                    num_bytes -= piece.count(mark) * len(mark.encode())
                 if num_bytes > max_bytes:
                     raise TemplateError(
                         f"the conversation makes a prompt of more than {max_bytes} bytes"
@@ -92,16 +144,17 @@ class ChatTemplate:
                 pieces.append(piece)
         except jinja2.TemplateError as error:
             raise TemplateError(f"the chat template refuses: {error.message}") from None
-        except (
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except _FAILURES as error:
             raise TemplateError(f"the chat template fails: {error}") from None
         return "".join(pieces)
+
+    def _probe(self, messages: Sequence[Message]) -> str | None:
+        """Returns what the template makes of an example; None where it fails on it."""
+        self._environment.mark = ""
+        try:
+            return self._generate(messages, (), _MAX_PROBE_BYTES)
+        except TemplateError:
+            return None
 
     def _check_tools(self, messages: Sequence[Message], tools: Sequence[Message]) -> None:
         """Refuses what the template would leave out."""
@@ -109,28 +162,3 @@ class ChatTemplate:
             raise TemplateError("the model's chat template takes no tools")
         if not self.takes_tool_calls and any("tool_calls" in message for message in messages):
             raise TemplateError("the model's chat template takes no tool calls")
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Writes JSON for a model to read: Jinja's own filter escapes for HTML."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.datetime.now(tz=datetime.UTC).strftime(pattern)

@@ -22,10 +22,13 @@ class TextPiece:
 class OutputText:
     """Detokenizes and watches for stop strings."""
 
-    def __init__(self, detokenizer: Detokenizer, stop_strings: StopStrings) -> None:
-        """Starts an output."""
+    def __init__(
+        self, detokenizer: Detokenizer, stop_strings: StopStrings, *, min_tokens: int = 0
+    ) -> None:
+        """Starts an output; what its first `min_tokens` tokens complete is no stop string."""
         self._detokenizer = detokenizer
         self._stop_strings = stop_strings
+        self._num_unstoppable = min_tokens
 
     def push(self, token_ids: Sequence[int]) -> TextPiece:
         """Takes more tokens. After a piece with a stop string, nothing more may be pushed."""
@@ -33,7 +36,9 @@ class OutputText:
             return TextPiece(self._detokenizer.push(token_ids), len(token_ids))
         shown = []
         for index, token_id in enumerate(token_ids):  # one by one, to know the token that ends it
-            scan = self._stop_strings.push(self._detokenizer.push((token_id,)))
+            may_end = self._num_unstoppable == 0
+            self._num_unstoppable -= not may_end
+            scan = self._stop_strings.push(self._detokenizer.push((token_id,)), may_end=may_end)
             shown.append(scan.text)
             if scan.stop_string is not None:
                 return TextPiece("".join(shown), index + 1, scan.stop_string)
@@ -41,7 +46,8 @@ class OutputText:
 
     def finish(self) -> TextPiece:
         """Ends the output: the text that was held back, and U+FFFD for half a character."""
-        scan = self._stop_strings.push(self._detokenizer.flush())
+        may_end = self._num_unstoppable == 0
+        scan = self._stop_strings.push(self._detokenizer.flush(), may_end=may_end)
         if scan.stop_string is not None:
             return TextPiece(scan.text, 0, scan.stop_string)
         return TextPiece(scan.text + self._stop_strings.flush(), 0)

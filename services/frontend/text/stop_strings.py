@@ -30,13 +30,22 @@ class StopStrings:
         """Whether there is anything to watch for."""
         return bool(self._patterns)
 
-    def push(self, text: str) -> Scan:
-        """Takes more text. After a scan that found a stop string, nothing more may be pushed."""
+    def push(self, text: str, *, may_end: bool = True) -> Scan:
+        """Takes more text. After a scan that found a stop string, nothing more may be pushed.
+
+        Args:
+            text: what comes next.
+            may_end: whether a stop string that is complete in this text ends it; otherwise that
+                one is text like any other.
+        """
         if not self._patterns:
             return Scan(text)
         found: _Pattern | None = None
         end = len(text)
         for pattern in self._patterns:  # shortest first, so that a longer one wins a tie
+            if not may_end:
+                pattern.pass_over(text)
+                continue
             match_end = pattern.advance(text, end)
             if match_end is not None:
                 found, end = pattern, match_end
@@ -65,11 +74,18 @@ class _Pattern:
         self.num_matched = 0
         self._borders = _borders(stop_string)
 
-    def advance(self, text: str, limit: int) -> int | None:
-        """Reads `text[:limit]`; returns where the first match ends, None without one."""
+    def pass_over(self, text: str) -> None:
+        """Reads text in which the stop string does not count."""
+        match_end = self.advance(text, len(text))
+        while match_end is not None:
+            self.num_matched = self._borders[-1]
+            match_end = self.advance(text, len(text), start=match_end)
+
+    def advance(self, text: str, limit: int, *, start: int = 0) -> int | None:
+        """Reads `text[start:limit]`; returns where the first match ends, None without one."""
         stop_string, borders = self.stop_string, self._borders
         matched = self.num_matched
-        position = 0
+        position = start
         while position < limit:
             if matched == 0:  # nothing begun: jump to where it could begin
                 position = text.find(stop_string[0], position, limit)

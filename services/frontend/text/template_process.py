@@ -4,6 +4,7 @@ A thread would not do. A template can compute 9**9**9, which holds Python's lock
 frontend, and no thread can be ended.
 """
 
+import datetime
 import json
 from collections.abc import Sequence
 
@@ -15,7 +16,8 @@ from services.frontend.errors import (
     OverloadedError,
 )
 from services.frontend.text.chat_template import Message
-from services.frontend.text.template_source import TemplateSource
+from services.frontend.text.content_marks import MAX_GROWTH
+from services.frontend.text.template_source import TemplateRefusedError, TemplateSource
 from services.frontend.text.tokenizer import TokenizerFilesError
 from services.processes.errors import (
     HelperBrokenError,
@@ -48,29 +50,35 @@ class TemplateProcess:
             source: the template.
             timeout_s: longest time to wait for a turn, and to render.
         """
-        opening = {"source": source.text, "variables": dict(source.variables)}
-        self._pool = HelperPool(
-            _WORKER, json.dumps(opening).encode(), start_timeout_s=START_TIMEOUT_S
-        )
+        opening = json.dumps(source.opening()).encode()
+        self._pool = HelperPool(_WORKER, opening, start_timeout_s=START_TIMEOUT_S)
         self._timeout_s = timeout_s
 
     async def start(self) -> None:
         """Starts the process and compiles the template.
 
         Raises:
-            TokenizerFilesError: the template is not valid, or takes too long to compile.
+            TemplateRefusedError: the template is not valid.
+            TokenizerFilesError: it takes too long to compile; `render` tries again.
         """
         try:
             await self._pool.start()
         except HelperOpeningError as error:
-            raise TokenizerFilesError(str(error)) from None
+            raise TemplateRefusedError(str(error)) from None
         except HelperUnavailableError as error:
             raise TokenizerFilesError(f"the chat template's process {error}") from None
 
     async def render(
-        self, messages: Sequence[Message], *, tools: Sequence[Message] = (), max_bytes: int
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] = (),
+        max_bytes: int,
+        marks_content: bool = False,
     ) -> str:
         """Returns the prompt for the answer to a conversation.
+
+        With `marks_content` it has marks in what the caller wrote, for `MarkedText.read`.
 
         Raises:
             InvalidRequestError: the template refuses the conversation, fails on it, takes too long
@@ -79,13 +87,20 @@ class TemplateProcess:
             EngineUnavailableError: no process can be started now, or the template was closed and
                 another one may have taken its place.
         """
-        conversation = {"messages": list(messages), "tools": list(tools), "max_bytes": max_bytes}
+        question = {
+            "messages": list(messages),
+            "tools": list(tools),
+            "max_bytes": max_bytes,
+            "marks_content": marks_content,
+            # The process has no environment, so it does not know the time zone.
+            "now": datetime.datetime.now().isoformat(),
+        }
         try:
             prompt = await self._pool.ask(
-                json.dumps(conversation).encode(),
+                json.dumps(question).encode(),
                 timeout_s=self._timeout_s,
                 wait_s=self._timeout_s,
-                max_answer_bytes=max_bytes,
+                max_answer_bytes=MAX_GROWTH * max_bytes,
             )
         except HelperRefusalError as error:
             raise InvalidRequestError(str(error)) from None

@@ -1,31 +1,31 @@
 """The process that chat templates run in; `template_process` starts it.
 
-The opening message is the template, each question a conversation, both as JSON. The process has no
+The opening message has the templates, each question a conversation, both as JSON. The process has no
 environment, opens no files, starts no processes, and has only so much memory.
 """
 
 import json
 from collections.abc import Callable
 
-from services.frontend.text.chat_template import ChatTemplate, TemplateError
+from services.frontend.text.chat_template import TemplateError
+from services.frontend.text.chat_templates import ChatTemplates
 from services.processes.helper_program import Refusal, limit_resources, run_helper
 
 MAX_MEMORY_BYTES = 512 * 2**20
 
 
-def open_template(opening: bytes) -> Callable[[bytes], bytes]:
-    """Compiles a template and returns the function that renders conversations with it.
+def open_templates(opening: bytes) -> Callable[[bytes], bytes]:
+    """Compiles a model's templates and returns the function that renders conversations with them.
 
     Args:
-        opening: JSON with `source` and `variables`.
+        opening: what `TemplateSource.opening` returned, as JSON.
 
     Raises:
-        Refusal: the template is not valid.
+        Refusal: the templates are not valid.
     """
     limit_resources(max_memory_bytes=MAX_MEMORY_BYTES)
-    wish = json.loads(opening)
     try:
-        template = ChatTemplate(wish["source"], wish["variables"])
+        templates = ChatTemplates(json.loads(opening))
     except TemplateError as error:
         raise Refusal(str(error)) from None
     except MemoryError:
@@ -33,13 +33,7 @@ def open_template(opening: bytes) -> Callable[[bytes], bytes]:
 
     def render(question: bytes) -> bytes:
         try:
-            conversation = json.loads(question)
-            prompt = template.render(
-                conversation["messages"],
-                tools=conversation["tools"],
-                max_bytes=conversation["max_bytes"],
-            )
-            return prompt.encode()
+            return templates.render(json.loads(question)).encode()
         except TemplateError as error:
             raise Refusal(str(error)) from None
         except MemoryError:
@@ -49,4 +43,4 @@ def open_template(opening: bytes) -> Callable[[bytes], bytes]:
 
 
 if __name__ == "__main__":
-    run_helper(open_template)
+    run_helper(open_templates)

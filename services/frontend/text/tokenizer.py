@@ -4,9 +4,13 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 import tokenizers
+
+from services.frontend.text.content_marks import MarkedText
+from services.frontend.text.literal_encoder import LiteralEncoder
 
 INLINE_ENCODE_CHARACTERS = 8192
 """Longer texts are tokenized in a thread: this many characters take about 2 ms."""
@@ -23,7 +27,7 @@ class TokenizerFilesError(Exception):
 class Tokenizer:
     """A model's tokenizer.
 
-    Special tokens in a text are recognised, so a rendered chat template becomes what it means.
+    It recognises special tokens in a text, unless the text is to be literal: see `encode`.
     """
 
     def __init__(self, files: Mapping[str, bytes], *, vocab_size: int = 0) -> None:
@@ -46,6 +50,7 @@ class Tokenizer:
             raise TokenizerFilesError(f"tokenizer.json cannot be read: {error}") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._literal = LiteralEncoder(content)
         size = max(vocab_size, 1 + max(self._tokenizer.get_vocab().values(), default=-1))
         if size > MAX_TOKEN_IDS:
             raise TokenizerFilesError(
@@ -64,25 +69,47 @@ class Tokenizer:
         """Token ids are below this."""
         return len(self._shown)
 
+    @property
+    def special_tokens(self) -> Sequence[str]:
+        """How the special tokens are spelled."""
+        return self._literal.special_tokens
+
     def token_bytes(self, *, show_special_tokens: bool) -> Sequence[bytes]:
         """Returns the UTF-8 bytes of each token id; a token may hold a part of a character."""
         return self._shown if show_special_tokens else self._hidden
 
     async def encode(
-        self, text: str, *, add_special_tokens: bool, executor: Executor | None = None
+        self,
+        text: str | MarkedText,
+        *,
+        add_special_tokens: bool,
+        parse_special_tokens: bool = True,
+        executor: Executor | None = None,
     ) -> list[int]:
         """Turns text into token ids; a long text keeps nobody else waiting.
 
         Args:
-            text: what to encode.
+            text: what to encode. In a prompt with marks, special tokens are those that no mark
+                parts.
             add_special_tokens: adds what the model wants around a plain prompt, such as a
                 beginning-of-sequence token. A rendered chat template has it already.
+            parse_special_tokens: whether a special token's spelling in a text without marks is that
+                token; otherwise it is text like any other.
             executor: threads for long texts; asyncio's own when absent.
+
+        Raises:
+            LiteralEncodingError: a spelling cannot be encoded as text.
         """
-        if len(text) <= INLINE_ENCODE_CHARACTERS:
-            return self._encode(text, add_special_tokens)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(executor, self._encode, text, add_special_tokens)
+        if isinstance(text, MarkedText):
+            encode = partial(self._encode_marked, text, add_special_tokens)
+            length = len(text.text)
+        else:
+            one_of = self._encode if parse_special_tokens else self._encode_literally
+            encode = partial(one_of, text, add_special_tokens)
+            length = len(text)
+        if length <= INLINE_ENCODE_CHARACTERS:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(executor, encode)
 
     async def decode(
         self,
@@ -104,6 +131,15 @@ class Tokenizer:
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         """Returns the text of each token by itself; broken characters become U+FFFD."""
         return [self._shown[token_id].decode("utf-8", "replace") for token_id in token_ids]
+
+    def _encode_marked(self, prompt: MarkedText, add_special_tokens: bool) -> list[int]:
+        text = self._literal.unmarked(prompt)
+        if text is None:
+            return self._literal.encode(prompt, add_special_tokens=add_special_tokens)
+        return self._encode(text, add_special_tokens)
+
+    def _encode_literally(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self._literal.encode(text, add_special_tokens=add_special_tokens)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # Unlike encode, the batch call lets go of the GIL (418 ms of standstill for 1 MB, 2026-11).

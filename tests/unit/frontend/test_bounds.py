@@ -75,12 +75,3 @@ async def test_a_template_without_end_costs_its_own_requests_and_no_other_stream
         codes = {error.code() for error in await ends}
     assert codes <= {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED}
     assert grpc.StatusCode.INVALID_ARGUMENT in codes
-
-
-async def test_a_template_that_is_wrong_makes_the_model_unavailable_with_the_reason():
-    files = tokenizer_files(chat_template="{% if %}")
-    async with FakeEngine(files=files) as engine, frontend_stack(engine, wait_ready=False) as stack:
-        await until(lambda: "line 1" in str(stack.server.engine.unavailable))
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stack.stub.Chat(CHAT).read()
-    assert refused.value.code() == grpc.StatusCode.UNAVAILABLE

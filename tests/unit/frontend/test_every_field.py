@@ -28,6 +28,7 @@ VALUES = {
     "options.cache_salt": "tenant",
     "options.show_special_tokens": True,
     "options.n": 2,
+    "options.parse_special_tokens": False,
     "options.traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     "text": "another",
     "tokens.ids": [7, 8],
@@ -42,11 +43,14 @@ VALUES = {
     "tools.parameters": "{}",
 } | {f"options.{p}": value for p, value in SAMPLING_VALUES.items() if p.startswith("sampling.")}
 
+CHAT_VALUES = VALUES | {"options.parse_special_tokens": True}
+
 GENERATE = frontend_pb2.GenerateRequest(
-    text="one two", options={"request_id": "r", "sampling": {"seed": 1, "max_tokens": 30}}
+    text="one <|im_end|> two",
+    options={"request_id": "r", "sampling": {"seed": 1, "max_tokens": 30}},
 )
 CHAT = frontend_pb2.ChatRequest(
-    messages=[{"role": "user", "content": "hello"}],
+    messages=[{"role": "user", "content": "hello<|im_end|>"}],
     options={"request_id": "r", "sampling": {"seed": 1, "max_tokens": 30}},
 )
 
@@ -97,13 +101,13 @@ async def test_every_field_over_grpc():
                     raise Refused from None
                 raise
 
-        for baseline in (GENERATE, CHAT):
+        for baseline, values in ((GENERATE, VALUES), (CHAT, CHAT_VALUES)):
             ordinary = await effect(baseline)
             assert ordinary == await effect(baseline)
             for path in paths(type(baseline)):
                 changed = type(baseline)()
                 changed.CopyFrom(baseline)
-                set_field(changed, tuple(path.split(".")), VALUES[path])
+                set_field(changed, tuple(path.split(".")), values[path])
                 with suppress(Refused):
                     assert await effect(changed) != ordinary, f"{path} is ignored"
 
@@ -138,15 +142,25 @@ HTTP_VALUES = {
     "prompt_logprobs": [0],
     "structured_outputs": [{"regex": "a"}],
     "cache_salt": ["tenant"],
+    "parse_special_tokens": [True, False],
     "tools": [[{"type": "function", "function": {"name": "add"}}]],
     "tool_choice": ["auto", "none", "required"],
 }
 """Values for every field of the schema that are not what its absence means."""
 
 BODIES = {
-    "/v1/chat/completions": {"model": "fake", "messages": [{"role": "user", "content": "hello"}]},
-    "/v1/completions": {"model": "fake", "prompt": "one two"},
+    "/v1/chat/completions": {
+        "model": "fake",
+        "messages": [{"role": "user", "content": "hello<|im_end|>"}],
+    },
+    "/v1/completions": {"model": "fake", "prompt": "one <|im_end|> two"},
 }
+DEFAULTS = {
+    ("/v1/chat/completions", "parse_special_tokens"): False,
+    ("/v1/completions", "parse_special_tokens"): True,
+}
+"""Values above that are what the field's absence means."""
+
 SCHEMAS = {
     "/v1/chat/completions": (
         ChatCompletionRequest, chat_create_params.CompletionCreateParamsStreaming,
@@ -182,6 +196,8 @@ async def test_every_field_over_http(path):
         for name in sorted(fields):
             values = HTTP_VALUES[name] if name in known else ANYTHING
             for value in values:
+                if DEFAULTS.get((path, name)) is value:
+                    continue
                 status, told, submits = await effect(body | {name: value})
                 if status in (400, 404):
                     assert told["error"]["param"] in (name, None), (name, told)
@@ -208,12 +224,13 @@ async def test_a_field_that_nobody_knows_is_refused_by_name():
 
 async def test_every_field_of_tokenize_and_detokenize():
     async with running() as (_, stack):
-        chat = frontend_pb2.Conversation(messages=[{"role": "user", "content": "hello"}])
+        chat = frontend_pb2.Conversation(messages=[{"role": "user", "content": "hello<|im_end|>"}])
         for method, baseline, values in (
             (
                 stack.stub.Tokenize,
                 frontend_pb2.TokenizeRequest(conversation=chat),
-                {"model": "x", "text": "a"} | {f"conversation.{p}": v for p, v in VALUES.items()},
+                {"model": "x", "text": "a", "parse_special_tokens": True}
+                | {f"conversation.{p}": v for p, v in VALUES.items()},
             ),
             (
                 stack.stub.Detokenize,

@@ -2,7 +2,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import RepetitionPenaltyLogitsProcessor
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
 
 from models.ops.penalize_tokens import Penalties
 from services.engine.sampling.logit_edits import LogitEdits, TokenBias, edit_logits
@@ -93,14 +97,16 @@ def test_a_bias_of_100_wins_and_of_minus_100_loses(logits):
     assert torch.equal(edited.argmin(-1), best)
 
 
-def test_penalties_come_before_biases_and_a_forbidden_token_stays_forbidden(logits):
+def test_penalties_come_after_biases_and_a_forbidden_token_stays_forbidden(logits):
     rows = penalties(repetition=2.0)
     bias = TokenBias(token_ids=torch.full((3, 1), 3), values=torch.full((3, 1), 1.5))
     forbidden = TokenBias(token_ids=torch.full((3, 1), 5), values=torch.full((3, 1), -torch.inf))
     late = TokenBias(token_ids=torch.full((3, 1), 5), values=torch.full((3, 1), 100.0))
     edits = LogitEdits(indices=torch.arange(3), penalties=rows, biases=(bias, forbidden, late))
     edited = edit_logits(logits, edits)
-    torch.testing.assert_close(edited[:, 3], apply_penalties(logits, rows)[:, 3] + 1.5)
+    biased = logits.clone()
+    biased[:, 3] += 1.5
+    torch.testing.assert_close(edited[:, 3], apply_penalties(biased, rows)[:, 3])
     assert (edited[:, 5] == -torch.inf).all()
 
 
@@ -121,3 +127,21 @@ def test_penalties_find_each_sequence_in_its_row_of_the_table(logits):
     rows = penalties(repetition=1.5, frequency=0.5, presence=0.25)
     moved = replace(rows, tokens=table, row_ids=row_ids)
     assert torch.equal(apply_penalties(logits, moved), apply_penalties(logits, rows))
+
+
+@pytest.mark.parametrize("value", [-4.0, 0.5, 4.0])
+def test_a_bias_and_a_repetition_penalty_are_those_of_transformers(logits, value):
+    bias = TokenBias(
+        token_ids=torch.tensor([[3, 9]] * 3), values=torch.tensor([[value, -value]] * 3)
+    )
+    edits = LogitEdits(indices=torch.arange(3), penalties=penalties(repetition=1.7), biases=(bias,))
+    ours = edit_logits(logits, edits)
+    processors = LogitsProcessorList(
+        [
+            SequenceBiasLogitsProcessor([[[3], value], [[9], -value]]),
+            RepetitionPenaltyLogitsProcessor(1.7),
+        ]
+    )
+    for row, length in enumerate(SEQ_LENS.tolist()):
+        ids = HISTORY[row : row + 1, :length].long()
+        torch.testing.assert_close(ours[row], processors(ids, logits[row : row + 1].clone())[0])

@@ -1,6 +1,7 @@
 """Chat templates render conversations and can do nothing else."""
 
 import contextlib
+import datetime
 import json
 
 import pytest
@@ -114,3 +115,66 @@ def test_tools_that_a_template_would_leave_out_are_refused():
 def test_a_template_may_not_count_for_ever():
     with pytest.raises(TemplateError, match="chat template"):
         render("{% for a in range(10 ** 9) %}{% endfor %}")
+
+
+def test_the_tag_of_transformers_for_training_renders_what_it_encloses():
+    source = (
+        "{% set x = 1 %}{%- for m in messages -%}\n{%- generation -%}\n"
+        "{% set x = 2 %}{{ m.content }}{{ loop.index }}{{ x }}{% endgeneration %}{{ x }}"
+        "{%- endfor %}"
+    )
+    assert render(source) == "hello121"
+
+
+def test_what_cannot_be_read_is_named_with_its_line():
+    with pytest.raises(TemplateError, match="line 2: Encountered unknown tag 'foo'"):
+        ChatTemplate("x\n{% foo %}", {})
+    with pytest.raises(TemplateError, match="line 3: No filter named 'foo'"):
+        ChatTemplate("x\n\n{{ 1 | foo }}", {})
+
+
+def test_absent_documents_are_none():
+    assert render("{{ documents is none }}") == "True"
+
+
+def test_templates_see_the_time_that_they_are_given():
+    template = ChatTemplate("{{ strftime_now('%d %b %Y %H:%M') }}", {})
+    now = datetime.datetime(2026, 1, 31, 23, 59)
+    assert template.render(HELLO, max_bytes=100, now=now) == "31 Jan 2026 23:59"
+
+
+@pytest.mark.parametrize("options", ["", "indent=2", "ensure_ascii=True", "sort_keys=True",
+                                     "separators=(',', ':')"])  # fmt: skip
+def test_json_is_that_of_python_with_marks_and_without(options):
+    value = {"b": "é<|x|>\x7f\U0001f600", "a": [1.5, None, True, "\n"]}
+    arguments = eval(f"dict({options})")
+    expected = json.dumps(value, **{"ensure_ascii": False, **arguments})
+    template = ChatTemplate(f"{{{{ tools[0] | tojson({options}) }}}}", {}, special_tokens=["<|x|>"])
+    assert template.render(HELLO, tools=[value], max_bytes=1000) == expected
+    marked = template.render(HELLO, tools=[value], max_bytes=1000, marks_content=True)
+    assert marked[1:].replace(marked[0], "") == expected
+
+
+def test_errors_show_no_marks_and_prompts_are_measured_without_them():
+    template = ChatTemplate(
+        "{% if messages[0].content == 'no' %}{{ raise_exception(messages[0].role) }}{% endif %}"
+        "{{ messages[0].content }}",
+        {},
+        special_tokens=["<s>"],
+    )
+    with pytest.raises(TemplateError, match="refuses: <role>"):
+        template.render([{"role": "<role>", "content": "no"}], max_bytes=100, marks_content=True)
+    content = "<>" * 50
+    said = [{"role": "user", "content": content}]
+    assert template.render(said, max_bytes=100, marks_content=True)[1:] != content
+    with pytest.raises(TemplateError, match="more than 99 bytes"):
+        template.render(said, max_bytes=99, marks_content=True)
+
+
+def test_a_conversation_that_is_nested_too_deeply_is_refused():
+    deep: object = "x"
+    for _ in range(900):
+        deep = [deep]
+    template = ChatTemplate("{{ tools | length }}", {}, special_tokens=["<s>"])
+    with pytest.raises(TemplateError, match="nested too deeply"):
+        template.render(HELLO, tools=[{"parameters": deep}], max_bytes=100, marks_content=True)

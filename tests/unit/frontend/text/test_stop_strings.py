@@ -71,3 +71,33 @@ def test_a_long_repetitive_stop_string_is_read_in_linear_time():
     assert len(text) == 100_000 - 255
     scan = watcher.push("b")
     assert (scan.text, scan.stop_string) == ("", stop)
+
+
+@given(
+    text=letters,
+    stops=stops_of_letters,
+    cuts=st.lists(st.integers(0, 30)),
+    num_passed=st.integers(0, 31),
+)
+def test_what_is_complete_in_text_that_may_not_end_is_no_stop_string(text, stops, cuts, num_passed):
+    passed, rest = text[:num_passed], text[num_passed:]
+    watcher = StopStrings(stops)
+    shown, found = "", None
+    for piece in cut(passed, cuts):
+        shown += watcher.push(piece, may_end=False).text
+    for piece in cut(rest, cuts):
+        if found is None:
+            scan = watcher.push(piece)
+            shown, found = shown + scan.text, scan.stop_string
+    if found is None:
+        shown += watcher.flush()
+    ends = [
+        (end, max(ending, key=len))
+        for end in range(len(passed) + 1, len(text) + 1)
+        if (ending := [stop for stop in stops if text[:end].endswith(stop)])
+    ]
+    if ends:
+        end, longest = ends[0]
+        assert (shown, found) == (text[: end - len(longest)], longest)
+    else:
+        assert (shown, found) == (text, None)

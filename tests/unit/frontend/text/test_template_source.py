@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from services.frontend.text.chat_template import TemplateError
+from services.frontend.text.chat_templates import ChatTemplates
 from services.frontend.text.template_source import TemplateSource, find_template
 from services.frontend.text.tokenizer import TokenizerFilesError
 
@@ -43,3 +45,34 @@ def test_an_unreadable_configuration_is_named(config):
 def test_a_template_that_is_no_text_is_named():
     with pytest.raises(TokenizerFilesError, match="no text"):
         found({"chat_template": 7})
+
+
+def test_conversations_with_tools_have_a_template_of_their_own():
+    named = {"default": "plain", "tool_use": "tools", "rag": "documents"}
+    for config in (named, [{"name": k, "template": v} for k, v in named.items()]):
+        source = found({"chat_template": config})
+        assert (source.text, source.tool_text) == ("plain", "tools")
+    files = {"additional_chat_templates/tool_use.jinja": b"file"}
+    source = found({"chat_template": named}, **{"chat_template.jinja": b"own"}, **files)
+    assert (source.text, source.tool_text) == ("own", "file")
+    assert found({"chat_template": {"rag": "x"}}) is None
+
+
+def test_a_model_with_a_template_for_tools_only_refuses_other_conversations():
+    source = found({"chat_template": {"tool_use": "{{ tools | length }}"}})
+    templates = ChatTemplates(source.opening())
+    ask = {"messages": [{"role": "user", "content": "x"}], "max_bytes": 9, "marks_content": False}
+    now = {"now": "2026-01-31T00:00:00"}
+    assert templates.render({**ask, **now, "tools": [{}]}) == "1"
+    with pytest.raises(TemplateError, match="for tools only"):
+        templates.render({**ask, **now, "tools": []})
+
+
+def test_a_broken_template_for_tools_costs_conversations_with_tools_alone():
+    source = found({"chat_template": {"default": "fine", "tool_use": "{% if %}"}})
+    templates = ChatTemplates(source.opening())
+    ask = {"messages": [{"role": "user", "content": "x"}], "max_bytes": 9, "marks_content": False}
+    now = {"now": "2026-01-31T00:00:00"}
+    assert templates.render({**ask, **now, "tools": []}) == "fine"
+    with pytest.raises(TemplateError, match=r"template for tools: .* line 1"):
+        templates.render({**ask, **now, "tools": [{}]})

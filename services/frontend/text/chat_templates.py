@@ -1,0 +1,57 @@
+"""A model's chat templates: most have one, some have a second one for conversations with tools."""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from services.frontend.text.chat_template import ChatTemplate, Message, TemplateError
+
+
+class ChatTemplates:
+    """Renders each conversation with the template that transformers would choose for it."""
+
+    def __init__(self, opening: Mapping[str, Any]) -> None:
+        """Compiles the templates.
+
+        Args:
+            opening: what `TemplateSource.opening` returned.
+
+        Raises:
+            TemplateError: the only template, or the one without tools, is not valid Jinja.
+        """
+        self._opening = opening
+        self._without_tools = self._compile(opening["source"])
+        self._with_tools: ChatTemplate | TemplateError | None = None
+        if opening["tool_source"] is not None:
+            try:
+                self._with_tools = self._compile(opening["tool_source"])
+            except TemplateError as error:
+                self._with_tools = error
+
+    def render(self, conversation: Mapping[str, Any]) -> str:
+        """Returns the prompt for the answer to a conversation.
+
+        Args:
+            conversation: `messages`, `tools`, `max_bytes`, `marks_content` and `now` (ISO 8601), as
+                `ChatTemplate.render` takes them.
+
+        Raises:
+            TemplateError: see `ChatTemplate.render`.
+        """
+        messages: Sequence[Message] = conversation["messages"]
+        tools: Sequence[Message] = conversation["tools"]
+        template = self._with_tools if tools and self._with_tools else self._without_tools
+        if isinstance(template, TemplateError):
+            raise TemplateError(f"of the template for tools: {template}")
+        return template.render(
+            messages,
+            tools=tools,
+            max_bytes=conversation["max_bytes"],
+            marks_content=conversation["marks_content"],
+            now=datetime.datetime.fromisoformat(conversation["now"]),
+        )
+
+    def _compile(self, source: str) -> ChatTemplate:
+        return ChatTemplate(
+            source, self._opening["variables"], special_tokens=self._opening["special_tokens"]
+        )

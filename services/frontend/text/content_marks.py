@@ -1,0 +1,144 @@
+"""Marks in a conversation's texts, so that no special token of a prompt is spelled by a caller.
+
+A template mixes its own text with the caller's, and the tokenizer sees only the sum. So each text
+of the caller gets a mark, a character that occurs nowhere else, after every character that a
+special token may begin with and before every character that one may end with. The prompt's special
+tokens are then those that are spelled without a mark between; the marks are taken out before
+the text is encoded. A spelling that the template assembles from pieces of the caller's text (the
+parts of a message, what is left after `replace` or `lower`) is broken too.
+
+Templates look for texts that are no special tokens (`'</think>' in content`), so occurrences of a
+template's own constants stay whole where they have nothing in common with a special token.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MAX_GROWTH = 7
+"""Most bytes of a marked text for each byte of the text: a mark on both sides of one character."""
+
+_MARKS = range(0xE000, 0xF900)
+"""Private use: three bytes of UTF-8, and no meaning to Unicode."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedText:
+    """A prompt in which no special token is meant to span a mark."""
+
+    text: str
+    mark: str
+
+    @classmethod
+    def read(cls, rendered: str) -> "MarkedText":
+        """Reads what a template process answers: the mark, and the prompt."""
+        return cls(rendered[1:], rendered[:1])
+
+
+class ContentMarker:
+    """Marks the texts of conversations for one template and one tokenizer."""
+
+    def __init__(self, special_tokens: Iterable[str], constants: Iterable[str]) -> None:
+        """Prepares the search.
+
+        Args:
+            special_tokens: how they are spelled.
+            constants: texts that the template may look for.
+        """
+        spelled = [token for token in special_tokens if token]
+        self._first = {token[0] for token in spelled}
+        self._last = {token[-1] for token in spelled}
+        self._reserved = set("".join(spelled))
+        edges = "".join(re.escape(each) for each in sorted(self._first | self._last))
+        self._edge = re.compile(f"[{edges}]") if edges else None
+        overlaps = _Overlaps(spelled)
+        kept = {
+            constant
+            for constant in constants
+            if self._has_edge(constant) and not overlaps.has(constant)
+        }
+        longest_first = sorted(kept, key=len, reverse=True)
+        self._kept = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if kept else None
+
+    def free_mark(self, *values: Any) -> str:
+        """Returns a character that no text of the values has, nor any special token.
+
+        Raises:
+            ValueError: there is none.
+        """
+        used = set(self._reserved)
+        for value in values:
+            _collect_characters(value, used)
+        for code in _MARKS:
+            if chr(code) not in used:
+                return chr(code)
+        raise ValueError("the conversation uses every private-use character")
+
+    def marked(self, value: Any, mark: str) -> Any:
+        """Returns a value of JSON with marks in all its texts, keys included."""
+        if self._edge is None:
+            return value
+        table = {
+            ord(character): (mark if character in self._last else "")
+            + character
+            + (mark if character in self._first else "")
+            for character in self._first | self._last
+        }
+        return self._marked(value, table)
+
+    def _marked(self, value: Any, table: Mapping[int, str]) -> Any:
+        if isinstance(value, str):
+            return self._marked_text(value, table)
+        if isinstance(value, Mapping):
+            return {
+                self._marked_text(key, table): self._marked(each, table)
+                for key, each in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self._marked(each, table) for each in value]
+        return value
+
+    def _marked_text(self, text: str, table: Mapping[int, str]) -> str:
+        if not self._has_edge(text):
+            return text
+        if self._kept is None:
+            return text.translate(table)
+        pieces = self._kept.split(text)  # every second piece is a constant
+        pieces[::2] = [piece.translate(table) for piece in pieces[::2]]
+        return "".join(pieces)
+
+    def _has_edge(self, text: str) -> bool:
+        return self._edge is not None and self._edge.search(text) is not None
+
+
+def _collect_characters(value: Any, found: set[str]) -> None:
+    if isinstance(value, str):
+        found.update(value)
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            found.update(key)
+            _collect_characters(each, found)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _collect_characters(each, found)
+
+
+class _Overlaps:
+    """Finds out whether a constant has anything in common with how special tokens are spelled."""
+
+    def __init__(self, spelled: Sequence[str]) -> None:
+        self._spelled = spelled
+        self._joined = "\0".join(spelled)
+        self._longest = max(map(len, spelled), default=0)
+        self._prefixes = {token[:length] for token in spelled for length in range(1, len(token))}
+        self._suffixes = {token[-length:] for token in spelled for length in range(1, len(token))}
+
+    def has(self, constant: str) -> bool:
+        """Whether it could be a part of a token, or hold one or an end of one."""
+        if constant in self._joined or any(token in constant for token in self._spelled):
+            return True
+        return any(
+            constant[-length:] in self._prefixes or constant[:length] in self._suffixes
+            for length in range(1, min(len(constant), self._longest))
+        )

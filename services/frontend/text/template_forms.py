@@ -1,0 +1,125 @@
+"""In which form a template wants what a conversation can state in several.
+
+Some templates only iterate over the parts of a message and render nothing of a text; some join the
+arguments of a tool call to text and fail on an object; some write "None" for absent content. Each
+is found by rendering a small conversation in both forms, as minja does (google/minja,
+chat-template.hpp, `chat_template_caps`); guessing from the source fails on macros and on aliases.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Message = Mapping[str, Any]
+Render = Callable[[Sequence[Message]], str | None]
+"""Renders a conversation; None where the template fails on it."""
+
+_NEEDLE = "octavo-needle"
+_ARGUMENTS = {_NEEDLE: "thread"}
+_CALL_ID = "call00001"
+"""Some templates want exactly nine letters and digits."""
+_PROBED_ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Other roles get the form of the user's messages."""
+
+
+class TemplateForms:
+    """Gives conversations the forms that one template wants; finds them out when first needed."""
+
+    def __init__(self, render: Render) -> None:
+        """Probes with `render`, which may fail but may not raise."""
+        self._render = render
+        self._wants_parts: dict[str, bool] = {}
+        self._call_forms: tuple[bool, bool] | None = None
+
+    def fit(self, messages: Sequence[Message]) -> list[Message]:
+        """Returns a conversation as the template wants it.
+
+        Args:
+            messages: content as text or None, arguments of tool calls as JSON text.
+        """
+        return [self._fit(message) for message in messages]
+
+    def _fit(self, message: Message) -> Message:
+        fitted = dict(message)
+        content, calls = message.get("content"), message.get("tool_calls")
+        if calls:
+            takes_text, wants_content = self._find_call_forms()
+            fitted["tool_calls"] = [_with_arguments(call, as_text=takes_text) for call in calls]
+            if content is None and wants_content:
+                fitted["content"] = ""
+        if isinstance(content, str) and self._takes_only_parts(message["role"]):
+            fitted["content"] = _parts(content)
+        return fitted
+
+    def _takes_only_parts(self, role: str) -> bool:
+        if role not in _PROBED_ROLES:
+            role = "user"
+        if role not in self._wants_parts:
+            shown_text = self._shows_content(role, _NEEDLE)
+            shown_parts = not shown_text and self._shows_content(role, _parts(_NEEDLE))
+            # A template that shows neither may refuse the role, or be about something else.
+            self._wants_parts[role] = shown_parts
+            if not shown_text and not shown_parts and role != "user":
+                self._wants_parts[role] = self._takes_only_parts("user")
+        return self._wants_parts[role]
+
+    def _shows_content(self, role: str, content: Any) -> bool:
+        message: Message = {"role": role, "content": content}
+        filler = "x" if isinstance(content, str) else _parts("x")
+        user: Message = {"role": "user", "content": filler}
+        match role:
+            case "user":
+                conversation = [message]
+            case "assistant":
+                conversation = [user, message, user]
+            case "tool":
+                message = {**message, "tool_call_id": _CALL_ID}
+                conversation = [user, _calling(_ARGUMENTS, filler), message]
+            case _:
+                conversation = [message, user]
+        return _NEEDLE in (self._render(conversation) or "")
+
+    def _find_call_forms(self) -> tuple[bool, bool]:
+        """Returns whether arguments must be text, and whether content must not be None."""
+        if self._call_forms is None:
+            takes_text = self._takes_only_text_arguments()
+            arguments = json.dumps(_ARGUMENTS) if takes_text else _ARGUMENTS
+            absent, empty = (self._render_call(arguments, content) for content in (None, ""))
+            says_none = absent is None or ("None" in absent and "None" not in (empty or ""))
+            self._call_forms = takes_text, says_none and empty is not None
+        return self._call_forms
+
+    def _takes_only_text_arguments(self) -> bool:
+        for content in ("", None):
+            as_object = self._render_call(_ARGUMENTS, content)
+            # Python's notation of a dict is not what a model was trained on.
+            if as_object is not None and repr(_ARGUMENTS) not in as_object:
+                return False
+            text = json.dumps(_ARGUMENTS)
+            if text in (self._render_call(text, content) or ""):
+                return True
+        return False
+
+    def _render_call(self, arguments: Any, content: str | None) -> str | None:
+        asking = {"role": "user", "content": _parts("x") if self._takes_only_parts("user") else "x"}
+        return self._render([asking, _calling(arguments, content)])
+
+
+def _calling(arguments: Any, content: Any) -> Message:
+    call = {
+        "id": _CALL_ID,
+        "type": "function",
+        "function": {"name": "f", "arguments": arguments},
+    }
+    return {"role": "assistant", "content": content, "tool_calls": [call]}
+
+
+def _parts(text: str) -> list[Message]:
+    return [{"type": "text", "text": text}]
+
+
+def _with_arguments(call: Message, *, as_text: bool) -> Message:
+    function = call["function"]
+    if as_text or not isinstance(function["arguments"], str):
+        return call
+    return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
