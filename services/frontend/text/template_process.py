@@ -100,7 +100,7 @@ class TemplateProcess:
                 json.dumps(question).encode(),
                 timeout_s=self._timeout_s,
                 wait_s=self._timeout_s,
-                max_answer_bytes=MAX_GROWTH * max_bytes,
+                max_answer_bytes=MAX_GROWTH * max_bytes + 3,  # and the mark itself
             )
         except HelperRefusalError as error:
             raise InvalidRequestError(str(error)) from None

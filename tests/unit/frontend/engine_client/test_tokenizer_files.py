@@ -51,6 +51,7 @@ async def test_a_file_that_is_none_of_a_tokenizers_is_refused():
 
 def test_a_folders_files_have_the_same_limits(tmp_path):
     for name, limit in TOKENIZER_FILE_BYTES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
         os.truncate(tmp_path / name, limit + 1)
         with pytest.raises(OSError, match=f"over the limit of {limit} bytes"):
