@@ -183,13 +183,10 @@ def replace_standard_error() -> None:
         # It was closed at the start: the next socket would become standard error.
         os.set_inheritable(fd, True)
     os.close(fd)
-    fd = _STDERR_FD
     if (own := _open_non_blocking()) is not None:
         os.dup2(own, _STDERR_FD)
         os.close(own)
-        # One of its own, whatever somebody does to standard error.
-        fd = _open_non_blocking() or _STDERR_FD
-    stream = LossyStream(fd)
+    stream = LossyStream(_STDERR_FD)
     stream.follow_forks()
     atexit.register(stream.finish, EXIT_TIMEOUT_S)
     sys.stderr = stream

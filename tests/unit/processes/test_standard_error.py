@@ -192,6 +192,23 @@ def test_descriptors_that_are_closed_at_the_start_are_not_taken_by_others():
         assert process.communicate(timeout=60)[0] == b"True\n"
 
 
+def test_a_forked_process_that_closes_what_it_inherited_still_writes_to_standard_error():
+    with run(
+        """
+        replace_standard_error()
+        if os.fork() == 0:
+            os.closerange(3, 1000)
+            os.pipe()
+            sys.stderr.write("child\\n")
+            sys.stderr.finish(60)
+            os._exit(0)
+        os.wait()
+        """,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.communicate(timeout=60)[1] == b"child\n"
+
+
 def test_a_forked_process_writes_by_itself_and_repeats_nothing():
     reading, writing = os.pipe()
     with run(
