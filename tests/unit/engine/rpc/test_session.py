@@ -249,7 +249,7 @@ class TestProtocol:
         monkeypatch.setattr(session, "HELLO_TIMEOUT_S", 0.01)
         async with running_service() as service:
             call = service.stub.Session()
-            with pytest.raises(grpc.aio.AioRpcError, match="hello within 0.01 s") as error:
+            with pytest.raises(grpc.aio.AioRpcError, match=r"hello within 0\.01 s") as error:
                 await call.read()
             assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
