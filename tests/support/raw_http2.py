@@ -31,7 +31,6 @@ def call_headers(path: str, **metadata: str) -> bytes:
         ":scheme": "http",
         ":path": path,
         ":authority": "test",
-        "te": "trailers",
         "content-type": "application/grpc",
         **metadata,
     }

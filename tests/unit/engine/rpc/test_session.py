@@ -17,7 +17,7 @@ from protos.engine.v1.engine_pb2 import (
 )
 from services.engine.kv_cache.prefix_index import PREFIX_KEY_VERSION, chain_keys, root_key
 from services.engine.request import SamplingParams
-from services.engine.rpc import outbox
+from services.engine.rpc import outbox, session
 from tests.support.engine_harness import SEED, engine_config, running_service
 from tests.support.fake_worker import expected_output
 from tests.support.passing_time import pass_time
@@ -242,6 +242,14 @@ class TestProtocol:
             call = service.stub.Session()
             await call.write(message)
             with pytest.raises(grpc.aio.AioRpcError, match=text) as error:
+                await call.read()
+            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    async def test_a_session_that_never_says_hello_is_ended(self, monkeypatch):
+        monkeypatch.setattr(session, "HELLO_TIMEOUT_S", 0.01)
+        async with running_service() as service:
+            call = service.stub.Session()
+            with pytest.raises(grpc.aio.AioRpcError, match=r"hello within 0\.01 s") as error:
                 await call.read()
             assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
