@@ -19,6 +19,7 @@ from services.engine.rpc.metrics import EngineFamilies
 from services.engine.rpc.servicer import EngineServicer
 from services.engine.rpc.status import status_of
 from services.engine.worker.executor import WorkerDiedError
+from services.telemetry.counts import LocalCounts
 from services.telemetry.health import Health
 from services.telemetry.metrics import Metrics
 from services.telemetry.server import listen, make_server
@@ -58,6 +59,7 @@ class EngineServer:
             max_live=config.max_structured_requests,
             timeout_s=config.grammar_timeout_s,
             num_threads=config.num_grammar_threads,
+            counts=LocalCounts(),
         )
         self._exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []

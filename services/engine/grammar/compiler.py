@@ -1,27 +1,24 @@
 """Turns what requests ask of their output into constraints, without making anybody wait."""
 
 import asyncio
+import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 import structlog
 from llguidance import LLMatcher, LLTokenizer
 
 from services.engine.errors import InvalidRequestError, QueueFullError, UnsupportedError
-from services.engine.grammar.constraint import GrammarConstraint, next_mask
-from services.engine.grammar.grammar_text import (
-    compile_grammar,
-    grammar_text,
-    make_tokenizer,
-    shown,
-)
+from services.engine.grammar.constraint import RETRY_AFTER_MS, GrammarConstraint, next_mask
+from services.engine.grammar.grammar_text import compile_grammar, make_tokenizer, shown
 from services.engine.grammar.probe_pool import ProbePool
 from services.engine.request import StructuredOutput
+from services.telemetry.counts import Counts
 
 log = structlog.get_logger()
 
@@ -29,7 +26,8 @@ MAX_CACHED = 64
 """Grammars that are kept compiled; one takes some hundred kilobytes, at most 100 MB."""
 MAX_COMPILING = 64
 """Grammars that may wait to be compiled."""
-RETRY_AFTER_MS = 1000
+LIVE = "structured_requests"
+"""Name of the count of constraints that requests hold or wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +54,7 @@ class GrammarCompiler:
         max_live: int,
         timeout_s: float,
         num_threads: int,
+        counts: Counts,
     ) -> None:
         """Does nothing before the first grammar.
 
@@ -63,9 +62,10 @@ class GrammarCompiler:
             tokenizer_json: content of the model's tokenizer.json.
             vocab_size: the model's.
             eos_token_ids: tokens that end an output wherever it is complete.
-            max_live: most constraints that requests may hold at a time.
+            max_live: most constraints that requests may hold, or wait for, at a time.
             timeout_s: longest time to compile a grammar, and for the mask of one token.
             num_threads: threads that work out masks.
+            counts: where constraints are counted.
         """
         self._settings: dict[str, Any] = {
             "tokenizer_json": tokenizer_json.decode(errors="replace"),
@@ -76,15 +76,17 @@ class GrammarCompiler:
         self._max_live = max_live
         self._timeout_s = timeout_s
         self._probes = ProbePool(self._settings, timeout_s=timeout_s)
+        self._counts = counts
+        self._num_threads = num_threads
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar")
         self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammar-compiler")
         self._loading: asyncio.Task[LLTokenizer] | None = None
         self._known: OrderedDict[StructuredOutput, asyncio.Task[_Compiled]] = OrderedDict()
-        self._live: WeakSet[GrammarConstraint] = WeakSet()
 
     def load(self) -> None:
         """Begins to read the tokenizer, which is best done before there is anything to serve."""
         if self._loading is None:
+            self._start_threads()
             self._loading = asyncio.create_task(self._load())
 
     async def tokenizer(self) -> LLTokenizer:
@@ -100,35 +102,37 @@ class GrammarCompiler:
     async def constrain(
         self, wanted: StructuredOutput, token_ids: Sequence[int] = ()
     ) -> GrammarConstraint:
-        """Returns a constraint at its beginning, or behind the tokens of an output that goes on.
+        """Returns a constraint at its beginning, or after the tokens of an output that goes on.
+
+        It counts against the limit until it is closed.
 
         Raises:
             InvalidRequestError: the grammar is wrong or too expensive.
             UnsupportedError: grammars cannot be used with the model's tokenizer.
             QueueFullError: too many grammars are in use or wait to be compiled.
         """
-        if len(self._live) >= self._max_live:
+        if not self._counts.take(LIVE, limit=self._max_live):
             raise QueueFullError(
-                f"{len(self._live)} requests with structured output are live; the limit is "
+                f"{self._counts.held(LIVE)} requests with structured output are live; the limit is "
                 f"{self._max_live}",
                 retry_after_ms=RETRY_AFTER_MS,
             )
-        # Others may wait for the same grammar: one who leaves must not end it.
-        compiled = await asyncio.shield(self._compiled(wanted))
-        matcher, mask = compiled.matcher.deep_copy(), compiled.mask
-        if token_ids:
-            loop = asyncio.get_running_loop()
-            mask = await loop.run_in_executor(self._threads, self._go_on, matcher, token_ids)
-        constraint = GrammarConstraint(
-            matcher,
-            mask,
-            threads=self._threads,
-            timeout_s=self._timeout_s,
-            # Its copies share the states that they found: where one met a limit, all would.
-            on_failure=lambda: self._forget(wanted),
-        )
-        self._live.add(constraint)
-        return constraint
+        with self._giving_back_on_failure():
+            # Others may wait for the same grammar: one who leaves must not end it.
+            compiled = await asyncio.shield(self._compiled(wanted))
+            matcher, mask = compiled.matcher.deep_copy(), compiled.mask
+            if token_ids:
+                loop = asyncio.get_running_loop()
+                mask = await loop.run_in_executor(self._threads, self._go_on, matcher, token_ids)
+            return GrammarConstraint(
+                matcher,
+                mask,
+                threads=self._threads,
+                timeout_s=self._timeout_s,
+                # Its copies share the states that they found: where one met a limit, all would.
+                on_failure=partial(self._forget, wanted),
+                on_close=partial(self._counts.give_back, LIVE),
+            )
 
     async def close(self) -> None:
         """Ends threads and processes."""
@@ -140,6 +144,23 @@ class GrammarCompiler:
         await self._probes.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._compiling.shutdown(wait=False, cancel_futures=True)
+
+    @contextmanager
+    def _giving_back_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._counts.give_back(LIVE)
+            raise
+
+    def _start_threads(self) -> None:
+        """Starts all threads now: later the system may refuse them, in the middle of a step."""
+        may_end = threading.Event()
+        try:
+            for _ in range(self._num_threads):
+                self._threads.submit(may_end.wait)
+        finally:
+            may_end.set()
 
     def _compiled(self, wanted: StructuredOutput) -> "asyncio.Task[_Compiled]":
         """Returns the one task that compiles a grammar, or has."""
@@ -181,14 +202,13 @@ class GrammarCompiler:
             ) from None
 
     async def _compile(self, wanted: StructuredOutput) -> _Compiled:
-        text = grammar_text(wanted)
         tokenizer = await self.tokenizer()
-        await self._probes.check(text)
+        text = await self._probes.check(wanted)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._compiling, self._compile_here, tokenizer, text)
 
     def _go_on(self, matcher: LLMatcher, token_ids: Sequence[int]) -> bytes:
-        """Moves a matcher behind the tokens that an output has so far; returns the next mask."""
+        """Moves a matcher past the tokens that an output has so far; returns the next mask."""
         matcher.consume_tokens(list(token_ids))
         if matcher.is_error() or matcher.is_stopped():
             raise InvalidRequestError("the output so far cannot go on by its grammar")

@@ -1,7 +1,8 @@
-"""Compiles grammars that nobody has seen before, in a process that may be killed: `python -m` it.
+"""Compiles grammars not seen before, in a process that may be killed: `python -m` it.
 
 Reads messages from standard input and answers each on standard output; a message is four bytes of
-little-endian length and JSON. The first one has the tokenizer, the others a grammar each.
+little-endian length and JSON. The first one has the tokenizer, the others an output each; an answer
+is a complaint, or none and the text of the grammar.
 """
 
 import json
@@ -10,7 +11,16 @@ import struct
 import sys
 from typing import Any, BinaryIO
 
-from services.engine.grammar.grammar_text import compile_grammar, make_tokenizer, shown
+from llguidance import LLTokenizer
+
+from services.engine.errors import InvalidRequestError
+from services.engine.grammar.grammar_text import (
+    compile_grammar,
+    grammar_text,
+    make_tokenizer,
+    shown,
+)
+from services.engine.request import GrammarKind, StructuredOutput
 
 MAX_MEMORY_BYTES = 2 * 2**30
 """Address space of the process; a grammar that wants more ends it."""
@@ -31,11 +41,22 @@ def main() -> None:
         _write(sink, shown(str(error)))
         return
     _write(sink, "")
-    while (grammar := _read(source)) is not None:
-        matcher = compile_grammar(tokenizer, grammar)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # the first mask builds what compiling left for later
-        _write(sink, shown(matcher.get_error()) if matcher.is_error() else "")
+    while (wanted := _read(source)) is not None:
+        _write(sink, *_try(tokenizer, **wanted))
+
+
+def _try(tokenizer: LLTokenizer, kind: str, texts: list[str]) -> tuple[str, str]:
+    """Returns a complaint, or an empty one and the grammar."""
+    try:
+        text = grammar_text(StructuredOutput(GrammarKind(kind), tuple(texts)))
+    except InvalidRequestError as error:
+        return str(error), ""
+    matcher = compile_grammar(tokenizer, text)
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # the first mask builds what compiling left for later
+    if matcher.is_error():
+        return f"the grammar is refused: {shown(matcher.get_error())}", ""
+    return "", text
 
 
 def _read(source: BinaryIO) -> Any:
@@ -47,8 +68,8 @@ def _read(source: BinaryIO) -> Any:
     return json.loads(source.read(size))
 
 
-def _write(sink: BinaryIO, message: str) -> None:
-    content = json.dumps(message).encode()
+def _write(sink: BinaryIO, complaint: str, grammar: str = "") -> None:
+    content = json.dumps([complaint, grammar]).encode()
     sink.write(struct.pack("<I", len(content)) + content)
     sink.flush()
 

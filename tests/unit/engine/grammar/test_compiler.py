@@ -13,6 +13,7 @@ from services.engine.core.model_folder import ModelFolder
 from services.engine.errors import InvalidRequestError, QueueFullError, UnsupportedError
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.request import GrammarKind, StructuredOutput
+from services.telemetry.counts import LocalCounts
 from tests.support.passing_time import pass_time
 from tests.support.waiting import until
 
@@ -28,6 +29,7 @@ async def running_compiler(**changes):
         "max_live": 8,
         "timeout_s": 60.0,
         "num_threads": 2,
+        "counts": LocalCounts(),
     }
     tokenizer_json = changes.pop("tokenizer_json", MODEL.tokenizer_json)
     compiler = GrammarCompiler(tokenizer_json, **{**settings, **changes})
@@ -147,7 +149,7 @@ async def test_a_lark_grammar_can_nest():
         (GrammarKind.JSON_SCHEMA, '{"type": "array", "uniqueItems": true}', "uniqueItems"),
         (GrammarKind.JSON_SCHEMA, '{"x-guidance": {"lenient": true}, "not": {}}', "not"),
         (GrammarKind.JSON_SCHEMA, '{"$ref": "file:///etc/passwd"}', "refused"),
-        (GrammarKind.JSON_SCHEMA, "false", "object schema"),
+        (GrammarKind.JSON_SCHEMA, "false", "not an object"),
         (GrammarKind.REGEX, "(", "refused"),
         (GrammarKind.REGEX, "(?=a)b", "look-around"),
         (GrammarKind.LARK, "nothing", "refused"),
@@ -207,7 +209,7 @@ async def test_only_so_many_requests_may_have_a_grammar():
         held = [await compiler.constrain(NUMBER) for _ in range(2)]
         with pytest.raises(QueueFullError, match="the limit is 2"):
             await compiler.constrain(NUMBER)
-        held.pop()
+        held.pop().close()
         await compiler.constrain(NUMBER)
 
 
