@@ -137,6 +137,9 @@ class EngineServer:
         except WorkerDiedError as error:
             log.error("engine_start_failed", error=str(error))  # noqa: TRY400  the reason is enough
             self._exit(1)
+        except Exception:  # nothing would serve any more, and nothing would say so
+            log.exception("engine_failed")
+            self._exit(1)
 
     async def _exit_when_drained(self) -> None:
         await self.core.wait_until_drained()

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,14 @@ class _Compiled:
 
     matcher: LLMatcher
     mask: bytes
+
+
+@dataclass(slots=True, eq=False)
+class _Compilation:
+    """The one task that compiles a grammar, or has, for all requests that want it."""
+
+    task: "asyncio.Task[_Compiled]"
+    num_waiting: int = 0
 
 
 class GrammarCompiler:
@@ -81,7 +90,7 @@ class GrammarCompiler:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar")
         self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammar-compiler")
         self._loading: asyncio.Task[LLTokenizer] | None = None
-        self._known: OrderedDict[StructuredOutput, asyncio.Task[_Compiled]] = OrderedDict()
+        self._known: OrderedDict[StructuredOutput, _Compilation] = OrderedDict()
 
     def load(self) -> None:
         """Begins to read the tokenizer, which is best done before there is anything to serve."""
@@ -118,8 +127,8 @@ class GrammarCompiler:
                 retry_after_ms=RETRY_AFTER_MS,
             )
         with self._giving_back_on_failure():
-            # Others may wait for the same grammar: one who leaves must not end it.
-            compiled = await asyncio.shield(self._compiled(wanted))
+            compilation = await self._compiled(wanted)
+            compiled = compilation.task.result()
             matcher, mask = compiled.matcher.deep_copy(), compiled.mask
             if token_ids:
                 loop = asyncio.get_running_loop()
@@ -130,13 +139,15 @@ class GrammarCompiler:
                 threads=self._threads,
                 timeout_s=self._timeout_s,
                 # Its copies share the states that they found: where one met a limit, all would.
-                on_failure=partial(self._forget, wanted),
+                on_failure=partial(self._forget, wanted, compilation),
                 on_close=partial(self._counts.give_back, LIVE),
             )
 
     async def close(self) -> None:
         """Ends threads and processes."""
-        tasks: list[asyncio.Task[Any]] = [t for t in self._known.values() if not t.done()]
+        tasks: list[asyncio.Task[Any]] = [
+            known.task for known in self._known.values() if not known.task.done()
+        ]
         tasks += [self._loading] if self._loading is not None else []
         for task in tasks:
             task.cancel()
@@ -162,33 +173,50 @@ class GrammarCompiler:
         finally:
             may_end.set()
 
-    def _compiled(self, wanted: StructuredOutput) -> "asyncio.Task[_Compiled]":
-        """Returns the one task that compiles a grammar, or has."""
-        task = self._known.get(wanted)
-        if task is not None:
+    async def _compiled(self, wanted: StructuredOutput) -> _Compilation:
+        """Returns the task of a grammar once it is done.
+
+        A request that leaves meanwhile ends it, unless others wait for the same grammar.
+        """
+        compilation = self._compilation(wanted)
+        compilation.num_waiting += 1
+        try:
+            await asyncio.shield(compilation.task)
+            return compilation
+        finally:
+            compilation.num_waiting -= 1
+            if not compilation.num_waiting and not compilation.task.done():
+                compilation.task.cancel()
+                self._forget(wanted, compilation)
+
+    def _compilation(self, wanted: StructuredOutput) -> _Compilation:
+        known = self._known.get(wanted)
+        if known is not None:
             self._known.move_to_end(wanted)
-            return task
-        num_compiling = sum(not task.done() for task in self._known.values())
+            return known
+        num_compiling = sum(not known.task.done() for known in self._known.values())
         if num_compiling >= MAX_COMPILING:
             raise QueueFullError(
                 f"{num_compiling} grammars wait to be compiled; the limit is {MAX_COMPILING}",
                 retry_after_ms=RETRY_AFTER_MS,
             )
-        task = self._known[wanted] = asyncio.create_task(self._compile(wanted))
-        task.add_done_callback(lambda done: self._note(wanted, done))
-        return task
+        new = self._known[wanted] = _Compilation(asyncio.create_task(self._compile(wanted)))
+        new.task.add_done_callback(lambda _: self._note(wanted, new))
+        return new
 
-    def _note(self, wanted: StructuredOutput, task: "asyncio.Task[_Compiled]") -> None:
+    def _note(self, wanted: StructuredOutput, compilation: _Compilation) -> None:
         """Keeps what compiled, the latest of it, and forgets what did not."""
+        task = compilation.task
         if task.cancelled() or task.exception() is not None:
-            self._forget(wanted)
+            self._forget(wanted, compilation)
             return
-        finished = [key for key, each in self._known.items() if each.done()]
+        finished = [key for key, each in self._known.items() if each.task.done()]
         for key in finished[: max(0, len(finished) - MAX_CACHED)]:
             del self._known[key]
 
-    def _forget(self, wanted: StructuredOutput) -> None:
-        self._known.pop(wanted, None)
+    def _forget(self, wanted: StructuredOutput, compilation: _Compilation) -> None:
+        if self._known.get(wanted) is compilation:
+            del self._known[wanted]
 
     async def _load(self) -> LLTokenizer:
         loop = asyncio.get_running_loop()
@@ -209,10 +237,15 @@ class GrammarCompiler:
 
     def _go_on(self, matcher: LLMatcher, token_ids: Sequence[int]) -> bytes:
         """Moves a matcher past the tokens that an output has so far; returns the next mask."""
-        matcher.consume_tokens(list(token_ids))
-        if matcher.is_error() or matcher.is_stopped():
-            raise InvalidRequestError("the output so far cannot go on by its grammar")
-        mask = next_mask(matcher, self._mask_bytes)
+        end_s = time.thread_time() + self._timeout_s
+        for token_id in token_ids:  # one by one: the library keeps the interpreter lock meanwhile
+            matcher.consume_token(token_id)
+            if time.thread_time() > end_s:
+                raise InvalidRequestError(
+                    f"following the output so far takes more than {self._timeout_s} s"
+                )
+        is_over = matcher.is_error() or matcher.is_stopped()
+        mask = None if is_over else next_mask(matcher, self._mask_bytes)
         if mask is None:
             raise InvalidRequestError("the output so far cannot go on by its grammar")
         return mask

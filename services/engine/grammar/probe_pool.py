@@ -47,6 +47,7 @@ class ProbePool:
         self._timeout_s = timeout_s
         self._idle: list[asyncio.subprocess.Process] = []
         self._turns = asyncio.Semaphore(NUM_PROBES)
+        self._working: set[asyncio.Task[str]] = set()
 
     async def check(self, wanted: StructuredOutput) -> str:
         """Returns the grammar of an output once it has compiled.
@@ -56,12 +57,33 @@ class ProbePool:
             UnsupportedError: no grammar can be used with the model's tokenizer.
             QueueFullError: no process can be started now.
         """
-        async with self._turns:
-            try:
-                complaint, grammar = await self._ask_a_probe(wanted)
-            except _ProbeKilledError:
-                # Not of this grammar, or not likely; a second one speaks against it.
-                complaint, grammar = await self._ask_a_probe(wanted, is_last=True)
+        await self._turns.acquire()
+        # A caller who leaves costs no process: the grammar is worked on to its end or time limit.
+        work = asyncio.create_task(self._check(wanted))
+        self._working.add(work)
+        work.add_done_callback(self._end_turn)
+        return await asyncio.shield(work)
+
+    async def close(self) -> None:
+        """Ends the processes."""
+        for work in self._working:
+            work.cancel()
+        await asyncio.gather(*self._working, return_exceptions=True)
+        while self._idle:
+            await _kill(self._idle.pop())
+
+    def _end_turn(self, work: asyncio.Task[str]) -> None:
+        self._working.discard(work)
+        self._turns.release()
+        if not work.cancelled():
+            work.exception()  # seen, even if the caller has left
+
+    async def _check(self, wanted: StructuredOutput) -> str:
+        try:
+            complaint, grammar = await self._ask_a_probe(wanted)
+        except _ProbeKilledError:
+            # That was not the grammar's doing, or once; a second time speaks against it.
+            complaint, grammar = await self._ask_a_probe(wanted, is_last=True)
         if complaint:
             raise InvalidRequestError(complaint)
         return grammar
@@ -92,11 +114,6 @@ class ProbePool:
             else:
                 await _kill(probe)
         return answer
-
-    async def close(self) -> None:
-        """Ends the processes that nobody uses."""
-        while self._idle:
-            await _kill(self._idle.pop())
 
     async def _take(self) -> asyncio.subprocess.Process:
         """Returns a process that waits for a grammar."""

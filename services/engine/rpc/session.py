@@ -63,7 +63,7 @@ class Session:
         self._live: dict[int, Request] = {}
         self._wants_prefixes = False
         self._prefix_cursor: PrefixCursor | None = None
-        self._outbox = Outbox(config, write=context.write, make_heartbeat=self._heartbeat)
+        self._outbox = Outbox(config)
         self.flush = self._outbox.flush
 
     def put(self, output: RequestOutput) -> None:
@@ -87,7 +87,7 @@ class Session:
         receiving.add_done_callback(self._end_receiving)
         self._core.add_drain_listener(self._announce_drain)
         try:
-            await self._outbox.send()
+            await self._outbox.send(self._context.write, self._heartbeat)
         finally:
             self._core.remove_drain_listener(self._announce_drain)
             receiving.cancel()
