@@ -188,6 +188,8 @@ class GrammarCompiler:
             if not compilation.num_waiting and not compilation.task.done():
                 compilation.task.cancel()
                 self._forget(wanted, compilation)
+            # An error refers to this frame, and the task to the error.
+            del compilation
 
     def _compilation(self, wanted: StructuredOutput) -> _Compilation:
         known = self._known.get(wanted)

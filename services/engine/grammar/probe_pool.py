@@ -62,7 +62,10 @@ class ProbePool:
         work = asyncio.create_task(self._check(wanted))
         self._working.add(work)
         work.add_done_callback(self._end_turn)
-        return await asyncio.shield(work)
+        try:
+            return await asyncio.shield(work)
+        finally:
+            del work  # an error refers to this frame, and the task to the error
 
     async def close(self) -> None:
         """Ends the processes."""

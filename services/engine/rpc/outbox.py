@@ -35,14 +35,16 @@ class Outbox:
         self._stalled_since_s: float | None = None
         self._heartbeat_is_due = False
         self._is_closing = False
+        self._has_failed = False
         self._failure: BaseException | None = None
+        """Why sending is to end, until it has."""
         self._wake = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
 
     def put(self, output: RequestOutput) -> None:
         """Gathers one request's output of one step, unless the frontend is given up."""
-        if self._failure is None:
+        if not self._has_failed:
             self._columns.add(output)
 
     def flush(self) -> None:
@@ -79,7 +81,9 @@ class Outbox:
 
     def fail(self, error: BaseException) -> None:
         """Ends `send` with this error and takes no more output."""
-        self._failure = self._failure or error
+        if not self._has_failed:
+            self._has_failed = True
+            self._failure = error
         self._wake.set()
 
     async def send(
@@ -99,7 +103,7 @@ class Outbox:
         """
         ticking = asyncio.create_task(self._tick())
         try:
-            while self._failure is None:
+            while not self._has_failed:
                 message = self._next_message(make_heartbeat)
                 if message is not None:
                     await self._write_in_time(write, message)
@@ -108,9 +112,15 @@ class Outbox:
                 else:
                     self._wake.clear()
                     await self._wake.wait()
-            raise self._failure
+            raise self._take_failure()
         finally:
             ticking.cancel()
+
+    def _take_failure(self) -> BaseException:
+        """Returns why sending ends, and lets go of it: its traceback refers to the session."""
+        failure, self._failure = self._failure, None
+        assert failure is not None, "a failure is taken once"
+        return failure
 
     def _next_message(self, make_heartbeat: Callable[[], EngineMessage]) -> EngineMessage | None:
         if self._heartbeat_is_due:

@@ -91,6 +91,7 @@ class Session:
         finally:
             self._core.remove_drain_listener(self._announce_drain)
             receiving.cancel()
+            del receiving  # an error refers to this frame, and the task to the error
             log.info("session_closed", frontend_id=frontend_id, num_aborted=len(self._live))
             self._abort_all()
 
