@@ -109,6 +109,12 @@ async def lose_the_worker(service):
     await until(lambda: service.core.is_ready)
 
 
+def nothing_is_left(*, after_loss):
+    if after_loss:
+        gc.collect()  # the error of a lost worker refers to its last steps; it is rare
+    return not num_alive(*KINDS)
+
+
 @pytest.fixture(autouse=True)
 def slow_grammar(monkeypatch):
     """Lets the one grammar compile until its request leaves, without a process."""
@@ -135,9 +141,7 @@ async def test_requests_give_their_places_back_and_leave_nothing(end):
             for _ in range(ROUNDS + 1):  # once more than there are places
                 await end(service)
             await until(lambda: not counts(service).held(LIVE))
-            if end is lose_the_worker:
-                gc.collect()  # the error of a lost worker refers to its last steps; it is rare
-            await until(lambda: not num_alive(*KINDS))
+            await until(lambda: nothing_is_left(after_loss=end is lose_the_worker))
 
 
 async def test_drained_requests_give_their_places_back():
