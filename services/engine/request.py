@@ -128,12 +128,15 @@ class Constraint(Protocol):
         """
 
     def advance(self, token_id: int) -> None:
-        """Takes the token that was chosen; the mask behind it comes later."""
+        """Takes the token that was chosen; the mask of the next token comes later."""
 
     def listen(
         self, on_mask: Callable[[], None], on_end: Callable[[EngineError | None], None]
     ) -> None:
         """Calls `on_mask` for each new mask and `on_end` once: complete, or why it cannot go on."""
+
+    def close(self) -> None:
+        """Gives back what it holds, once the request has ended; may be called again."""
 
 
 class OutputSink(Protocol):
@@ -254,6 +257,11 @@ class Request:
     def is_suspect(self) -> bool:
         """Whether the request may have cost a worker its life and has not been cleared since."""
         return len(self.token_ids) < self.trial_end
+
+    def release(self) -> None:
+        """Gives back what the request holds outside of the scheduler; may be called again."""
+        if self.constraint is not None:
+            self.constraint.close()
 
     def restart(self) -> None:
         """Forgets what a worker that is gone held for it; only the tokens known are left."""

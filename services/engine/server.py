@@ -67,6 +67,7 @@ class EngineServer:
             max_live=config.max_structured_requests,
             timeout_s=config.grammar_timeout_s,
             num_threads=config.num_grammar_threads,
+            counts=self._counts,
         )
         self._exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
@@ -150,6 +151,9 @@ class EngineServer:
             await self.core.run()
         except WorkerDiedError as error:
             log.error("engine_start_failed", error=str(error))  # noqa: TRY400  the reason is enough
+            self._exit(1)
+        except Exception:  # nothing would serve any more, and nothing would say so
+            log.exception("engine_failed")
             self._exit(1)
 
     async def _exit_when_drained(self) -> None:

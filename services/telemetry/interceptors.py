@@ -49,7 +49,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
             except Exception as error:  # noqa: BLE001  the edge: everything becomes a status
-                await self._abort(context, error, method)
+                self._fail(context, error, method)
 
         return call
 
@@ -61,13 +61,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
             except (asyncio.CancelledError, GeneratorExit, grpc.aio.AbortError):
                 raise
             except Exception as error:  # noqa: BLE001  the edge: everything becomes a status
-                await self._abort(context, error, method)
+                self._fail(context, error, method)
 
         return call
 
-    async def _abort(
-        self, context: grpc.aio.ServicerContext, error: Exception, method: str
-    ) -> None:
+    def _fail(self, context: grpc.aio.ServicerContext, error: Exception, method: str) -> None:
         status = self._mapper(error)
         if isinstance(error, RefusedCallError):
             status = error.status
@@ -75,7 +73,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
             status = Status(grpc.StatusCode.CANCELLED, "the caller is gone")
         if status is None:
             status = internal_status(error, method=method)
-        await context.abort(status.code, status.message, status.trailing_metadata)
+        # Not context.abort: gRPC keeps the exception that it raises with the call, and with it the
+        # frames that hold the request. That cycle waits for the garbage collector.
+        context.set_code(status.code)
+        context.set_details(status.message)
+        context.set_trailing_metadata(status.trailing_metadata)
 
 
 def internal_status(error: BaseException, **facts: Any) -> Status:

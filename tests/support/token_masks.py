@@ -50,3 +50,7 @@ class ManualConstraint:
         """Makes the next mask known."""
         self.mask = mask_of(self._rule(self.token_ids), self._vocab_size)
         self.on_mask()
+
+    def close(self) -> None:
+        """Forgets the request."""
+        self.on_mask = self.on_end = lambda *_: None

@@ -131,7 +131,7 @@ class EngineCore:
             raise EngineUnavailableError("the engine is not ready: its worker is starting")
 
     def submit(self, request: Request) -> None:
-        """Takes a request; its output goes to its sink from now on.
+        """Takes a request, whose output goes to its sink from now on, or releases it.
 
         Raises:
             EngineUnavailableError: no requests are taken now.
@@ -141,17 +141,11 @@ class EngineCore:
             InvalidRequestError: it can never fit.
             RequestFaultError: the same request was to blame for the loss of a worker.
         """
-        self.check_ready()
-        assert self._steps is not None, "check_ready saw a step loop"
-        if request.deadline_s is not None and request.deadline_s <= time.monotonic():
-            raise DeadlineExpiredError("the request's time limit had passed when it arrived")
-        self._live.check_is_new(request.request_id)
-        self._survivors.check(request)
-        self._steps.scheduler.add(request)
-        self._live.add(request)
-        if request.constraint is not None:
-            request.constraint.listen(self._wake, partial(self._complete, request))
-        self._steps.wake()
+        try:
+            self._take(request)
+        except BaseException:
+            request.release()
+            raise
 
     def abort(self, request: Request, error: EngineError | None = None) -> None:
         """Ends a request at once and frees its blocks; one that has ended is left alone.
@@ -293,6 +287,19 @@ class EngineCore:
                 was_killed=was_killed,
                 has_progressed=self.counters.num_steps > num_steps,
             )
+
+    def _take(self, request: Request) -> None:
+        self.check_ready()
+        assert self._steps is not None, "check_ready saw a step loop"
+        if request.deadline_s is not None and request.deadline_s <= time.monotonic():
+            raise DeadlineExpiredError("the request's time limit had passed when it arrived")
+        self._live.check_is_new(request.request_id)
+        self._survivors.check(request)
+        self._steps.scheduler.add(request)
+        self._live.add(request)
+        if request.constraint is not None:
+            request.constraint.listen(self._wake, partial(self._complete, request))
+        self._steps.wake()
 
     def _wake(self) -> None:
         """Tells the step loop of the worker that there is now, if there is one, to look again."""

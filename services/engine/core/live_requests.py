@@ -69,6 +69,7 @@ class LiveRequests:
         del self._requests[request.request_id]
         if timer := self._timers.pop(request.request_id, None):
             timer.cancel()
+        request.release()
         self._ends.record(output)
         if not self._requests:
             self._became_empty.set()

@@ -126,6 +126,7 @@ class StepLoop:
                 self._fill()
                 self._counters.latencies.count_step(outputs, mark)
                 self._publish(outputs)
+                del outputs  # until the next step, this frame would keep requests that have ended
             await self._wake.wait()
             self._wake.clear()
 

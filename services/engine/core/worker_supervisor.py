@@ -1,6 +1,7 @@
 """Keeps a worker alive: starts it, hands it to whoever uses it, starts another when it is lost."""
 
 import asyncio
+import errno
 import time
 from collections.abc import Awaitable, Callable
 from typing import NoReturn, Protocol
@@ -16,6 +17,7 @@ log = structlog.get_logger()
 
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0
+_SHORTAGES = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 STABLE_AFTER_S = 60.0
 """A worker that served for this long does not count as failing again and again."""
 
@@ -66,7 +68,8 @@ class WorkerSupervisor:
         """Supervises until it is cancelled.
 
         Raises:
-            WorkerDiedError: the very first worker could not start, so no other will.
+            WorkerDiedError: the very first worker could not start, so no other will. A system that
+                has no process, memory or file to spare is asked again.
         """
         backoff_s = MIN_BACKOFF_S
         has_served = False
@@ -82,7 +85,7 @@ class WorkerSupervisor:
                 started_s = time.monotonic()
                 await self._serve(executor, ready)
             except Exception as error:  # the engine loop: whatever it was costs a worker, not us
-                if not has_served:
+                if not has_served and not _is_shortage(error):
                     raise
                 _log_lost(executor, error)
                 if isinstance(error, WorkerHungError):
@@ -94,6 +97,10 @@ class WorkerSupervisor:
                 backoff_s = MIN_BACKOFF_S
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+
+def _is_shortage(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in _SHORTAGES
 
 
 def _log_progress(stage: str) -> None:

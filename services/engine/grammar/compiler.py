@@ -1,27 +1,25 @@
 """Turns what requests ask of their output into constraints, without making anybody wait."""
 
 import asyncio
+import threading
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 import structlog
 from llguidance import LLMatcher, LLTokenizer
 
 from services.engine.errors import InvalidRequestError, QueueFullError, UnsupportedError
-from services.engine.grammar.constraint import GrammarConstraint, next_mask
-from services.engine.grammar.grammar_text import (
-    compile_grammar,
-    grammar_text,
-    make_tokenizer,
-    shown,
-)
+from services.engine.grammar.constraint import RETRY_AFTER_MS, GrammarConstraint, next_mask
+from services.engine.grammar.grammar_text import compile_grammar, make_tokenizer, shown
 from services.engine.grammar.probe_pool import ProbePool
 from services.engine.request import StructuredOutput
+from services.telemetry.counts import Counts
 
 log = structlog.get_logger()
 
@@ -29,7 +27,8 @@ MAX_CACHED = 64
 """Grammars that are kept compiled; one takes some hundred kilobytes, at most 100 MB."""
 MAX_COMPILING = 64
 """Grammars that may wait to be compiled."""
-RETRY_AFTER_MS = 1000
+LIVE = "structured_requests"
+"""Name of the count of constraints that requests hold or wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +37,14 @@ class _Compiled:
 
     matcher: LLMatcher
     mask: bytes
+
+
+@dataclass(slots=True, eq=False)
+class _Compilation:
+    """The one task that compiles a grammar, or has, for all requests that want it."""
+
+    task: "asyncio.Task[_Compiled]"
+    num_waiting: int = 0
 
 
 class GrammarCompiler:
@@ -56,6 +63,7 @@ class GrammarCompiler:
         max_live: int,
         timeout_s: float,
         num_threads: int,
+        counts: Counts,
     ) -> None:
         """Does nothing before the first grammar.
 
@@ -63,9 +71,10 @@ class GrammarCompiler:
             tokenizer_json: content of the model's tokenizer.json.
             vocab_size: the model's.
             eos_token_ids: tokens that end an output wherever it is complete.
-            max_live: most constraints that requests may hold at a time.
+            max_live: most constraints that requests may hold, or wait for, at a time.
             timeout_s: longest time to compile a grammar, and for the mask of one token.
             num_threads: threads that work out masks.
+            counts: where constraints are counted.
         """
         self._settings: dict[str, Any] = {
             "tokenizer_json": tokenizer_json.decode(errors="replace"),
@@ -76,15 +85,17 @@ class GrammarCompiler:
         self._max_live = max_live
         self._timeout_s = timeout_s
         self._probes = ProbePool(self._settings, timeout_s=timeout_s)
+        self._counts = counts
+        self._num_threads = num_threads
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar")
         self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammar-compiler")
         self._loading: asyncio.Task[LLTokenizer] | None = None
-        self._known: OrderedDict[StructuredOutput, asyncio.Task[_Compiled]] = OrderedDict()
-        self._live: WeakSet[GrammarConstraint] = WeakSet()
+        self._known: OrderedDict[StructuredOutput, _Compilation] = OrderedDict()
 
     def load(self) -> None:
         """Begins to read the tokenizer, which is best done before there is anything to serve."""
         if self._loading is None:
+            self._start_threads()
             self._loading = asyncio.create_task(self._load())
 
     async def tokenizer(self) -> LLTokenizer:
@@ -100,39 +111,43 @@ class GrammarCompiler:
     async def constrain(
         self, wanted: StructuredOutput, token_ids: Sequence[int] = ()
     ) -> GrammarConstraint:
-        """Returns a constraint at its beginning, or behind the tokens of an output that goes on.
+        """Returns a constraint at its beginning, or after the tokens of an output that goes on.
+
+        It counts against the limit until it is closed.
 
         Raises:
             InvalidRequestError: the grammar is wrong or too expensive.
             UnsupportedError: grammars cannot be used with the model's tokenizer.
             QueueFullError: too many grammars are in use or wait to be compiled.
         """
-        if len(self._live) >= self._max_live:
+        if not self._counts.take(LIVE, limit=self._max_live):
             raise QueueFullError(
-                f"{len(self._live)} requests with structured output are live; the limit is "
+                f"{self._counts.held(LIVE)} requests with structured output are live; the limit is "
                 f"{self._max_live}",
                 retry_after_ms=RETRY_AFTER_MS,
             )
-        # Others may wait for the same grammar: one who leaves must not end it.
-        compiled = await asyncio.shield(self._compiled(wanted))
-        matcher, mask = compiled.matcher.deep_copy(), compiled.mask
-        if token_ids:
-            loop = asyncio.get_running_loop()
-            mask = await loop.run_in_executor(self._threads, self._go_on, matcher, token_ids)
-        constraint = GrammarConstraint(
-            matcher,
-            mask,
-            threads=self._threads,
-            timeout_s=self._timeout_s,
-            # Its copies share the states that they found: where one met a limit, all would.
-            on_failure=lambda: self._forget(wanted),
-        )
-        self._live.add(constraint)
-        return constraint
+        with self._giving_back_on_failure():
+            compilation = await self._compiled(wanted)
+            compiled = compilation.task.result()
+            matcher, mask = compiled.matcher.deep_copy(), compiled.mask
+            if token_ids:
+                loop = asyncio.get_running_loop()
+                mask = await loop.run_in_executor(self._threads, self._go_on, matcher, token_ids)
+            return GrammarConstraint(
+                matcher,
+                mask,
+                threads=self._threads,
+                timeout_s=self._timeout_s,
+                # Its copies share the states that they found: where one met a limit, all would.
+                on_failure=partial(self._forget, wanted, compilation),
+                on_close=partial(self._counts.give_back, LIVE),
+            )
 
     async def close(self) -> None:
         """Ends threads and processes."""
-        tasks: list[asyncio.Task[Any]] = [t for t in self._known.values() if not t.done()]
+        tasks: list[asyncio.Task[Any]] = [
+            known.task for known in self._known.values() if not known.task.done()
+        ]
         tasks += [self._loading] if self._loading is not None else []
         for task in tasks:
             task.cancel()
@@ -141,33 +156,69 @@ class GrammarCompiler:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._compiling.shutdown(wait=False, cancel_futures=True)
 
-    def _compiled(self, wanted: StructuredOutput) -> "asyncio.Task[_Compiled]":
-        """Returns the one task that compiles a grammar, or has."""
-        task = self._known.get(wanted)
-        if task is not None:
+    @contextmanager
+    def _giving_back_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._counts.give_back(LIVE)
+            raise
+
+    def _start_threads(self) -> None:
+        """Starts all threads now: later the system may refuse them, in the middle of a step."""
+        may_end = threading.Event()
+        try:
+            for _ in range(self._num_threads):
+                self._threads.submit(may_end.wait)
+        finally:
+            may_end.set()
+
+    async def _compiled(self, wanted: StructuredOutput) -> _Compilation:
+        """Returns the task of a grammar once it is done.
+
+        A request that leaves meanwhile ends it, unless others wait for the same grammar.
+        """
+        compilation = self._compilation(wanted)
+        compilation.num_waiting += 1
+        try:
+            await asyncio.shield(compilation.task)
+            return compilation
+        finally:
+            compilation.num_waiting -= 1
+            if not compilation.num_waiting and not compilation.task.done():
+                compilation.task.cancel()
+                self._forget(wanted, compilation)
+            # An error refers to this frame, and the task to the error.
+            del compilation
+
+    def _compilation(self, wanted: StructuredOutput) -> _Compilation:
+        known = self._known.get(wanted)
+        if known is not None:
             self._known.move_to_end(wanted)
-            return task
-        num_compiling = sum(not task.done() for task in self._known.values())
+            return known
+        num_compiling = sum(not known.task.done() for known in self._known.values())
         if num_compiling >= MAX_COMPILING:
             raise QueueFullError(
                 f"{num_compiling} grammars wait to be compiled; the limit is {MAX_COMPILING}",
                 retry_after_ms=RETRY_AFTER_MS,
             )
-        task = self._known[wanted] = asyncio.create_task(self._compile(wanted))
-        task.add_done_callback(lambda done: self._note(wanted, done))
-        return task
+        new = self._known[wanted] = _Compilation(asyncio.create_task(self._compile(wanted)))
+        new.task.add_done_callback(lambda _: self._note(wanted, new))
+        return new
 
-    def _note(self, wanted: StructuredOutput, task: "asyncio.Task[_Compiled]") -> None:
+    def _note(self, wanted: StructuredOutput, compilation: _Compilation) -> None:
         """Keeps what compiled, the latest of it, and forgets what did not."""
+        task = compilation.task
         if task.cancelled() or task.exception() is not None:
-            self._forget(wanted)
+            self._forget(wanted, compilation)
             return
-        finished = [key for key, each in self._known.items() if each.done()]
+        finished = [key for key, each in self._known.items() if each.task.done()]
         for key in finished[: max(0, len(finished) - MAX_CACHED)]:
             del self._known[key]
 
-    def _forget(self, wanted: StructuredOutput) -> None:
-        self._known.pop(wanted, None)
+    def _forget(self, wanted: StructuredOutput, compilation: _Compilation) -> None:
+        if self._known.get(wanted) is compilation:
+            del self._known[wanted]
 
     async def _load(self) -> LLTokenizer:
         loop = asyncio.get_running_loop()
@@ -181,18 +232,22 @@ class GrammarCompiler:
             ) from None
 
     async def _compile(self, wanted: StructuredOutput) -> _Compiled:
-        text = grammar_text(wanted)
         tokenizer = await self.tokenizer()
-        await self._probes.check(text)
+        text = await self._probes.check(wanted)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._compiling, self._compile_here, tokenizer, text)
 
     def _go_on(self, matcher: LLMatcher, token_ids: Sequence[int]) -> bytes:
-        """Moves a matcher behind the tokens that an output has so far; returns the next mask."""
-        matcher.consume_tokens(list(token_ids))
-        if matcher.is_error() or matcher.is_stopped():
-            raise InvalidRequestError("the output so far cannot go on by its grammar")
-        mask = next_mask(matcher, self._mask_bytes)
+        """Moves a matcher past the tokens that an output has so far; returns the next mask."""
+        end_s = time.thread_time() + self._timeout_s
+        for token_id in token_ids:  # one by one: the library keeps the interpreter lock meanwhile
+            matcher.consume_token(token_id)
+            if time.thread_time() > end_s:
+                raise InvalidRequestError(
+                    f"following the output so far takes more than {self._timeout_s} s"
+                )
+        is_over = matcher.is_error() or matcher.is_stopped()
+        mask = None if is_over else next_mask(matcher, self._mask_bytes)
         if mask is None:
             raise InvalidRequestError("the output so far cannot go on by its grammar")
         return mask

@@ -1,48 +1,64 @@
 """What a request asks for, as a grammar of llguidance, with the limits that it compiles under."""
 
 import json
-from typing import TYPE_CHECKING
+import re
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from services.engine.errors import InvalidRequestError
+from services.engine.grammar.schema import read_schema
 from services.engine.request import GrammarKind, StructuredOutput
 
-if TYPE_CHECKING:  # the class exists for type checkers alone
-    from llguidance._lib import JsonCompileOptions
-
-_JSON_OPTIONS: "JsonCompileOptions" = {
+_JSON_OPTIONS = {
     # A space, or a new line and its indentation. Models that loop love blanks: given more room, the
     # embedded one fills it, which spends max_tokens on nothing.
     "whitespace_pattern": r" |\n[ \t]{0,24}",
     "lenient": False,
 }
 """What a schema's own "x-guidance" may not change: an unknown keyword is refused, not ignored."""
+_NO_FORCING = '%llguidance {"no_forcing": true}'
+"""Lets masks say what may come next even where only one text may.
+
+By default llguidance tokenizes such a text, and takes "<|im_end|>" in it for the special token.
+Masks never do: they compare bytes, and a special token has none.
+"""
+_EXCERPT = re.compile(r"\n *\d+ \| .*", re.DOTALL)
+_SCHEMA_AT = "at 1(8): failed to compile JSON schema: "
 
 
 def grammar_text(wanted: StructuredOutput) -> str:
     """Returns the grammar of an output in llguidance's own form; whether it is valid shows later.
 
     Raises:
-        InvalidRequestError: a schema is not JSON.
+        InvalidRequestError: a schema is no JSON, or has a keyword that is not enforced.
     """
     match wanted.kind:
         case GrammarKind.JSON_SCHEMA:
-            try:
-                return LLMatcher.grammar_from_json_schema(wanted.texts[0], overrides=_JSON_OPTIONS)
-            except ValueError as error:
-                raise InvalidRequestError(f"json_schema cannot be read: {error}") from None
+            grammar = _of_schema(read_schema(wanted.texts[0]))
         case GrammarKind.JSON_OBJECT:
-            schema = '{"type": "object"}'
-            return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)
+            grammar = _of_schema({"type": "object"})
         case GrammarKind.REGEX:
-            return LLMatcher.grammar_from_regex(wanted.texts[0])
+            [own] = json.loads(LLMatcher.grammar_from_regex(wanted.texts[0]))["grammars"]
+            grammar = own["lark_grammar"]
         case GrammarKind.LARK:
-            return LLMatcher.grammar_from_lark(wanted.texts[0])
+            grammar = wanted.texts[0]
         case GrammarKind.CHOICE:
             # Lark's literals are written like those of JSON.
             texts = (json.dumps(text, ensure_ascii=False) for text in wanted.texts)
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
+            grammar = "start: " + " | ".join(texts)
+    # The last line, so that a caller's lines keep their numbers in messages.
+    return f"{grammar}\n{_NO_FORCING}"
+
+
+def _of_schema(schema: dict[str, Any]) -> str:
+    own = schema.get("x-guidance")
+    options = {**(own if isinstance(own, dict) else {}), **_JSON_OPTIONS}
+    try:
+        text = json.dumps({**schema, "x-guidance": options}, allow_nan=False)
+    except ValueError:
+        raise InvalidRequestError("json_schema has a number that is too large") from None
+    return f"start: %json {text}"
 
 
 def compile_grammar(tokenizer: LLTokenizer, text: str) -> LLMatcher:
@@ -79,13 +95,33 @@ def make_tokenizer(
     vocabulary = content.get("model", {}).get("vocab")
     if not vocabulary:
         raise ValueError("tokenizer.json has no vocabulary")
-    ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
-    added = [token["id"] for token in content.get("added_tokens", ())]
-    size = max(vocab_size, 1 + max(ids), 1 + max(added, default=0))
+    if isinstance(vocabulary, dict):
+        texts = {token_id: text for text, token_id in vocabulary.items()}
+    else:  # pairs of text and score, as Unigram models have them
+        texts = {token_id: text for token_id, (text, _) in enumerate(vocabulary)}
+    added = {token["id"]: token for token in content.get("added_tokens", ())}
+    size = max(vocab_size, 1 + max(texts), 1 + max(added, default=0))
+    # A token that ends the output is never text, even where its tokenizer takes it for a plain one.
+    plain = [i for i in eos_token_ids if not added.get(i, {}).get("special")]
+    for token_id in plain:
+        if token_id in added:
+            added[token_id]["special"] = True
+        elif token_id in texts:
+            added[token_id] = _special_token(token_id, texts[token_id])
+    if plain:
+        tokenizer_json = json.dumps({**content, "added_tokens": list(added.values())})
     return LLTokenizer(tokenizer_json, n_vocab=size, eos_token=eos_token_ids or None)
+
+
+def _special_token(token_id: int, text: str) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token_id, "content": text, "special": True, **flags}
 
 
 def shown(message: str) -> str:
     """Returns a complaint of llguidance, cut to what a status can carry."""
-    line = " ".join(message.removesuffix("<non-verbose/>").split())
+    message = _EXCERPT.sub("", message).removesuffix("<non-verbose/>").removeprefix(_SCHEMA_AT)
+    line = " ".join(message.split())
+    if line.startswith("NoExtension"):
+        return "no finite output follows it, as of a rule or schema that is only itself"
     return line if len(line) <= 400 else f"{line[:400]}..."

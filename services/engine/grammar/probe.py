@@ -1,57 +1,59 @@
-"""Compiles grammars that nobody has seen before, in a process that may be killed: `python -m` it.
+"""The process that compiles grammars not seen before; `probe_pool` starts it.
 
-Reads messages from standard input and answers each on standard output; a message is four bytes of
-little-endian length and JSON. The first one has the tokenizer, the others a grammar each.
+The opening message has the tokenizer, each question an output, both as JSON. An answer is the text
+of the grammar.
 """
 
 import json
-import resource
-import struct
-import sys
-from typing import Any, BinaryIO
+from collections.abc import Callable
 
-from services.engine.grammar.grammar_text import compile_grammar, make_tokenizer, shown
+from services.engine.errors import InvalidRequestError
+from services.engine.grammar.grammar_text import (
+    compile_grammar,
+    grammar_text,
+    make_tokenizer,
+    shown,
+)
+from services.engine.request import GrammarKind, StructuredOutput
+from services.processes.helper_program import Refusal, limit_resources, run_helper
 
 MAX_MEMORY_BYTES = 2 * 2**30
 """Address space of the process; a grammar that wants more ends it."""
 
 
-def main() -> None:
-    """Serves until standard input is closed."""
-    # A panic of the Rust library is an answer of its own: the process is gone. No core is dumped.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    source, sink = sys.stdin.buffer, sys.stdout.buffer
-    settings = _read(source)
-    if settings is None:
-        return
+def open_probe(opening: bytes) -> Callable[[bytes], bytes]:
+    """Reads a tokenizer and returns the function that tries outputs.
+
+    Args:
+        opening: arguments of `make_tokenizer`, as JSON.
+
+    Raises:
+        Refusal: the tokenizer cannot be used.
+    """
+    # A panic of the Rust library is an answer of its own: the process is gone.
+    limit_resources(max_memory_bytes=MAX_MEMORY_BYTES, may_start_threads=True)
     try:
-        tokenizer = make_tokenizer(**settings)
+        tokenizer = make_tokenizer(**json.loads(opening))
     except ValueError as error:
-        _write(sink, shown(str(error)))
-        return
-    _write(sink, "")
-    while (grammar := _read(source)) is not None:
-        matcher = compile_grammar(tokenizer, grammar)
+        raise Refusal(shown(str(error))) from None
+
+    def probe(question: bytes) -> bytes:
+        wanted = json.loads(question)
+        try:
+            text = grammar_text(
+                StructuredOutput(GrammarKind(wanted["kind"]), tuple(wanted["texts"]))
+            )
+        except InvalidRequestError as error:
+            raise Refusal(str(error)) from None
+        matcher = compile_grammar(tokenizer, text)
         if not matcher.is_error():
             matcher.compute_bitmask()  # the first mask builds what compiling left for later
-        _write(sink, shown(matcher.get_error()) if matcher.is_error() else "")
+        if matcher.is_error():
+            raise Refusal(f"the grammar is refused: {shown(matcher.get_error())}")
+        return text.encode()
 
-
-def _read(source: BinaryIO) -> Any:
-    """Returns the next message, None at the end."""
-    header = source.read(4)
-    if len(header) < 4:
-        return None
-    [size] = struct.unpack("<I", header)
-    return json.loads(source.read(size))
-
-
-def _write(sink: BinaryIO, message: str) -> None:
-    content = json.dumps(message).encode()
-    sink.write(struct.pack("<I", len(content)) + content)
-    sink.flush()
+    return probe
 
 
 if __name__ == "__main__":
-    main()
+    run_helper(open_probe)

@@ -1,25 +1,31 @@
 """Finds out, at a bounded price, whether a grammar can be compiled."""
 
-import asyncio
-import contextlib
 import json
-import os
-import struct
-from pathlib import Path
 from typing import Any
 
 import structlog
 
-from services.engine.errors import InvalidRequestError, UnsupportedError
-from services.processes.child import child_command
+from services.engine.errors import InvalidRequestError, QueueFullError, UnsupportedError
+from services.engine.request import StructuredOutput
+from services.processes.errors import (
+    HelperBrokenError,
+    HelperBusyError,
+    HelperOpeningError,
+    HelperRefusalError,
+    HelperUnavailableError,
+)
+from services.processes.helper_pool import HelperPool
 
 log = structlog.get_logger()
 
 NUM_PROBES = 2
 START_TIMEOUT_S = 60.0
-"""Time that a process has to start and read the tokenizer."""
-
-_IMPORT_ROOT = Path(__file__).resolve().parents[3]
+"""Longest time until a process has started and read the tokenizer."""
+WAIT_S = 60.0
+"""Longest time that a grammar waits for a process."""
+MAX_ANSWER_BYTES = 2**26
+"""Largest text of a grammar; those of JSON Schemas are longer than the schema."""
+RETRY_AFTER_MS = 1000
 
 
 class ProbePool:
@@ -36,81 +42,48 @@ class ProbePool:
             settings: arguments of `make_tokenizer`.
             timeout_s: longest time for one grammar.
         """
-        self._settings = settings
         self._timeout_s = timeout_s
-        self._idle: list[asyncio.subprocess.Process] = []
-        self._turns = asyncio.Semaphore(NUM_PROBES)
+        self._pool = HelperPool(
+            "services.engine.grammar.probe",
+            json.dumps(settings).encode(),
+            num_processes=NUM_PROBES,
+            start_timeout_s=START_TIMEOUT_S,
+            environment={"RAYON_NUM_THREADS": "1"},
+        )
 
-    async def check(self, grammar: str) -> None:
-        """Returns when a grammar has compiled.
+    async def check(self, wanted: StructuredOutput) -> str:
+        """Returns the grammar of an output once it has compiled.
+
+        A caller that leaves costs no process: the grammar is worked on to its end or time limit.
 
         Raises:
             InvalidRequestError: it is wrong, takes too long or too much memory.
             UnsupportedError: no grammar can be used with the model's tokenizer.
+            QueueFullError: no process can be started now, or all are busy.
         """
-        async with self._turns:
-            probe = self._idle.pop() if self._idle else await self._start()
-            is_usable = False
-            try:
-                async with asyncio.timeout(self._timeout_s):
-                    complaint = await _ask(probe, grammar)
-                is_usable = True
-            except TimeoutError:
-                raise InvalidRequestError(
-                    f"the grammar takes more than {self._timeout_s} s to compile"
-                ) from None
-            except (asyncio.IncompleteReadError, ConnectionError):
-                raise InvalidRequestError("the grammar takes too much memory to compile") from None
-            finally:
-                if is_usable:
-                    self._idle.append(probe)
-                else:
-                    await _kill(probe)
-        if complaint:
-            raise InvalidRequestError(f"the grammar is refused: {complaint}")
+        question = json.dumps({"kind": wanted.kind.value, "texts": wanted.texts}).encode()
+        try:
+            grammar = await self._pool.ask(
+                question,
+                timeout_s=self._timeout_s,
+                wait_s=WAIT_S,
+                max_answer_bytes=MAX_ANSWER_BYTES,
+            )
+        except HelperRefusalError as error:
+            raise InvalidRequestError(str(error)) from None
+        except HelperBrokenError as error:
+            raise InvalidRequestError(
+                f"the grammar takes too much time or memory: compiling it {error}"
+            ) from None
+        except HelperOpeningError as error:
+            log.warning("grammar_probe_failed", reason=str(error))
+            raise UnsupportedError(f"structured output is not supported here: {error}") from None
+        except (HelperUnavailableError, HelperBusyError) as error:
+            raise QueueFullError(
+                f"the process that compiles grammars {error}", retry_after_ms=RETRY_AFTER_MS
+            ) from None
+        return grammar.decode()
 
     async def close(self) -> None:
-        """Ends the processes that nobody uses."""
-        while self._idle:
-            await _kill(self._idle.pop())
-
-    async def _start(self) -> asyncio.subprocess.Process:
-        probe = await asyncio.create_subprocess_exec(
-            *child_command("services.engine.grammar.probe"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": str(_IMPORT_ROOT), "RAYON_NUM_THREADS": "1"},
-        )
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                complaint = await _ask(probe, self._settings)
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
-            complaint = "the process that compiles grammars did not start"
-        except BaseException:
-            await _kill(probe)
-            raise
-        if complaint:
-            await _kill(probe)
-            log.warning("grammar_probe_failed", reason=complaint)
-            raise UnsupportedError(f"structured output is not supported here: {complaint}")
-        return probe
-
-
-async def _ask(probe: asyncio.subprocess.Process, message: Any) -> str:
-    """Sends a message and returns the answer."""
-    assert probe.stdin is not None, "it was started with pipes"
-    assert probe.stdout is not None, "it was started with pipes"
-    content = json.dumps(message).encode()
-    probe.stdin.write(struct.pack("<I", len(content)) + content)
-    await probe.stdin.drain()
-    [size] = struct.unpack("<I", await probe.stdout.readexactly(4))
-    return str(json.loads(await probe.stdout.readexactly(size)))
-
-
-async def _kill(probe: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        probe.kill()
-    await probe.wait()
-    if probe.stdin is not None:
-        probe.stdin.close()
+        """Ends the processes, after the grammars they are at."""
+        await self._pool.close()

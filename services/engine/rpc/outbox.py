@@ -22,26 +22,12 @@ class Outbox:
     slow_reader_timeout_s while output waits, or whose lag no longer fits a message, is given up.
     """
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        *,
-        write: Callable[[EngineMessage], Awaitable[None]],
-        make_heartbeat: Callable[[], EngineMessage],
-    ) -> None:
-        """Prepares to send.
-
-        Args:
-            config: window, interval and limits.
-            write: sends one message; returns when the transport has taken it.
-            make_heartbeat: makes a heartbeat of this moment.
-        """
+    def __init__(self, config: EngineConfig) -> None:
+        """Prepares to send, with the window, the interval and the limits of `config`."""
         self._window = config.credit_window
         self._heartbeat_interval_s = config.heartbeat_interval_ms / 1000
         self._timeout_s = config.slow_reader_timeout_s
         self._max_bytes = config.max_message_bytes // 2
-        self._write = write
-        self._make_heartbeat = make_heartbeat
         self._answers: deque[EngineMessage] = deque()
         self._columns = StepColumns()
         self._steps_sent = 0
@@ -49,14 +35,16 @@ class Outbox:
         self._stalled_since_s: float | None = None
         self._heartbeat_is_due = False
         self._is_closing = False
+        self._has_failed = False
         self._failure: BaseException | None = None
+        """Why sending is to end, until it has."""
         self._wake = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
 
     def put(self, output: RequestOutput) -> None:
         """Gathers one request's output of one step, unless the frontend is given up."""
-        if self._failure is None:
+        if not self._has_failed:
             self._columns.add(output)
 
     def flush(self) -> None:
@@ -93,11 +81,21 @@ class Outbox:
 
     def fail(self, error: BaseException) -> None:
         """Ends `send` with this error and takes no more output."""
-        self._failure = self._failure or error
+        if not self._has_failed:
+            self._has_failed = True
+            self._failure = error
         self._wake.set()
 
-    async def send(self) -> None:
+    async def send(
+        self,
+        write: Callable[[EngineMessage], Awaitable[None]],
+        make_heartbeat: Callable[[], EngineMessage],
+    ) -> None:
         """Writes until the outbox is closed and empty.
+
+        Args:
+            write: sends one message; returns when the transport has taken it.
+            make_heartbeat: makes a heartbeat of this moment.
 
         Raises:
             SlowReaderError: the frontend did not read.
@@ -105,23 +103,29 @@ class Outbox:
         """
         ticking = asyncio.create_task(self._tick())
         try:
-            while self._failure is None:
-                message = self._next_message()
+            while not self._has_failed:
+                message = self._next_message(make_heartbeat)
                 if message is not None:
-                    await self._write_in_time(message)
+                    await self._write_in_time(write, message)
                 elif self._is_closing:
                     return
                 else:
                     self._wake.clear()
                     await self._wake.wait()
-            raise self._failure
+            raise self._take_failure()
         finally:
             ticking.cancel()
 
-    def _next_message(self) -> EngineMessage | None:
+    def _take_failure(self) -> BaseException:
+        """Returns why sending ends, and lets go of it: its traceback refers to the session."""
+        failure, self._failure = self._failure, None
+        assert failure is not None, "a failure is taken once"
+        return failure
+
+    def _next_message(self, make_heartbeat: Callable[[], EngineMessage]) -> EngineMessage | None:
         if self._heartbeat_is_due:
             self._heartbeat_is_due = False
-            return self._make_heartbeat()
+            return make_heartbeat()
         if self._answers:
             self._has_room.set()
             return self._answers.popleft()
@@ -134,11 +138,13 @@ class Outbox:
     def _is_within_window(self) -> bool:
         return self._steps_sent - self._steps_read < self._window
 
-    async def _write_in_time(self, message: EngineMessage) -> None:
+    async def _write_in_time(
+        self, write: Callable[[EngineMessage], Awaitable[None]], message: EngineMessage
+    ) -> None:
         """Writes a message; flow control holds a write up when nothing is read at the other end."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._write(message)
+                await write(message)
         except TimeoutError:
             raise self._slow_reader() from None
 

@@ -21,7 +21,6 @@ from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.errors import (
     DuplicateRequestError,
-    EngineError,
     EngineUnavailableError,
     InvalidRequestError,
 )
@@ -68,7 +67,7 @@ class Session:
         self._live: dict[int, Request] = {}
         self._wants_prefixes = False
         self._prefix_cursor: PrefixCursor | None = None
-        self._outbox = Outbox(config, write=context.write, make_heartbeat=self._heartbeat)
+        self._outbox = Outbox(config)
         self.flush = self._outbox.flush
 
     def put(self, output: RequestOutput) -> None:
@@ -92,10 +91,11 @@ class Session:
         receiving.add_done_callback(self._end_receiving)
         self._core.add_drain_listener(self._announce_drain)
         try:
-            await self._outbox.send()
+            await self._outbox.send(self._context.write, self._heartbeat)
         finally:
             self._core.remove_drain_listener(self._announce_drain)
             receiving.cancel()
+            del receiving  # an error refers to this frame, and the task to the error
             log.info("session_closed", frontend_id=frontend_id, num_aborted=len(self._live))
             self._abort_all()
 
@@ -161,15 +161,13 @@ class Session:
                 raise InvalidRequestError("a message of a session is empty")
 
     def _submit(self, submit: Submit) -> None:
-        """Takes a request or rejects it; a rejection touches nobody else."""
+        """Takes a request or rejects it. Whatever it raises, it touches no other request."""
         handle = submit.handle
-        is_taken = handle in self._live or handle in self._preparing
         try:
-            if is_taken or self._outbox.holds_ending_of(handle):
-                raise DuplicateRequestError(f"handle {handle} belongs to a live request")
+            self._check_is_new(handle)
             self._core.check_ready()
             request = self._reader.from_submit(submit, self)
-        except EngineError as error:
+        except Exception as error:  # noqa: BLE001  a request's failure is its own
             self._reject(handle, error)
             return
         if request.structured_output is None:
@@ -177,13 +175,19 @@ class Session:
         else:
             task = asyncio.create_task(self._prepare(request, request.structured_output))
             self._preparing[handle] = task
-            task.add_done_callback(lambda done: self._end_preparing(handle, done))
+            task.add_done_callback(lambda _: self._end_preparing(handle))
+
+    def _check_is_new(self, handle: int) -> None:
+        """Raises DuplicateRequestError if the handle belongs to a request that is not over."""
+        is_taken = handle in self._live or handle in self._preparing
+        if is_taken or self._outbox.holds_ending_of(handle):
+            raise DuplicateRequestError(f"handle {handle} belongs to a live request")
 
     def _admit(self, request: Request) -> None:
         """Hands a request to the core and tells the frontend what became of it."""
         try:
             self._core.submit(request)
-        except EngineError as error:
+        except Exception as error:  # noqa: BLE001  a request's failure is its own
             self._reject(request.handle, error)
         else:
             self._live[request.handle] = request
@@ -193,15 +197,13 @@ class Session:
         """Gives a request its grammar, which may take a while, and then to the core."""
         try:
             request.constraint = await self._grammars.constrain(wanted, request.resumed_token_ids)
-        except EngineError as error:
+        except Exception as error:  # noqa: BLE001  a request's failure is its own
             self._reject(request.handle, error)
         else:
             self._admit(request)
 
-    def _end_preparing(self, handle: int, task: asyncio.Task[None]) -> None:
+    def _end_preparing(self, handle: int) -> None:
         del self._preparing[handle]
-        if not task.cancelled() and (error := task.exception()):
-            self._outbox.fail(error)
         self._close_if_drained()
 
     def _abort(self, handle: int) -> None:
@@ -212,7 +214,7 @@ class Session:
             task.cancel()
             self._reject(handle, EngineUnavailableError("the caller gave the request up"))
 
-    def _reject(self, handle: int, error: EngineError) -> None:
+    def _reject(self, handle: int, error: Exception) -> None:
         count_rejection(self._core.counters, error)
         rejected = Rejected(handle=handle, failure=failure_of(error))
         self._outbox.answer(EngineMessage(rejected=rejected))

@@ -22,7 +22,10 @@ from services.engine.errors import (
     UnknownModelError,
     UnsupportedError,
 )
+from services.telemetry.interceptors import internal_status
 from services.telemetry.status import Status
+
+_INTERNAL = grpc.StatusCode.INTERNAL
 
 STATUS_CODES: dict[type[EngineError], grpc.StatusCode] = {
     InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -47,16 +50,19 @@ def status_of(error: BaseException) -> Status | None:
     return Status(STATUS_CODES[type(error)], str(error), retry_after_ms)
 
 
-def failure_of(error: EngineError) -> Failure:
-    """Returns one request's error as it travels on a stream that others share."""
-    status = status_of(error)
-    assert status is not None, "every EngineError has a status"
+def failure_of(error: BaseException) -> Failure:
+    """Returns one request's error as it travels on a stream that others share.
+
+    An error that callers may not know is logged and becomes INTERNAL with an id.
+    """
+    status = status_of(error) or internal_status(error)
     failure = Failure(code=status.code.value[0], message=status.message)
     if status.retry_after_ms is not None:
         failure.retry_after_ms = status.retry_after_ms
     return failure
 
 
-def count_rejection(counters: Counters, error: EngineError) -> None:
+def count_rejection(counters: Counters, error: Exception) -> None:
     """Counts a request that was refused."""
-    counters.rejected[STATUS_CODES[type(error)].name] += 1
+    code = STATUS_CODES[type(error)] if isinstance(error, EngineError) else _INTERNAL
+    counters.rejected[code.name] += 1

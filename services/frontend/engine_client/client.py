@@ -20,6 +20,7 @@ from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.engine_client.tokenizer_files import TokenizerFiles, TokenizerStore
 from services.frontend.errors import EngineUnavailableError
 from services.telemetry.grpc_options import channel_options
+from services.telemetry.interceptors import internal_status
 from services.telemetry.tls import ClientTls, TlsFilesError, open_channel
 
 CALL_TIMEOUT_S = 5.0
@@ -151,6 +152,9 @@ class EngineClient:
                     backoff_s = FIRST_BACKOFF_S
             except (EngineUnavailableError, grpc.aio.AioRpcError, TlsFilesError) as error:
                 self._note("engine_not_used", _reason_of(error))
+                backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+            except Exception as error:  # noqa: BLE001  it costs a session, not the other engines
+                self._note("engine_not_used", internal_status(error).message)
                 backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
             finally:
                 self.info = self.identity = None

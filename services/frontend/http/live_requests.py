@@ -76,6 +76,9 @@ class LiveRequests:
             running.cancel()
             await asyncio.wait({running})
             self._running.discard(running)
+            # The error's traceback refers to this frame: together with the task, which refers to
+            # the error, they would keep the body until the garbage collector runs.
+            del running, gone
 
     async def wait_idle(self) -> None:
         """Returns once no request is left."""

@@ -11,7 +11,6 @@ from protos.frontend.v1 import frontend_pb2
 from services.frontend.errors import (
     DuplicateRequestError,
     EngineUnavailableError,
-    FrontendError,
     InvalidRequestError,
     OverloadedError,
 )
@@ -124,17 +123,24 @@ class ClientSession:
                 async for message in messages:
                     self._num_messages += 1
                     await self._take(message, group)
-                for live in list(self._live.values()):
-                    if live.is_collecting:
-                        await self._fail(
-                            live.handle,
-                            InvalidRequestError("the stream ended before the prompt's last part"),
-                        )
+                    del message  # a call that is cancelled keeps this frame for a while
+                await self._fail_incomplete()
                 for task in watching:
                     task.cancel()
         except ExceptionGroup as failures:
             # All requests share the stream, so one reason is every request's reason.
             raise failures.exceptions[0] from None
+        finally:
+            self._live.clear()
+
+    async def _fail_incomplete(self) -> None:
+        """Ends the requests whose prompts have parts yet to come, as the client says no more."""
+        for live in list(self._live.values()):
+            if live.is_collecting:
+                await self._fail(
+                    live.handle,
+                    InvalidRequestError("the stream ended before the prompt's last part"),
+                )
 
     async def _end_when_drained(self) -> None:
         await self._draining.wait()
@@ -155,7 +161,7 @@ class ClientSession:
     async def _take(self, message: frontend_pb2.SessionRequest, group: asyncio.TaskGroup) -> None:
         try:
             await self._handle(message, group)
-        except FrontendError as error:
+        except Exception as error:  # noqa: BLE001  a request's failure is its own
             await self._fail(message.handle, error)
 
     async def _handle(self, message: frontend_pb2.SessionRequest, group: asyncio.TaskGroup) -> None:
@@ -259,6 +265,7 @@ class ClientSession:
             live.work.cancel()
         # What a request raises must not end the others.
         [error] = await asyncio.gather(live.work, return_exceptions=True)
+        live.work = None  # it refers to the error, whose traceback refers to the request
         self._forget(live)
         if live.is_ended and isinstance(error, asyncio.CancelledError):
             error = live.error

@@ -90,21 +90,27 @@ class VllmCall:
 
     async def _admit(self, message: GenerateRequest) -> None:
         """Hands the requests to the core, all of them or none."""
+        outputs: list[CallOutput] = []
         try:
             self._core.check_ready()
             check_served(message)
             check_sizes(message, max_model_len=self._reader.model.max_model_len)
-            outputs = [
-                await self._prepare(message, request) for request in self._requests_of(message)
-            ]
-            if self._is_aborted:
-                raise EngineUnavailableError("the caller gave the request up")
-            self._outputs = outputs
+            for request in self._requests_of(message):
+                outputs.append(await self._prepare(message, request))
+            self._submit(outputs)
+        except BaseException as error:
             for output in outputs:
-                self._core.submit(output.request)
-        except EngineError as error:
-            count_rejection(self._core.counters, error)
+                output.request.release()
+            if isinstance(error, EngineError):
+                count_rejection(self._core.counters, error)
             raise
+
+    def _submit(self, outputs: list[CallOutput]) -> None:
+        if self._is_aborted:
+            raise EngineUnavailableError("the caller gave the request up")
+        self._outputs = outputs
+        for output in outputs:
+            self._core.submit(output.request)
 
     def _requests_of(self, message: GenerateRequest) -> list[Request]:
         timeout_s = self._context.time_remaining()

@@ -11,8 +11,9 @@ import pytest
 from services.engine.config import TINY_CHECKPOINT
 from services.engine.core.model_folder import ModelFolder
 from services.engine.errors import InvalidRequestError, QueueFullError, UnsupportedError
-from services.engine.grammar.compiler import GrammarCompiler
+from services.engine.grammar.compiler import LIVE, MAX_COMPILING, GrammarCompiler
 from services.engine.request import GrammarKind, StructuredOutput
+from services.telemetry.counts import LocalCounts
 from tests.support.passing_time import pass_time
 from tests.support.waiting import until
 
@@ -28,6 +29,7 @@ async def running_compiler(**changes):
         "max_live": 8,
         "timeout_s": 60.0,
         "num_threads": 2,
+        "counts": LocalCounts(),
     }
     tokenizer_json = changes.pop("tokenizer_json", MODEL.tokenizer_json)
     compiler = GrammarCompiler(tokenizer_json, **{**settings, **changes})
@@ -147,11 +149,13 @@ async def test_a_lark_grammar_can_nest():
         (GrammarKind.JSON_SCHEMA, '{"type": "array", "uniqueItems": true}', "uniqueItems"),
         (GrammarKind.JSON_SCHEMA, '{"x-guidance": {"lenient": true}, "not": {}}', "not"),
         (GrammarKind.JSON_SCHEMA, '{"$ref": "file:///etc/passwd"}', "refused"),
-        (GrammarKind.JSON_SCHEMA, "false", "object schema"),
+        (GrammarKind.JSON_SCHEMA, "false", "not an object"),
         (GrammarKind.REGEX, "(", "refused"),
         (GrammarKind.REGEX, "(?=a)b", "look-around"),
         (GrammarKind.LARK, "nothing", "refused"),
         (GrammarKind.LARK, "start: start", "refused"),
+        (GrammarKind.JSON_SCHEMA, '{"$ref": "#"}', "no finite output"),
+        (GrammarKind.JSON_SCHEMA, '{"type": "strin"}', "the grammar is refused: Invalid type"),
     ],
 )
 async def test_a_grammar_that_cannot_be_followed_is_refused(kind, text, why):
@@ -207,8 +211,60 @@ async def test_only_so_many_requests_may_have_a_grammar():
         held = [await compiler.constrain(NUMBER) for _ in range(2)]
         with pytest.raises(QueueFullError, match="the limit is 2"):
             await compiler.constrain(NUMBER)
-        held.pop()
+        held.pop().close()
         await compiler.constrain(NUMBER)
+
+
+async def test_a_place_is_given_back_however_a_constraint_ends():
+    counts = LocalCounts()
+    async with running_compiler(counts=counts) as compiler:
+        hostile = '{"type": "integer", "multipleOf": 99999989}'
+        left = asyncio.create_task(
+            compiler.constrain(StructuredOutput(GrammarKind.JSON_SCHEMA, (hostile,)))
+        )
+        await until(lambda: counts.held(LIVE) == 1)
+        left.cancel()
+        await asyncio.wait({left})
+        for wrong in ("(", "(?=a)"):
+            with pytest.raises(InvalidRequestError):
+                await compiler.constrain(StructuredOutput(GrammarKind.REGEX, (wrong,)))
+        with pytest.raises(InvalidRequestError, match="cannot go on"):
+            await compiler.constrain(NUMBER, [5, 5])
+        assert counts.held(LIVE) == 0
+        constraint = await compiler.constrain(NUMBER)
+        assert counts.held(LIVE) == 1
+        constraint.close()
+        constraint.close()
+        assert counts.held(LIVE) == 0
+
+
+async def test_grammars_that_nobody_waits_for_leave_the_queue():
+    """Callers who come and go do not keep others from compiling theirs."""
+    async with running_compiler(max_live=1000) as compiler:
+        await compiler.constrain(NUMBER)
+        for i in range(3 * MAX_COMPILING):
+            hostile = f'{{"type": "integer", "multipleOf": {99999989 + i}}}'
+            wanted = StructuredOutput(GrammarKind.JSON_SCHEMA, (hostile,))
+            caller = asyncio.create_task(compiler.constrain(wanted))
+            await asyncio.sleep(0)
+            caller.cancel()
+            await asyncio.wait({caller})
+        assert len(compiler._known) == 1
+
+
+async def test_grammars_that_wait_are_bounded():
+    async with running_compiler(max_live=1000) as compiler:
+        callers = [
+            asyncio.create_task(
+                compiler.constrain(StructuredOutput(GrammarKind.REGEX, (f"a{{{i}}}",)))
+            )
+            for i in range(MAX_COMPILING + 1)
+        ]
+        with pytest.raises(QueueFullError, match=f"the limit is {MAX_COMPILING}"):
+            await callers[-1]
+        for caller in callers:
+            caller.cancel()
+        await asyncio.wait(callers)
 
 
 async def test_a_tokenizer_that_cannot_be_used_is_said_so():

@@ -24,12 +24,12 @@ class Transport:
         self.kinds.append(message.WhichOneof("message"))
 
 
-def make_outbox(transport, **changes):
-    return Outbox(
-        engine_config(**{"heartbeat_interval_ms": 2000, **changes}),
-        write=transport.write,
-        make_heartbeat=lambda: EngineMessage(heartbeat=Heartbeat()),
-    )
+def make_outbox(**changes):
+    return Outbox(engine_config(**{"heartbeat_interval_ms": 2000, **changes}))
+
+
+def heartbeat():
+    return EngineMessage(heartbeat=Heartbeat())
 
 
 def admitted():
@@ -42,19 +42,19 @@ def output():
 
 async def test_answers_go_out_before_output():
     transport = Transport()
-    outbox = make_outbox(transport)
+    outbox = make_outbox()
     outbox.put(output())
     outbox.flush()
     outbox.answer(admitted())
     outbox.close()
-    await outbox.send()
+    await outbox.send(transport.write, heartbeat)
     assert transport.kinds == ["admitted", "step"]
 
 
 async def test_closing_sends_what_the_window_held_back():
     transport = Transport()
-    outbox = make_outbox(transport, credit_window=1)
-    sending = asyncio.create_task(outbox.send())
+    outbox = make_outbox(credit_window=1)
+    sending = asyncio.create_task(outbox.send(transport.write, heartbeat))
     for _ in range(3):
         outbox.put(output())
         outbox.flush()
@@ -69,27 +69,27 @@ async def test_closing_sends_what_the_window_held_back():
 async def test_a_write_that_the_transport_does_not_take_is_given_up():
     transport = Transport()
     transport.is_open.clear()
-    outbox = make_outbox(transport, slow_reader_timeout_s=0.05)
+    outbox = make_outbox(slow_reader_timeout_s=0.05)
     outbox.answer(admitted())
     with pytest.raises(SlowReaderError, match=r"unread for 0\.05 s"):
-        await outbox.send()
+        await outbox.send(transport.write, heartbeat)
 
 
 async def test_submissions_wait_while_answers_pile_up():
     transport = Transport()
-    outbox = make_outbox(transport)
+    outbox = make_outbox()
     for _ in range(MAX_QUEUED_ANSWERS):
         outbox.answer(admitted())
     waiting = asyncio.create_task(outbox.wait_for_room())
     await asyncio.sleep(0)
     assert not waiting.done()
     outbox.close()
-    await outbox.send()
+    await outbox.send(transport.write, heartbeat)
     await waiting
 
 
 async def test_output_of_a_frontend_that_was_given_up_is_dropped():
-    outbox = make_outbox(Transport())
+    outbox = make_outbox()
     outbox.fail(SlowReaderError("slow"))
     request = make_request(RecordingSink())
     outbox.put(RequestOutput(request, [1], error=SlowReaderError("slow")))

@@ -1,0 +1,148 @@
+"""Checks JSON schemas: every keyword is enforced or an annotation, or the schema is refused.
+
+llguidance ignores keywords that it does not know, at any depth. An output would then break a rule
+that its caller relies on, so this module knows all keywords by name.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
+
+from services.engine.errors import InvalidRequestError
+
+MAX_DEPTH = 120
+"""Objects and arrays inside each other in a schema; llguidance's JSON parser takes 127."""
+_DEPTH_LIMIT = f"the limit is {MAX_DEPTH}"
+
+FORMATS = frozenset(
+    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
+)
+"""Values of `format` that are enforced."""
+
+_SUBSCHEMA = frozenset({"additionalItems", "additionalProperties"})
+_SUBSCHEMAS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+_NAMED_SUBSCHEMAS = frozenset({"$defs", "definitions", "patternProperties", "properties"})
+ENFORCED = (
+    frozenset(
+        {
+            "$anchor", "$id", "$ref", "$schema", "const", "enum", "exclusiveMaximum",
+            "exclusiveMinimum", "format", "id", "items", "maxItems", "maxLength", "maxProperties",
+            "maximum", "minItems", "minLength", "minProperties", "minimum", "multipleOf", "pattern",
+            "required", "type",
+        }
+    )
+    | _SUBSCHEMA
+    | _SUBSCHEMAS
+    | _NAMED_SUBSCHEMAS
+)  # fmt: skip
+"""Keywords that outputs follow, or that other keywords refer to."""
+ANNOTATIONS = frozenset(
+    {
+        "$comment", "default", "deprecated", "description", "discriminator", "enumNames", "example",
+        "examples", "externalDocs", "propertyOrdering", "readOnly", "title", "writeOnly", "xml",
+    }
+)  # fmt: skip
+"""Keywords that allow and forbid nothing. So does any keyword that begins with "x-"."""
+_HINTS = {
+    "nullable": 'use "type": [..., "null"]',
+    "contentEncoding": "use pattern or format",
+    "contentMediaType": "use pattern or format",
+    "dependencies": "use anyOf",
+    "dependentRequired": "use anyOf",
+    "dependentSchemas": "use anyOf",
+    "if": "use anyOf",
+}
+
+
+def read_schema(text: str) -> dict[str, Any]:
+    """Returns a schema of which every keyword means what its output will follow.
+
+    Raises:
+        InvalidRequestError: it is no JSON object, too deep, or has a keyword or a format that
+            is not enforced.
+    """
+    try:
+        schema = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise InvalidRequestError(f"json_schema nests too deep; {_DEPTH_LIMIT}") from None
+    except ValueError as error:
+        raise InvalidRequestError(f"json_schema cannot be read: {error}") from None
+    if not isinstance(schema, dict):
+        raise InvalidRequestError("json_schema is not an object; {} accepts any JSON")
+    if (depth := _depth(schema)) > MAX_DEPTH:
+        raise InvalidRequestError(f"json_schema nests {depth} levels deep; {_DEPTH_LIMIT}")
+    _check(schema)
+    return schema
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _depth(value: Any) -> int:
+    """Returns how many objects and arrays are inside each other."""
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [v for values in inner for v in values if isinstance(v, dict | list)]
+    return depth
+
+
+def _check(root: dict[str, Any]) -> None:
+    """Raises InvalidRequestError unless every schema inside `root` is understood."""
+    waiting: list[Any] = [root]
+    seen: set[int] = set()
+    while waiting:
+        schema = waiting.pop()
+        if not isinstance(schema, dict) or id(schema) in seen:
+            continue  # llguidance refuses what is neither an object nor a boolean
+        seen.add(id(schema))
+        for keyword in schema:
+            _check_keyword(schema, keyword)
+        waiting += _inside(schema)
+        if isinstance(reference := schema.get("$ref"), str):
+            waiting.append(_resolve(root, reference))  # it may be where no schema is looked for
+
+
+def _check_keyword(schema: dict[str, Any], keyword: str) -> None:
+    if keyword not in ENFORCED and keyword not in ANNOTATIONS and not keyword.startswith("x-"):
+        hint = f"; {_HINTS[keyword]}" if keyword in _HINTS else ""
+        raise InvalidRequestError(f"json_schema has {keyword!r}, which is not enforced{hint}")
+    value = schema[keyword]
+    if keyword == "format" and isinstance(value, str) and value not in FORMATS:
+        raise InvalidRequestError(
+            f"json_schema has format {value!r}, which is not enforced; those that are: "
+            f"{', '.join(sorted(FORMATS))}"
+        )
+    if keyword == "additionalItems" and "prefixItems" in schema:
+        raise InvalidRequestError("json_schema has additionalItems beside prefixItems; use items")
+
+
+def _inside(schema: dict[str, Any]) -> Iterator[Any]:
+    """Yields the values of a schema's keywords that are schemas themselves."""
+    for keyword, value in schema.items():
+        if keyword in _SUBSCHEMA:
+            yield value
+        elif keyword == "items":
+            yield from value if isinstance(value, list) else (value,)
+        elif keyword in _SUBSCHEMAS and isinstance(value, list):
+            yield from value
+        elif keyword in _NAMED_SUBSCHEMAS and isinstance(value, dict):
+            yield from value.values()
+
+
+def _resolve(root: Any, reference: str) -> Any:
+    """Returns what the JSON pointer of a reference points to; None if that is nothing."""
+    _, _, pointer = reference.partition("#/")
+    place = root
+    for part in unquote(pointer).split("/"):
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(place, dict):
+            place = place.get(name)
+        elif isinstance(place, list) and name.isdecimal() and int(name) < len(place):
+            place = place[int(name)]
+        else:
+            return None
+    return place
