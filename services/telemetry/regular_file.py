@@ -45,7 +45,7 @@ def describe_exposure(path: Path) -> str:
         found.append("its group may write it")
     if not found:
         return ""
-    return f"{' and '.join(found)} (mode {stat.S_IMODE(mode):04o}); 0600 or 0640 is enough"
+    return f"{' and '.join(found)} (permissions {stat.S_IMODE(mode):04o}); 0600 or 0640 is enough"
 
 
 def _check_is_regular(found: os.stat_result, path: Path) -> None:

@@ -152,4 +152,4 @@ def test_a_file_that_others_may_use_is_warned_about(path, mode, reason):
     with structlog.testing.capture_logs() as lines:
         Gate(path)
     found = [line["reason"] for line in lines if line["event"] == "secret_file_exposed"]
-    assert [text.partition(" (mode")[0] for text in found] == ([reason] if reason else [])
+    assert [text.partition(" (permissions")[0] for text in found] == ([reason] if reason else [])
