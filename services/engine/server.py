@@ -20,6 +20,7 @@ from services.engine.rpc.servicer import EngineServicer
 from services.engine.rpc.status import status_of
 from services.engine.worker.executor import WorkerDiedError
 from services.telemetry.health import Health
+from services.telemetry.message_limits import MessageLimits
 from services.telemetry.metrics import Metrics
 from services.telemetry.server import listen, make_server
 from services.telemetry.stacks import show_stacks_on_signal, watch_event_loop
@@ -31,6 +32,10 @@ log = structlog.get_logger()
 
 SERVICE_NAME = engine_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name
 VLLM_SERVICE_NAME = "vllm.grpc.engine.VllmEngine"
+TEXT_ROOM_BYTES = 4 * 2**20
+"""What a message may have of text beside a grammar: names, and text that is refused by its field."""
+PACKED_ROOM_BYTES = 2**20
+"""What a message may have of packed numbers beside a prompt of the context's length."""
 STOP_GRACE_S = 1.0
 """Time that calls have to end by themselves once the engine has drained."""
 
@@ -68,6 +73,11 @@ class EngineServer:
             max_message_bytes=config.max_message_bytes,
             max_connections=config.max_connections,
             max_streams_per_connection=config.max_streams_per_connection,
+            message_limits=MessageLimits(
+                max_text_bytes=config.max_grammar_bytes + TEXT_ROOM_BYTES,
+                # Packed as varints, of at most five bytes each.
+                max_packed_bytes=5 * model.max_model_len + PACKED_ROOM_BYTES,
+            ),
             interceptors=_interceptors(config),
         )
         servicer = EngineServicer(self.core, model, config, self._grammars)

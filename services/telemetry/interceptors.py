@@ -4,12 +4,14 @@ import asyncio
 import inspect
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
 import structlog
-from google.protobuf.message import DecodeError
 
+from services.telemetry.message_limits import MalformedMessageError
+from services.telemetry.message_reader import MessageReader
 from services.telemetry.status import Status, StatusMapper
 
 log = structlog.get_logger()
@@ -22,11 +24,8 @@ _HANDLER_KINDS = {
 }
 """Attribute and constructor of a method handler, by (request_streaming, response_streaming)."""
 
-_Parse = Callable[[bytes], Any]
-
-
-class MalformedMessageError(Exception):
-    """What came is not a message of the method's type."""
+_Read = Callable[[Any], Any]
+"""Makes messages of what gRPC hands over: one to be awaited, or an iterator of a stream's."""
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is untyped
@@ -35,15 +34,17 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
     Errors that the mapper knows keep their message. Anything else is our own bug: the caller sees
     INTERNAL with an id, the log has the rest under the same id.
 
-    A message that cannot be parsed is the caller's mistake: INVALID_ARGUMENT. gRPC itself would
-    parse a single request before anything of ours runs, and call a failure of it an unknown error.
+    Messages come as bytes, and the reader parses them. One that cannot be parsed, or holds too much,
+    is the caller's mistake: INVALID_ARGUMENT. gRPC itself would parse any message before anything
+    of ours runs, and call a failure of it an unknown error.
 
     A streaming method may be an async generator or a coroutine that calls `context.write`; the
     latter costs nothing here per message.
     """
 
-    def __init__(self, mapper: StatusMapper) -> None:
+    def __init__(self, mapper: StatusMapper, reader: MessageReader | None = None) -> None:
         self._mapper = mapper
+        self._reader = reader or MessageReader()
 
     async def intercept_service(
         self,
@@ -55,18 +56,18 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
         if handler is None:  # an unknown method; grpc answers UNIMPLEMENTED
             return None
         kind, make = _HANDLER_KINDS[handler.request_streaming, handler.response_streaming]
-        inner, parse = getattr(handler, kind), _parser(handler.request_deserializer)
+        inner = getattr(handler, kind)
         wrap = self._wrap_generator if inspect.isasyncgenfunction(inner) else self._wrap_coroutine
-        if handler.request_streaming:
-            method = wrap(inner, handler_call_details.method, None)
-            return make(method, parse, handler.response_serializer)
-        method = wrap(inner, handler_call_details.method, parse)
+        read = self._reader.messages if handler.request_streaming else self._reader.read
+        method = wrap(
+            inner, handler_call_details.method, partial(read, handler.request_deserializer)
+        )
         return make(method, None, handler.response_serializer)
 
-    def _wrap_coroutine(self, inner: Any, method: str, parse: _Parse | None) -> Any:
+    def _wrap_coroutine(self, inner: Any, method: str, read: _Read) -> Any:
         async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
             try:
-                return await inner(parse(request) if parse else request, context)
+                return await inner(await _taken(read, request), context)
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
             except Exception as error:  # noqa: BLE001  the edge: everything becomes a status
@@ -74,10 +75,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
 
         return call
 
-    def _wrap_generator(self, inner: Any, method: str, parse: _Parse | None) -> Any:
+    def _wrap_generator(self, inner: Any, method: str, read: _Read) -> Any:
         async def call(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             try:
-                async for response in inner(parse(request) if parse else request, context):
+                async for response in inner(await _taken(read, request), context):
                     yield response
             except (asyncio.CancelledError, GeneratorExit, grpc.aio.AbortError):
                 raise
@@ -99,18 +100,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
         await context.abort(status.code, status.message, status.trailing_metadata)
 
 
-def _parser(deserialize: _Parse | None) -> _Parse:
-    """Returns what makes messages of bytes, and says in words of ours when it cannot."""
-
-    def parse(data: bytes) -> Any:
-        if deserialize is None:
-            return data
-        try:
-            return deserialize(data)
-        except DecodeError:
-            raise MalformedMessageError("the message cannot be parsed") from None
-
-    return parse
+async def _taken(read: _Read, request: Any) -> Any:
+    """Returns a call's message, or the iterator of its messages."""
+    taken = read(request)
+    return await taken if inspect.isawaitable(taken) else taken
 
 
 def internal_status(error: BaseException, **facts: Any) -> Status:

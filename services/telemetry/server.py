@@ -9,6 +9,8 @@ from grpc_reflection.v1alpha import reflection
 from services.telemetry.grpc_options import server_options
 from services.telemetry.health import Health
 from services.telemetry.interceptors import ErrorInterceptor
+from services.telemetry.message_limits import MessageLimits
+from services.telemetry.message_reader import MessageReader
 from services.telemetry.status import StatusMapper
 from services.telemetry.tls import ServerTls
 
@@ -21,6 +23,7 @@ def make_server(
     max_message_bytes: int,
     max_connections: int,
     max_streams_per_connection: int,
+    message_limits: MessageLimits,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> grpc.aio.Server:
     """Returns a server with health and reflection; the caller adds the service itself.
@@ -32,6 +35,7 @@ def make_server(
         max_message_bytes: largest message taken or sent.
         max_connections: connections taken at a time; more are closed at once.
         max_streams_per_connection: calls of one connection; more wait at its other end.
+        message_limits: what one message may hold.
         interceptors: what calls go through beside the mapping of errors, outermost first.
     """
     options = server_options(max_message_bytes)
@@ -40,7 +44,11 @@ def make_server(
         ("grpc.max_concurrent_streams", max_streams_per_connection),
     ]
     server = grpc.aio.server(
-        interceptors=[ErrorInterceptor(status_of), *interceptors], options=options
+        interceptors=[
+            ErrorInterceptor(status_of, MessageReader(message_limits)),
+            *interceptors,
+        ],
+        options=options,
     )
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name

@@ -1,6 +1,7 @@
 """One frontend's multiplexed stream: all its requests in, one packed message per step out."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import grpc
 import structlog
@@ -30,9 +31,12 @@ from services.engine.request import Request, RequestOutput, StructuredOutput
 from services.engine.rpc.convert import RequestReader, check_known, check_name
 from services.engine.rpc.outbox import Outbox
 from services.engine.rpc.status import count_rejection, failure_of
+from services.telemetry.message_reader import RefusedMessage
 
 log = structlog.get_logger()
 
+MAX_ABORTED = 65536
+"""Most requests that one message may end."""
 MAX_PREFIX_KEYS = 65536
 """Most keys of cached prefixes in one heartbeat: 512 KiB."""
 PREFIX_KEY_BYTES = 8
@@ -53,8 +57,10 @@ class Session:
         config: EngineConfig,
         context: grpc.aio.ServicerContext,
         grammars: GrammarCompiler,
+        messages: AsyncIterator[FrontendMessage | RefusedMessage],
     ) -> None:
         self._grammars = grammars
+        self._messages = messages
         self._preparing: dict[int, asyncio.Task[None]] = {}
         """Requests, by handle, whose grammar is being compiled."""
         self._core = core
@@ -97,8 +103,8 @@ class Session:
 
     async def _shake_hands(self) -> str:
         """Takes the frontend's hello, answers it, and returns the frontend's name."""
-        message = await self._context.read()
-        if message is grpc.aio.EOF or message.WhichOneof("message") != "hello":
+        message = await anext(self._messages, None)
+        if not isinstance(message, FrontendMessage) or message.WhichOneof("message") != "hello":
             raise InvalidRequestError("the first message of a session must be hello")
         check_known(message)
         frontend_id: str = message.hello.frontend_id
@@ -117,7 +123,9 @@ class Session:
 
     async def _receive(self) -> None:
         """Takes what the frontend says until it half-closes the stream."""
-        while (message := await self._context.read()) is not grpc.aio.EOF:
+        async for message in self._messages:
+            if isinstance(message, RefusedMessage):
+                raise InvalidRequestError(str(message.error))
             self._handle(message)
             await self._outbox.wait_for_room()
 
@@ -127,6 +135,10 @@ class Session:
                 self._submit(message.submit)
             case "abort":
                 check_known(message)
+                if len(message.abort.handles) > MAX_ABORTED:
+                    raise InvalidRequestError(
+                        f"abort has {len(message.abort.handles)} handles; the limit is {MAX_ABORTED}"
+                    )
                 for handle in message.abort.handles:
                     self._abort(handle)
             case "credit":

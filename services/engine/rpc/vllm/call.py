@@ -13,7 +13,12 @@ from services.engine.request import Request, RequestOutput
 from services.engine.rpc.convert import RequestReader
 from services.engine.rpc.status import count_rejection
 from services.engine.rpc.vllm.output import CallOutput
-from services.engine.rpc.vllm.requests import check_served, stop_rule, to_samples
+from services.engine.rpc.vllm.requests import (
+    check_served,
+    check_sizes,
+    stop_rule,
+    to_samples,
+)
 from services.engine.rpc.vllm.stop_strings import StopStrings
 from services.telemetry.tracing import read_traceparent
 
@@ -81,6 +86,7 @@ class VllmCall:
         try:
             self._core.check_ready()
             check_served(message)
+            check_sizes(message, max_model_len=self._reader.model.max_model_len)
             outputs = [
                 await self._prepare(message, request) for request in self._requests_of(message)
             ]

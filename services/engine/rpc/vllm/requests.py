@@ -14,6 +14,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2
 from protos.common.v1.sampling_pb2 import SamplingParams, StructuredOutput, TextChoice
 from protos.engine.v1.engine_pb2 import GenerateRequest
 from services.engine.errors import InvalidRequestError, UnsupportedError
+from services.engine.request import MAX_LOGIT_BIAS
 from services.engine.rpc.convert import check_known
 
 MAX_SAMPLES = 16
@@ -70,6 +71,25 @@ def check_served(message: vllm_engine_pb2.GenerateRequest) -> None:
     if message.HasField("data_parallel_rank") and message.data_parallel_rank != 0:
         raise UnsupportedError(
             f"data_parallel_rank is {message.data_parallel_rank}; this engine is rank 0 alone"
+        )
+
+
+def check_sizes(message: vllm_engine_pb2.GenerateRequest, *, max_model_len: int) -> None:
+    """Refuses what is too long, before it is copied for each output.
+
+    Raises:
+        InvalidRequestError: there are too many prompt tokens or logit biases.
+    """
+    num_tokens = len(message.tokenized.input_ids)
+    if num_tokens >= max_model_len:
+        raise InvalidRequestError(
+            f"the prompt has {num_tokens} tokens; the limit is {max_model_len - 1}, which leaves"
+            f" one for output in a context of {max_model_len}"
+        )
+    num_biases = len(message.sampling_params.logit_bias)
+    if num_biases > MAX_LOGIT_BIAS:
+        raise InvalidRequestError(
+            f"logit_bias has {num_biases} entries; the limit is {MAX_LOGIT_BIAS}"
         )
 
 
