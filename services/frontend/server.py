@@ -13,6 +13,7 @@ from services.frontend.config import FrontendConfig
 from services.frontend.engine_client.addresses import AddressBook
 from services.frontend.engine_client.pool import EnginePool, PoolLimits
 from services.frontend.engine_client.tokenizer_files import TokenizerStore
+from services.frontend.http.body_reader import BodyReader
 from services.frontend.http.server import HttpServer
 from services.frontend.pipeline.metrics import FrontendFamilies
 from services.frontend.pipeline.pipeline import Pipeline
@@ -21,6 +22,7 @@ from services.frontend.rpc.access import AccessInterceptor
 from services.frontend.rpc.servicer import FrontendServicer
 from services.frontend.rpc.status import status_of
 from services.telemetry.health import Health
+from services.telemetry.message_limits import MessageLimits
 from services.telemetry.metrics import Metrics
 from services.telemetry.server import listen, make_server
 from services.telemetry.stacks import show_stacks_on_signal, watch_event_loop
@@ -32,6 +34,9 @@ log = structlog.get_logger()
 
 SERVICE_NAME = frontend_pb2.DESCRIPTOR.services_by_name["FrontendService"].full_name
 
+TEXT_ROOM_BYTES = 3 * 2**20
+"""What a message may have of text beside a prompt: a grammar, names, and text that its field's own
+limit refuses in clearer words."""
 LOOPBACK = {"127.0.0.1", "[::1]", "localhost"}
 
 
@@ -83,6 +88,7 @@ class FrontendServer:
             max_message_bytes=config.max_message_bytes,
             max_connections=config.max_connections,
             max_streams_per_connection=config.max_streams_per_connection,
+            message_limits=MessageLimits(max_text_bytes=config.max_prompt_bytes + TEXT_ROOM_BYTES),
             interceptors=[AccessInterceptor(self._gate)] if self._gate.requires_keys else [],
         )
         self._servicer = FrontendServicer(
@@ -97,7 +103,11 @@ class FrontendServer:
         self._http = HttpServer(
             self._pipeline,
             self._metrics,
-            max_body_bytes=config.max_message_bytes,
+            bodies=BodyReader(
+                max_bytes=config.max_message_bytes,
+                max_prompt_bytes=config.max_prompt_bytes,
+                max_samples=config.max_samples,
+            ),
             max_live_requests=config.max_live_requests,
             slow_reader_timeout_s=config.slow_reader_timeout_s,
             max_connections=config.max_connections,

@@ -34,9 +34,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
     Errors that the mapper knows keep their message. Anything else is our own bug: the caller sees
     INTERNAL with an id, the log has the rest under the same id.
 
-    Messages come as bytes, and the reader parses them. One that cannot be parsed, or holds too much,
-    is the caller's mistake: INVALID_ARGUMENT. gRPC itself would parse any message before anything
-    of ours runs, and call a failure of it an unknown error.
+    Messages come as bytes, and the reader parses them. One that cannot be parsed, or holds too
+    much, is the caller's mistake: INVALID_ARGUMENT. gRPC itself would parse any message before
+    anything of ours runs, and call a failure of it an unknown error.
 
     A streaming method may be an async generator or a coroutine that calls `context.write`; the
     latter costs nothing here per message.

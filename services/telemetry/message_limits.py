@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 _VARINT, _FIXED64, _BYTES, _GROUP, _GROUP_END, _FIXED32 = range(6)
@@ -41,10 +41,10 @@ _Layout = dict[int, Any]
 _TEXT, _PACKED = "text", "packed"
 _UNKNOWN_GROUP: _Layout = {}
 """Fields inside a group: the parser skips them, so none is a message to walk into."""
-_LAYOUTS: dict[Descriptor, _Layout] = {}
+_LAYOUTS: dict[Any, _Layout] = {}
 
 
-def _layout_of(descriptor: Descriptor) -> _Layout:
+def _layout_of(descriptor: Any) -> _Layout:
     layout = _LAYOUTS.get(descriptor)
     if layout is None:
         layout = _LAYOUTS[descriptor] = {}  # before its fields: a message may contain its own type
@@ -74,7 +74,6 @@ def check_message(data: bytes, message_class: type[Message], limits: MessageLimi
 
 def _walk(data: bytes, layout: _Layout, limits: MessageLimits) -> None:  # noqa: PLR0912, C901
     """Counts fields one by one. One function, because each call would cost as much as a field."""
-    max_fields = limits.max_fields
     num_fields = num_text_bytes = num_packed_bytes = 0
     position, end = 0, len(data)
     outer: list[tuple[int, _Layout]] = []
@@ -88,8 +87,8 @@ def _walk(data: bytes, layout: _Layout, limits: MessageLimits) -> None:  # noqa:
         if tag >= 0x80:
             tag, position = _read_varint(data, position - 1)
         num_fields += 1
-        if num_fields > max_fields:
-            raise MessageTooLargeError(f"the message has over {max_fields} fields")
+        if num_fields > limits.max_fields:
+            raise MessageTooLargeError(f"the message has over {limits.max_fields} fields")
         wire_type = tag & 7
         if wire_type == _BYTES:
             length = data[position]

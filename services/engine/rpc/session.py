@@ -135,11 +135,12 @@ class Session:
                 self._submit(message.submit)
             case "abort":
                 check_known(message)
-                if len(message.abort.handles) > MAX_ABORTED:
+                handles = message.abort.handles
+                if len(handles) > MAX_ABORTED:
                     raise InvalidRequestError(
-                        f"abort has {len(message.abort.handles)} handles; the limit is {MAX_ABORTED}"
+                        f"abort has {len(handles)} handles; the limit is {MAX_ABORTED}"
                     )
-                for handle in message.abort.handles:
+                for handle in handles:
                     self._abort(handle)
             case "credit":
                 check_known(message)

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from services.frontend.errors import FrontendError
+from services.frontend.http.body_reader import BodyReader
 from services.frontend.http.generation import CHAT, COMPLETION, GenerationEndpoint
 from services.frontend.http.live_requests import LiveRequests
 from services.frontend.http.openapi import openapi_document
@@ -78,9 +79,9 @@ class ServiceEndpoints:
 def make_app(
     pipeline: Pipeline,
     live: LiveRequests,
+    bodies: BodyReader,
     metrics: Metrics,
     *,
-    max_body_bytes: int,
     slow_reader_timeout_s: float,
 ) -> Starlette:
     """Returns the API as an ASGI application.
@@ -88,8 +89,8 @@ def make_app(
     Args:
         pipeline: runs the requests.
         live: counts them and ends them early.
+        bodies: reads their bodies.
         metrics: the frontend's figures.
-        max_body_bytes: largest body that is read.
         slow_reader_timeout_s: a client that takes nothing for this long loses its request.
     """
     service = ServiceEndpoints(pipeline, live, metrics)
@@ -98,7 +99,7 @@ def make_app(
             kind,
             pipeline,
             live,
-            max_body_bytes=max_body_bytes,
+            bodies,
             slow_reader_timeout_s=slow_reader_timeout_s,
         )
         for kind in (CHAT, COMPLETION)

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from services.frontend.access.gate import Gate
 from services.frontend.http.access import RequireKey
 from services.frontend.http.app import make_app
+from services.frontend.http.body_reader import BodyReader
 from services.frontend.http.guarded_protocol import limited
 from services.frontend.http.live_requests import LiveRequests
 from services.frontend.pipeline.pipeline import Pipeline
@@ -32,7 +33,7 @@ class HttpServer:
         pipeline: Pipeline,
         metrics: Metrics,
         *,
-        max_body_bytes: int,
+        bodies: BodyReader,
         max_live_requests: int,
         slow_reader_timeout_s: float,
         max_connections: int,
@@ -40,11 +41,12 @@ class HttpServer:
         gate: Gate,
     ) -> None:
         self._live = LiveRequests(max_requests=max_live_requests)
+        self._bodies = bodies
         app: ASGIApp = make_app(
             pipeline,
             self._live,
+            bodies,
             metrics,
-            max_body_bytes=max_body_bytes,
             slow_reader_timeout_s=slow_reader_timeout_s,
         )
         if gate.requires_keys:
@@ -109,6 +111,7 @@ class HttpServer:
         self._server.force_exit = True
         self._serving.cancel()
         await asyncio.wait({self._serving})
+        await self._bodies.close()
 
 
 class _QuietServer(uvicorn.Server):

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,8 @@ from services.frontend.errors import (
     UnknownModelError,
 )
 from services.frontend.pipeline.generation import Generation
+from services.frontend.pipeline.parts import in_parts
+from services.frontend.pipeline.prompt_size import check_num_tokens, check_prompt_size
 from services.frontend.pipeline.request import (
     Conversation,
     Options,
@@ -28,16 +29,20 @@ from services.frontend.pipeline.request import (
 )
 from services.frontend.pipeline.request_log import RequestLog, RequestRecord
 from services.frontend.pipeline.samples import Samples, sample_id, sampling_of
-from services.frontend.pipeline.tools import check_tools, num_bytes
+from services.frontend.pipeline.tools import check_tools
 from services.frontend.text.detokenizer import Detokenizer
 from services.frontend.text.output_text import OutputText
 from services.frontend.text.stop_strings import StopStrings
 from services.frontend.text.template_process import TemplateProcess
 from services.frontend.text.template_source import find_template
 from services.frontend.text.tokenizer import Tokenizer, TokenizerFilesError
+from services.frontend.text.tokenizer_threads import TokenizerThreads
 
 if TYPE_CHECKING:
     from services.telemetry.spans import Tracing
+
+PROMPT_TAIL_TOKENS = 256
+"""Tokens at a prompt's end among which a character is looked for that the output finishes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,7 @@ class Pipeline:
             engine: runs the requests.
             max_prompt_bytes: longest prompt or conversation that is tokenized.
             max_samples: most outputs that one request may have of its prompt.
-            num_tokenizer_threads: threads that tokenize long texts.
+            num_tokenizer_threads: threads that tokenize; half as many more take long texts.
             template_timeout_s: longest time that a chat template may take.
             gate: counts what callers use; None lets everybody use everything.
             tracing: takes the spans of requests; None makes none.
@@ -82,7 +87,7 @@ class Pipeline:
         self._max_prompt_bytes = max_prompt_bytes
         self._max_samples = max_samples
         self._template_timeout_s = template_timeout_s
-        self._executor = ThreadPoolExecutor(num_tokenizer_threads, thread_name_prefix="tokenizer")
+        self._threads = TokenizerThreads(num_tokenizer_threads)
         self._model: ServedModel | None = None
         self._loading = asyncio.Lock()
 
@@ -180,11 +185,12 @@ class Pipeline:
             raise
         record.note_admitted()
         token_bytes = model.tokenizer.token_bytes(show_special_tokens=options.show_special_tokens)
+        prompt_tail = token_ids[-PROMPT_TAIL_TOKENS:]
         generations = [
             Generation(
                 options.request_id,
                 stream,
-                OutputText(Detokenizer(token_bytes, token_ids), StopStrings(options.stop)),
+                OutputText(Detokenizer(token_bytes, prompt_tail), StopStrings(options.stop)),
                 prompt_token_ids=token_ids,
             )
             for stream in streams
@@ -209,13 +215,12 @@ class Pipeline:
                 bytes, or an id is not in the vocabulary.
         """
         tokenizer = self.model_named(model_name).tokenizer
-        if len(token_ids) > self._max_prompt_bytes:
-            raise InvalidRequestError(
-                f"there are {len(token_ids)} token ids; the limit is {self._max_prompt_bytes}"
-            )
-        check_vocabulary(token_ids, tokenizer.vocab_size)
+        check_num_tokens(len(token_ids), self._max_prompt_bytes)
+        token_ids = [token_id async for part in in_parts(token_ids) for token_id in part]
+        async for part in in_parts(token_ids):
+            check_vocabulary(part, tokenizer.vocab_size)
         return await tokenizer.decode(
-            token_ids, show_special_tokens=show_special_tokens, executor=self._executor
+            token_ids, show_special_tokens=show_special_tokens, threads=self._threads
         )
 
     def model_named(self, name: str) -> ServedModel:
@@ -229,12 +234,14 @@ class Pipeline:
         if model is None:
             raise self.engine.unavailable
         if name and name != model.info.model:
-            raise UnknownModelError(f"the model {name!r} is not served; {model.info.model!r} is")
+            raise UnknownModelError(
+                f"the model {name[:128]!r} is not served; {model.info.model!r} is"
+            )
         return model
 
     async def close(self) -> None:
         """Lets go of the tokenizer's threads and the template's process."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         if self._model is not None and self._model.template is not None:
             await self._model.template.close()
 
@@ -256,7 +263,8 @@ class Pipeline:
                 f"the prompt has {len(token_ids)} tokens; prompt and output together may have"
                 f" {model.info.max_model_len}"
             )
-        check_vocabulary(token_ids, model.info.vocab_size)
+        async for part in in_parts(token_ids):
+            check_vocabulary(part, model.info.vocab_size)
         return token_ids
 
     async def _encode(self, model: ServedModel, prompt: str | Conversation) -> list[int]:
@@ -264,19 +272,20 @@ class Pipeline:
             text = await self._render(model, prompt)
         else:
             text = prompt
-            self._check_size(len(text.encode()))
+            check_prompt_size(prompt, self._max_prompt_bytes)
         return await model.tokenizer.encode(
             text,
             add_special_tokens=not isinstance(prompt, Conversation),
-            executor=self._executor,
+            threads=self._threads,
         )
 
     async def _render(self, model: ServedModel, conversation: Conversation) -> str:
         messages, tools = conversation.messages, conversation.tools
         if not messages:
             raise InvalidRequestError("the conversation has 0 messages; it must have at least 1")
-        self._check_size(num_bytes([messages, tools]))
+        check_prompt_size(conversation, self._max_prompt_bytes)
         check_tools(messages, tools)
+        await asyncio.sleep(0)  # others run before the conversation is written for the template
         if model.template is None:
             raise InvalidRequestError(
                 f"the model {model.info.model!r} has no chat template; use Generate"
@@ -284,12 +293,6 @@ class Pipeline:
         return await model.template.render(
             messages, tools=tools, max_bytes=2 * self._max_prompt_bytes
         )
-
-    def _check_size(self, num_bytes: int) -> None:
-        if num_bytes > self._max_prompt_bytes:
-            raise InvalidRequestError(
-                f"the prompt has {num_bytes} bytes; the limit is {self._max_prompt_bytes}"
-            )
 
 
 def _has_same_text(known: ModelInfo, new: ModelInfo) -> bool:

@@ -80,14 +80,3 @@ def check_tools(messages: Sequence[Message], tools: Sequence[Message]) -> None:
                 f"tool_call_id is {answered[:64]!r}, which no earlier tool call has",
                 field="messages",
             )
-
-
-def num_bytes(value: Any) -> int:
-    """Returns the bytes of all texts in a conversation or its tools."""
-    if isinstance(value, str):
-        return len(value.encode())
-    if isinstance(value, Mapping):
-        return sum(num_bytes(key) + num_bytes(each) for key, each in value.items())
-    if isinstance(value, Sequence):
-        return sum(map(num_bytes, value))
-    return 8

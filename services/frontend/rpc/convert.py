@@ -10,6 +10,11 @@ from protos.common.v1.sampling_pb2 import FinishReason
 from protos.frontend.v1 import frontend_pb2
 from services.frontend.engine_client.pool import EnginePool
 from services.frontend.errors import InvalidRequestError
+from services.frontend.pipeline.prompt_size import (
+    MAX_PROMPT_TOKENS,
+    check_json_texts,
+    check_num_tokens,
+)
 from services.frontend.pipeline.request import MAX_MESSAGES, Conversation, Options, Output, Prompt
 from services.frontend.pipeline.tools import json_object, tool_call_of, tool_of
 from services.frontend.text.chat_template import Message
@@ -57,8 +62,13 @@ def options_of(options: frontend_pb2.GenerationOptions) -> Options:
 
 
 def prompt_of(request: frontend_pb2.GenerateRequest) -> Prompt:
-    """Reads a prompt. One that is absent is empty, which the pipeline refuses."""
+    """Reads a prompt. One that is absent is empty, which the pipeline refuses.
+
+    Raises:
+        InvalidRequestError: it has more token ids than any model takes.
+    """
     if request.WhichOneof("prompt") == "tokens":
+        check_num_tokens(len(request.tokens.ids), MAX_PROMPT_TOKENS)
         return list(request.tokens.ids)
     return request.text
 
@@ -67,13 +77,18 @@ def conversation_of(source: frontend_pb2.ChatRequest | frontend_pb2.Conversation
     """Reads a conversation.
 
     Raises:
-        InvalidRequestError: what is to be JSON in it is none.
+        InvalidRequestError: what is to be JSON in it is none, or holds too many values.
     """
+    check_json_texts((tool.parameters for tool in source.tools), "the parameters of tools")
+    check_json_texts(
+        (call.arguments for message in source.messages for call in message.tool_calls),
+        "the arguments of tool calls",
+    )
     tools = [
         tool_of(
             tool.name,
             tool.description,
-            json_object(tool.parameters, f"parameters of the tool {tool.name!r}")
+            json_object(tool.parameters, f"parameters of the tool {tool.name[:64]!r}")
             if tool.HasField("parameters")
             else None,
         )

@@ -8,7 +8,9 @@ import grpc
 
 from protos.frontend.v1 import frontend_pb2
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceServicer
+from services.frontend.pipeline.parts import in_parts
 from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.pipeline.prompt_size import MAX_PROMPT_TOKENS, check_num_tokens
 from services.frontend.pipeline.request import Options, Prompt
 from services.frontend.rpc.convert import (
     conversation_of,
@@ -21,6 +23,7 @@ from services.frontend.rpc.convert import (
 )
 from services.frontend.rpc.session import ClientSession
 from services.frontend.rpc.writer import Writer
+from services.telemetry.message_reader import RefusedMessage
 from services.telemetry.tracing import read_traceparent
 
 
@@ -71,7 +74,7 @@ class FrontendServicer(FrontendServiceServicer):
 
     async def Session(  # noqa: N802  the protocol's name
         self,
-        requests: AsyncIterator[frontend_pb2.SessionRequest],
+        requests: AsyncIterator[frontend_pb2.SessionRequest | RefusedMessage],
         context: grpc.aio.ServicerContext,
     ) -> None:
         """Serves many requests over one stream."""
@@ -94,10 +97,13 @@ class FrontendServicer(FrontendServiceServicer):
         del context
         refuse_unknown_fields(request)
         token_ids = await self._pipeline.tokenize(request.model, input_of(request))
+        check_num_tokens(len(token_ids), MAX_PROMPT_TOKENS)
         tokenizer = self._pipeline.model_named(request.model).tokenizer
-        return frontend_pb2.TokenizeResponse(
-            token_ids=token_ids, tokens=tokenizer.token_texts(token_ids)
-        )
+        response = frontend_pb2.TokenizeResponse()
+        async for part in in_parts(token_ids):
+            response.token_ids.extend(part)
+            response.tokens.extend(tokenizer.token_texts(part))
+        return response
 
     async def Detokenize(  # noqa: N802  the protocol's name
         self, request: frontend_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext

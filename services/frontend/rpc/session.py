@@ -28,6 +28,8 @@ from services.frontend.rpc.convert import (
 )
 from services.frontend.rpc.status import failure_of
 from services.frontend.rpc.writer import Writer
+from services.telemetry.message_limits import first_number
+from services.telemetry.message_reader import RefusedMessage
 
 MAX_COLLECTED_PROMPTS = 16
 """Longest prompts, in parts and not complete yet, that one session may hold in memory."""
@@ -103,10 +105,13 @@ class ClientSession:
         self._live: dict[int, _LiveRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def run(self, messages: AsyncIterator[frontend_pb2.SessionRequest]) -> None:
+    async def run(
+        self, messages: AsyncIterator[frontend_pb2.SessionRequest | RefusedMessage]
+    ) -> None:
         """Serves until the client has no more to say and every request has ended.
 
         Raises:
+            MalformedMessageError: a message over the limits does not say which request it is of.
             SlowReaderError: the client does not read; its requests have been ended.
             EngineUnavailableError: the frontend is draining and the requests have ended.
         """
@@ -114,7 +119,10 @@ class ClientSession:
             async with asyncio.TaskGroup() as group:
                 draining = group.create_task(self._end_when_drained())
                 async for message in messages:
-                    await self._take(message, group)
+                    if isinstance(message, RefusedMessage):
+                        await self._refuse(message)
+                    else:
+                        await self._take(message, group)
                 for live in list(self._live.values()):
                     if live.is_collecting:
                         await self._fail(
@@ -137,6 +145,13 @@ class ClientSession:
             await self._handle(message, group)
         except FrontendError as error:
             await self._fail(message.handle, error)
+
+    async def _refuse(self, message: RefusedMessage) -> None:
+        """Fails the request of a message that holds too much; the others go on."""
+        handle = first_number(message.data, frontend_pb2.SessionRequest.HANDLE_FIELD_NUMBER)
+        if handle is None:
+            raise message.error
+        await self._fail(handle & 0xFFFFFFFF, InvalidRequestError(str(message.error)))
 
     async def _handle(self, message: frontend_pb2.SessionRequest, group: asyncio.TaskGroup) -> None:
         refuse_unknown_fields(message)
