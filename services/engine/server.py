@@ -20,6 +20,7 @@ from services.engine.rpc.servicer import EngineServicer
 from services.engine.rpc.status import status_of
 from services.engine.worker.executor import WorkerDiedError
 from services.telemetry.health import Health
+from services.telemetry.loop_lag import LoopLag
 from services.telemetry.message_limits import MessageLimits
 from services.telemetry.metrics import Metrics
 from services.telemetry.server import listen, make_server
@@ -87,8 +88,14 @@ class EngineServer:
             from services.engine.rpc.vllm.servicer import VllmServicer
 
             VllmServicer(self.core, model, config, self._grammars).add_to(self._server)
+        self._lag = LoopLag()
         self._metrics = Metrics(
-            EngineFamilies(self.core, model=model.name, num_sessions=lambda: servicer.num_sessions)
+            EngineFamilies(
+                self.core,
+                model=model.name,
+                num_sessions=lambda: servicer.num_sessions,
+                lag=self._lag,
+            )
         )
 
     async def start(self) -> int:
@@ -107,6 +114,7 @@ class EngineServer:
             self._metrics.serve(config.host, config.metrics_port, tls)
         await self._server.start()
         self._tasks.append(asyncio.create_task(self._run_core()))
+        self._tasks.append(asyncio.create_task(self._lag.watch()))
         self._tasks.append(asyncio.create_task(self._exit_when_drained()))
         self._grammars.load()
         log.info(

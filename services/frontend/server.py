@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import signal
+from typing import NoReturn
 
 import structlog
 
@@ -22,6 +23,7 @@ from services.frontend.rpc.access import AccessInterceptor
 from services.frontend.rpc.servicer import FrontendServicer
 from services.frontend.rpc.status import status_of
 from services.telemetry.health import Health
+from services.telemetry.loop_lag import LoopLag
 from services.telemetry.message_limits import MessageLimits
 from services.telemetry.metrics import Metrics
 from services.telemetry.server import listen, make_server
@@ -77,10 +79,14 @@ class FrontendServer:
             template_timeout_s=config.template_timeout_s,
             gate=self._gate,
         )
-        self._metrics = Metrics(FrontendFamilies(self._pipeline.requests.counts, self.engine))
+        self._lag = LoopLag()
+        self._metrics = Metrics(
+            FrontendFamilies(self._pipeline.requests.counts, self.engine, self._lag)
+        )
         self._is_draining = False
         self._running: asyncio.Task[None] | None = None
         self._watching_keys: asyncio.Task[None] | None = None
+        self._watching_lag: asyncio.Task[NoReturn] | None = None
         self._server = make_server(
             SERVICE_NAME,
             health=self._health,
@@ -143,6 +149,7 @@ class FrontendServer:
             self.engine.run(on_model=self._pipeline.load_model, on_readiness=self._take_readiness)
         )
         self._watching_keys = asyncio.create_task(self._gate.watch())
+        self._watching_lag = asyncio.create_task(self._lag.watch())
         if self._gate.requires_keys and tls is None and config.host not in LOOPBACK:
             log.warning("api_keys_in_plain_text", host=config.host)
         log.info(
@@ -196,7 +203,8 @@ class FrontendServer:
     async def close(self) -> None:
         """Ends everything that still runs."""
         await asyncio.gather(self._server.stop(None), self._http.close())
-        tasks = [task for task in (self._running, self._watching_keys) if task is not None]
+        watching = (self._running, self._watching_keys, self._watching_lag)
+        tasks = [task for task in watching if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -18,6 +18,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from services.telemetry.histogram import Histogram
+from services.telemetry.loop_lag import LoopLag
 from services.telemetry.metrics_server import MetricsServer
 from services.telemetry.tls import ServerTls
 
@@ -133,3 +134,10 @@ class Families:
         buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
         family.add_metric(list(self._labels.values()), buckets, histogram.sum)
         return family
+
+    def loop_lag(self, lag: LoopLag) -> Iterable[Metric]:
+        """Returns how an event loop gets on."""
+        yield self.histogram("event_loop_lag_seconds", lag.waits, "Time that due work waited")
+        yield self.histogram(
+            "event_loop_cpu_seconds", lag.cpu, "CPU of the event loop in intervals of 20 ms"
+        )
