@@ -28,7 +28,7 @@ class MessageTooLargeError(MalformedMessageError):
 class MessageLimits:
     """What one message may hold, whatever its size in bytes."""
 
-    max_fields: int = 20_000
+    max_fields: int = 16_384
     """Fields at all depths. A conversation of 4096 messages has 12,288."""
     max_text_bytes: int = 4 * 2**20
     """UTF-8 of all string fields together; these bytes are checked and copied."""

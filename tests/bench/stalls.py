@@ -4,8 +4,8 @@ Both services as processes with the embedded model, --streams requests that stre
 and beside them the messages of `worst_messages`, one after the other (--together N: N at a time),
 each sent by a process of its own. Per message: the longest wait of each service's event loop, and
 the most CPU that the loop's thread took within 20 ms and that wait (both as the upper bound of a
-histogram's bucket); the longest gap between two outputs of a stream; streams that ended; the answer.
-A wait without CPU is the machine's: run it where nothing else runs. "nothing" is no message.
+histogram's bucket); the longest gap between two outputs of a stream; streams that ended; the
+answer. A wait without CPU is the machine's: run it where nothing else runs. "nothing" is no message.
 """
 
 import argparse
@@ -147,7 +147,9 @@ async def _measure(
 ) -> dict[str, Any]:
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(together if case is not NOTHING else 0)]
-    senders = [context.Process(target=_send, args=(case.name, addresses, theirs)) for _, theirs in pipes]
+    senders = [
+        context.Process(target=_send, args=(case.name, addresses, theirs)) for _, theirs in pipes
+    ]
     for sender in senders:
         sender.start()
     sizes = [await asyncio.to_thread(ours.recv) for ours, _ in pipes]

@@ -88,8 +88,16 @@ class BodyReader:
         self._process: Process | None = None
         self._is_closed = False
 
-    async def read(self, reader: Reader, body: bytes, request_id: str) -> Call:
+    async def read(
+        self, reader: Reader, body: bytes, request_id: str, *, max_prompt_tokens: int
+    ) -> Call:
         """Returns the call that a body is.
+
+        Args:
+            reader: what reads it.
+            body: the body.
+            request_id: names the request.
+            max_prompt_tokens: token ids of a prompt from which on it is refused.
 
         Raises:
             InvalidRequestError: it cannot be served as it is, or takes too long to read.
@@ -108,6 +116,7 @@ class BodyReader:
             reader=reader,
             request_id=request_id,
             max_prompt_bytes=self._max_prompt_bytes,
+            max_prompt_tokens=max_prompt_tokens,
             max_samples=self._max_samples,
             timeout_s=READ_TIMEOUT_S + 1,
             num_bytes=len(body),

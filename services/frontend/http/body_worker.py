@@ -42,6 +42,7 @@ class Task:
     """One of _READERS."""
     request_id: str
     max_prompt_bytes: int
+    max_prompt_tokens: int
     max_samples: int
     timeout_s: float
     num_bytes: int
@@ -89,7 +90,9 @@ def _answer(task: Task, body: bytes) -> Call | Refusal:
     try:
         check_structure(body)
         call = _READERS[task.reader](body, task.request_id)
-        check_prompt_size(call.prompt, task.max_prompt_bytes)
+        check_prompt_size(
+            call.prompt, max_bytes=task.max_prompt_bytes, max_tokens=task.max_prompt_tokens
+        )
         check_options(call.options, max_samples=task.max_samples)
     except InvalidRequestError as error:
         return Refusal(str(error), error.field)

@@ -88,7 +88,12 @@ class GenerationEndpoint:
         with self._pipeline.requests.watch(
             request_id, method=self._kind.method, traceparent=traceparent
         ) as record:
-            call = await self._bodies.read(self._kind.reader, body, request_id)
+            call = await self._bodies.read(
+                self._kind.reader,
+                body,
+                request_id,
+                max_prompt_tokens=self._pipeline.max_prompt_tokens,
+            )
             model = self._pipeline.model_named(call.options.model)
             sampling = call.options.sampling
             generation = await self._pipeline.start(call.prompt, call.options, record=record)

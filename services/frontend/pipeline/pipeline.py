@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from services.frontend.access.caller import Lease
@@ -19,7 +20,11 @@ from services.frontend.errors import (
 )
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.parts import in_parts
-from services.frontend.pipeline.prompt_size import check_num_tokens, check_prompt_size
+from services.frontend.pipeline.prompt_size import (
+    MAX_PROMPT_TOKENS,
+    check_num_tokens,
+    check_text_size,
+)
 from services.frontend.pipeline.request import (
     Conversation,
     Options,
@@ -90,6 +95,11 @@ class Pipeline:
         self._threads = TokenizerThreads(num_tokenizer_threads)
         self._model: ServedModel | None = None
         self._loading = asyncio.Lock()
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Token ids of a prompt from which on it is refused, whatever they are."""
+        return MAX_PROMPT_TOKENS if self._model is None else self._model.info.max_model_len
 
     @property
     def served_model(self) -> ServedModel | None:
@@ -215,7 +225,10 @@ class Pipeline:
                 bytes, or an id is not in the vocabulary.
         """
         tokenizer = self.model_named(model_name).tokenizer
-        check_num_tokens(len(token_ids), self._max_prompt_bytes)
+        if len(token_ids) > self._max_prompt_bytes:
+            raise InvalidRequestError(
+                f"there are {len(token_ids)} token ids; the limit is {self._max_prompt_bytes}"
+            )
         token_ids = [token_id async for part in in_parts(token_ids) for token_id in part]
         async for part in in_parts(token_ids):
             check_vocabulary(part, tokenizer.vocab_size)
@@ -255,26 +268,30 @@ class Pipeline:
 
     async def _prompt_tokens(self, model: ServedModel, prompt: Prompt) -> list[int]:
         """Returns a prompt's tokens, checked against what the model takes."""
-        token_ids = prompt if isinstance(prompt, list) else await self._encode(model, prompt)
+        limit = model.info.max_model_len
+        token_ids = prompt if isinstance(prompt, list) else await self._encode(model, prompt, limit)
         if not token_ids:
             raise InvalidRequestError("the prompt is empty")
-        if len(token_ids) >= model.info.max_model_len:
-            raise InvalidRequestError(
-                f"the prompt has {len(token_ids)} tokens; prompt and output together may have"
-                f" {model.info.max_model_len}"
-            )
+        check_num_tokens(len(token_ids), model.info.max_model_len)
         async for part in in_parts(token_ids):
             check_vocabulary(part, model.info.vocab_size)
         return token_ids
 
-    async def _encode(self, model: ServedModel, prompt: str | Conversation) -> list[int]:
+    async def _encode(
+        self, model: ServedModel, prompt: str | Conversation, max_tokens: int | None = None
+    ) -> list[int]:
+        """Returns a prompt's tokens; one that has `max_tokens` or more is refused."""
+        await check_text_size(prompt, max_bytes=self._max_prompt_bytes)
+        check_length = None
+        if max_tokens is not None:
+            check_length = partial(check_num_tokens, max_model_len=max_tokens)
         if isinstance(prompt, Conversation):
             text = await self._render(model, prompt)
         else:
             text = prompt
-            check_prompt_size(prompt, self._max_prompt_bytes)
         return await model.tokenizer.encode(
             text,
+            check_length=check_length,
             add_special_tokens=not isinstance(prompt, Conversation),
             threads=self._threads,
         )
@@ -283,7 +300,6 @@ class Pipeline:
         messages, tools = conversation.messages, conversation.tools
         if not messages:
             raise InvalidRequestError("the conversation has 0 messages; it must have at least 1")
-        check_prompt_size(conversation, self._max_prompt_bytes)
         check_tools(messages, tools)
         await asyncio.sleep(0)  # others run before the conversation is written for the template
         if model.template is None:

@@ -8,6 +8,8 @@ from services.frontend.errors import InvalidRequestError
 from services.frontend.text.chat_template import Message
 
 MAX_TOOLS = 128
+MAX_DIGITS = 300
+"""Longest whole number in JSON that comes as text."""
 
 
 def tool_of(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> Message:
@@ -46,12 +48,19 @@ def json_object(text: str, what: str) -> dict[str, Any]:
         InvalidRequestError: the text is none.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_int=_whole_number)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise InvalidRequestError(f"the {what} are not a JSON object", field="messages")
     return value
+
+
+def _whole_number(digits: str) -> int:
+    """Reads a number that is not so long that it takes time in the square of its length."""
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 
 def check_tools(messages: Sequence[Message], tools: Sequence[Message]) -> None:

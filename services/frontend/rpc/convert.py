@@ -10,11 +10,7 @@ from protos.common.v1.sampling_pb2 import FinishReason
 from protos.frontend.v1 import frontend_pb2
 from services.frontend.engine_client.pool import EnginePool
 from services.frontend.errors import InvalidRequestError
-from services.frontend.pipeline.prompt_size import (
-    MAX_PROMPT_TOKENS,
-    check_json_texts,
-    check_num_tokens,
-)
+from services.frontend.pipeline.prompt_size import check_json_texts, check_num_tokens
 from services.frontend.pipeline.request import MAX_MESSAGES, Conversation, Options, Output, Prompt
 from services.frontend.pipeline.tools import json_object, tool_call_of, tool_of
 from services.frontend.text.chat_template import Message
@@ -61,14 +57,14 @@ def options_of(options: frontend_pb2.GenerationOptions) -> Options:
     )
 
 
-def prompt_of(request: frontend_pb2.GenerateRequest) -> Prompt:
+def prompt_of(request: frontend_pb2.GenerateRequest, *, max_tokens: int) -> Prompt:
     """Reads a prompt. One that is absent is empty, which the pipeline refuses.
 
     Raises:
-        InvalidRequestError: it has more token ids than any model takes.
+        InvalidRequestError: it has `max_tokens` token ids or more.
     """
     if request.WhichOneof("prompt") == "tokens":
-        check_num_tokens(len(request.tokens.ids), MAX_PROMPT_TOKENS)
+        check_num_tokens(len(request.tokens.ids), max_tokens)
         return list(request.tokens.ids)
     return request.text
 

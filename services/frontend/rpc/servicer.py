@@ -10,7 +10,6 @@ from protos.frontend.v1 import frontend_pb2
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceServicer
 from services.frontend.pipeline.parts import in_parts
 from services.frontend.pipeline.pipeline import Pipeline
-from services.frontend.pipeline.prompt_size import MAX_PROMPT_TOKENS, check_num_tokens
 from services.frontend.pipeline.request import Options, Prompt
 from services.frontend.rpc.convert import (
     conversation_of,
@@ -54,7 +53,7 @@ class FrontendServicer(FrontendServiceServicer):
         """Continues one prompt."""
         refuse_unknown_fields(request)
         await self._respond(
-            prompt_of(request),
+            prompt_of(request, max_tokens=self._pipeline.max_prompt_tokens),
             options_of(request.options),
             context,
             frontend_pb2.GenerateResponse,
@@ -97,7 +96,6 @@ class FrontendServicer(FrontendServiceServicer):
         del context
         refuse_unknown_fields(request)
         token_ids = await self._pipeline.tokenize(request.model, input_of(request))
-        check_num_tokens(len(token_ids), MAX_PROMPT_TOKENS)
         tokenizer = self._pipeline.model_named(request.model).tokenizer
         response = frontend_pb2.TokenizeResponse()
         async for part in in_parts(token_ids):

@@ -159,7 +159,8 @@ class ClientSession:
         match message.WhichOneof("message"):
             case "generate":
                 live = self._open(handle, options_of(message.generate.options))
-                self._start(live, prompt_of(message.generate), group)
+                limit = self._pipeline.max_prompt_tokens
+                self._start(live, prompt_of(message.generate, max_tokens=limit), group)
             case "chat":
                 conversation = conversation_of(message.chat)  # may refuse; nothing is open yet
                 live = self._open(handle, options_of(message.chat.options))
