@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,9 @@ from services.telemetry.message_limits import (
 )
 
 INLINE_MESSAGE_BYTES = 4096
-"""Messages of more bytes are measured before they are parsed, one after the other."""
+"""Messages of more bytes are measured before they are parsed."""
+INLINE_LIMITS = MessageLimits(max_fields=1024, max_text_bytes=2**18, max_packed_bytes=2**18)
+"""Messages that hold more take turns."""
 
 Deserialize = Callable[[bytes], Any]
 
@@ -31,8 +34,8 @@ class RefusedMessage:
 class MessageReader:
     """Parses what callers send.
 
-    A large message waits for its turn and lets others run between its steps, so that many of them
-    at a time hold the event loop no longer than one.
+    A message that holds much waits for its turn and lets others run between its steps, so that
+    many of them at a time hold the event loop no longer than one.
     """
 
     def __init__(self, limits: MessageLimits | None = None) -> None:
@@ -50,9 +53,13 @@ class MessageReader:
             return data
         if len(data) <= INLINE_MESSAGE_BYTES:
             return _parse(deserialize, data)
+        message_class = _class_of(deserialize)
+        with suppress(MessageTooLargeError):
+            check_message(data, message_class, INLINE_LIMITS)
+            return _parse(deserialize, data)
         async with self._turn:
             await asyncio.sleep(0)
-            check_message(data, _class_of(deserialize), self._limits)
+            check_message(data, message_class, self._limits)
             await asyncio.sleep(0)
             message = _parse(deserialize, data)
             await asyncio.sleep(0)

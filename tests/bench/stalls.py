@@ -5,7 +5,8 @@ and beside them the messages of `worst_messages`, one after the other (--togethe
 each sent by a process of its own. Per message: the longest wait of each service's event loop, and
 the most CPU that the loop's thread took within 20 ms and that wait (both as the upper bound of a
 histogram's bucket); the longest gap between two outputs of a stream; streams that ended; the
-answer. A wait without CPU is the machine's: run it where nothing else runs. "nothing" is no message.
+answer. A wait without CPU is the machine's: run it where nothing else runs. "nothing" is no
+message.
 """
 
 import argparse

@@ -8,12 +8,13 @@ import pytest
 from protos.frontend.v1 import frontend_pb2 as pb
 from services.telemetry.message_limits import MalformedMessageError, MessageLimits
 from services.telemetry.message_reader import (
+    INLINE_LIMITS,
     INLINE_MESSAGE_BYTES,
     MessageReader,
     RefusedMessage,
 )
 
-LARGE = pb.GenerateRequest(text="x" * (INLINE_MESSAGE_BYTES + 1)).SerializeToString()
+LARGE = pb.GenerateRequest(text="x" * (INLINE_LIMITS.max_text_bytes + 1)).SerializeToString()
 FULL = pb.GenerateRequest(
     options=pb.GenerationOptions(stop=["a"] * INLINE_MESSAGE_BYTES)
 ).SerializeToString()
@@ -27,7 +28,8 @@ async def stream_of(*parts):
 
 async def test_a_message_is_parsed():
     reader = MessageReader(LIMITS)
-    for data in (b"", LARGE):
+    plain = pb.GenerateRequest(text="x" * (INLINE_MESSAGE_BYTES + 1)).SerializeToString()
+    for data in (b"", plain, LARGE):
         read = await reader.read(pb.GenerateRequest.FromString, data)
         assert read == pb.GenerateRequest.FromString(data)
     assert await reader.read(None, b"bytes") == b"bytes"
