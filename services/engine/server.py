@@ -24,6 +24,8 @@ from services.processes.stop_signals import stop_signals
 from services.telemetry.counts import LocalCounts
 from services.telemetry.grpc_options import ServerLimits
 from services.telemetry.health import Health
+from services.telemetry.loop_lag import LoopLag
+from services.telemetry.message_limits import MessageLimits
 from services.telemetry.metrics import Metrics
 from services.telemetry.server import listen, make_server
 from services.telemetry.stacks import show_stacks_on_signal, watch_event_loop
@@ -35,6 +37,10 @@ log = structlog.get_logger()
 
 SERVICE_NAME = engine_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name
 VLLM_SERVICE_NAME = "vllm.grpc.engine.VllmEngine"
+TEXT_ROOM_BYTES = 4 * 2**20
+"""What a message may have of text beside a grammar; fields have limits of their own."""
+PACKED_ROOM_BYTES = 2**20
+"""What a message may have of packed numbers beside a prompt of the context's length."""
 STOP_GRACE_S = 1.0
 """Time that calls have to end by themselves once the engine has drained."""
 
@@ -82,6 +88,11 @@ class EngineServer:
                 max_streams_per_connection=config.max_streams_per_connection,
                 max_sessions=config.max_sessions,
                 slow_reader_timeout_s=config.slow_reader_timeout_s,
+                message=MessageLimits(
+                    max_text_bytes=config.max_grammar_bytes + TEXT_ROOM_BYTES,
+                    # Packed as varints, of at most five bytes each.
+                    max_packed_bytes=5 * model.max_model_len + PACKED_ROOM_BYTES,
+                ),
             ),
             counts=self._counts,
             interceptors=_interceptors(config),
@@ -94,8 +105,14 @@ class EngineServer:
             from services.engine.rpc.vllm.servicer import VllmServicer
 
             VllmServicer(self.core, model, config, self._grammars, streams).add_to(self._server)
+        self._lag = LoopLag()
         self._metrics = Metrics(
-            EngineFamilies(self.core, model=model.name, num_sessions=lambda: servicer.num_sessions)
+            EngineFamilies(
+                self.core,
+                model=model.name,
+                num_sessions=lambda: servicer.num_sessions,
+                lag=self._lag,
+            )
         )
 
     async def start(self) -> int:
@@ -114,6 +131,7 @@ class EngineServer:
             self._metrics.serve(config.host, config.metrics_port, tls)
         await self._server.start()
         self._tasks.append(asyncio.create_task(self._run_core()))
+        self._tasks.append(asyncio.create_task(self._lag.watch()))
         self._tasks.append(asyncio.create_task(self._exit_when_drained()))
         self._grammars.load()
         log.info(

@@ -82,7 +82,7 @@ class FrontendConfig(BaseSettings):
     max_samples: int = Field(default=16, ge=1, le=128)
     """Most outputs that one request may have of its prompt (n)."""
     num_tokenizer_threads: int = Field(default=2, ge=1, le=64)
-    """Threads that tokenize long texts beside the event loop."""
+    """Threads that tokenize; half as many more take texts of over 65,536 characters."""
     engine_silence_timeout_s: float = Field(default=2.5, gt=0)
     """An engine that says nothing for this long is lost; it sends a sign of life every 500 ms."""
     slow_reader_timeout_s: float = Field(default=10.0, gt=0)

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import signal
+from typing import NoReturn
 
 import grpc
 import structlog
@@ -14,6 +15,7 @@ from services.frontend.config import FrontendConfig
 from services.frontend.engine_client.addresses import AddressBook
 from services.frontend.engine_client.pool import EnginePool, PoolLimits
 from services.frontend.engine_client.tokenizer_files import TokenizerStore
+from services.frontend.http.body_reader import BodyReader
 from services.frontend.http.guarded_protocol import ConnectionLimits
 from services.frontend.http.server import HttpServer
 from services.frontend.pipeline.metrics import FrontendFamilies
@@ -28,6 +30,8 @@ from services.telemetry.connections import Connections
 from services.telemetry.counts import LocalCounts
 from services.telemetry.grpc_options import ServerLimits
 from services.telemetry.health import Health
+from services.telemetry.loop_lag import LoopLag
+from services.telemetry.message_limits import MessageLimits
 from services.telemetry.metrics import Metrics
 from services.telemetry.server import listen, make_server
 from services.telemetry.stacks import show_stacks_on_signal, watch_event_loop
@@ -39,6 +43,9 @@ log = structlog.get_logger()
 
 SERVICE_NAME = frontend_pb2.DESCRIPTOR.services_by_name["FrontendService"].full_name
 
+TEXT_ROOM_BYTES = 3 * 2**20
+"""What a message may have of text beside a prompt: a grammar, names, and text that its field's own
+limit refuses in clearer words."""
 LOOPBACK = {"127.0.0.1", "[::1]", "localhost"}
 
 
@@ -80,10 +87,14 @@ class FrontendServer:
             template_timeout_s=config.template_timeout_s,
             gate=self._gate,
         )
-        self._metrics = Metrics(FrontendFamilies(self._pipeline.requests.counts, self.engine))
+        self._lag = LoopLag()
+        self._metrics = Metrics(
+            FrontendFamilies(self._pipeline.requests.counts, self.engine, self._lag)
+        )
         self._is_draining = False
         self._running: asyncio.Task[None] | None = None
         self._watching_keys: asyncio.Task[None] | None = None
+        self._watching_lag: asyncio.Task[NoReturn] | None = None
         self._server = make_server(
             SERVICE_NAME,
             health=self._health,
@@ -95,6 +106,7 @@ class FrontendServer:
                 max_streams_per_connection=config.max_streams_per_connection,
                 max_sessions=config.max_sessions,
                 slow_reader_timeout_s=config.slow_reader_timeout_s,
+                message=MessageLimits(max_text_bytes=config.max_prompt_bytes + TEXT_ROOM_BYTES),
             ),
             counts=self._counts,
             party=self._party,
@@ -113,6 +125,11 @@ class FrontendServer:
         self._http = HttpServer(
             self._pipeline,
             self._metrics,
+            body_reader=BodyReader(
+                max_prompt_bytes=config.max_prompt_bytes,
+                max_samples=config.max_samples,
+                counts=self._counts,
+            ),
             gate=self._gate,
             counts=self._counts,
             connections=Connections(
@@ -157,6 +174,7 @@ class FrontendServer:
             self.engine.run(on_model=self._pipeline.load_model, on_readiness=self._take_readiness)
         )
         self._watching_keys = asyncio.create_task(self._gate.watch())
+        self._watching_lag = asyncio.create_task(self._lag.watch())
         if self._gate.requires_keys and tls is None and config.host not in LOOPBACK:
             log.warning("api_keys_in_plain_text", host=config.host)
         log.info(
@@ -210,7 +228,8 @@ class FrontendServer:
     async def close(self) -> None:
         """Ends everything that still runs."""
         await asyncio.gather(self._server.stop(None), self._http.close())
-        tasks = [task for task in (self._running, self._watching_keys) if task is not None]
+        watching = (self._running, self._watching_keys, self._watching_lag)
+        tasks = [task for task in watching if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

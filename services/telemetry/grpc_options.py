@@ -1,6 +1,8 @@
 """Channel options that both ends of every connection share, with the reason for each."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from services.telemetry.message_limits import MessageLimits
 
 Options = list[tuple[str, int | str]]
 
@@ -26,7 +28,8 @@ class ServerLimits:
     """Calls of one connection; more wait at its other end."""
     max_sessions: int
     """Streams of requests open at a time."""
-
+    message: MessageLimits = field(default_factory=MessageLimits)
+    """What one message may hold."""
     slow_reader_timeout_s: float
     """Time for which a caller may leave its output unread."""
 

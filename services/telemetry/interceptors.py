@@ -10,6 +10,7 @@ import grpc
 import structlog
 
 from services.telemetry.call_scope import handler_kind
+from services.telemetry.message_limits import MalformedMessageError
 from services.telemetry.status import RefusedCallError, Status, StatusMapper
 
 log = structlog.get_logger()
@@ -69,6 +70,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
         status = self._mapper(error)
         if isinstance(error, RefusedCallError):
             status = error.status
+        if isinstance(error, MalformedMessageError):
+            status = Status(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         if isinstance(error, grpc.aio.InternalError):  # a write failed before we were cancelled
             status = Status(grpc.StatusCode.CANCELLED, "the caller is gone")
         if status is None:

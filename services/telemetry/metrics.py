@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from services.processes.standard_error import num_dropped_lines
 from services.telemetry.histogram import Histogram
+from services.telemetry.loop_lag import LoopLag
 from services.telemetry.metrics_page import MetricsPage
 from services.telemetry.metrics_server import MetricsServer
 from services.telemetry.tls import ServerTls
@@ -134,3 +135,10 @@ class Families:
         buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
         family.add_metric(list(self._labels.values()), buckets, histogram.sum)
         return family
+
+    def loop_lag(self, lag: LoopLag) -> Iterable[Metric]:
+        """Returns how an event loop gets on."""
+        yield self.histogram("event_loop_lag_seconds", lag.waits, "Time that due work waited")
+        yield self.histogram(
+            "event_loop_cpu_seconds", lag.cpu, "CPU of the event loop in intervals of 20 ms"
+        )

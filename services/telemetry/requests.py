@@ -6,15 +6,15 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from services.telemetry.call_scope import handler_kind
 from services.telemetry.callers import Party, by_address, by_connection
 from services.telemetry.counts import Counts
 from services.telemetry.grpc_options import ServerLimits
 from services.telemetry.held_counts import holding
+from services.telemetry.message_limits import MalformedMessageError
+from services.telemetry.message_reader import MessageReader
 from services.telemetry.receive_places import ReceivePlaces
-from services.telemetry.status import RefusedCallError, Status
 
 RECEIVE_BYTES = 256 * 2**20
 """Most memory of incomplete messages of calls that carry one request."""
@@ -27,7 +27,6 @@ OPEN_PLACES = 32
 OPEN_TIMEOUT_S = 5.0
 
 _Method = Callable[[Any, grpc.aio.ServicerContext], Any]
-_Parse = Callable[[bytes], Any]
 
 
 class RequestReceiver(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is untyped
@@ -49,6 +48,7 @@ class RequestReceiver(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc
             party: names the caller that a call counts against.
         """
         self._limits = limits
+        self._reader = MessageReader(limits.message)
         self._counts = counts
         self._party = party
         self._places = ReceivePlaces(
@@ -88,8 +88,8 @@ class RequestReceiver(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc
             async with places.hold(party(context)):
                 data = await context.read()
             if data is grpc.aio.EOF:
-                raise _malformed("the call has no message")
-            return await parse_request(handler.request_deserializer, data)
+                raise MalformedMessageError("the call has no message")
+            return await self._reader.read(handler.request_deserializer, data)
 
         async def call(_: Any, context: grpc.aio.ServicerContext) -> Any:
             return await inner(await receive(context), context)
@@ -109,19 +109,19 @@ class RequestReceiver(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc
     def _streaming(self, handler: Any) -> Any:
         """Returns the handler of a stream of requests, each call of which is counted."""
         kind = handler_kind(handler)
-        inner = getattr(handler, kind)
+        inner, parse = getattr(handler, kind), handler.request_deserializer
 
         async def call(requests: Any, context: grpc.aio.ServicerContext) -> Any:
             with self._session(context):
-                return await inner(requests, context)
+                return await inner(self._reader.messages(parse, requests), context)
 
         async def generate(requests: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             with self._session(context):
-                async for response in inner(requests, context):
+                async for response in inner(self._reader.messages(parse, requests), context):
                     yield response
 
         return handler._replace(
-            request_deserializer=_parser(handler.request_deserializer),
+            request_deserializer=None,
             **{kind: generate if inspect.isasyncgenfunction(inner) else call},
         )
 
@@ -132,30 +132,3 @@ class RequestReceiver(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc
             ("sessions", limits.max_sessions),
             (f"sessions/{self._party(context)}", limits.max_sessions_per_caller),
         )
-
-
-async def parse_request(deserialize: _Parse | None, data: bytes) -> Any:
-    """Makes a request of the bytes of its one message.
-
-    Raises:
-        RefusedCallError: they are no message of the method's type.
-    """
-    return _parser(deserialize)(data)
-
-
-def _parser(deserialize: _Parse | None) -> _Parse:
-    """Returns what makes messages of bytes, and says in words of ours when it cannot."""
-
-    def parse(data: bytes) -> Any:
-        if deserialize is None:
-            return data
-        try:
-            return deserialize(data)
-        except DecodeError:
-            raise _malformed("the message cannot be parsed") from None
-
-    return parse
-
-
-def _malformed(message: str) -> RefusedCallError:
-    return RefusedCallError(Status(grpc.StatusCode.INVALID_ARGUMENT, message))

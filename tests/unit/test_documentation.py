@@ -17,6 +17,7 @@ from services.frontend.engine_client.pool import EnginePool, PoolLimits
 from services.frontend.engine_client.tokenizer_files import TokenizerStore
 from services.frontend.pipeline.metrics import FrontendFamilies
 from services.frontend.pipeline.request_counts import RequestCounts
+from services.telemetry.loop_lag import LoopLag
 from tests.support.engine_harness import engine_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,8 +81,8 @@ def test_every_metric_is_documented():
     )
     pool = EnginePool(AddressBook(["host:1"]), TokenizerStore(None), PoolLimits())
     families = [
-        *EngineFamilies(core, model="m", num_sessions=lambda: 0)(),
-        *FrontendFamilies(RequestCounts(), pool)(),
+        *EngineFamilies(core, model="m", num_sessions=lambda: 0, lag=LoopLag())(),
+        *FrontendFamilies(RequestCounts(), pool, LoopLag())(),
     ]
     names = [f.name + ("_total" if f.type == "counter" else "") for f in families]
     assert len(names) > 40

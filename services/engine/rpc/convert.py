@@ -26,6 +26,7 @@ from services.engine.core.stats import EngineStats
 from services.engine.core.step_histogram import StepHistogram
 from services.engine.errors import InvalidRequestError, UnknownModelError, UnsupportedError
 from services.engine.request import (
+    MAX_LOGIT_BIAS,
     MAX_PRIORITY,
     MAX_STOP_TOKEN_IDS,
     FinishReason,
@@ -107,8 +108,10 @@ class RequestReader:
                 f"prompt_token_ids has {len(submit.prompt_token_ids)} bytes; each token takes 4"
             )
         arrival_s = time.monotonic()
-        token_ids = np.frombuffer(submit.prompt_token_ids, _TOKEN_ID).tolist()
-        self._check_prompt(token_ids)
+        packed = np.frombuffer(submit.prompt_token_ids, _TOKEN_ID)
+        self._check_prompt_length(len(packed))
+        self._check_token_id("prompt_token_ids", int(packed.max()))
+        token_ids = packed.tolist()
         num_prompt = len(token_ids) - submit.num_resumed_tokens
         if num_prompt < 1:
             raise InvalidRequestError(
@@ -162,8 +165,9 @@ class RequestReader:
                 f"model {message.model!r} is not served here; {self.model.name!r} is"
             )
         arrival_s = time.monotonic()
+        self._check_prompt_length(len(message.prompt_token_ids))
         prompt = list(message.prompt_token_ids)
-        self._check_prompt(prompt)
+        self._check_token_ids("prompt_token_ids", prompt)
         return Request(
             request_id=message.request_id or uuid.uuid4().hex,
             handle=0,
@@ -193,19 +197,21 @@ class RequestReader:
             min_tokens=0,
         )
 
-    def _check_prompt(self, prompt: list[int]) -> None:
-        if not prompt:
+    def _check_prompt_length(self, length: int) -> None:
+        """Checks the length alone, before there is an object for each token."""
+        if not length:
             raise InvalidRequestError("the prompt is empty; it needs at least one token")
         limit = self.model.max_model_len
-        if len(prompt) >= limit:
+        if length >= limit:
             raise InvalidRequestError(
-                f"the prompt has {len(prompt)} tokens; the limit is {limit - 1}, which leaves one "
+                f"the prompt has {length} tokens; the limit is {limit - 1}, which leaves one "
                 f"for output in a context of {limit}"
             )
-        self._check_token_ids("prompt_token_ids", prompt)
 
     def _check_token_ids(self, what: str, token_ids: Iterable[int]) -> None:
-        largest = max(token_ids, default=0)
+        self._check_token_id(what, max(token_ids, default=0))
+
+    def _check_token_id(self, what: str, largest: int) -> None:
         if largest >= self.model.vocab_size:
             raise InvalidRequestError(
                 f"{what} has the token id {largest}; ids are below {self.model.vocab_size}"
@@ -217,6 +223,10 @@ class RequestReader:
             raise InvalidRequestError(
                 f"stop_token_ids has {len(given.stop_token_ids)} entries; "
                 f"the limit is {MAX_STOP_TOKEN_IDS}"
+            )
+        if len(given.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidRequestError(
+                f"logit_bias has {len(given.logit_bias)} entries; the limit is {MAX_LOGIT_BIAS}"
             )
         self._check_token_ids("stop_token_ids", given.stop_token_ids)
         self._check_token_ids("logit_bias", given.logit_bias)

@@ -13,6 +13,7 @@ from services.engine.core.latencies import Latencies
 from services.engine.core.stats import Counters, EngineStats, dispatch_name
 from services.engine.request import FinishReason
 from services.engine.rpc.status import STATUS_CODES
+from services.telemetry.loop_lag import LoopLag
 from services.telemetry.metrics import Families
 
 FINISHED = (*(reason.value for reason in FinishReason), "failed")
@@ -24,10 +25,13 @@ DISPATCHED = tuple(map(dispatch_name, FallbackReason.values()))
 class EngineFamilies:
     """Tells an engine's figures of this moment."""
 
-    def __init__(self, core: EngineCore, *, model: str, num_sessions: Callable[[], int]) -> None:
+    def __init__(
+        self, core: EngineCore, *, model: str, num_sessions: Callable[[], int], lag: LoopLag
+    ) -> None:
         """Labels every figure with the model's name."""
         self._core = core
         self._num_sessions = num_sessions
+        self._lag = lag
         self._families = Families("octavo", model_name=model)
 
     def __call__(self) -> Iterable[Any]:
@@ -36,6 +40,7 @@ class EngineFamilies:
         yield from self._now(stats)
         yield from self._totals(stats)
         yield from self._steps(stats)
+        yield from self._families.loop_lag(self._lag)
         yield from self._latencies(stats.counters.latencies)
 
     def _now(self, stats: EngineStats) -> Iterable[Any]:

@@ -35,6 +35,7 @@ from services.engine.rpc.open_streams import TOKENIZER, WATCH, OpenStreams, writ
 from services.engine.rpc.recording import engine_settings, opening
 from services.engine.rpc.session import Session
 from services.engine.rpc.single import SingleCall
+from services.telemetry.message_reader import RefusedMessage
 
 TOKENIZER_PART_BYTES = 2**18
 """Bytes of a tokenizer file in one message."""
@@ -66,14 +67,16 @@ class EngineServicer(EngineServiceServicer):
 
     async def Session(  # noqa: N802  the protocol's name
         self,
-        messages: AsyncIterator[FrontendMessage],
+        messages: AsyncIterator[FrontendMessage | RefusedMessage],
         context: "grpc.aio.ServicerContext[FrontendMessage, EngineMessage]",
     ) -> None:
         """Serves one frontend over one stream."""
-        del messages  # read through the context
         self._num_sessions += 1
         try:
-            await Session(self._core, self._reader, self._config, context, self._grammars).run()
+            session = Session(
+                self._core, self._reader, self._config, context, self._grammars, messages
+            )
+            await session.run()
         finally:
             self._num_sessions -= 1
 

@@ -1,6 +1,7 @@
 """One frontend's multiplexed stream: all its requests in, one packed message per step out."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import grpc
 import structlog
@@ -31,11 +32,14 @@ from services.engine.request import Request, RequestOutput, StructuredOutput
 from services.engine.rpc.convert import RequestReader, check_known, check_name
 from services.engine.rpc.outbox import Outbox
 from services.engine.rpc.status import count_rejection, failure_of
+from services.telemetry.message_reader import RefusedMessage
 
 log = structlog.get_logger()
 
 HELLO_TIMEOUT_S = 10.0
 """Time that a frontend has for its first message."""
+MAX_ABORTED = 65536
+"""Most requests that one message may end."""
 MAX_PREFIX_KEYS = 65536
 """Most keys of cached prefixes in one heartbeat: 512 KiB."""
 PREFIX_KEY_BYTES = 8
@@ -56,8 +60,10 @@ class Session:
         config: EngineConfig,
         context: grpc.aio.ServicerContext,
         grammars: GrammarCompiler,
+        messages: AsyncIterator[FrontendMessage | RefusedMessage],
     ) -> None:
         self._grammars = grammars
+        self._messages = messages
         self._preparing: dict[int, asyncio.Task[None]] = {}
         """Requests, by handle, whose grammar is being compiled."""
         self._core = core
@@ -103,12 +109,12 @@ class Session:
         """Takes the frontend's hello, answers it, and returns the frontend's name."""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                message = await self._context.read()
+                message = await anext(self._messages, None)
         except TimeoutError:
             raise InvalidRequestError(
                 f"a session must begin with hello within {HELLO_TIMEOUT_S:g} s"
             ) from None
-        if message is grpc.aio.EOF or message.WhichOneof("message") != "hello":
+        if not isinstance(message, FrontendMessage) or message.WhichOneof("message") != "hello":
             raise InvalidRequestError("the first message of a session must be hello")
         check_known(message)
         frontend_id: str = message.hello.frontend_id
@@ -139,7 +145,9 @@ class Session:
 
     async def _receive(self) -> None:
         """Takes what the frontend says until it half-closes the stream."""
-        while (message := await self._context.read()) is not grpc.aio.EOF:
+        async for message in self._messages:
+            if isinstance(message, RefusedMessage):
+                raise InvalidRequestError(str(message.error))
             self._handle(message)
             await self._outbox.wait_for_room()
 
@@ -149,7 +157,12 @@ class Session:
                 self._submit(message.submit)
             case "abort":
                 check_known(message)
-                for handle in message.abort.handles:
+                handles = message.abort.handles
+                if len(handles) > MAX_ABORTED:
+                    raise InvalidRequestError(
+                        f"abort has {len(handles)} handles; the limit is {MAX_ABORTED}"
+                    )
+                for handle in handles:
                     self._abort(handle)
             case "credit":
                 check_known(message)

@@ -24,12 +24,13 @@ def structured_output_of(
             if not message.json_object:
                 raise InvalidRequestError("structured_output.json_object is false; leave it out")
         case "choice":
-            texts = tuple(message.choice.texts)
-            if not 1 <= len(texts) <= MAX_CHOICES:
+            num_texts = len(message.choice.texts)
+            if not 1 <= num_texts <= MAX_CHOICES:
                 raise InvalidRequestError(
-                    f"structured_output.choice has {len(texts)} texts; it must have 1 to "
+                    f"structured_output.choice has {num_texts} texts; it must have 1 to "
                     f"{MAX_CHOICES}"
                 )
+            texts = tuple(message.choice.texts)
         case _:
             texts = (getattr(message, kind),)
     if not all(texts):

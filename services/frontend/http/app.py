@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from services.frontend.errors import FrontendError
 from services.frontend.http.body import Bodies
+from services.frontend.http.body_reader import BodyReader
 from services.frontend.http.generation import CHAT, COMPLETION, GenerationEndpoint
 from services.frontend.http.live_requests import LiveRequests
 from services.frontend.http.openapi import openapi_document
@@ -83,6 +84,7 @@ def make_app(
     pipeline: Pipeline,
     live: LiveRequests,
     bodies: Bodies,
+    body_reader: BodyReader,
     metrics: Metrics,
     *,
     slow_reader_timeout_s: float,
@@ -92,14 +94,15 @@ def make_app(
     Args:
         pipeline: runs the requests.
         live: counts them and ends them early.
-        bodies: reads their bodies.
+        bodies: receives their bodies.
+        body_reader: makes requests of bodies.
         metrics: the frontend's figures.
         slow_reader_timeout_s: a client that takes nothing for this long loses its request.
     """
     service = ServiceEndpoints(pipeline, live, metrics)
     chat, completion = (
         GenerationEndpoint(
-            kind, pipeline, live, bodies, slow_reader_timeout_s=slow_reader_timeout_s
+            kind, pipeline, live, bodies, body_reader, slow_reader_timeout_s=slow_reader_timeout_s
         )
         for kind in (CHAT, COMPLETION)
     )

@@ -15,19 +15,13 @@ from services.frontend.engine_client.messages import ABORTED, Usage
 from services.frontend.errors import EngineUnavailableError, FrontendError
 from services.frontend.http.answers import Answer, ChatAnswer, CompletionAnswer
 from services.frontend.http.body import Bodies, Body
-from services.frontend.http.convert import (
-    chat_options,
-    completion_options,
-    completion_prompt,
-    conversation_of,
-)
+from services.frontend.http.body_reader import BodyReader, Reader
 from services.frontend.http.echo import prompt_text
 from services.frontend.http.live_requests import LiveRequests
-from services.frontend.http.schema import ChatCompletionRequest, CompletionRequest, parse
 from services.frontend.http.writer import ResponseWriter
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.pipeline import Pipeline, ServedModel
-from services.frontend.pipeline.request import Options, Output, Prompt
+from services.frontend.pipeline.request import Output, Prompt
 from services.frontend.pipeline.request_log import RequestRecord
 from services.frontend.pipeline.samples import Samples
 from services.telemetry.connections import address_of
@@ -41,49 +35,13 @@ class Kind:
     method: str
     """Its name in the log."""
     id_prefix: str
-    read: Callable[[bytes, str], "Call"]
-    """Reads a body, given the request's id."""
+    reader: Reader
+    """What reads its bodies."""
     answer_class: Callable[..., Answer]
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A body that was read."""
-
-    prompt: Prompt
-    options: Options
-    is_stream: bool
-    includes_usage: bool
-    tells_prompt: bool
-    """Whether log-probabilities of the prompt are wanted on their own."""
-    has_echo: bool = False
-
-
-def _read_completion(body: bytes, request_id: str) -> Call:
-    request = parse(CompletionRequest, body)
-    return Call(
-        completion_prompt(request),
-        completion_options(request, request_id),
-        bool(request.stream),
-        request.includes_usage,
-        request.prompt_logprobs is not None,
-        bool(request.echo),
-    )
-
-
-def _read_chat(body: bytes, request_id: str) -> Call:
-    request = parse(ChatCompletionRequest, body)
-    return Call(
-        conversation_of(request),
-        chat_options(request, request_id),
-        bool(request.stream),
-        request.includes_usage,
-        request.prompt_logprobs is not None,
-    )
-
-
-COMPLETION = Kind("HttpCompletion", "cmpl-", _read_completion, CompletionAnswer)
-CHAT = Kind("HttpChat", "chatcmpl-", _read_chat, ChatAnswer)
+COMPLETION = Kind("HttpCompletion", "cmpl-", "completion", CompletionAnswer)
+CHAT = Kind("HttpChat", "chatcmpl-", "chat", ChatAnswer)
 
 
 class GenerationEndpoint:
@@ -95,13 +53,15 @@ class GenerationEndpoint:
         pipeline: Pipeline,
         live: LiveRequests,
         bodies: Bodies,
+        body_reader: BodyReader,
         *,
         slow_reader_timeout_s: float,
     ) -> None:
         self._kind = kind
+        self._bodies = bodies
         self._pipeline = pipeline
         self._live = live
-        self._bodies = bodies
+        self._body_reader = body_reader
         self._slow_reader_timeout_s = slow_reader_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -143,7 +103,12 @@ class GenerationEndpoint:
             request_id, method=self._kind.method, traceparent=traceparent
         ) as record:
             with body:  # its bytes count until they are parsed
-                call = self._kind.read(body.content, request_id)
+                call = await self._body_reader.read(
+                    self._kind.reader,
+                    body.content,
+                    request_id,
+                    max_prompt_tokens=self._pipeline.max_prompt_tokens,
+                )
             model = self._pipeline.model_named(call.options.model)
             sampling = call.options.sampling
             generation = await self._pipeline.start(

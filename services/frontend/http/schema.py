@@ -13,11 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import PydanticCustomError
 
 from services.frontend.errors import InvalidRequestError
-from services.frontend.pipeline.request import MAX_MESSAGES
+from services.frontend.pipeline.request import (
+    MAX_CHOICES,
+    MAX_LOGIT_BIASES,
+    MAX_MESSAGES,
+    MAX_STOP_TOKEN_IDS,
+)
 from services.frontend.pipeline.tools import MAX_TOOLS
 
-MAX_STOP_TOKENS = 64
-MAX_LOGIT_BIASES = 1024
 _UINT32 = Field(ge=0, le=2**32 - 1)
 
 _UNKNOWN_FIELD = "octavo_unknown_field"
@@ -60,7 +63,7 @@ class StructuredOutputs(Body):
     json_schema: str | dict[str, Any] | None = Field(default=None, alias="json")
     json_object: Literal[True] | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Annotated[list[str], Field(max_length=MAX_CHOICES, fail_fast=True)] | None = None
     grammar: str | None = None
 
 
@@ -92,7 +95,7 @@ class SharedFields(Body):
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
     stop_token_ids: (
-        Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None
+        Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None
     ) = None
 
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

@@ -13,6 +13,7 @@ from services.frontend.access.gate import Gate
 from services.frontend.http.access import RequireKey
 from services.frontend.http.app import make_app
 from services.frontend.http.body import Bodies
+from services.frontend.http.body_reader import BodyReader
 from services.frontend.http.guarded_protocol import ConnectionLimits, GuardedProtocol
 from services.frontend.http.live_requests import LiveRequests
 from services.frontend.pipeline.pipeline import Pipeline
@@ -38,6 +39,7 @@ class HttpServer:
         pipeline: Pipeline,
         metrics: Metrics,
         *,
+        body_reader: BodyReader,
         gate: Gate,
         counts: Counts,
         connections: Connections,
@@ -49,6 +51,7 @@ class HttpServer:
         Args:
             pipeline: runs the requests.
             metrics: the frontend's figures.
+            body_reader: makes requests of bodies; closed with the server.
             gate: knows the callers.
             counts: where requests and their bytes are counted.
             connections: gives connections their places.
@@ -56,10 +59,12 @@ class HttpServer:
             max_live_requests: most unfinished requests.
         """
         self._live = LiveRequests(counts, max_requests=max_live_requests)
+        self._body_reader = body_reader
         app: ASGIApp = make_app(
             pipeline,
             self._live,
             Bodies(counts, max_bytes=limits.max_body_bytes),
+            body_reader,
             metrics,
             slow_reader_timeout_s=limits.slow_reader_timeout_s,
         )
@@ -129,6 +134,7 @@ class HttpServer:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        await self._body_reader.close()
 
     async def _close_port(self) -> None:
         self.begin_drain()

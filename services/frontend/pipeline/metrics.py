@@ -7,6 +7,7 @@ from services.frontend.engine_client.pool import EnginePool
 from services.frontend.errors import EngineFaultError, FrontendError
 from services.frontend.pipeline.request_counts import RequestCounts
 from services.frontend.pipeline.request_log import CANCELLED
+from services.telemetry.loop_lag import LoopLag
 from services.telemetry.metrics import Families
 
 FINISHED = ("stop", "length", "aborted")
@@ -25,7 +26,8 @@ class FrontendFamilies:
     the tokenizer left out.
     """
 
-    def __init__(self, counts: RequestCounts, engine: EnginePool) -> None:
+    def __init__(self, counts: RequestCounts, engine: EnginePool, lag: LoopLag) -> None:
+        self._lag = lag
         self._counts = counts
         self._engine = engine
         self._families = Families("octavo_frontend")
@@ -58,6 +60,7 @@ class FrontendFamilies:
             dict.fromkeys(FAILED, 0) | counts.failed,
             "Requests that were refused or failed, by error",
         )
+        yield from families.loop_lag(self._lag)
         yield families.counter("prompt_tokens", counts.prompt_tokens, "Prompt tokens served")
         yield families.counter("cached_tokens", counts.cached_tokens, "Those found computed")
         yield families.counter("generation_tokens", counts.output_tokens, "Tokens generated")

@@ -4,8 +4,8 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -22,6 +22,12 @@ from services.frontend.errors import (
     UnknownModelError,
 )
 from services.frontend.pipeline.generation import Generation
+from services.frontend.pipeline.parts import in_parts
+from services.frontend.pipeline.prompt_size import (
+    MAX_PROMPT_TOKENS,
+    check_num_tokens,
+    check_text_size,
+)
 from services.frontend.pipeline.request import (
     Conversation,
     Options,
@@ -31,7 +37,7 @@ from services.frontend.pipeline.request import (
 )
 from services.frontend.pipeline.request_log import RequestLog, RequestRecord
 from services.frontend.pipeline.samples import Samples, sample_id, sampling_of
-from services.frontend.pipeline.tools import check_tools, num_bytes
+from services.frontend.pipeline.tools import check_tools
 from services.frontend.text.content_marks import MarkedText
 from services.frontend.text.detokenizer import Detokenizer
 from services.frontend.text.literal_encoder import LiteralEncodingError
@@ -40,11 +46,15 @@ from services.frontend.text.stop_strings import StopStrings
 from services.frontend.text.template_process import TemplateProcess
 from services.frontend.text.template_source import TemplateRefusedError, find_template
 from services.frontend.text.tokenizer import Tokenizer, TokenizerFilesError
+from services.frontend.text.tokenizer_threads import TokenizerThreads
 
 if TYPE_CHECKING:
     from services.telemetry.spans import Tracing
 
 log = structlog.get_logger()
+
+PROMPT_TAIL_TOKENS = 256
+"""Tokens at a prompt's end among which a character is looked for that the output finishes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +88,7 @@ class Pipeline:
             engine: runs the requests.
             max_prompt_bytes: longest prompt or conversation that is tokenized.
             max_samples: most outputs that one request may have of its prompt.
-            num_tokenizer_threads: threads that tokenize long texts.
+            num_tokenizer_threads: threads that tokenize; half as many more take long texts.
             template_timeout_s: longest time that a chat template may take.
             gate: counts what callers use; None lets everybody use everything.
             tracing: takes the spans of requests; None makes none.
@@ -91,9 +101,14 @@ class Pipeline:
         self._max_prompt_bytes = max_prompt_bytes
         self._max_samples = max_samples
         self._template_timeout_s = template_timeout_s
-        self._executor = ThreadPoolExecutor(num_tokenizer_threads, thread_name_prefix="tokenizer")
+        self._threads = TokenizerThreads(num_tokenizer_threads)
         self._model: ServedModel | None = None
         self._loading = asyncio.Lock()
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Token ids of a prompt from which on it is refused, whatever they are."""
+        return MAX_PROMPT_TOKENS if self._model is None else self._model.info.max_model_len
 
     @property
     def served_model(self) -> ServedModel | None:
@@ -194,12 +209,13 @@ class Pipeline:
         record.note_admitted()
         token_bytes = model.tokenizer.token_bytes(show_special_tokens=options.show_special_tokens)
         min_tokens = _min_tokens(options, model.info)
+        prompt_tail = token_ids[-PROMPT_TAIL_TOKENS:]
         generations = [
             Generation(
                 options.request_id,
                 stream,
                 OutputText(
-                    Detokenizer(token_bytes, token_ids),
+                    Detokenizer(token_bytes, prompt_tail),
                     StopStrings(options.stop),
                     min_tokens=min_tokens,
                 ),
@@ -237,9 +253,11 @@ class Pipeline:
             raise InvalidRequestError(
                 f"there are {len(token_ids)} token ids; the limit is {self._max_prompt_bytes}"
             )
-        check_vocabulary(token_ids, tokenizer.vocab_size)
+        token_ids = [token_id async for part in in_parts(token_ids) for token_id in part]
+        async for part in in_parts(token_ids):
+            check_vocabulary(part, tokenizer.vocab_size)
         return await tokenizer.decode(
-            token_ids, show_special_tokens=show_special_tokens, executor=self._executor
+            token_ids, show_special_tokens=show_special_tokens, threads=self._threads
         )
 
     def model_named(self, name: str) -> ServedModel:
@@ -253,12 +271,14 @@ class Pipeline:
         if model is None:
             raise self.engine.unavailable
         if name and name != model.info.model:
-            raise UnknownModelError(f"the model {name!r} is not served; {model.info.model!r} is")
+            raise UnknownModelError(
+                f"the model {name[:128]!r} is not served; {model.info.model!r} is"
+            )
         return model
 
     async def close(self) -> None:
         """Lets go of the tokenizer's threads and the template's process."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         if self._model is not None and self._model.template is not None:
             await self._model.template.close()
 
@@ -287,34 +307,41 @@ class Pipeline:
         self, model: ServedModel, prompt: Prompt, parse_special_tokens: bool | None
     ) -> list[int]:
         """Returns a prompt's tokens, checked against what the model takes."""
+        limit = model.info.max_model_len
         if isinstance(prompt, list):
             token_ids = prompt
         else:
-            token_ids = await self._encode(model, prompt, parse_special_tokens)
+            token_ids = await self._encode(model, prompt, parse_special_tokens, limit)
         if not token_ids:
             raise InvalidRequestError("the prompt is empty")
-        if len(token_ids) >= model.info.max_model_len:
-            raise InvalidRequestError(
-                f"the prompt has {len(token_ids)} tokens; prompt and output together may have"
-                f" {model.info.max_model_len}"
-            )
-        check_vocabulary(token_ids, model.info.vocab_size)
+        check_num_tokens(len(token_ids), model.info.max_model_len)
+        async for part in in_parts(token_ids):
+            check_vocabulary(part, model.info.vocab_size)
         return token_ids
 
     async def _encode(
-        self, model: ServedModel, prompt: str | Conversation, parse_special_tokens: bool | None
+        self,
+        model: ServedModel,
+        prompt: str | Conversation,
+        parse_special_tokens: bool | None,
+        max_tokens: int | None = None,
     ) -> list[int]:
+        """Returns a prompt's tokens; one that has `max_tokens` or more is refused."""
+        await check_text_size(prompt, max_bytes=self._max_prompt_bytes)
+        check_length = None
+        if max_tokens is not None:
+            check_length = partial(check_num_tokens, max_model_len=max_tokens)
         if isinstance(prompt, Conversation):
             text = await self._render(model, prompt, marks_content=not parse_special_tokens)
         else:
             text = prompt
-            self._check_size(len(text.encode()))
         try:
             return await model.tokenizer.encode(
                 text,
+                check_length=check_length,
                 add_special_tokens=not isinstance(prompt, Conversation),
                 parse_special_tokens=parse_special_tokens is not False,
-                executor=self._executor,
+                threads=self._threads,
             )
         except LiteralEncodingError as error:
             raise InvalidRequestError(str(error)) from None
@@ -325,12 +352,12 @@ class Pipeline:
         messages, tools = conversation.messages, conversation.tools
         if not messages:
             raise InvalidRequestError("the conversation has 0 messages; it must have at least 1")
-        self._check_size(num_bytes([messages, tools]))
         check_tools(messages, tools)
         if model.template_error:
             raise InvalidRequestError(
                 f"the model {model.info.model!r} takes text alone: {model.template_error}"
             )
+        await asyncio.sleep(0)  # others run before the conversation is written for the template
         if model.template is None:
             raise InvalidRequestError(
                 f"the model {model.info.model!r} has no chat template; use Generate"
@@ -342,12 +369,6 @@ class Pipeline:
             marks_content=marks_content,
         )
         return MarkedText.read(rendered) if marks_content else rendered
-
-    def _check_size(self, num_bytes: int) -> None:
-        if num_bytes > self._max_prompt_bytes:
-            raise InvalidRequestError(
-                f"the prompt has {num_bytes} bytes; the limit is {self._max_prompt_bytes}"
-            )
 
 
 def _min_tokens(options: Options, info: ModelInfo) -> int:

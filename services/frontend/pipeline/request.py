@@ -17,6 +17,14 @@ MAX_STOP_STRING_BYTES = 256
 MAX_REQUEST_ID_CHARACTERS = 128
 MAX_CACHE_SALT_CHARACTERS = 128
 MAX_MESSAGES = 4096
+MAX_CACHE_SALT_CHARACTERS = 128
+MAX_MODEL_CHARACTERS = 1024
+MAX_STOP_TOKEN_IDS = 64
+MAX_LOGIT_BIASES = 1024
+MAX_CHOICES = 1024
+"""Limits of the engine that this side checks too, so that what it sends there stays small."""
+MAX_GRAMMAR_BYTES = 2**20
+"""What an output must be, as text. Engines take less, by their --max-grammar-bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +74,7 @@ class Output:
 
 
 def check_options(options: Options, *, max_samples: int) -> None:
-    """Raises InvalidRequestError for what is over its limit: names, stop strings, samples."""
+    """Raises InvalidRequestError for what is over its limit, before it is copied or sent on."""
     if not 1 <= options.num_samples <= max_samples:
         raise InvalidRequestError(
             f"n is {options.num_samples}; it must be 1 to {max_samples}", field="n"
@@ -92,6 +100,27 @@ def check_options(options: Options, *, max_samples: int) -> None:
                 f"a stop string has {len(stop.encode())} bytes;"
                 f" it must have 1 to {MAX_STOP_STRING_BYTES}"
             )
+    _check_length("model", len(options.model), MAX_MODEL_CHARACTERS, "characters")
+    _check_length("cache_salt", len(options.cache_salt), MAX_CACHE_SALT_CHARACTERS, "characters")
+    if options.sampling is not None:
+        _check_sampling(options.sampling)
+
+
+def _check_sampling(sampling: SamplingParams) -> None:
+    _check_length("stop_token_ids", len(sampling.stop_token_ids), MAX_STOP_TOKEN_IDS, "entries")
+    _check_length("logit_bias", len(sampling.logit_bias), MAX_LOGIT_BIASES, "entries")
+    wanted = sampling.structured_output
+    num_choices = len(wanted.choice.texts)
+    if num_choices > MAX_CHOICES:
+        raise InvalidRequestError(
+            f"structured_output.choice has {num_choices} texts; it must have 1 to {MAX_CHOICES}"
+        )
+    _check_length("structured_output", wanted.ByteSize(), MAX_GRAMMAR_BYTES, "bytes")
+
+
+def _check_length(what: str, length: int, limit: int, unit: str) -> None:
+    if length > limit:
+        raise InvalidRequestError(f"{what} has {length} {unit}; the limit is {limit}")
 
 
 def check_vocabulary(token_ids: Sequence[int], vocab_size: int) -> None:

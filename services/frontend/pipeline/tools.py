@@ -8,6 +8,8 @@ from services.frontend.errors import InvalidRequestError
 from services.frontend.text.chat_template import Message
 
 MAX_TOOLS = 128
+MAX_DIGITS = 300
+"""Longest whole number in JSON that comes as text."""
 
 
 def tool_of(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> Message:
@@ -47,12 +49,19 @@ def json_object(text: str, what: str) -> dict[str, Any]:
         InvalidRequestError: the text is none.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_int=_whole_number)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise InvalidRequestError(f"the {what} are not a JSON object", field="messages")
     return value
+
+
+def _whole_number(digits: str) -> int:
+    """Reads a number that is not so long that it takes time in the square of its length."""
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 
 def check_tools(messages: Sequence[Message], tools: Sequence[Message]) -> None:
@@ -81,14 +90,3 @@ def check_tools(messages: Sequence[Message], tools: Sequence[Message]) -> None:
                 f"tool_call_id is {answered[:64]!r}, which no earlier tool call has",
                 field="messages",
             )
-
-
-def num_bytes(value: Any) -> int:
-    """Returns the bytes of all texts in a conversation or its tools."""
-    if isinstance(value, str):
-        return len(value.encode())
-    if isinstance(value, Mapping):
-        return sum(num_bytes(key) + num_bytes(each) for key, each in value.items())
-    if isinstance(value, Sequence):
-        return sum(map(num_bytes, value))
-    return 8

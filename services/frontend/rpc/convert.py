@@ -10,6 +10,7 @@ from protos.common.v1.sampling_pb2 import FinishReason
 from protos.frontend.v1 import frontend_pb2
 from services.frontend.engine_client.pool import EnginePool
 from services.frontend.errors import InvalidRequestError
+from services.frontend.pipeline.prompt_size import check_json_texts, check_num_tokens
 from services.frontend.pipeline.request import MAX_MESSAGES, Conversation, Options, Output, Prompt
 from services.frontend.pipeline.tools import json_object, tool_call_of, tool_of
 from services.frontend.text.chat_template import Message
@@ -64,9 +65,14 @@ def parse_special_tokens_of(
     return source.parse_special_tokens if source.HasField("parse_special_tokens") else None
 
 
-def prompt_of(request: frontend_pb2.GenerateRequest) -> Prompt:
-    """Reads a prompt. One that is absent is empty, which the pipeline refuses."""
+def prompt_of(request: frontend_pb2.GenerateRequest, *, max_tokens: int) -> Prompt:
+    """Reads a prompt. One that is absent is empty, which the pipeline refuses.
+
+    Raises:
+        InvalidRequestError: it has `max_tokens` token ids or more.
+    """
     if request.WhichOneof("prompt") == "tokens":
+        check_num_tokens(len(request.tokens.ids), max_tokens)
         return list(request.tokens.ids)
     return request.text
 
@@ -75,13 +81,18 @@ def conversation_of(source: frontend_pb2.ChatRequest | frontend_pb2.Conversation
     """Reads a conversation.
 
     Raises:
-        InvalidRequestError: what is to be JSON in it is none.
+        InvalidRequestError: what is to be JSON in it is none, or holds too many values.
     """
+    check_json_texts((tool.parameters for tool in source.tools), "the parameters of tools")
+    check_json_texts(
+        (call.arguments for message in source.messages for call in message.tool_calls),
+        "the arguments of tool calls",
+    )
     tools = [
         tool_of(
             tool.name,
             tool.description,
-            json_object(tool.parameters, f"parameters of the tool {tool.name!r}")
+            json_object(tool.parameters, f"parameters of the tool {tool.name[:64]!r}")
             if tool.HasField("parameters")
             else None,
         )

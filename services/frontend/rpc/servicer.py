@@ -8,6 +8,7 @@ import grpc
 
 from protos.frontend.v1 import frontend_pb2
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceServicer
+from services.frontend.pipeline.parts import in_parts
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Options, Prompt
 from services.frontend.rpc.convert import (
@@ -22,6 +23,7 @@ from services.frontend.rpc.convert import (
 )
 from services.frontend.rpc.session import ClientSession
 from services.frontend.rpc.writer import Writer
+from services.telemetry.message_reader import RefusedMessage
 from services.telemetry.tracing import read_traceparent
 
 
@@ -54,7 +56,7 @@ class FrontendServicer(FrontendServiceServicer):
         """Continues one prompt."""
         refuse_unknown_fields(request)
         await self._respond(
-            prompt_of(request),
+            prompt_of(request, max_tokens=self._pipeline.max_prompt_tokens),
             options_of(request.options),
             context,
             frontend_pb2.GenerateResponse,
@@ -74,7 +76,7 @@ class FrontendServicer(FrontendServiceServicer):
 
     async def Session(  # noqa: N802  the protocol's name
         self,
-        requests: AsyncIterator[frontend_pb2.SessionRequest],
+        requests: AsyncIterator[frontend_pb2.SessionRequest | RefusedMessage],
         context: grpc.aio.ServicerContext,
     ) -> None:
         """Serves many requests over one stream."""
@@ -103,9 +105,11 @@ class FrontendServicer(FrontendServiceServicer):
             parse_special_tokens=parse_special_tokens_of(request),
         )
         tokenizer = self._pipeline.model_named(request.model).tokenizer
-        return frontend_pb2.TokenizeResponse(
-            token_ids=token_ids, tokens=tokenizer.token_texts(token_ids)
-        )
+        response = frontend_pb2.TokenizeResponse()
+        async for part in in_parts(token_ids):
+            response.token_ids.extend(part)
+            response.tokens.extend(tokenizer.token_texts(part))
+        return response
 
     async def Detokenize(  # noqa: N802  the protocol's name
         self, request: frontend_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext

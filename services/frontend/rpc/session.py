@@ -27,6 +27,8 @@ from services.frontend.rpc.convert import (
 )
 from services.frontend.rpc.status import failure_of
 from services.frontend.rpc.writer import Writer
+from services.telemetry.message_limits import first_number
+from services.telemetry.message_reader import RefusedMessage
 
 MAX_COLLECTED_PROMPTS = 16
 """Longest prompts, in parts and not complete yet, that one session may hold in memory."""
@@ -106,10 +108,13 @@ class ClientSession:
         self._live: dict[int, _LiveRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def run(self, messages: AsyncIterator[frontend_pb2.SessionRequest]) -> None:
+    async def run(
+        self, messages: AsyncIterator[frontend_pb2.SessionRequest | RefusedMessage]
+    ) -> None:
         """Serves until the client has no more to say and every request has ended.
 
         Raises:
+            MalformedMessageError: a message over the limits does not say which request it is of.
             SlowReaderError: the client does not read; its requests have been ended.
             EngineUnavailableError: the requests have ended, and the frontend is draining or the
                 session has been idle for too long.
@@ -122,7 +127,10 @@ class ClientSession:
                 ]
                 async for message in messages:
                     self._num_messages += 1
-                    await self._take(message, group)
+                    if isinstance(message, RefusedMessage):
+                        await self._refuse(message)
+                    else:
+                        await self._take(message, group)
                     del message  # a call that is cancelled keeps this frame for a while
                 await self._fail_incomplete()
                 for task in watching:
@@ -164,13 +172,21 @@ class ClientSession:
         except Exception as error:  # noqa: BLE001  a request's failure is its own
             await self._fail(message.handle, error)
 
+    async def _refuse(self, message: RefusedMessage) -> None:
+        """Fails the request of a message that holds too much; the others go on."""
+        handle = first_number(message.data, frontend_pb2.SessionRequest.HANDLE_FIELD_NUMBER)
+        if handle is None:
+            raise message.error
+        await self._fail(handle & 0xFFFFFFFF, InvalidRequestError(str(message.error)))
+
     async def _handle(self, message: frontend_pb2.SessionRequest, group: asyncio.TaskGroup) -> None:
         refuse_unknown_fields(message)
         handle = message.handle
         match message.WhichOneof("message"):
             case "generate":
                 live = self._open(handle, options_of(message.generate.options))
-                self._start(live, prompt_of(message.generate), group)
+                limit = self._pipeline.max_prompt_tokens
+                self._start(live, prompt_of(message.generate, max_tokens=limit), group)
             case "chat":
                 conversation = conversation_of(message.chat)  # may refuse; nothing is open yet
                 live = self._open(handle, options_of(message.chat.options))

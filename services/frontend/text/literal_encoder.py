@@ -1,7 +1,7 @@
 """Encodes text in which the spelling of a special token is only text, but for chosen places."""
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import tokenizers
 
@@ -74,8 +74,19 @@ class LiteralEncoder:
         meant = self._with_aliases(prompt.text).replace(prompt.mark, "")
         return text if meant == self._with_aliases(text) else None
 
-    def encode(self, prompt: str | MarkedText, *, add_special_tokens: bool) -> list[int]:
+    def encode(
+        self,
+        prompt: str | MarkedText,
+        *,
+        add_special_tokens: bool,
+        check_length: Callable[[int], None] | None = None,
+    ) -> list[int]:
         """Returns token ids: of text without any special token, of a prompt with the meant ones.
+
+        Args:
+            prompt: what to encode.
+            add_special_tokens: adds what the model wants around a plain prompt.
+            check_length: gets the number of tokens before there is an object for each; may raise.
 
         Raises:
             LiteralEncodingError: there is no way to encode a special token's spelling as text.
@@ -84,12 +95,12 @@ class LiteralEncoder:
             text = self._with_aliases(prompt.text).replace(prompt.mark, "")
         else:
             text = prompt
-        token_ids, leaked = self._encode(text, add_special_tokens)
+        token_ids, leaked = self._encode(text, add_special_tokens, check_length)
         if leaked:
             # Some vocabularies hold the spelling as an ordinary piece; it is encoded in two then.
             for spelling in self.special_tokens:
                 text = text.replace(spelling, spelling[:1] + self._cut + spelling[1:])
-            token_ids, leaked = self._encode(text, add_special_tokens)
+            token_ids, leaked = self._encode(text, add_special_tokens, check_length)
         if leaked:
             name = self._tokenizer.id_to_token(leaked[0])
             raise LiteralEncodingError(
@@ -97,11 +108,15 @@ class LiteralEncoder:
             )
         return token_ids
 
-    def _encode(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[int]]:
+    def _encode(
+        self, text: str, add_special_tokens: bool, check_length: Callable[[int], None] | None
+    ) -> tuple[list[int], list[int]]:
         """Returns token ids, and the special ones among them that nobody meant."""
         [encoding] = self._tokenizer.encode_batch_fast(
             [text], add_special_tokens=add_special_tokens
         )
+        if check_length is not None:
+            check_length(len(encoding))
         cut_id = self._tokenizer.token_to_id(self._cut)
         meant_ids, special_ids = self._meant_ids, self._special_ids
         leaked = [

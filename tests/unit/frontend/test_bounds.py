@@ -5,6 +5,7 @@ import asyncio
 import grpc
 import pytest
 
+from protos.common.v1.sampling_pb2 import SamplingParams, StructuredOutput, TextChoice
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
 from tests.support.byte_tokenizer import tokenizer_files
@@ -75,3 +76,69 @@ async def test_a_template_without_end_costs_its_own_requests_and_no_other_stream
         codes = {error.code() for error in await ends}
     assert codes <= {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED}
     assert grpc.StatusCode.INVALID_ARGUMENT in codes
+
+
+async def refusal_of(call: grpc.aio.UnaryStreamCall) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call.read()
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    return error.value.details()
+
+
+async def test_what_a_message_holds_is_bounded_before_anything_is_made_of_it():
+    call = pb.ToolCall(name="a", arguments='{"x": [' + "{}," * 40_000 + "{}]}")
+    message = pb.ChatMessage(role="assistant", tool_calls=[call])
+    empty = pb.ChatMessage(role="assistant", tool_calls=[pb.ToolCall()] * 1800)
+    ids = [1] * 2**20
+    async with FakeEngine() as engine, frontend_stack(engine) as stack:
+        stub = stack.stub
+        assert "over 16384 fields" in await refusal_of(
+            stub.Chat(pb.ChatRequest(messages=[empty] * 2000))
+        )
+        assert "the arguments of tool calls hold over 32768 values" in await refusal_of(
+            stub.Chat(pb.ChatRequest(messages=[message]))
+        )
+        assert "the prompt has 1048576 tokens" in await refusal_of(
+            stub.Generate(pb.GenerateRequest(tokens=pb.TokenIds(ids=ids)))
+        )
+        assert "bytes of text" in await refusal_of(
+            stub.Generate(pb.GenerateRequest(text="x" * 5 * 2**20))
+        )
+        assert "bytes of numbers" in await refusal_of(
+            stub.Generate(pb.GenerateRequest(tokens=pb.TokenIds(ids=[1] * 6 * 2**20)))
+        )
+        assert await served(stub) == "hello world"
+
+
+async def test_what_is_sent_on_to_the_engine_is_bounded_here():
+    def wish(**sampling) -> pb.GenerateRequest:
+        options = pb.GenerationOptions(sampling=SamplingParams(**sampling))
+        return pb.GenerateRequest(text="a", options=options)
+
+    choice = StructuredOutput(choice=TextChoice(texts=["a"] * 1025))
+    regex = StructuredOutput(regex="a" * (2**20 + 1))
+    refusals = {
+        "logit_bias has 1025 entries; the limit is 1024": wish(
+            logit_bias=dict.fromkeys(range(1025), 1.0)
+        ),
+        "stop_token_ids has 65 entries; the limit is 64": wish(stop_token_ids=[1] * 65),
+        "structured_output.choice has 1025 texts": wish(structured_output=choice),
+        "structured_output has 1048581 bytes; the limit is 1048576": wish(structured_output=regex),
+    }
+    async with FakeEngine() as engine, frontend_stack(engine) as stack:
+        for message, request in refusals.items():
+            assert message in await refusal_of(stack.stub.Generate(request))
+
+
+async def test_a_million_tokens_are_made_text_of_and_back():
+    text = "a" * 2**20
+    async with FakeEngine() as engine, frontend_stack(engine) as stack:
+        options = [("grpc.max_receive_message_length", -1)]
+        async with grpc.aio.insecure_channel(stack.address, options=options) as channel:
+            stub = FrontendServiceStub(channel)
+            tokenized = await stub.Tokenize(pb.TokenizeRequest(text=text))
+            assert len(tokenized.tokens) == len(tokenized.token_ids)
+            ids = tokenized.token_ids[: 2**20]
+            detokenized = await stub.Detokenize(pb.DetokenizeRequest(token_ids=ids))
+    assert text.startswith(detokenized.text)
+    assert len(detokenized.text) > 2**18

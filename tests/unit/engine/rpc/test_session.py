@@ -468,3 +468,17 @@ class TestPrefixes:
             frontend = await Frontend(service.stub).open()
             await frontend.read_until(lambda f: f.heartbeats)
             assert not frontend.heartbeats[0].HasField("prefixes")
+
+
+async def test_a_message_that_holds_too_much_ends_the_session():
+    async with running_service() as service:
+        for message, complaint in (
+            (Abort(handles=[1] * 70_000), "abort has 70000 handles; the limit is 65536"),
+            (Abort(handles=[1] * 2**21), "bytes of numbers"),
+        ):
+            frontend = Frontend(service.stub)
+            await frontend.send(hello=FrontendHello(frontend_id="test"))
+            await frontend.send(abort=message)
+            with pytest.raises(grpc.aio.AioRpcError, match=complaint) as error:
+                [_ async for _ in frontend.call]
+            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -10,6 +10,7 @@ import structlog
 
 from protos.common.v1.failure_pb2 import Failure
 from services.frontend.config import FrontendConfig
+from services.frontend.http import body_reader
 from services.frontend.server import FrontendServer
 from tests.support.byte_tokenizer import reference_tokenizer
 from tests.support.fake_engine import FakeEngine, says
@@ -401,3 +402,31 @@ async def test_a_huge_n_is_refused_before_there_is_a_place_for_each_sample(path,
         response = await client.post(path, json=wish | {"n": 10**12})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "n"
+
+
+async def test_a_large_body_is_not_read_on_the_event_loop(monkeypatch):
+    sizes = []
+
+    def recording(read):
+        def record(body, request_id):
+            sizes.append(len(body))
+            return read(body, request_id)
+
+        return record
+
+    readers = {name: recording(read) for name, read in body_reader._READERS.items()}
+    monkeypatch.setattr(body_reader, "_READERS", readers)
+    monkeypatch.setattr(body_reader, "START_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(body_reader, "READ_TIMEOUT_S", 60.0)
+    objects = b'{"x":[' + b"{}," * 4_500_000 + b"{}]}"
+    body = json.dumps(CHAT | {"tools": [{"type": "function", "function": {"name": "a"}}]}).encode()
+    body = body.replace(b'"name": "a"', b'"name": "a", "parameters": ' + objects)
+    long = json.dumps(CHAT).encode() + b" " * 2**20
+    async with http_stack() as (_, client):
+        headers = {"content-type": "application/json"}
+        refused = await client.post("/v1/chat/completions", content=body, headers=headers)
+        served = await client.post("/v1/chat/completions", content=long, headers=headers)
+    assert refused.status_code == 400
+    assert "over 65536 objects and lists" in refused.json()["error"]["message"]
+    assert served.json()["choices"][0]["message"]["content"] == "hello world"
+    assert sizes == []

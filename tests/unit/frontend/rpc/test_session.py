@@ -281,3 +281,33 @@ async def test_a_draining_frontend_finishes_a_sessions_requests_and_refuses_new_
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_message_that_holds_too_much_costs_its_own_request_alone():
+    engine = FakeEngine()
+    engine.pause()
+    async with engine, frontend_stack(engine) as stack:
+        answers = Answers(stack.stub.Session())
+        await answers.call.write(generate(1))
+        await until(lambda: len(engine.live) == 1)
+        await answers.call.write(generate(2, stop=["a"] * 20_000))
+        await answers.read_until_over(2)
+        assert answers.failure[2].code == INVALID
+        assert answers.failure[2].message == "the message has over 16384 fields"
+        # A second message of a live request ends that request.
+        await answers.call.write(generate(3))
+        await until(lambda: len(engine.live) == 2)
+        await answers.call.write(generate(3, stop=["a"] * 20_000))
+        await answers.read_until_over(3)
+        engine.resume()
+        await answers.read_until_over(1)
+        assert answers.text[1] == "hello world"
+
+
+async def test_a_message_that_holds_too_much_and_names_no_request_ends_the_stream():
+    async with FakeEngine() as engine, frontend_stack(engine) as stack:
+        call = stack.stub.Session()
+        await call.write(pb.SessionRequest(generate=generate(0, stop=["a"] * 20_000).generate))
+        with pytest.raises(grpc.aio.AioRpcError, match="over 16384 fields") as error:
+            await call.read()
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT

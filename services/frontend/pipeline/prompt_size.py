@@ -1,0 +1,123 @@
+"""How large a prompt may be, found out at a bounded cost."""
+
+import asyncio
+import re
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import Any
+
+from services.frontend.errors import InvalidRequestError
+from services.frontend.pipeline.request import Conversation, Prompt
+
+MAX_PROMPT_TOKENS = 2**20
+"""Token ids of a prompt that comes as such, where the model takes no fewer."""
+MAX_VALUES = 32_768
+"""Objects, lists, texts and numbers of a conversation and its tools."""
+MAX_NUMBER_BITS = 1024
+"""Longest whole number; to write one as text takes time in the square of its length."""
+_NUMBER_BYTES = 8
+_STEP_VALUES = 4096
+"""Values that are measured in a row, in about 2 ms."""
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+
+
+def check_prompt_size(prompt: Prompt, *, max_bytes: int, max_tokens: int) -> None:
+    """Checks a prompt as it came.
+
+    Raises:
+        InvalidRequestError: its text is longer than `max_bytes`, its conversation holds more than
+            MAX_VALUES values, or there are `max_tokens` token ids or more.
+    """
+    if isinstance(prompt, list):
+        check_num_tokens(len(prompt), max_tokens)
+        return
+    for _ in _checking(prompt, max_bytes):
+        pass
+
+
+async def check_text_size(prompt: str | Conversation, *, max_bytes: int) -> None:
+    """Checks a prompt like `check_prompt_size`, and lets others run meanwhile."""
+    for _ in _checking(prompt, max_bytes):
+        await asyncio.sleep(0)
+
+
+def _checking(prompt: str | Conversation, max_bytes: int) -> Iterator[None]:
+    """Checks a prompt; yields between its steps."""
+    if isinstance(prompt, Conversation):
+        num_bytes = yield from _num_bytes([prompt.messages, prompt.tools])
+    else:
+        num_bytes = len(prompt.encode(errors="surrogatepass"))
+    if num_bytes > max_bytes:
+        raise InvalidRequestError(f"the prompt has {num_bytes} bytes; the limit is {max_bytes}")
+
+
+def check_num_tokens(num_tokens: int, max_model_len: int) -> None:
+    """Raises InvalidRequestError if a prompt has as many tokens as the model takes, or more."""
+    if num_tokens >= max_model_len:
+        raise InvalidRequestError(
+            f"the prompt has {num_tokens} tokens; prompt and output together may have"
+            f" {max_model_len}"
+        )
+
+
+def _num_bytes(value: Any) -> Generator[None, None, int]:
+    """Returns about the bytes that a value takes as JSON; yields between its steps.
+
+    Raises:
+        InvalidRequestError: it holds more than MAX_VALUES values, or a number that is too long.
+    """
+    num_bytes = num_values = 0
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        num_values += 1
+        if num_values % _STEP_VALUES == 0:
+            yield
+        if isinstance(value, str):
+            num_bytes += len(value.encode(errors="surrogatepass"))
+            continue
+        if not isinstance(value, Mapping | list | tuple):
+            if isinstance(value, int) and value.bit_length() > MAX_NUMBER_BITS:
+                raise InvalidRequestError(
+                    f"the conversation has a number of {value.bit_length()} bits;"
+                    f" the limit is {MAX_NUMBER_BITS}"
+                )
+            num_bytes += _NUMBER_BYTES
+            continue
+        num_bytes += len("[]")
+        if num_values + len(waiting) + len(value) > MAX_VALUES:
+            raise _too_many_values("the conversation holds")
+        if isinstance(value, Mapping):
+            num_bytes += sum(len(key.encode(errors="surrogatepass")) for key in value)
+            waiting.extend(value.values())
+        else:
+            waiting.extend(value)
+    return num_bytes
+
+
+def check_json_texts(texts: Iterable[str], what: str) -> None:
+    """Checks texts that are to be parsed as JSON.
+
+    Raises:
+        InvalidRequestError: all together hold more than MAX_VALUES values.
+    """
+    texts = list(texts)
+    # Marks inside strings count here, which is ten times as cheap as to find the strings.
+    if len(texts) + sum(map(_num_marks, texts)) <= MAX_VALUES:
+        return
+    num_values, num_strings = len(texts), 0
+    for text in texts:
+        outside, count = _STRING.subn('""', text, count=2 * MAX_VALUES + 1 - num_strings)
+        num_strings += count
+        num_values += _num_marks(outside)
+        if num_values > MAX_VALUES or num_strings > 2 * MAX_VALUES:  # a string is a value or a key
+            raise _too_many_values(f"{what} hold")
+
+
+def _num_marks(text: str) -> int:
+    return text.count(",") + text.count("[") + text.count("{")
+
+
+def _too_many_values(what: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{what} over {MAX_VALUES} values (objects, lists, texts and numbers)"
+    )
