@@ -67,7 +67,7 @@ class FrontendConfig(BaseSettings):
     """Connections that gRPC and HTTP each take; more are closed, at HTTP the longest idle ones."""
     max_connections_per_address: int = Field(default=512, ge=1)
     """HTTP connections from one IPv4 address or IPv6 /64; raise it behind a reverse proxy."""
-    max_streams_per_connection: int = Field(default=128, ge=1)
+    max_streams_per_connection: int = Field(default=256, ge=1)
     """Calls that one gRPC connection may have open; more wait at the client."""
     max_sessions: int = Field(default=256, ge=1)
     """Sessions open at a time; one key, or one address without keys, may have a quarter."""

@@ -56,14 +56,15 @@ def open_worker(opening: bytes) -> Callable[[bytes], bytes]:
     def read(question: bytes) -> bytes:
         [length] = _LENGTH.unpack_from(question)
         start = _LENGTH.size + length
-        head = json.loads(question[_LENGTH.size : start])
-        return pickle.dumps(_answer(limits, *head, question[start:]), pickle.HIGHEST_PROTOCOL)
+        head: tuple[str, str, int] = json.loads(question[_LENGTH.size : start])
+        answer = _answer(question[start:], *head, limits=limits)
+        return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
 
     return read
 
 
 def _answer(
-    limits: dict[str, int], reader: str, request_id: str, max_prompt_tokens: int, body: bytes
+    body: bytes, reader: str, request_id: str, max_prompt_tokens: int, *, limits: dict[str, int]
 ) -> Call | Refusal:
     try:
         check_structure(body)

@@ -1,7 +1,7 @@
 """The process that chat templates run in; `template_process` starts it.
 
-The opening message has the templates, each question a conversation, both as JSON. The process has no
-environment, opens no files, starts no processes, and has only so much memory.
+The opening message has the templates, each question a conversation, both as JSON. The process has
+no environment, opens no files, starts no processes, and has only so much memory.
 """
 
 import json

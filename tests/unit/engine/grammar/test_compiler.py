@@ -178,9 +178,7 @@ async def test_a_grammar_that_compiles_for_minutes_costs_its_time_limit_and_nobo
         assert other.mask is not None
         assert not slow.done()
         pass_time(monkeypatch, 60)
-        with pytest.raises(
-            InvalidRequestError, match="too much time or memory: compiling it took over 60 s"
-        ):
+        with pytest.raises(InvalidRequestError, match="compiling it took over 60 s"):
             await slow
         await compiler.constrain(StructuredOutput(GrammarKind.REGEX, ("[A-Z]",)))
 
