@@ -155,7 +155,7 @@ async def test_a_lark_grammar_can_nest():
         (GrammarKind.LARK, "nothing", "refused"),
         (GrammarKind.LARK, "start: start", "refused"),
         (GrammarKind.JSON_SCHEMA, '{"$ref": "#"}', "no finite output"),
-        (GrammarKind.JSON_SCHEMA, '{"type": "strin"}', "the grammar is refused: Invalid type"),
+        (GrammarKind.JSON_SCHEMA, '{"type": "text"}', "the grammar is refused: Invalid type"),
     ],
 )
 async def test_a_grammar_that_cannot_be_followed_is_refused(kind, text, why):

@@ -1,7 +1,6 @@
 """Requests give back what they hold when they end, whichever way, and without the collector."""
 
 import asyncio
-import gc
 
 import grpc
 import pytest
@@ -109,12 +108,6 @@ async def lose_the_worker(service):
     await until(lambda: service.core.is_ready)
 
 
-def nothing_is_left(*, after_loss):
-    if after_loss:
-        gc.collect()  # the error of a lost worker refers to its last steps; it is rare
-    return not num_alive(*KINDS)
-
-
 @pytest.fixture(autouse=True)
 def slow_grammar(monkeypatch):
     """Lets the one grammar compile until its request leaves, without a process."""
@@ -132,7 +125,7 @@ def slow_grammar(monkeypatch):
     "end",
     [
         finish, leave, leave_while_compiling, be_refused, be_refused_by_the_core, lose_the_session,
-        break_the_protocol, lose_the_worker,
+        break_the_protocol,
     ],
 )  # fmt: skip
 async def test_requests_give_their_places_back_and_leave_nothing(end):
@@ -141,7 +134,15 @@ async def test_requests_give_their_places_back_and_leave_nothing(end):
             for _ in range(ROUNDS + 1):  # once more than there are places
                 await end(service)
             await until(lambda: not counts(service).held(LIVE))
-            await until(lambda: nothing_is_left(after_loss=end is lose_the_worker))
+            await until(lambda: not num_alive(*KINDS))
+
+
+async def test_requests_that_end_while_there_is_no_worker_give_their_places_back():
+    async with tiny_service(max_structured_requests=1) as service:
+        with collector_off():
+            for _ in range(2):
+                await lose_the_worker(service)
+                await until(lambda: not counts(service).held(LIVE))
 
 
 async def test_drained_requests_give_their_places_back():
