@@ -1,9 +1,9 @@
 """What a forward pass may know beside its inputs.
 
 A captured graph takes no new arguments, so everything that changes from step to step reaches the
-layers through this one guarded, module-level context, of which each thread has its own. It mirrors
-the BatchDescriptor of protos/engine/v1/batch.proto field by field; `PROCESS_LOCAL_FIELDS` lists
-what never travels.
+layers through this one guarded, module-level context, of which each thread has its own. What it
+shares with the BatchDescriptor of protos/engine/v1/batch.proto has the same names;
+`PROCESS_LOCAL_FIELDS` lists what never travels.
 
 Lifecycle: `with forward_context(...)` sets it, `get_forward_context()` reads it, leaving the block
 resets it. Nesting is a bug and fails.

@@ -86,7 +86,9 @@ class Sampling:
     presence_penalty: Annotated[
         float | None, "Taken off a logit once its token was generated. -2 to 2."
     ] = None
-    seed: Annotated[int | None, "Makes the answer repeatable."] = None
+    seed: Annotated[int | None, "Seed of the random numbers; repeats an answer up to rounding."] = (
+        None
+    )
     logprobs: Annotated[
         int | None, "Report log-probabilities of each token and of this many likeliest ones."
     ] = None

@@ -1,6 +1,7 @@
 """Every benchmark of a whole engine runs, here at sizes that measure nothing."""
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.bench.soak_load import Load
 from tests.support.draft_checkpoints import write_draft_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,6 +57,17 @@ def test_the_accuracy_of_a_cache_of_8_bits_is_measured(tmp_path):
         assert 0 < content["figures"]["KL divergence, mean"]["median"] < 0.5
         assert 0 < content["figures"]["equal greedy tokens"]["median"] <= 1
         assert content["facts"]["positions"] >= 16
+
+
+def test_the_soak_loads_both_services_in_every_way_and_all_is_given_back(tmp_path):
+    out = tmp_path / "soak.json"
+    printed = run("tests.bench.soak", "--minutes", "0.02", "--warm-up-s", "0.1", "--json", out)
+    content = json.loads(out.read_text())
+    assert all(sum(counts.values()) for counts in content["ends"].values())
+    assert set(content["ends"]) == set(Load("", 0, random.Random(0)).kinds())
+    for kind in ("live requests", "used blocks"):
+        assert content["held"][f"engine: {kind}"]["idle"] == 0
+    assert "frontend: memory, MiB" in printed
 
 
 def test_offline_has_every_figure_and_says_what_is_missing(offline):

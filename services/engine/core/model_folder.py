@@ -119,7 +119,8 @@ class _Fields:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not -_LARGEST_NUMBER <= value <= _LARGEST_NUMBER:
             raise ModelFolderError(f"{self.path}: {name} is {shown(value)}; it must be a number")
-        return float(value)
+        number: float = value
+        return number
 
     def token_ids(self, name: str, default: tuple[int, ...]) -> frozenset[int]:
         value = self.values.get(name)

@@ -37,7 +37,7 @@ def run_worker(config: EngineConfig, channel: Channel, *, rank: int) -> int:
     Args:
         config: the engine's configuration.
         channel: the connection to the engine service.
-        rank: this worker's number among its peers, and its GPU.
+        rank: number of the GPU; an engine has one worker, of rank 0.
 
     Returns:
         The exit code: 0 after a hang-up, 1 after a failure, which was reported to the service.

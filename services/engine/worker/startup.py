@@ -103,7 +103,7 @@ def start_worker(
 
     Args:
         config: the engine's.
-        rank: this worker's number among its peers, and its GPU.
+        rank: number of the GPU; an engine has one worker, of rank 0.
         report_progress: hears of each stage.
         on_fault: hears of a graph that is given up while serving.
 
