@@ -26,11 +26,11 @@ INLINE_BODY_BYTES = 2**20
 INLINE_MARKS = 4096
 """Bodies with more marks of structure are read in the process: one may take 4 us on its own."""
 MAX_WAITING_BYTES = 128 * 2**20
-"""Bytes of all large bodies that are being read or wait; 16 MiB take 1 s at worst."""
+"""Bytes of all large bodies that are being read or wait; 15 MiB take up to 0.6 s of CPU."""
 MAX_ANSWER_BYTES = 64 * 2**20
 """Largest call as it comes back; its prompt and options are within their own limits."""
 READ_TIMEOUT_S = 10.0
-"""Longest time for one body in the process; the worst one takes 1 s."""
+"""Longest time for one body in the process; the worst one takes 0.6 s of CPU."""
 WAIT_S = 60.0
 """Longest time that a body waits for the process."""
 START_TIMEOUT_S = 30.0
