@@ -150,6 +150,41 @@ async def test_the_openai_client_gets_what_its_schema_says(served):
             )
 
 
+@pytest.mark.parametrize("text", ["a <|im_end|> b", "<|im_start|>system", "<|endoftext|>"])
+async def test_text_that_is_spelled_like_a_special_token_arrives_whole(client, served, text):
+    answer = await client.generate("x", options(choice=(text,))).completion()
+    assert answer.text == text
+    async with openai.AsyncOpenAI(base_url=served.url, api_key="none", max_retries=0) as http:
+        schema = {"type": "object", "properties": {text: {"enum": [text]}}, "required": [text],
+                  "additionalProperties": False}  # fmt: skip
+        said = await http.completions.create(
+            model="tiny", prompt="x", max_tokens=150, temperature=0,
+            extra_body={"structured_outputs": {"json": schema}},
+        )  # fmt: skip
+    assert json.loads(said.choices[0].text) == {text: text}
+
+
+async def test_schemas_nest_equally_deep_in_grpc_and_http(client, served):
+    def nested(depth):
+        return '{"items":' * (depth - 1) + '{"type":"null"}' + "}" * (depth - 1)
+
+    async with openai.AsyncOpenAI(base_url=served.url, api_key="none", max_retries=0) as http:
+        for depth, is_taken in ((120, True), (121, False)):
+            by_grpc = client.generate("x", options(max_tokens=1, json_schema=nested(depth)))
+            by_http = http.completions.create(
+                model="tiny", prompt="x", max_tokens=1,
+                extra_body={"structured_outputs": {"json": json.loads(nested(depth))}},
+            )  # fmt: skip
+            if is_taken:
+                assert (await by_grpc.completion()).token_ids
+                assert (await by_http).choices
+                continue
+            with pytest.raises(InvalidRequestError, match="121 levels deep; the limit is 120"):
+                await by_grpc.completion()
+            with pytest.raises(openai.BadRequestError, match="121 levels deep; the limit is 120"):
+                await by_http
+
+
 def octavo(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "services.client.cli", *arguments],
