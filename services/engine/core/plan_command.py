@@ -218,9 +218,8 @@ def _report(history: StepHistory, plans: Sequence[KindPlan]) -> Group:
         parts.append(Text(" ".join(wanted), no_wrap=True, overflow="ignore"))
     if not all(_captures(history, plan) for plan in plans):
         lacking = "graphs of steps with prompts" if history.mode else "graphs"
-        parts.append(
-            Text(f"{lacking} need --cudagraph-mode full, and any --compilation-level but 1")
-        )
+        advice = f"{lacking} need --cudagraph-mode full, and any --compilation-level but 1"
+        parts.append(Text(advice, no_wrap=True, overflow="ignore"))
     return Group(*parts)
 
 
