@@ -44,6 +44,7 @@ def main() -> None:
         out = Path(scratch)
         generated = generate(out)
         committed = {path.relative_to(ROOT) for path in ROOT.glob("protos/**/*_pb2*.py*")}
+        committed = {path for path in committed if "__pycache__" not in path.parts}
         stale = [
             path
             for path in generated

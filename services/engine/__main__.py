@@ -35,7 +35,6 @@ class _UsageError(Exception):
 
 def main() -> int:
     """Runs what the arguments ask for and returns the process's exit status."""
-    replace_standard_error()
     try:
         match sys.argv[1:]:
             case ["cache", "explain", *arguments]:
@@ -142,4 +141,5 @@ def _open_model(config: EngineConfig) -> ModelFolder:
 
 
 if __name__ == "__main__":
+    replace_standard_error()
     sys.exit(main())

@@ -17,7 +17,6 @@ USAGE_ERROR = 2
 
 def main() -> int:
     """Reads the flags, serves, and returns the process's exit status."""
-    replace_standard_error()
     # Python 3.13 takes the docstring's indentation off by itself; help shows it as it stands.
     FrontendConfig.__doc__ = cleandoc(FrontendConfig.__doc__ or "")
     try:
@@ -47,4 +46,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    replace_standard_error()
     sys.exit(main())

@@ -1,24 +1,27 @@
 """Stands in for the process that reads large bodies, and fails at one: `-m ... faulty_body_worker`.
 
-A body that holds "die" ends it, one that holds "hang" is never answered.
+A body that holds "die" makes it crash, one that holds "hang" is never answered.
 """
 
 import os
 import signal
 
 from services.frontend.http import body_worker
+from services.processes.helper_program import run_helper
 
-_answer = body_worker._answer
 
+def open_worker(opening):
+    read = body_worker.open_worker(opening)
 
-def _fail(task, body):
-    if b'"die"' in body:
-        os.kill(os.getpid(), signal.SIGKILL)
-    if b'"hang"' in body:
-        signal.pause()
-    return _answer(task, body)
+    def fail(question):
+        if b'"die"' in question:
+            os.kill(os.getpid(), signal.SIGABRT)
+        if b'"hang"' in question:
+            signal.pause()
+        return read(question)
+
+    return fail
 
 
 if __name__ == "__main__":
-    body_worker._answer = _fail
-    body_worker.main()
+    run_helper(open_worker)

@@ -22,7 +22,6 @@ def main() -> int:
     # ends its worker itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    replace_standard_error()
     show_stacks_on_signal()
     parser = argparse.ArgumentParser(prog="services.engine.worker")
     parser.add_argument("--socket-fd", type=int, required=True)
@@ -53,4 +52,5 @@ def _adopt(fd: int) -> socket.socket:
 
 
 if __name__ == "__main__":
+    replace_standard_error()
     sys.exit(main())

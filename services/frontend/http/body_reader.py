@@ -1,7 +1,9 @@
 """Reads bodies: small ones on the event loop, others in a process of their own."""
 
+import asyncio
 import json
 import pickle
+from functools import partial
 from typing import Literal
 
 from services.frontend.errors import (
@@ -99,10 +101,11 @@ class BodyReader:
                 f" the limit is {MAX_WAITING_BYTES}",
                 retry_after_ms=RETRY_AFTER_MS,
             )
-        try:
-            answer = await self._ask(question_of(reader, request_id, max_prompt_tokens, body))
-        finally:
-            self._counts.give_back(_WAITING, len(body))
+        question = question_of(reader, request_id, max_prompt_tokens, body)
+        # A caller that goes away leaves its body in the process's queue.
+        asking = asyncio.create_task(self._ask(question))
+        asking.add_done_callback(partial(self._end_asking, len(body)))
+        answer = await asyncio.shield(asking)
         if isinstance(answer, Refusal):
             raise InvalidRequestError(answer.message, field=answer.field)
         return answer
@@ -110,6 +113,11 @@ class BodyReader:
     async def close(self) -> None:
         """Ends the process, after the body it is at."""
         await self._pool.close()
+
+    def _end_asking(self, num_bytes: int, asking: "asyncio.Task[Call | Refusal]") -> None:
+        self._counts.give_back(_WAITING, num_bytes)
+        if not asking.cancelled():
+            asking.exception()  # its caller may be gone
 
     async def _ask(self, question: bytes) -> Call | Refusal:
         try:

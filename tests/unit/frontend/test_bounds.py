@@ -93,19 +93,13 @@ async def test_what_a_message_holds_is_bounded_before_anything_is_made_of_it():
     async with FakeEngine() as engine, frontend_stack(engine) as stack:
         stub = stack.stub
         assert "over 16384 fields" in await refusal_of(
-            stub.Chat(pb.ChatRequest(messages=[empty] * 2000))
+            stub.Chat(pb.ChatRequest(messages=[empty] * 1000))
         )
         assert "the arguments of tool calls hold over 32768 values" in await refusal_of(
             stub.Chat(pb.ChatRequest(messages=[message]))
         )
         assert "the prompt has 1048576 tokens" in await refusal_of(
             stub.Generate(pb.GenerateRequest(tokens=pb.TokenIds(ids=ids)))
-        )
-        assert "bytes of text" in await refusal_of(
-            stub.Generate(pb.GenerateRequest(text="x" * 5 * 2**20))
-        )
-        assert "bytes of numbers" in await refusal_of(
-            stub.Generate(pb.GenerateRequest(tokens=pb.TokenIds(ids=[1] * 6 * 2**20)))
         )
         assert await served(stub) == "hello world"
 

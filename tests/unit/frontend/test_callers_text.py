@@ -8,7 +8,8 @@ import pytest
 import tokenizers
 
 from protos.frontend.v1 import frontend_pb2 as pb
-from services.frontend.text import template_process
+from services.frontend.text.template_process import TemplateProcess
+from services.frontend.text.tokenizer import TokenizerFilesError
 from tests.support.byte_tokenizer import reference_tokenizer, tokenizer_files, tokenizer_json
 from tests.support.fake_engine import FakeEngine, says
 from tests.support.frontend_stack import frontend_stack
@@ -124,9 +125,13 @@ async def test_a_template_that_fails_costs_chats_alone(files, reason):
         assert (await stack.stub.Tokenize(pb.TokenizeRequest(text="one"))).token_ids
 
 
+async def be_late(self):
+    raise TokenizerFilesError("the chat template's process did not start in time")
+
+
 async def test_a_template_process_that_was_late_is_started_again_for_a_chat(monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(template_process, "START_TIMEOUT_S", 1e-9)
+        patch.setattr(TemplateProcess, "start", be_late)
         async with FakeEngine() as engine, frontend_stack(engine, http_port=0) as stack:
             patch.undo()
             [card] = (await stack.stub.ListModels(pb.ListModelsRequest())).models
