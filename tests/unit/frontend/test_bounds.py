@@ -93,7 +93,7 @@ async def test_what_a_message_holds_is_bounded_before_anything_is_made_of_it():
     async with FakeEngine() as engine, frontend_stack(engine) as stack:
         stub = stack.stub
         assert "over 16384 fields" in await refusal_of(
-            stub.Chat(pb.ChatRequest(messages=[empty] * 1000))
+            stub.Chat(pb.ChatRequest(messages=[empty] * 700))
         )
         assert "the arguments of tool calls hold over 32768 values" in await refusal_of(
             stub.Chat(pb.ChatRequest(messages=[message]))
