@@ -88,7 +88,7 @@ class AttentionGroup:
 class AttentionWorkspace:
     """What programs of attention share; one for all layers, graphs and steps.
 
-    Made by `models.ops.attention_metadata.make_attention_workspace`. Launches that share it must
+    Made by `models.ops.attention.attention_metadata.make_attention_workspace`. Launches that share it must
     follow each other on one stream.
 
     partials: [n * D] float32, outputs of parts of a sequence's keys that the decode kernel adds up,
@@ -118,7 +118,7 @@ class AttentionMetadata:
     max_seqlen_q, max_seqlen_k: longest query and longest sequence, in tokens.
     workspace: lets the decode kernel split long sequences; without one it does not.
     The worker makes block_tables, slot_mapping and groups from its tables with
-    `models.ops.attention_metadata.build_attention_metadata`; they do not travel.
+    `models.ops.attention.attention_metadata.build_attention_metadata`; they do not travel.
     """
 
     query_start_loc: torch.Tensor

@@ -14,7 +14,7 @@ from models.layers.decoder import CausalLM, DecoderLayer
 from models.layers.moe import Experts, FusedMoE, moe_config
 from models.layers.self_attention import SelfAttention
 from models.layers.weight import ShardId
-from models.ops.expert_formats import MXFP4
+from models.ops.moe.expert_formats import MXFP4
 from models.parallel.group import SINGLE, ParallelGroup
 
 

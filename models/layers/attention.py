@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from models.layers.norm import RMSNorm
-from models.ops.attention import unified_attention_with_output
+from models.ops.attention.attention import unified_attention_with_output
 
 
 class Attention(nn.Module):

@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional
 
 from models.layers.weight import check_shape, empty_parameter
-from models.ops.linear import linear
+from models.ops.linear.linear import linear
 from models.parallel.group import ParallelGroup
 
 

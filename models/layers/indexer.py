@@ -13,7 +13,7 @@ from models.config_sections.mla import IndexConfig, MlaConfig
 from models.layers.linear import MergedColumnParallelLinear
 from models.layers.rotary import Rotation
 from models.layers.weight import check_shape, empty_parameter
-from models.ops.rotary import apply_rotary
+from models.ops.elementwise.rotary import apply_rotary
 from models.parallel.group import SINGLE
 
 KEY_NORM_EPS = 1e-6

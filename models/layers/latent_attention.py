@@ -12,8 +12,8 @@ from models.layers.norm import RMSNorm
 from models.layers.rotary import Rotation
 from models.layers.rotary_heads import RotaryColumnLinear, head_order
 from models.layers.weight import check_shape, empty_parameter
-from models.ops.latent_attention import latent_attention_with_output
-from models.ops.rotary import apply_rotary
+from models.ops.attention.latent_attention import latent_attention_with_output
+from models.ops.elementwise.rotary import apply_rotary
 from models.parallel.group import SINGLE, ParallelGroup
 
 LATENT_NORM_EPS = 1e-6

@@ -14,8 +14,8 @@ from models.layers.norm import RMSNorm
 from models.layers.quantization import UNQUANTIZED, QuantizableLinear
 from models.layers.stream import Stream
 from models.layers.weight import check_shape, empty_parameter
-from models.ops.linear import add_linear, linear, norm_linear
-from models.ops.silu_and_mul import silu_and_mul
+from models.ops.elementwise.silu_and_mul import silu_and_mul
+from models.ops.linear.linear import add_linear, linear, norm_linear
 from models.parallel.group import ParallelGroup
 
 

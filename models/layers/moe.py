@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-import models.ops.moe  # noqa: F401  # registers the operator
+import models.ops.moe.moe  # noqa: F401  # registers the operator
 from models.config import ModelConfig
 from models.config_sections.moe import MoeConfig
 from models.layers.decoder import GatedMLP
 from models.layers.weight import ExpertTensor, ShardId, check_shape, empty_parameter
-from models.ops.expert_formats import MXFP4, MXFP4_RUN
-from models.ops.fp8_linear import BLOCK, FP8
-from models.ops.linear import linear
+from models.ops.linear.fp8_linear import BLOCK, FP8
+from models.ops.linear.linear import linear
+from models.ops.moe.expert_formats import MXFP4, MXFP4_RUN
 from models.parallel.group import ParallelGroup
 
 Shape = tuple[int, int, int]
@@ -52,7 +52,7 @@ class Experts(nn.Module):
     gate_up_proj: [E, 2 * I / ranks, H], gate before up. down_proj: [E, H, I / ranks].
     gate_up_proj_bias and down_proj_bias are [E, 2 * I / ranks] and [E, H], or None. Weights that
     stay in 8 or 4 bits have scales, gate_up_proj_scale and down_proj_scale, and other shapes: see
-    models.ops.expert_formats.
+    models.ops.moe.expert_formats.
     """
 
     def __init__(

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from models.layers.weight import check_shape, empty_parameter
-from models.ops.input_norm import InputNorm
-from models.ops.rms_norm import add_rms_norm, rms_norm
+from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
+from models.ops.linear.input_norm import InputNorm
 
 
 class RMSNorm(nn.Module):

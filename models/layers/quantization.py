@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from models.ops.fp8_linear import BLOCK, FP8, fp8_block_linear, fp8_row_linear
-from models.ops.linear import linear
+from models.ops.linear.fp8_linear import BLOCK, FP8, fp8_block_linear, fp8_row_linear
+from models.ops.linear.linear import linear
 
 SCALED_MM_MULTIPLE = 16
 """What torch._scaled_mm needs both sizes of a weight to be a multiple of."""

@@ -6,7 +6,7 @@ Sources: Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; Open Compute
 
 import torch
 
-from models.ops.expert_formats import E2M1_VALUES, MXFP4_RUN, powers_of_two
+from models.ops.moe.expert_formats import E2M1_VALUES, MXFP4_RUN, powers_of_two
 
 STRIP_ROWS = 1024
 """Rows of an FP8 weight that are multiplied out at a time, rounded up to whole blocks."""

@@ -23,7 +23,7 @@ from models.loading.names import (
     is_past_the_last_layer,
     renamed,
 )
-from models.ops.expert_formats import MXFP4
+from models.ops.moe.expert_formats import MXFP4
 
 FP8 = torch.float8_e4m3fn
 EXPONENTS = torch.float8_e8m0fnu

@@ -76,7 +76,7 @@ def _explain_cache(arguments: Sequence[str]) -> int:
     _open_model(config)
     from services.engine.compilation.cache_key import compute_factors
     from services.engine.compilation.explain import explain
-    from services.engine.worker.device import choose_device
+    from services.engine.worker.start.device import choose_device
 
     try:
         device = choose_device(config, 0)

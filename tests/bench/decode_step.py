@@ -14,8 +14,11 @@ import torch
 
 from models.forward_context import Context, ForwardContext, KVCacheData, forward_context
 from models.loading.loader import load_model
-from models.ops.attention_metadata import build_attention_metadata, make_attention_workspace
-from models.ops.step_tokens import choose_greedily
+from models.ops.attention.attention_metadata import (
+    build_attention_metadata,
+    make_attention_workspace,
+)
+from models.ops.sampling.step_tokens import choose_greedily
 from tests.support.attention_case import scattered_blocks
 
 BLOCK_SIZE = 16

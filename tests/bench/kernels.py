@@ -20,14 +20,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from models.forward_context import KVCacheData
-from models.ops.head_transform import transform_heads
-from models.ops.kv_cache import write_kv_cache
-from models.ops.linear import linear
-from models.ops.rms_norm import add_rms_norm
-from models.ops.silu_and_mul import silu_and_mul
-from models.ops.triton.decode_attention import NewTokens, decode_attention
-from models.ops.triton.prefill_attention import prefill_attention
-from models.ops.triton.rotate_and_cache import rotate_and_cache
+from models.ops.attention.head_transform import transform_heads
+from models.ops.attention.kv_cache import write_kv_cache
+from models.ops.elementwise.rms_norm import add_rms_norm
+from models.ops.elementwise.silu_and_mul import silu_and_mul
+from models.ops.linear.linear import linear
+from models.ops.triton.attention.decode_attention import NewTokens, decode_attention
+from models.ops.triton.attention.prefill_attention import prefill_attention
+from models.ops.triton.attention.rotate_and_cache import rotate_and_cache
 from tests.bench.report import Report
 from tests.support.attention_case import Heads, make_case
 

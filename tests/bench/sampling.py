@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models.ops.penalize_tokens import Penalties, penalize_tokens
-from models.ops.top_logprobs import top_logprobs
+from models.ops.sampling.penalize_tokens import Penalties, penalize_tokens
+from models.ops.sampling.top_logprobs import top_logprobs
 from services.engine.sampling.sampler import sample
 from tests.bench.kernels import BYTES_PER_US, microseconds
 from tests.support.sampling_rows import token_choice

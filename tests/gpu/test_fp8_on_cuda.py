@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from models.layers.quantization import FP8_BLOCKS, FP8_ROWS, can_run_fp8
 from models.loading.loader import load_model
 from models.loading.staging import CHUNK_BYTES, PinnedStaging
-from models.ops import fp8_linear
+from models.ops.linear import fp8_linear
 from tests.support.damaged_checkpoints import split_in_two
 from tests.support.quantized_checkpoints import BLOCK, FP8, KINDS, WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
@@ -46,7 +46,7 @@ def exact_weight(weight, scale):
 
 def exact_x(x, group_size):
     """What the kernels multiply: x as they round it."""
-    from models.ops.triton.fp8_linear import quantize
+    from models.ops.triton.linear.fp8_linear import quantize
 
     rounded, scale = quantize(x, group_size)
     return rounded.double() * scale.double().repeat_interleave(group_size, 1)[:, : x.shape[1]]
@@ -56,7 +56,7 @@ def exact_x(x, group_size):
 @pytest.mark.parametrize("size", [128, 200, 2048, 7168, 28672])
 @pytest.mark.parametrize("is_by_block", [True, False])
 def test_rounding_is_the_references(size, dtype, is_by_block):
-    from models.ops.triton.fp8_linear import quantize
+    from models.ops.triton.linear.fp8_linear import quantize
 
     x = torch.randn(5, size, device=CUDA).to(dtype)
     x[1] = 0

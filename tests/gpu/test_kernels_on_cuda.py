@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from models.forward_context import forward_context
-from models.ops.rms_norm import add_rms_norm, rms_norm
-from models.ops.silu_and_mul import silu_and_mul
+from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
+from models.ops.elementwise.silu_and_mul import silu_and_mul
 from tests.support.attention_case import AttentionCase, Heads, exact_cache, make_case
 from tests.support.step_driver import StepDriver
 from tests.support.tolerances import FP8_ROW_TOLERANCE, ROW_TOLERANCE, assert_rows_close

@@ -58,7 +58,7 @@ def test_chosen_tokens_are_the_references(batch, top_k):
 
 
 def test_long_steps_are_scored_in_runs(monkeypatch):
-    monkeypatch.setattr("models.ops.triton.index_choice.MOST_SCORES", 1000)
+    monkeypatch.setattr("models.ops.triton.attention.index_choice.MOST_SCORES", 1000)
     case = make_latent_case(*BATCHES["mixed"], **SIZES["odd"], device="cuda", top_k=16)
     exact = case.exact().run()
     assert_rows_close(case.run(), exact)

@@ -22,7 +22,7 @@ def kernel():
 
 @pytest.fixture
 def launch(kernel):
-    from models.ops.triton.launch import Launch
+    from models.ops.triton.launching.launch import Launch
 
     return Launch(kernel, block=128, num_warps=1)
 

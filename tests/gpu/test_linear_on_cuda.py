@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from models.ops.input_norm import InputNorm
-from models.ops.linear import add_linear, linear, norm_linear
-from models.ops.rms_norm import add_rms_norm, rms_norm
-from models.ops.triton.linear_configurations import MatrixTiles, VectorTiles
-from models.ops.triton.wide_configurations import WideTiles
+from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
+from models.ops.linear.input_norm import InputNorm
+from models.ops.linear.linear import add_linear, linear, norm_linear
+from models.ops.triton.linear.linear_configurations import MatrixTiles, VectorTiles
+from models.ops.triton.linear.wide_configurations import WideTiles
 from tests.support.linear_case import OPTIONS, make_linear_case
 from tests.support.tolerances import ROW_TOLERANCE, assert_rows_close
 

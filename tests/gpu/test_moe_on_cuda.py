@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from models.ops import moe as reference
-from models.ops.expert_forms import are_few
-from models.ops.experts import Routing
+from models.ops.moe import moe as reference
+from models.ops.moe.expert_forms import are_few
+from models.ops.moe.experts import Routing
 from tests.support.moe_case import (
     NUM_EXPERTS,
     ROUTINGS,
@@ -39,9 +39,9 @@ GPT_OSS_20B = {"num_experts": 32, "hidden": 2880, "inner": 2880, "is_clamped": T
 
 def check(num_tokens, routing, *, dtype, **shape):
     # Triton is imported where it is used: collecting these tests needs none.
-    from models.ops.triton import moe as kernels
-    from models.ops.triton.moe_grouped import apply_grouped
-    from models.ops.triton.moe_pairs import apply_pairs
+    from models.ops.triton.moe import moe as kernels
+    from models.ops.triton.moe.moe_grouped import apply_grouped
+    from models.ops.triton.moe.moe_pairs import apply_pairs
 
     experts = make_experts(dtype=dtype, device="cuda", **shape)
     num_experts, hidden_size, _ = experts.down.shape
@@ -96,7 +96,7 @@ def exact_output(experts, call, **options):
 
 
 def check_mxfp4(num_tokens, routing, *, dtype, **shape):
-    from models.ops.triton.moe import apply_experts
+    from models.ops.triton.moe.moe import apply_experts
 
     experts, call = quantized_case("mxfp4", num_tokens, routing, dtype=dtype, **shape)
     actual = apply_experts(*call, experts)
@@ -108,7 +108,7 @@ def check_mxfp4(num_tokens, routing, *, dtype, **shape):
 @pytest.fixture
 def roundings(monkeypatch):
     """Returns a list that takes what experts round: each tensor, and the numbers it becomes."""
-    from models.ops.triton import moe_fp8
+    from models.ops.triton.moe import moe_fp8
 
     noted, quantize = [], moe_fp8.quantize
 
@@ -127,7 +127,7 @@ def check_fp8(roundings, kind, num_tokens, routing, *, dtype, **shape):
 
     Sums in another order would round some numbers between the products to their other neighbour.
     """
-    from models.ops.triton.moe import apply_experts
+    from models.ops.triton.moe.moe import apply_experts
 
     experts, call = quantized_case(kind, num_tokens, routing, dtype=dtype, **shape)
     actual = apply_experts(*call, experts)
@@ -224,7 +224,7 @@ def test_all_tokens_may_choose_the_same_experts():
     ids = torch.tensor([[2, 0, NUM_EXPERTS - 1]], device="cuda").expand(200, 3).contiguous()
     weights = torch.rand(200, routing.top_k, device="cuda")
     hidden = torch.randn(200, experts.down.shape[1], device="cuda").half()
-    from models.ops.triton.moe import apply_experts
+    from models.ops.triton.moe.moe import apply_experts
 
     exact = reference.apply_experts(
         hidden.double().cpu(), weights.double().cpu(), ids.cpu(), exactly(experts)

@@ -9,7 +9,7 @@ from protos.engine.v1.recording_pb2 import Snapshot
 from services.engine.compilation_config import CompilationConfig
 from services.engine.replay.command import replay
 from services.engine.replay.config import ReplayConfig
-from services.engine.worker.step_arrays import StepLimits
+from services.engine.worker.inputs.step_arrays import StepLimits
 from tests.support.graph_engine import GraphEngine
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.recordings import engine_settings, write_recording

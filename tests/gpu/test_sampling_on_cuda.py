@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from models.ops.sample_tokens import NO_TOKEN
-from models.ops.uniform import uniform
+from models.ops.sampling.sample_tokens import NO_TOKEN
+from models.ops.sampling.uniform import uniform
 from services.engine.sampling.logit_edits import LogitEdits, TokenBias, edit_logits
 from services.engine.sampling.logprobs import compute_logprobs
 from services.engine.sampling.sampler import probabilities, sample

@@ -25,7 +25,7 @@ def pretend() -> None:
     kernel_choice.runs_as_kernel = lambda x: x.is_contiguous()
     torch.cuda.get_device_capability = lambda device=None: HOPPER
     torch.cuda.get_device_properties = lambda device=None: PROPERTIES
-    from models.ops.triton import dependent_launch
+    from models.ops.triton.launching import dependent_launch
 
     dependent_launch.launch_options = lambda device: {"DEPENDENT": True, "launch_pdl": True}
     torch.set_num_threads(1)
@@ -46,16 +46,16 @@ def launched_by(
     from models.loading.loader import load_model
     from services.engine.compilation_config import CompilationConfig
     from services.engine.kv_cache.cache_groups import group_layers
-    from services.engine.worker.graph_setup import rehearse_first_graphs
-    from services.engine.worker.kernel_building import found_in
-    from services.engine.worker.kv_memory import probe_runner
-    from services.engine.worker.rehearsal import (
+    from services.engine.worker.inputs.step_arrays import StepLimits
+    from services.engine.worker.start.graph_setup import rehearse_first_graphs
+    from services.engine.worker.start.kernel_building import found_in
+    from services.engine.worker.start.kv_memory import probe_runner
+    from services.engine.worker.start.rehearsal import (
         FIRST_STEPS,
         largest_step,
         other_steps,
         run_small_steps,
     )
-    from services.engine.worker.step_arrays import StepLimits
 
     model = load_model(
         folder,

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-import models.ops.attention  # noqa: F401  # registers the operator
+import models.ops.attention.attention  # noqa: F401  # registers the operator
 from models.forward_context import (
     AttentionMetadata,
     AttentionWorkspace,
@@ -13,10 +13,10 @@ from models.forward_context import (
     KVCacheData,
     forward_context,
 )
-from models.ops.attention_metadata import build_attention_metadata
-from models.ops.head_transform import HeadTransform
-from models.ops.kv_cache import quantize_heads
-from models.ops.triton.configurations import MAX_PARTIALS
+from models.ops.attention.attention_metadata import build_attention_metadata
+from models.ops.attention.head_transform import HeadTransform
+from models.ops.attention.kv_cache import quantize_heads
+from models.ops.triton.attention.configurations import MAX_PARTIALS
 
 
 @dataclass(frozen=True, kw_only=True)

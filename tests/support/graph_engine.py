@@ -17,16 +17,16 @@ from services.engine.core.graph_ledger import GraphLedger
 from services.engine.kv_cache.cache_groups import LayerGroup, group_layers
 from services.engine.request import Request, SamplingParams
 from services.engine.scheduler.scheduler import Scheduler, SchedulerLimits
-from services.engine.worker.graph_setup import (
+from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.worker.runner.speculative_runner import make_runner
+from services.engine.worker.start.graph_setup import (
     graph_report,
     install_model,
     piece_graphs,
     prepare_graphs,
     wire_keys,
 )
-from services.engine.worker.kv_memory import allocate_kv_cache
-from services.engine.worker.speculative_runner import make_runner
-from services.engine.worker.step_arrays import StepLimits
+from services.engine.worker.start.kv_memory import allocate_kv_cache
 from tests.support.engine_harness import RecordingSink
 
 

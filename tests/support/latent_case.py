@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-import models.ops.latent_attention  # noqa: F401  # registers the operator
+import models.ops.attention.latent_attention  # noqa: F401  # registers the operator
 from models.forward_context import (
     AttentionMetadata,
     AttentionWorkspace,
@@ -13,8 +13,8 @@ from models.forward_context import (
     LatentCacheData,
     forward_context,
 )
-from models.ops.attention_metadata import build_attention_metadata
-from models.ops.triton.configurations import MAX_LATENT_PARTIALS
+from models.ops.attention.attention_metadata import build_attention_metadata
+from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS
 from tests.support.attention_case import scattered_blocks, token_request
 
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from models.ops.input_norm import InputNorm
-from models.ops.linear import add_linear, linear, norm_linear
-from models.ops.rms_norm import rms_norm
+from models.ops.elementwise.rms_norm import rms_norm
+from models.ops.linear.input_norm import InputNorm
+from models.ops.linear.linear import add_linear, linear, norm_linear
 
 OPTIONS = {
     "plain": {},
@@ -23,7 +23,7 @@ OPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class LinearCase:
-    """Inputs of a product of models.ops.linear."""
+    """Inputs of a product of models.ops.linear.linear."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -49,7 +49,7 @@ class LinearCase:
 
     def run_vector(self, tiles):
         """Runs the kernel of scalar products with everything fused."""
-        from models.ops.triton.vector_linear import vector_linear
+        from models.ops.triton.linear.vector_linear import vector_linear
 
         return vector_linear(
             self.x, self.weight, self.bias, tiles,
@@ -58,14 +58,14 @@ class LinearCase:
 
     def run_matrix(self, tiles):
         """Runs the kernel of the tensor cores, which leaves norm and residual to others."""
-        from models.ops.triton.matrix_linear import matrix_linear
+        from models.ops.triton.linear.matrix_linear import matrix_linear
 
         output = matrix_linear(self.x, self.weight, self.bias, tiles, is_gated=self.is_gated)
         return output if tiles.splits == 1 else output.sum(0).to(self.x.dtype)
 
     def run_wide(self, tiles):
         """Runs the kernel of many tokens, which leaves norm and residual to others."""
-        from models.ops.triton.wide_linear import wide_linear
+        from models.ops.triton.linear.wide_linear import wide_linear
 
         output = wide_linear(self.x, self.weight, tiles, is_gated=self.is_gated)
         return output if tiles.splits == 1 else output.sum(0).to(self.x.dtype)

@@ -4,9 +4,9 @@ import math
 
 import torch
 
-from models.ops.expert_formats import expert_values
-from models.ops.experts import ExpertWeights, Routing
-from models.ops.fp8_linear import BLOCK, FP8
+from models.ops.linear.fp8_linear import BLOCK, FP8
+from models.ops.moe.expert_formats import expert_values
+from models.ops.moe.experts import ExpertWeights, Routing
 
 ROUTINGS = {
     "softmax": Routing(
@@ -70,7 +70,7 @@ def make_quantized_experts(
     kind, *, num_experts=NUM_EXPERTS, hidden=64, inner=96, device="cpu", is_clamped=False,
     dtype=torch.float32, seed=0,
 ):  # fmt: skip
-    """Returns experts in one of the formats of models.ops.expert_formats; biases have `dtype`.
+    """Returns experts in one of the formats of models.ops.moe.expert_formats; biases have `dtype`.
 
     Kinds are fp8, with scales by block, fp8-rows and mxfp4.
     """

@@ -10,7 +10,7 @@ import torch
 
 from models.forward_context import Context, ForwardContext, forward_context
 from models.layers.decoder import CausalLM
-from models.ops.attention_metadata import build_attention_metadata
+from models.ops.attention.attention_metadata import build_attention_metadata
 
 POISON = 1e4
 """What unwritten cache entries hold: finite, as a cache must be, but reading one spoils results."""

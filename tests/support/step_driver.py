@@ -18,10 +18,10 @@ from services.engine.batch import (
     row_assignment,
 )
 from services.engine.request import SamplingParams
-from services.engine.worker.kv_memory import allocate_kv_cache
-from services.engine.worker.model_runner import ModelRunner
-from services.engine.worker.pending_result import PendingResult
-from services.engine.worker.step_arrays import StepLimits
+from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.worker.runner.model_runner import ModelRunner
+from services.engine.worker.runner.pending_result import PendingResult
+from services.engine.worker.start.kv_memory import allocate_kv_cache
 from tests.support.random_checkpoints import SHAPE, transformers_logits
 
 VOCAB_SIZE = SHAPE["vocab_size"]

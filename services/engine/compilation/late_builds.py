@@ -27,7 +27,7 @@ class LateBuilds:
             callback_handler.register_start_callback(self._take_trace)
         if HAS_TRITON:
             # Triton is imported on first use: a CPU installation has none.
-            from models.ops.triton.build_hook import on_build
+            from models.ops.triton.launching.build_hook import on_build
 
             on_build(self._names.append)
 

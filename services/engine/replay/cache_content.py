@@ -9,7 +9,7 @@ import numpy.typing as npt
 from protos.engine.v1.batch_pb2 import BlockTableUpdates
 from services.engine.batch import BatchDescriptor, pack_int32, read_int32
 from services.engine.replay.recording import ReplayError
-from services.engine.worker.step_arrays import (
+from services.engine.worker.inputs.step_arrays import (
     BlockWrites,
     StepArrays,
     StepLimits,

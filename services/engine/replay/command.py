@@ -18,8 +18,8 @@ from services.engine.replay.recording import Recording, ReplayError
 from services.engine.replay.replayer import Replayer
 from services.engine.replay.report import Totals, describe_first, describe_totals
 from services.engine.replay.sides import ReplaySettings, Sides
-from services.engine.worker.device import choose_cache_dtype, choose_device
-from services.engine.worker.step_arrays import StepLimits
+from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.worker.start.device import choose_cache_dtype, choose_device
 
 
 def replay(

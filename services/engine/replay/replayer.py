@@ -24,8 +24,8 @@ from services.engine.replay.report import StepFindings, TokenDifference, Totals
 from services.engine.replay.sides import Side, Sides
 from services.engine.replay.taps import OUTPUT
 from services.engine.replay.tokens import StepTokens, partings
-from services.engine.worker.speculative_runner import SpeculativeRunner
-from services.engine.worker.step_arrays import StepArrays, StepLimits
+from services.engine.worker.inputs.step_arrays import StepArrays, StepLimits
+from services.engine.worker.runner.speculative_runner import SpeculativeRunner
 
 
 @dataclass(frozen=True, slots=True)

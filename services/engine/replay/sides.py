@@ -11,7 +11,7 @@ from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import CacheData
 from models.layers.decoder import CausalLM
 from models.loading.loader import load_model
-from models.ops.cudagraph_support import attention_cudagraph_support
+from models.ops.attention.cudagraph_support import attention_cudagraph_support
 from services.engine.batch import GraphKey
 from services.engine.compilation.cache_key import compute_factors
 from services.engine.compilation.compile_model import CompiledModel, compile_model
@@ -26,18 +26,18 @@ from services.engine.config import EngineConfig
 from services.engine.replay.recording import ReplayError
 from services.engine.replay.report import describe_graph
 from services.engine.replay.taps import AttentionTaps, Tap
-from services.engine.worker.graph_setup import (
+from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.worker.runner.model_runner import ModelRunner
+from services.engine.worker.runner.speculative_runner import SpeculativeRunner, make_runner
+from services.engine.worker.start.graph_setup import (
     PreparedGraphs,
     install_model,
     piece_graphs,
     prepare_graphs,
     wire_keys,
 )
-from services.engine.worker.kv_memory import allocate_kv_cache
-from services.engine.worker.model_runner import ModelRunner
-from services.engine.worker.speculative_runner import SpeculativeRunner, make_runner
-from services.engine.worker.startup import EXAMPLE_NUM_TOKENS
-from services.engine.worker.step_arrays import StepLimits
+from services.engine.worker.start.kv_memory import allocate_kv_cache
+from services.engine.worker.start.startup import EXAMPLE_NUM_TOKENS
 
 Tapped = dict[Tap, Tensor]
 """Tensors of attention for the tokens of a step and what pads it."""

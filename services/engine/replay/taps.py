@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import models.ops.attention
-import models.ops.latent_attention  # noqa: F401  # both register an operator
+import models.ops.attention.attention
+import models.ops.attention.latent_attention  # noqa: F401  # both register an operator
 from models.forward_context import ForwardContext, get_forward_context
 from services.engine.compilation.dispatch_mode import DispatchMode
 

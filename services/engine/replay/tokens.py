@@ -8,7 +8,7 @@ import numpy as np
 from services.engine.batch import StepResult, read_int32, read_tokens
 from services.engine.replay.recording import ReplayError
 from services.engine.spec_decode.verification import NO_DRAFT
-from services.engine.worker.step_arrays import Int64Array, StepArrays
+from services.engine.worker.inputs.step_arrays import Int64Array, StepArrays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

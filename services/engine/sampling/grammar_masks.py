@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.ops.mask_tokens import mask_tokens
+from models.ops.sampling.mask_tokens import mask_tokens
 from services.engine.batch import SamplingMetadata, read_int32
 
 

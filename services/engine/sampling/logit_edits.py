@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.ops.penalize_tokens import Penalties, penalize_tokens
+from models.ops.sampling.penalize_tokens import Penalties, penalize_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from models.ops.top_logprobs import top_logprobs
+from models.ops.sampling.top_logprobs import top_logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

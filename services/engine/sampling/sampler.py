@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from models.ops.sample_tokens import kept_weights, sample_tokens, where_sound
+from models.ops.sampling.sample_tokens import kept_weights, sample_tokens, where_sound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ def sample(logits: Tensor, choice: TokenChoice) -> Tensor:
         choice: parameters of each row.
 
     Returns:
-        [S] int64. See models.ops.sample_tokens for what the truncations keep.
+        [S] int64. See models.ops.sampling.sample_tokens for what the truncations keep.
     """
     return sample_tokens(
         logits,

@@ -9,7 +9,7 @@ import socket
 import sys
 
 from services.engine.config import EngineConfig
-from services.engine.worker.open_gpu import begin_to_open
+from services.engine.worker.start.open_gpu import begin_to_open
 from services.engine.worker.wire import Channel
 from services.processes.standard_error import replace_standard_error
 from services.telemetry.logging import configure_logging

@@ -19,9 +19,9 @@ from services.engine.batch import BatchDescriptor, StepFailure, StepResult
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.late_builds import LateBuilds
 from services.engine.config import EngineConfig
-from services.engine.worker.background_capture import BackgroundCapture
-from services.engine.worker.graph_setup import graph_report
-from services.engine.worker.startup import start_worker
+from services.engine.worker.graphs.background_capture import BackgroundCapture
+from services.engine.worker.start.graph_setup import graph_report
+from services.engine.worker.start.startup import start_worker
 from services.engine.worker.step_memory import FailedStep, is_out_of_memory, release_memory
 from services.engine.worker.wire import Channel
 

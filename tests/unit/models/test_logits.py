@@ -80,7 +80,7 @@ def test_greedy_tokens_are_those_of_transformers_over_64_steps(pair):
 
 def test_decode_groups_split_by_size_agree_with_the_whole(checkpoint, monkeypatch):
     folder, reference = checkpoint("qwen3")
-    monkeypatch.setattr("models.ops.attention_metadata.CPU_GROUP_KEYS", 48)
+    monkeypatch.setattr("models.ops.attention.attention_metadata.CPU_GROUP_KEYS", 48)
     runner = PagedRunner(load_model(folder, device=CPU, dtype=torch.float32), num_blocks=128)
     sequences = [runner.add(random_tokens(n, seed=n)) for n in (60, 5, 12, 11, 40, 3, 4)]
     for sequence in sequences:

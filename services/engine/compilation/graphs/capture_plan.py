@@ -7,7 +7,7 @@ import structlog
 
 from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import GraphKey
-from models.ops.cudagraph_support import AttentionCGSupport
+from models.ops.attention.cudagraph_support import AttentionCGSupport
 from services.engine.compilation_config import CompilationLevel
 
 log = structlog.get_logger()

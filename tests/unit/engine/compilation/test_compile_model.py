@@ -4,7 +4,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from models.forward_context import Context, ForwardContext, forward_context
-from models.ops.attention_metadata import build_attention_metadata
+from models.ops.attention.attention_metadata import build_attention_metadata
 from services.engine.compilation.purity import ImpureForwardError
 from services.engine.compilation_config import CompilationConfig
 from tests.support.compiled_models import Toy, compile_at, compile_toy

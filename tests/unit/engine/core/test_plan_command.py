@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from models.cudagraph_mode import CUDAGraphMode
-from models.ops.cudagraph_support import AttentionCGSupport
+from models.ops.attention.cudagraph_support import AttentionCGSupport
 from protos.engine.v1.engine_pb2 import GetStatsResponse, GraphCoverage, GraphStats
 from services.engine.compilation.graphs.capture_plan import graph_support, supported_mode
 from services.engine.compilation_config import CompilationLevel

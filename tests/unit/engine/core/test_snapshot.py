@@ -14,7 +14,7 @@ from services.engine.replay.cache_content import BlockNumbers, CacheContent
 from services.engine.replay.opening import read_opening
 from services.engine.replay.recording import ReplayError
 from services.engine.scheduler.scheduler import Scheduler, SchedulerLimits
-from services.engine.worker.step_arrays import StepArrays, StepLimits
+from services.engine.worker.inputs.step_arrays import StepArrays, StepLimits
 from tests.support.fake_worker import VOCAB_SIZE, FakeWorker
 from tests.support.requests import make_request
 

@@ -11,7 +11,7 @@ from services.engine.compilation_config import CompilationConfig
 from services.engine.replay.command import replay
 from services.engine.replay.config import ReplayConfig
 from services.engine.replay.recording import Recording, ReplayError
-from services.engine.worker.step_arrays import StepLimits
+from services.engine.worker.inputs.step_arrays import StepLimits
 from tests.support.graph_engine import GraphEngine
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.recordings import edit_recording, engine_settings, write_recording

@@ -8,7 +8,7 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from models.ops.penalize_tokens import Penalties
+from models.ops.sampling.penalize_tokens import Penalties
 from services.engine.sampling.logit_edits import LogitEdits, TokenBias, edit_logits
 from services.engine.sampling.sampler import greedy
 

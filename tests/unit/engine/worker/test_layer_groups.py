@@ -9,7 +9,7 @@ from models.forward_context import FP8_CACHE_DTYPE
 from models.loading.loader import load_model
 from services.engine.compilation_config import CompilationConfig, CompilationLevel
 from services.engine.kv_cache.cache_groups import group_layers
-from services.engine.worker.kv_memory import allocate_kv_cache, block_bytes
+from services.engine.worker.start.kv_memory import allocate_kv_cache, block_bytes
 from tests.support.graph_engine import GraphEngine
 from tests.support.random_checkpoints import write_checkpoint
 

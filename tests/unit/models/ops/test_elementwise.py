@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from models.ops.rms_norm import add_rms_norm, rms_norm
-from models.ops.rotary import apply_rotary
-from models.ops.silu_and_mul import silu_and_mul
+from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
+from models.ops.elementwise.rotary import apply_rotary
+from models.ops.elementwise.silu_and_mul import silu_and_mul
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 SHAPES = [(1, 2), (7, 12), (127, 34)]

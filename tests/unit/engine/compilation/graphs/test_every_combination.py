@@ -5,15 +5,15 @@ from itertools import product
 import pytest
 
 from models.cudagraph_mode import CUDAGraphMode
-from models.ops.cudagraph_support import AttentionCGSupport
+from models.ops.attention.cudagraph_support import AttentionCGSupport
 from services.engine.compilation.graphs.capture_plan import (
     graph_support,
     planned_keys,
     supported_mode,
 )
 from services.engine.compilation_config import CompilationConfig, CompilationLevel
-from services.engine.worker.graph_setup import piece_graphs, prepare_graphs
-from services.engine.worker.step_arrays import StepLimits
+from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.worker.start.graph_setup import piece_graphs, prepare_graphs
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.graph_engine import GraphEngine
 

@@ -11,8 +11,8 @@ from tests.support.needs_triton import needs_triton
 PROGRAM = """
 import os
 from pathlib import Path
-from services.engine.worker.build_processes import BuildProcesses
-from services.engine.worker.kernel_building import _load_kernel_functions
+from services.engine.worker.start.build_processes import BuildProcesses
+from services.engine.worker.start.kernel_building import _load_kernel_functions
 
 processes = BuildProcesses.fork(_load_kernel_functions)
 folder = Path(os.environ["TRITON_CACHE_DIR"]).parent
@@ -21,7 +21,7 @@ import torch
 from tests.support.absent_hopper import check_types, launched_by, pretend
 pretend()
 from models.forward_context import FP8_CACHE_DTYPE
-from models.ops.triton.kernel_builds import kernel_functions, load_kernel_functions
+from models.ops.triton.launching.kernel_builds import kernel_functions, load_kernel_functions
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.kernel_launches import absent_gpu
 from tests.support.mxfp4_checkpoints import pack_experts

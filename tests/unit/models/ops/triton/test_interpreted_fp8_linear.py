@@ -12,7 +12,7 @@ import pytest
 
 PROGRAM = """
 import torch
-from models.ops.triton.fp8_linear import BLOCK, fp8_block_linear, quantize
+from models.ops.triton.linear.fp8_linear import BLOCK, fp8_block_linear, quantize
 
 torch.manual_seed(0)
 torch.set_num_threads(1)

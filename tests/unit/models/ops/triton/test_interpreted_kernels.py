@@ -14,11 +14,13 @@ from tests.support.needs_triton import needs_triton
 PROGRAM = """
 import torch
 torch.set_num_threads(1)
-from models.ops.rms_norm import rms_norm
-from models.ops.silu_and_mul import silu_and_mul
-from models.ops.triton import attention, rms_norm as norms, silu_and_mul as gate
-from models.ops.triton.linear_configurations import VectorTiles
-from models.ops.triton.slot_mapping import slot_mapping
+from models.ops.elementwise.rms_norm import rms_norm
+from models.ops.elementwise.silu_and_mul import silu_and_mul
+from models.ops.triton.attention import attention
+from models.ops.triton.elementwise import rms_norm as norms
+from models.ops.triton.elementwise import silu_and_mul as gate
+from models.ops.triton.linear.linear_configurations import VectorTiles
+from models.ops.triton.attention.slot_mapping import slot_mapping
 from tests.support.attention_case import Heads, make_case, token_request
 from tests.support.linear_case import OPTIONS, make_linear_case
 from tests.support.tolerances import assert_rows_close
@@ -76,7 +78,7 @@ for dtype in (torch.float32, torch.float16):
 FP8_CACHE_PROGRAM = """
 import torch
 torch.set_num_threads(1)
-from models.ops.triton import attention
+from models.ops.triton.attention import attention
 from tests.support.attention_case import Heads, exact_cache, make_case
 from tests.support.tolerances import assert_rows_close
 

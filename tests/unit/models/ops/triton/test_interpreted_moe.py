@@ -11,11 +11,11 @@ from tests.support.needs_triton import needs_triton
 PROGRAM = """
 import torch
 torch.set_num_threads(1)
-from models.ops import moe as reference
-from models.ops.triton import moe as kernels
-from models.ops.triton.moe_grouped import apply_grouped
-from models.ops.triton.moe_pairs import apply_pairs
-from models.ops.triton.moe_routing import sort_by_expert
+from models.ops.moe import moe as reference
+from models.ops.triton.moe import moe as kernels
+from models.ops.triton.moe.moe_grouped import apply_grouped
+from models.ops.triton.moe.moe_pairs import apply_pairs
+from models.ops.triton.moe.moe_routing import sort_by_expert
 from tests.support.moe_case import NUM_EXPERTS, ROUTINGS, exactly, make_experts, make_logits
 from tests.support.tolerances import assert_rows_close
 
@@ -49,8 +49,8 @@ for dtype, is_clamped, hidden_size, inner in (
 MXFP4_PROGRAM = """
 import torch
 torch.set_num_threads(1)
-from models.ops import moe as reference
-from models.ops.triton.moe_mxfp4 import apply_mxfp4
+from models.ops.moe import moe as reference
+from models.ops.triton.moe.moe_mxfp4 import apply_mxfp4
 from tests.support.moe_case import ROUTINGS, exactly, make_logits, make_quantized_experts
 from tests.support.tolerances import assert_rows_close
 
@@ -76,9 +76,9 @@ for hidden_size, inner, dtype, is_clamped in (
 FP8_PROGRAM = """
 import torch
 torch.set_num_threads(1)
-from models.ops import moe as reference
-from models.ops.fp8_linear import quantize
-from models.ops.triton import moe_fp8
+from models.ops.moe import moe as reference
+from models.ops.linear.fp8_linear import quantize
+from models.ops.triton.moe import moe_fp8
 from tests.support.moe_case import ROUTINGS, exactly, make_logits, make_quantized_experts
 from tests.support.tolerances import assert_rows_close
 

@@ -11,7 +11,7 @@ from tests.support.needs_triton import needs_triton
 PROGRAM = """
 import torch
 torch.set_num_threads(1)
-from models.ops.triton.step_tokens import choose_greedily
+from models.ops.triton.sampling.step_tokens import choose_greedily
 from tests.support.sampling_kernels import *
 
 for vocab_size in (1, 7, 127, 5000):

@@ -1,0 +1,1 @@
+"""Attention: its operators, what they read, and the paged cache."""

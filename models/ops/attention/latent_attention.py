@@ -1,0 +1,131 @@
+"""Attention to cached latent vectors: octavo::latent_attention_with_output.
+
+Like models.ops.attention.attention it has no output and writes into a tensor that its caller made.
+"""
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from models.forward_context import AttentionGroup, LatentCacheData, get_forward_context
+from models.ops.attention.index_queries import IndexQueries
+from models.ops.attention.unseen_keys import clear_unseen
+from models.ops.custom_op import direct_register_custom_op
+from models.ops.kernel_choice import has_kernels
+
+
+def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no dataclasses
+    q: torch.Tensor,
+    entry: torch.Tensor,
+    output: torch.Tensor,
+    layer_index: int,
+    scale: float,
+    index_q: torch.Tensor | None = None,
+    index_k: torch.Tensor | None = None,
+    index_weights: torch.Tensor | None = None,
+    top_k: int = 0,
+) -> None:
+    """Stores the step's latent vectors, then attends each query to its sequence's.
+
+    An entry is both the key of all heads and, without its last P numbers, their value. Reads
+    attn_metadata and kv_cache_data[layer_index] of the forward context. Tokens past the end of
+    slot_mapping are padding: what they get is undefined. With an index each query attends to no
+    more than top_k tokens: those of the highest score, the sum over the index's heads of
+    weight * relu(query * key).
+    T tokens, H heads, C numbers of a latent vector, P rotated ones, J heads of size D of the index.
+
+    Args:
+        q: [T, H, C + P], contiguous.
+        entry: [T, C + P], contiguous; what is to be cached of each token.
+        output: [T, H, C], contiguous, overwritten.
+        layer_index: which layer's cache.
+        scale: factor of the scores.
+        index_q: [T, J, D], contiguous, or None: no index, and none of the three that follow.
+        index_k: [T, D], contiguous; what is to be cached of each token.
+        index_weights: [T, J] float32, contiguous.
+        top_k: as above.
+
+    Source: DeepSeek-AI 2024, "DeepSeek-V2", appendix C; 2025, "DeepSeek-V3.2-Exp", section 2.1.
+    """
+    context = get_forward_context()
+    cache, metadata = context.kv_cache_data[layer_index], context.attn_metadata
+    assert isinstance(cache, LatentCacheData), f"layer {layer_index} caches no latent vectors"
+    slots = metadata.slot_mapping
+    cache.latent.flatten(0, 1).index_copy_(0, slots, entry[: len(slots)])
+    index = None
+    if index_q is not None and index_k is not None and index_weights is not None:
+        assert cache.index_keys is not None, f"layer {layer_index} caches no keys of an index"
+        cache.index_keys.flatten(0, 1).index_copy_(0, slots, index_k[: len(slots)])
+        index = IndexQueries(q=index_q, weights=index_weights, top_k=top_k)
+    if has_kernels(q.device):
+        # Triton is imported on first use: a CPU installation has none.
+        from models.ops.triton.attention.latent_attention import latent_attention
+
+        is_prefill = context.context.is_prefill
+        latent_attention(q, cache, metadata, output, scale, index, is_prefill=is_prefill)
+        return
+    for group in metadata.groups:
+        end = group.first_token + group.num_requests * group.num_queries
+        tokens = slice(group.first_token, end)
+        mask = group.mask
+        if index is not None:
+            mask = _chosen(index.of(tokens), cache, group)
+        _attend(q[tokens], cache, group, output[tokens], scale, mask)
+
+
+def _attend(
+    q: torch.Tensor,
+    cache: LatentCacheData,
+    group: AttentionGroup,
+    output: torch.Tensor,
+    scale: float,
+    mask: torch.Tensor,
+) -> None:
+    """Computes one group: gathers its blocks once; the heads stand in for query tokens."""
+    num_requests, num_queries = group.num_requests, group.num_queries
+    _, num_heads, size = q.shape
+    keys = cache.latent.index_select(0, group.block_ids).view(num_requests, -1, size)
+    clear_unseen(keys, group.mask, cache.latent.shape[1])
+    keys = keys.unsqueeze(1)
+    values = keys[..., : output.shape[-1]]
+    queries = q.view(num_requests, 1, num_queries * num_heads, size)
+    mask = mask.repeat_interleave(num_heads, dim=2)
+    attended = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
+    output.view(attended.shape).copy_(attended)
+
+
+def _chosen(index: IndexQueries, cache: LatentCacheData, group: AttentionGroup) -> torch.Tensor:
+    """Returns which keys of a group the index chooses: [G, 1, Q, L] bool."""
+    assert cache.index_keys is not None, "the operator checked it"
+    keys = cache.index_keys.index_select(0, group.block_ids)
+    keys = keys.view(group.num_requests, 1, -1, keys.shape[-1]).float()
+    queries = index.q.view(group.num_requests, group.num_queries, *index.q.shape[1:]).float()
+    # [G, Q, J, D] and [G, 1, D, L] to [G, Q, J, L], and with weights [G, Q, 1, J] to [G, Q, 1, L].
+    scores = torch.matmul(queries, keys.transpose(-1, -2)).relu()
+    weights = index.weights.view(group.num_requests, group.num_queries, 1, -1)
+    scores = torch.matmul(weights, scores).transpose(1, 2)
+    scores = scores.masked_fill(~group.mask, -torch.inf)
+    best = scores.topk(min(index.top_k, scores.shape[-1]), dim=-1).indices
+    chosen = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
+    return chosen.scatter(-1, best, value=True) & group.mask
+
+
+def _latent_attention_with_output_fake(  # noqa: PLR0913  # the operator's arguments
+    q: torch.Tensor,
+    entry: torch.Tensor,
+    output: torch.Tensor,
+    layer_index: int,
+    scale: float,
+    index_q: torch.Tensor | None = None,
+    index_k: torch.Tensor | None = None,
+    index_weights: torch.Tensor | None = None,
+    top_k: int = 0,
+) -> None:
+    """Makes nothing: the operator has no output."""
+
+
+latent_attention_with_output = direct_register_custom_op(
+    "latent_attention_with_output",
+    _latent_attention_with_output,
+    mutates_args=("output",),
+    fake_impl=_latent_attention_with_output_fake,
+)

@@ -1,0 +1,1 @@
+"""Norms, rotary positions, gates and writes: one pass over their input."""

@@ -1,0 +1,21 @@
+"""Scattered writes to a table of integers, such as block ids."""
+
+import torch
+
+from models.ops.kernel_choice import has_kernels
+
+
+def write_entries(table: torch.Tensor, writes: torch.Tensor) -> None:
+    """Overwrites n entries of a table.
+
+    Args:
+        table: [rows, columns] int32, contiguous, changed in place.
+        writes: [2, n] int32, contiguous: indices into the flattened table, each once, and values.
+    """
+    if has_kernels(table.device):
+        from models.ops.triton.elementwise import table_entries as kernel
+
+        kernel.write_entries(table, writes)
+        return
+    indices, values = writes
+    table.view(-1).index_copy_(0, indices.long(), values)

@@ -1,0 +1,127 @@
+"""Matrix products of 8-bit floats: weights stored so, activations made so on the way in.
+
+Source: Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; the blocks are those of
+DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.3.
+"""
+
+import torch
+
+from models.ops.custom_op import direct_register_custom_op
+from models.ops.kernel_choice import has_kernels
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+SMALLEST_AMAX = 1e-10
+"""Stands in for the largest magnitude of activations that are all zero."""
+BLOCK = 128
+"""Rows and columns of a weight block, and activations of one token that share a scale."""
+
+
+def fp8_row_linear(
+    x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Returns x @ (weight * weight_scale).T + bias, with x rounded to FP8, one scale per token.
+
+    Args:
+        x: [T, K], K a multiple of 16.
+        weight: [N, K] float8_e4m3fn, contiguous, N a multiple of 16.
+        weight_scale: [N, 1] float32.
+        bias: [N] or None.
+
+    Returns:
+        [T, N], dtype of x.
+    """
+    output: torch.Tensor = torch.ops.octavo.fp8_linear(x, weight, weight_scale, bias, False)
+    return output
+
+
+def fp8_block_linear(
+    x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Returns x @ (weight * weight_scale).T + bias, x rounded to FP8 in runs of 128 features.
+
+    Args:
+        x: [T, K].
+        weight: [N, K] float8_e4m3fn, contiguous.
+        weight_scale: [ceil(N / 128), ceil(K / 128)] float32.
+        bias: [N] or None.
+
+    Returns:
+        [T, N], dtype of x.
+    """
+    output: torch.Tensor = torch.ops.octavo.fp8_linear(x, weight, weight_scale, bias, True)
+    return output
+
+
+def quantize(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rounds to FP8 with one scale per `group_size` neighbours.
+
+    Args:
+        x: [T, K].
+        group_size: features that share a scale; the last group may be shorter.
+
+    Returns:
+        [T, K] float8_e4m3fn and its scales, [T, ceil(K / group_size)] float32.
+    """
+    groups = torch.split(x.to(torch.float32), group_size, dim=-1)
+    amax = torch.stack([group.abs().amax(-1) for group in groups], dim=-1)
+    scale = amax.clamp(min=SMALLEST_AMAX) / FP8_MAX
+    pairs = zip(groups, scale.unbind(-1), strict=True)
+    scaled = torch.cat([group / each.unsqueeze(-1) for group, each in pairs], dim=-1)
+    return scaled.clamp(-FP8_MAX, FP8_MAX).to(FP8), scale
+
+
+def _fp8_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    is_blocked: bool,
+) -> torch.Tensor:
+    """Runs the product on the kernels of x's device."""
+    if not has_kernels(x.device):
+        return _reference(x, weight, weight_scale, bias, is_blocked)
+    from models.ops.triton.linear import fp8_linear as kernel
+
+    if is_blocked:
+        return kernel.fp8_block_linear(x, weight, weight_scale, bias)
+    rounded, scale = kernel.quantize(x, x.shape[-1])
+    # cuBLAS and CUTLASS write products that are scaled by row in bfloat16 only.
+    output = torch._scaled_mm(
+        rounded, weight.t(), scale_a=scale, scale_b=weight_scale.t(), out_dtype=torch.bfloat16
+    ).to(x.dtype)
+    return output if bias is None else output + bias
+
+
+def _fake_fp8_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    is_blocked: bool,
+) -> torch.Tensor:
+    """Makes the output without computing it."""
+    del weight_scale, bias, is_blocked
+    return x.new_empty((x.shape[0], weight.shape[0]))
+
+
+def _reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    is_blocked: bool,
+) -> torch.Tensor:
+    """Computes in float32 what the kernels do: both sides rounded, then multiplied."""
+    num_features = x.shape[-1]
+    group_size = BLOCK if is_blocked else num_features
+    rounded, scale = quantize(x, group_size)
+    x_scale = scale.repeat_interleave(group_size, -1)[:, :num_features]
+    if is_blocked:
+        weight_scale = weight_scale.repeat_interleave(BLOCK, 0)[: len(weight)]
+        weight_scale = weight_scale.repeat_interleave(BLOCK, 1)[:, :num_features]
+    product = (rounded.float() * x_scale) @ (weight.float() * weight_scale).t()
+    return (product if bias is None else product + bias.float()).to(x.dtype)
+
+
+direct_register_custom_op("fp8_linear", _fp8_linear, (), _fake_fp8_linear)

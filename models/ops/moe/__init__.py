@@ -1,0 +1,1 @@
+"""Mixtures of experts: routing, the experts' products, their weights' formats."""

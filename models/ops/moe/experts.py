@@ -1,0 +1,62 @@
+"""What a mixture of experts is made of: how tokens choose experts, and the experts' weights."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How a token's experts are chosen and weighted; models.ops.moe.moe.route says what it means.
+
+    top_k: experts of each token. is_sigmoid: of the logits, and not the softmax over all experts.
+    is_normed: weights are made to sum to 1. scaling: factor of all weights. num_groups: equal
+    groups of experts. top_groups: groups that a token's experts come from.
+    """
+
+    top_k: int
+    is_sigmoid: bool
+    is_normed: bool
+    scaling: float
+    num_groups: int
+    top_groups: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertWeights:
+    """Experts and their gate. E experts, H hidden size, I inner size of one expert.
+
+    gate_up: [E, 2 * I, H], gate before up. down: [E, H, I]. gate_up_bias: [E, 2 * I] or None.
+    down_bias: [E, H] or None. gate_up_scale, down_scale: of weights that stay in 8 or 4 bits,
+    which models.ops.moe.expert_formats describes; None for others. alpha, limit: of the gate, see
+    models.ops.moe.moe.gated.
+    """
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+    gate_up_scale: torch.Tensor | None = None
+    down_scale: torch.Tensor | None = None
+    alpha: float = 1.0
+    limit: float | None = None
+
+    @property
+    def inner_size(self) -> int:
+        """I."""
+        return self.gate_up.shape[1] // 2
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the weights need their scales."""
+        return self.down_scale is not None
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether the weights are 8-bit floats."""
+        return self.down.dtype == torch.float8_e4m3fn
+
+    @property
+    def is_scaled_by_row(self) -> bool:
+        """Whether each row of an FP8 matrix has one scale, and not each block."""
+        return self.down_scale is not None and self.down_scale.shape[1:] == (self.down.shape[1], 1)

@@ -1,0 +1,223 @@
+"""Mixture of experts: octavo::fused_moe."""
+
+import torch
+from torch.nn import functional
+
+from models.ops.custom_op import direct_register_custom_op
+from models.ops.kernel_choice import has_kernels
+from models.ops.linear.fp8_linear import BLOCK, quantize
+from models.ops.moe.expert_formats import expert_values
+from models.ops.moe.experts import ExpertWeights, Routing
+
+
+def fused_moe(  # noqa: PLR0913  # an operator takes no dataclasses
+    hidden: torch.Tensor,
+    router_logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    gate_up_scale: torch.Tensor | None,
+    down_scale: torch.Tensor | None,
+    correction_bias: torch.Tensor | None,
+    top_k: int,
+    is_sigmoid: bool,
+    is_normed: bool,
+    scaling: float,
+    num_groups: int,
+    top_groups: int,
+    alpha: float,
+    limit: float | None,
+) -> torch.Tensor:
+    """Sends each token through its best experts and adds up what they return, weighted.
+
+    An operator of its own because which expert computes which token depends on the data: a
+    compiler must not look into it, and on a GPU nothing of it comes back to the host.
+    T tokens, H hidden size, E experts.
+
+    Args:
+        hidden: [T, H].
+        router_logits: [T, E].
+        gate_up: this and the five that follow as in ExpertWeights.
+        down: as above.
+        gate_up_bias: as above.
+        down_bias: as above.
+        gate_up_scale: as above.
+        down_scale: as above.
+        correction_bias: [E] float32, see `route`.
+        top_k: this and the five that follow as in Routing.
+        is_sigmoid: as above.
+        is_normed: as above.
+        scaling: as above.
+        num_groups: as above.
+        top_groups: as above.
+        alpha: see `gated`.
+        limit: see `gated`.
+
+    Returns:
+        [T, H], dtype of hidden.
+
+    Source: Shazeer et al. 2017, "Outrageously Large Neural Networks", section 2.
+    """
+    routing = Routing(
+        top_k=top_k,
+        is_sigmoid=is_sigmoid,
+        is_normed=is_normed,
+        scaling=scaling,
+        num_groups=num_groups,
+        top_groups=top_groups,
+    )
+    experts = ExpertWeights(
+        gate_up=gate_up,
+        down=down,
+        gate_up_bias=gate_up_bias,
+        down_bias=down_bias,
+        gate_up_scale=gate_up_scale,
+        down_scale=down_scale,
+        alpha=alpha,
+        limit=limit,
+    )
+    if has_kernels(hidden.device):
+        # Triton is imported on first use: a CPU installation has none.
+        from models.ops.triton.moe import moe as kernel
+
+        return kernel.apply_experts(
+            hidden, *kernel.route(router_logits, correction_bias, routing), experts
+        )
+    return apply_experts(
+        hidden,
+        *route(router_logits, correction_bias, routing),
+        experts,
+        rounds_activations=experts.is_fp8,
+    )
+
+
+def route(
+    logits: torch.Tensor, correction_bias: torch.Tensor | None, routing: Routing
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Chooses top_k experts for each token and says how much each counts.
+
+    Scores are the softmax or sigmoid of the logits. The bias joins them for the choice and not for
+    the weights. With groups, only experts of the top_groups best ones are chosen; a group is as
+    good as its best expert or, with a bias, its best two.
+
+    Returns:
+        Weights, [T, top_k] float32, and expert ids, [T, top_k] int64.
+
+    Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.2, and "DeepSeek-V3", section 2.1.2.
+    """
+    logits = logits.float()
+    scores = logits.sigmoid() if routing.is_sigmoid else logits.softmax(-1)
+    choice = scores if correction_bias is None else scores + correction_bias
+    if routing.num_groups > 1:
+        groups = choice.view(len(choice), routing.num_groups, -1)
+        num_best = 1 if correction_bias is None else 2
+        group_scores = groups.topk(num_best, dim=-1).values.sum(-1)
+        best_groups = group_scores.topk(routing.top_groups, dim=-1).indices
+        is_open = torch.zeros(groups.shape[:2], dtype=torch.bool, device=logits.device)
+        is_open = is_open.scatter(1, best_groups, value=True)
+        choice = groups.masked_fill(~is_open.unsqueeze(-1), -torch.inf).flatten(1)
+    ids = choice.topk(routing.top_k, dim=-1).indices
+    weights = scores.gather(1, ids)
+    if routing.is_normed:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return weights * routing.scaling, ids
+
+
+def apply_experts(
+    hidden: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    experts: ExpertWeights,
+    *,
+    rounds_activations: bool = False,
+) -> torch.Tensor:
+    """Adds up what each token's experts return, [T, H] like hidden.
+
+    Weights and ids, [T, top_k], say which they are. Computes one expert after the other. What goes
+    into a product of 8-bit floats is rounded before it, in runs of 128 features.
+    """
+    num_experts, top_k = len(experts.down), ids.shape[1]
+    by_expert = ids.flatten().argsort(stable=True)
+    counts = ids.flatten().bincount(minlength=num_experts).tolist()
+    exact = torch.promote_types(hidden.dtype, torch.float32)
+    output = torch.zeros(hidden.shape, dtype=exact, device=hidden.device)
+    for expert, pairs in enumerate(torch.split(by_expert, counts)):
+        if not len(pairs):
+            continue
+        tokens = pairs.div(top_k, rounding_mode="floor")
+        x = hidden[tokens]
+        gate_up = _linear(
+            _rounded(x) if rounds_activations else x, expert,
+            experts.gate_up, experts.gate_up_scale, experts.gate_up_bias, num_parts=2,
+        )  # fmt: skip
+        inner = gated(gate_up, experts.alpha, experts.limit)
+        if rounds_activations:
+            inner = _rounded(inner)
+        result = _linear(inner, expert, experts.down, experts.down_scale, experts.down_bias)
+        output.index_add_(0, tokens, result.to(exact) * weights.flatten()[pairs, None])
+    return output.to(hidden.dtype)
+
+
+def _rounded(x: torch.Tensor) -> torch.Tensor:
+    """Returns [T, K] as the numbers that its rounding to FP8 stands for."""
+    values, scale = quantize(x, BLOCK)
+    exact = torch.promote_types(x.dtype, torch.float32)
+    scales = scale.to(exact).repeat_interleave(BLOCK, -1)[:, : x.shape[-1]]
+    return (values.to(exact) * scales).to(x.dtype)
+
+
+def _linear(
+    x: torch.Tensor,
+    expert: int,
+    weights: torch.Tensor,
+    scales: torch.Tensor | None,
+    biases: torch.Tensor | None,
+    *,
+    num_parts: int = 1,
+) -> torch.Tensor:
+    """Applies one expert's matrix, of parts one above the other, and bias."""
+    scale = None if scales is None else scales[expert]
+    matrix = expert_values(weights[expert], scale, x.dtype, num_parts=num_parts)
+    return functional.linear(x, matrix, None if biases is None else biases[expert])
+
+
+def gated(gate_up: torch.Tensor, alpha: float, limit: float | None) -> torch.Tensor:
+    """Maps gate and up, [..., 2 * I], to [..., I].
+
+    silu(gate) * up without a limit. With one, gate is cut off above it and up on both sides, and
+    the result is gate * sigmoid(alpha * gate) * (up + 1).
+
+    Source: OpenAI 2025, "gpt-oss model card", section 2.2.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    if limit is None:
+        return functional.silu(gate) * up
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(alpha * gate) * (up + 1)
+
+
+def _fused_moe_fake(  # noqa: PLR0913  # the operator's arguments
+    hidden: torch.Tensor,
+    router_logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    gate_up_scale: torch.Tensor | None,
+    down_scale: torch.Tensor | None,
+    correction_bias: torch.Tensor | None,
+    top_k: int,
+    is_sigmoid: bool,
+    is_normed: bool,
+    scaling: float,
+    num_groups: int,
+    top_groups: int,
+    alpha: float,
+    limit: float | None,
+) -> torch.Tensor:
+    """Makes an output of the right shape."""
+    return torch.empty_like(hidden, memory_format=torch.contiguous_format)
+
+
+direct_register_custom_op("fused_moe", fused_moe, mutates_args=(), fake_impl=_fused_moe_fake)

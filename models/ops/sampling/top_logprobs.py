@@ -1,0 +1,33 @@
+"""Log-probabilities of one token and of the most likely ones, without a log-softmax."""
+
+import torch
+from torch import Tensor
+
+from models.ops.kernel_choice import has_kernels
+
+
+def top_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the log-probability of each row's token, and ids and values of its most likely ones.
+
+    Args:
+        logits: [S, V].
+        token_ids: [S] int64.
+        num_top: n, at most V.
+
+    Returns:
+        [S] float32, [S, n] int64 and [S, n] float32, best first; the lowest id first on a tie.
+    """
+    if has_kernels(logits.device):
+        from models.ops.triton.sampling import top_logprobs as kernel
+
+        return kernel.top_logprobs(logits.contiguous(), token_ids, num_top)
+    logits = logits.float()
+    # Subtracting the sum from the few logits reported spares a [S, V] log_softmax.
+    log_total = logits.logsumexp(dim=-1, keepdim=True)
+    chosen = (logits.gather(-1, token_ids[:, None]) - log_total).squeeze(-1)
+    if not num_top:
+        empty = logits.new_empty(len(logits), 0)
+        return chosen, empty.long(), empty
+    # A stable sort, as topk leaves the order of ties open.
+    top = torch.sort(logits, dim=-1, descending=True, stable=True)
+    return chosen, top.indices[:, :num_top], top.values[:, :num_top] - log_total

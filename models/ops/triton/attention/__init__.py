@@ -1,0 +1,1 @@
+"""Kernels of attention and of the paged cache."""

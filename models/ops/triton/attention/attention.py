@@ -1,0 +1,44 @@
+"""Attention of one layer on a GPU: which kernels run, in which order."""
+
+import torch
+
+from models.forward_context import AttentionMetadata, KVCacheData
+from models.ops.attention.head_transform import HeadTransform
+from models.ops.triton.attention.decode_attention import NewTokens, decode_attention
+from models.ops.triton.attention.prefill_attention import prefill_attention
+from models.ops.triton.attention.rotate_and_cache import rotate_and_cache
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    output: torch.Tensor,
+    cache: KVCacheData,
+    metadata: AttentionMetadata,
+    transform: HeadTransform | None,
+    sliding_window: int | None = None,
+    sinks: torch.Tensor | None = None,
+) -> None:
+    """Does what models.ops.attention.attention.unified_attention_with_output says, on a GPU."""
+    if transform is not None and metadata.max_seqlen_q == 1:
+        new = NewTokens(k=k, v=v, transform=transform, slot_mapping=metadata.slot_mapping)
+        decode_attention(
+            q, cache, metadata, output, new, sliding_window=sliding_window, sinks=sinks
+        )
+        return
+    # The output holds the transformed queries until it is written: every program reads its own
+    # queries before anything is written over them, and no other program's.
+    queries, keys = (q, k) if transform is None else (output, k.new_empty(k.shape))
+    rotate_and_cache(q, k, v, queries, keys, cache, metadata.slot_mapping, transform)
+    has_single_tokens = metadata.max_seqlen_q == 1 or metadata.seq_lens.shape[0] > 1
+    if has_single_tokens:
+        decode_attention(
+            queries, cache, metadata, output, sliding_window=sliding_window, sinks=sinks
+        )
+    if metadata.max_seqlen_q > 1:
+        min_queries = 2 if has_single_tokens else 1
+        prefill_attention(
+            queries, keys, v, cache, metadata, output,
+            min_queries=min_queries, sliding_window=sliding_window, sinks=sinks,
+        )  # fmt: skip

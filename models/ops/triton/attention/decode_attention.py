@@ -1,0 +1,400 @@
+"""Paged attention of single-token queries, the keys of a sequence split over several programs."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+
+from models.forward_context import AttentionMetadata, KVCacheData
+from models.ops.attention.head_transform import HeadTransform
+from models.ops.triton.attention.cache_scales import cache_scales
+from models.ops.triton.attention.configurations import (
+    EARLY_REQUESTS,
+    MAX_SPLITS,
+    Tiles,
+    decode_tiles,
+    num_splits,
+)
+from models.ops.triton.attention.keys_of_8_bits import attend_keys_of_8_bits
+from models.ops.triton.attention.newest_token import (
+    load_gain,
+    load_transformed,
+    partners_of,
+    repeated,
+    see_newest,
+    store_newest,
+)
+from models.ops.triton.attention.online_softmax import attend_keys, fold_tile, load_keys
+from models.ops.triton.launching.dependent_launch import (
+    launch_options,
+    let_next_start,
+    wait_for_previous,
+)
+from models.ops.triton.launching.launch import Launch
+
+_VARYING = [
+    "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "slots_ptr", "table_stride",
+    "num_splits", "q_stride", "new_k_stride", "new_v_stride", "rotation_stride",
+]  # fmt: skip  # specialising on these would compile again while serving
+
+_LEAST_PART = tl.constexpr(256)
+"""Keys that a program reads in less time than adding parts up takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTokens:
+    """What the tokens of a step bring, before it is transformed and stored.
+
+    k, v: [T, Hk, D], each token's heads contiguous, tokens whole heads apart.
+    transform: of queries and keys. slot_mapping: [T] int64.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    transform: HeadTransform
+    slot_mapping: torch.Tensor
+
+
+@triton.jit
+def _combine(
+    partials_ptr, lse_ptr, output_ptr, active,
+    GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    MAX_SPLITS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Stores the mean of `active` partial results, weighted by their sums of exponentials.
+
+    .cg reads past the first-level cache, which may hold what was there before other programs wrote.
+    """
+    rows = tl.arange(0, PADDED_GROUP)
+    dims = tl.arange(0, BLOCK_D)
+    in_rows = rows < GROUP
+    in_tile = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
+    at_tile = rows[:, None] * HEAD_DIM + dims[None, :]
+    splits = tl.arange(0, MAX_SPLITS)
+    all_lse = tl.load(
+        lse_ptr + splits[:, None] * GROUP + rows[None, :],
+        mask=(splits < active)[:, None] & in_rows[None, :],
+        other=float("-inf"),
+        cache_modifier=".cg",
+    )
+    # A padding row has no partial result; zero keeps its difference from being inf - inf.
+    highest = tl.where(in_rows, tl.max(all_lse, 0), 0.0)
+    total = tl.sum(tl.exp2(all_lse - highest[None, :]), 0)
+    acc = tl.zeros([PADDED_GROUP, BLOCK_D], tl.float32)
+    for first in range(0, active, UNROLL):
+        # Unrolled, so that the reads of many parts are under way at once.
+        for offset in tl.static_range(UNROLL):
+            split = first + offset
+            is_active = split < active
+            lse = tl.load(
+                lse_ptr + split * GROUP + rows,
+                mask=in_rows & is_active,
+                other=float("-inf"),
+                cache_modifier=".cg",
+            )
+            partial = tl.load(
+                partials_ptr + split * GROUP * HEAD_DIM + at_tile,
+                mask=in_tile & is_active,
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            acc += tl.exp2(lse - highest)[:, None] * partial
+    acc = acc / tl.where(in_rows, total, 1.0)[:, None]
+    tl.store(output_ptr + at_tile, acc.to(output_ptr.dtype.element_ty), mask=in_tile)
+
+
+@triton.jit
+def _fair_part(
+    seq_lens_ptr, NUM_KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, NUM_PROGRAMS: tl.constexpr
+):
+    """Returns how many keys each of NUM_PROGRAMS has if all have equally many.
+
+    There are at most as many requests.
+    """
+    requests = tl.arange(0, NUM_PROGRAMS)
+    lens = tl.load(seq_lens_ptr + requests, mask=requests < tl.num_programs(1), other=0)
+    if WINDOW > 0:
+        lens = tl.minimum(lens, WINDOW)
+    # In float32, as the product may not fit into 32 bits; it need not be exact.
+    return (tl.sum(lens.to(tl.float32), 0) * (NUM_KV_HEADS / NUM_PROGRAMS)).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projections to the heads' outputs
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, output_ptr, block_tables_ptr, seq_lens_ptr,
+    query_start_ptr, partials_ptr, lse_ptr, counters_ptr,
+    new_k_ptr, new_v_ptr, slots_ptr, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr, sinks_ptr,
+    table_stride, num_splits, q_stride, new_k_stride, new_v_stride, rotation_stride,
+    scale_log2, eps,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, ONLY_SINGLE_TOKENS: tl.constexpr, HAS_NEW: tl.constexpr,
+    HAS_NORM: tl.constexpr, MAX_SPLITS: tl.constexpr, PADDED_GROUP: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, STARTS_NEXT_LATE: tl.constexpr,
+    IS_SPLIT: tl.constexpr, HEAD_ROWS: tl.constexpr, HAS_SCALES: tl.constexpr,
+    HELD_KEYS: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Attends the GROUP query heads of one kv head of one request to one part of its keys.
+
+    HAS_NEW: queries and the newest key are transformed here, and the program whose part the newest
+    key ends stores it with its value; nobody else needs them.
+    """
+    if not HAS_NEW:
+        wait_for_previous(DEPENDENT)
+    kv_head = tl.program_id(0)
+    request = tl.program_id(1).to(tl.int64)
+    # The parts that not all sequences have start last.
+    split = tl.program_id(2)
+    token = request
+    if not ONLY_SINGLE_TOKENS:
+        token = tl.load(query_start_ptr + request).to(tl.int64)
+        if tl.load(query_start_ptr + request + 1) - token != 1:
+            return
+    seq_len = tl.load(seq_lens_ptr + request)
+    first_key = 0
+    if WINDOW > 0:
+        first_key = tl.maximum(seq_len - WINDOW, 0)
+    end = seq_len
+    if HAS_NEW:
+        # The newest key is seen while it is in registers: no thread waits for it to be stored.
+        end -= 1
+    start = first_key
+    # Without parts a program needs none of the registers that adding them up takes.
+    active = 1
+    if IS_SPLIT:
+        # Equal parts of whole tiles; short sequences have fewer parts than there are programs.
+        num_keys = tl.maximum(end - first_key, 1)
+        part = tl.cdiv(num_keys, num_splits)
+        if NUM_PROGRAMS > 0:
+            fair = _fair_part(seq_lens_ptr, NUM_KV_HEADS, WINDOW, NUM_PROGRAMS)
+            part = tl.maximum(part, tl.maximum(fair, _LEAST_PART))
+        part = tl.cdiv(part, KEYS) * KEYS
+        active = tl.cdiv(num_keys, part)
+        if split >= active:
+            return
+        start += split * part
+        end = tl.minimum(start + part, end)
+
+    dims = tl.arange(0, BLOCK_D)
+    table_ptr = block_tables_ptr + request * table_stride
+    if HELD_KEYS > 0:
+        # All but the newest keys were written steps ago: they come while the queries are computed.
+        held_k, held_v = load_keys(
+            start, end, table_ptr, k_ptr, v_ptr, kv_head, dims,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, HELD_KEYS,
+        )  # fmt: skip
+    partners = partners_of(dims, HEAD_DIM)
+    if HAS_NEW:
+        q_gain = load_gain(q_weight_ptr, dims, HEAD_DIM, HAS_NORM)
+        q_partner_gain = load_gain(q_weight_ptr, partners, HEAD_DIM, HAS_NORM)
+        k_gain = load_gain(k_weight_ptr, dims, HEAD_DIM, HAS_NORM)
+        k_partner_gain = load_gain(k_weight_ptr, partners, HEAD_DIM, HAS_NORM)
+        wait_for_previous(DEPENDENT)
+    if not STARTS_NEXT_LATE:
+        let_next_start(DEPENDENT)
+    # Each head of the group several times, so that a warp has all of the heads that it computes.
+    heads = tl.arange(0, HEAD_ROWS) % PADDED_GROUP
+    in_group = heads < GROUP
+    # A number, as a program of a dummy request sees no key and inf - inf is none.
+    highest = tl.full([HEAD_ROWS], -1e30, tl.float32)
+    total = tl.zeros([HEAD_ROWS], tl.float32)
+    if HAS_SINKS and split == 0:
+        # A score without a key, as if it had been seen first.
+        sinks = tl.load(sinks_ptr + kv_head * GROUP + heads, mask=in_group, other=0.0)
+        highest = sinks.to(tl.float32) * 1.4426950408889634
+        total = tl.full([HEAD_ROWS], 1.0, tl.float32)
+    if HAS_NEW:
+        is_last = (split == active - 1) & (seq_len > 0)
+        at_rotation = token * rotation_stride * HEAD_DIM
+        is_dim = dims < HEAD_DIM
+        cos = tl.load(cos_ptr + at_rotation + dims, mask=is_dim, other=0.0).to(tl.float32)
+        sin = tl.load(sin_ptr + at_rotation + dims, mask=is_dim, other=0.0).to(tl.float32)
+        slot = tl.load(slots_ptr + token)
+        at_key = (token * new_k_stride + kv_head) * HEAD_DIM
+        key = load_transformed(
+            new_k_ptr + at_key + 0 * heads[:, None], dims, partners, heads >= 0, k_gain,
+            k_partner_gain, cos, sin, eps, HEAD_DIM, HAS_NORM,
+        )  # fmt: skip
+        at_value = (token * new_v_stride + kv_head) * HEAD_DIM + dims[None, :]
+        value = tl.load(new_v_ptr + at_value, mask=is_dim[None, :] & is_last, other=0.0)
+        q_ptrs = q_ptr + (token * q_stride + kv_head * GROUP + heads)[:, None] * HEAD_DIM
+        q = load_transformed(
+            q_ptrs, dims, partners, in_group, q_gain, q_partner_gain, cos, sin, eps,
+            HEAD_DIM, HAS_NORM,
+        ).to(q_ptr.dtype.element_ty)  # fmt: skip
+        key, value = store_newest(
+            key, value, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, slot, kv_head, dims, is_last,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, HAS_SCALES,
+        )  # fmt: skip
+        weight, highest, total = see_newest(q, key, is_last, highest, total, scale_log2)
+        acc = repeated(weight, ROWS)[:, None] * value
+    else:
+        at_heads = ((token * NUM_KV_HEADS + kv_head) * GROUP + heads)[:, None] * HEAD_DIM
+        in_heads = in_group[:, None] & (dims < HEAD_DIM)[None, :]
+        q = tl.load(q_ptr + at_heads + dims[None, :], mask=in_heads, other=0.0)
+        acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    q = repeated(q, ROWS)
+    highest = repeated(highest, ROWS)
+    total = repeated(total, ROWS)
+    positions = tl.zeros([ROWS], tl.int32) + seq_len
+    if HAS_SCALES and HEAD_DIM % 4 == 0 and BLOCK_D >= 64:
+        acc, highest, total = attend_keys_of_8_bits(
+            q, acc, highest, total, start, end, positions, table_ptr, k_ptr, v_ptr,
+            k_scale_ptr, v_scale_ptr, kv_head, dims, scale_log2,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, STAGES, ROWS, BLOCK_D,
+        )  # fmt: skip
+    else:
+        if HELD_KEYS > 0:
+            held = start + tl.arange(0, HELD_KEYS)
+            acc, highest, total = fold_tile(
+                q, held_k, held_v, 1.0, 1.0, acc, highest, total, held, end, positions, scale_log2,
+                True, 0, False,
+            )  # fmt: skip
+            start += HELD_KEYS
+        if HELD_KEYS == 0 or start < end:
+            acc, highest, total = attend_keys(
+                q, acc, highest, total, start, end, positions, table_ptr, k_ptr, v_ptr,
+                k_scale_ptr, v_scale_ptr, kv_head, dims, scale_log2,
+                NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, True, STAGES, 0, HAS_SCALES,
+            )  # fmt: skip
+    if STARTS_NEXT_LATE:
+        let_next_start(DEPENDENT)
+    # A dummy request has no keys; its output is zero.
+    acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+
+    rows = tl.arange(0, ROWS)
+    in_rows = rows < GROUP
+    in_tile = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
+    if active == 1:
+        at_rows = ((token * NUM_KV_HEADS + kv_head) * GROUP + rows)[:, None] * HEAD_DIM
+        at_rows += dims[None, :]
+        tl.store(output_ptr + at_rows, acc.to(output_ptr.dtype.element_ty), mask=in_tile)
+    else:
+        pair = request * NUM_KV_HEADS + kv_head
+        partials_ptr += pair * num_splits * GROUP * HEAD_DIM
+        lse_ptr += pair * num_splits * GROUP
+        at_partial = (split * GROUP + rows)[:, None] * HEAD_DIM + dims[None, :]
+        tl.store(partials_ptr + at_partial, acc, mask=in_tile)
+        tl.store(lse_ptr + split * GROUP + rows, highest + tl.log2(total), mask=in_rows)
+        # All threads' stores come before the arrival that shows them to the last program.
+        tl.debug_barrier()
+        num_arrived = tl.atomic_add(counters_ptr + pair, 1, sem="acq_rel")
+        if num_arrived == active - 1:
+            tl.store(counters_ptr + pair, 0)
+            _combine(
+                partials_ptr, lse_ptr,
+                output_ptr + (token * NUM_KV_HEADS + kv_head) * GROUP * HEAD_DIM, active,
+                GROUP, PADDED_GROUP, HEAD_DIM, BLOCK_D, MAX_SPLITS, 16,
+            )  # fmt: skip
+
+
+def decode_attention(
+    q: torch.Tensor,
+    cache: KVCacheData,
+    metadata: AttentionMetadata,
+    output: torch.Tensor,
+    new: NewTokens | None = None,
+    *,
+    sliding_window: int | None,
+    sinks: torch.Tensor | None,
+) -> None:
+    """Attends each single-token request's query to all its keys; other requests are left alone.
+
+    T tokens, R requests, Hq/Hk query/kv heads, D head dim. Keys are split over up to MAX_SPLITS
+    programs if metadata has a workspace; the last one of a sequence to finish adds the partial
+    results up, in a fixed order. The grid depends on R, Hq, Hk and the workspace only, and nothing
+    is read on the host, so that a launch may be captured and replayed.
+
+    Args:
+        q: [T, Hq, D]. Without `new` contiguous, perhaps `output` itself; with it not transformed
+            yet, each token's heads contiguous, apart from `output`.
+        cache: the layer's keys and values.
+        metadata: the step's, on the GPU.
+        output: [T, Hq, D], contiguous; a request without tokens gets zeros.
+        new: the step's keys and values, to be transformed and stored here; only if every request
+            brings one token. None: the cache holds them already.
+        sliding_window: how many keys a query sees at most.
+        sinks: [Hq], scores without keys.
+
+    Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
+    """
+    _, num_heads, head_dim = q.shape
+    num_kv_heads = cache.k.shape[2]
+    num_requests = metadata.seq_lens.shape[0]
+    workspace = metadata.workspace
+    block_d = max(16, 1 << (head_dim - 1).bit_length())
+    tiles = decode_tiles(
+        q.dtype, cache.k.dtype, block_d, num_requests=None if new is None else num_requests,
+        num_heads=num_heads, num_kv_heads=num_kv_heads,
+    )  # fmt: skip
+    is_early = num_requests <= EARLY_REQUESTS or not tiles.starts_next_late
+    starts_next_late = new is None or not is_early
+    splits = num_splits(
+        workspace, num_requests, num_heads, num_kv_heads, cache.k.dtype,
+        beside_chunks=metadata.max_seqlen_q > 1,
+    )  # fmt: skip
+    # Unsplit, the kernel touches none of these three.
+    partials, lse, counters = (
+        (output, output, metadata.seq_lens)
+        if workspace is None
+        else (workspace.partials, workspace.lse, workspace.counters)
+    )
+    # Without new tokens the kernel touches none of these.
+    k = v = slots = cos = sin = q_weight = k_weight = metadata.seq_lens
+    eps, has_norm = 0.0, False
+    if new is not None:
+        k, v, slots = new.k, new.v, new.slot_mapping
+        cos, sin, eps = new.transform.cos, new.transform.signed_sin, new.transform.eps
+        if new.transform.q_weight is not None and new.transform.k_weight is not None:
+            q_weight, k_weight, has_norm = new.transform.q_weight, new.transform.k_weight, True
+    launch = _launcher(
+        num_heads, num_kv_heads, head_dim, cache.k.shape[1], tiles, metadata.max_seqlen_q == 1,
+        new is not None, has_norm, sliding_window or 0, sinks is not None,
+        cache.k_scale is not None, starts_next_late, new is None or splits > 1, q.device,
+    )  # fmt: skip
+    launch(
+        (num_kv_heads, num_requests, splits),
+        q, cache.k, cache.v, *cache_scales(cache), output, metadata.block_tables, metadata.seq_lens,
+        metadata.query_start_loc, partials, lse, counters,
+        k, v, slots, cos, sin, q_weight, k_weight, metadata.seq_lens if sinks is None else sinks,
+        metadata.block_tables.stride(0), splits,
+        *(x.stride(0) // head_dim for x in (q, k, v, cos)),
+        head_dim**-0.5 * 1.4426950408889634, eps,
+    )  # fmt: skip
+
+
+@lru_cache
+def _launcher(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    tiles: Tiles,
+    only_single_tokens: bool,
+    has_new: bool,
+    has_norm: bool,
+    window: int,
+    has_sinks: bool,
+    has_scales: bool,
+    starts_next_late: bool,
+    is_split: bool,
+    device: torch.device,
+) -> Launch:
+    group = num_heads // num_kv_heads
+    padded_group = triton.next_power_of_2(group)
+    return Launch(
+        _decode_kernel, NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size, ONLY_SINGLE_TOKENS=only_single_tokens, HAS_NEW=has_new,
+        HAS_NORM=has_norm, MAX_SPLITS=MAX_SPLITS, PADDED_GROUP=padded_group,
+        ROWS=max(tiles.rows, padded_group), KEYS=tiles.keys,
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)), STAGES=tiles.num_stages,
+        num_warps=tiles.num_warps, WINDOW=window, HAS_SINKS=has_sinks, HAS_SCALES=has_scales,
+        STARTS_NEXT_LATE=starts_next_late, IS_SPLIT=is_split, HELD_KEYS=tiles.held_keys,
+        NUM_PROGRAMS=tiles.num_programs,
+        # With two rows for each warp no sum over a head needs another warp.
+        HEAD_ROWS=max(padded_group, min(tiles.rows, 2 * tiles.num_warps)),
+        **launch_options(device),
+    )  # fmt: skip

@@ -1,0 +1,173 @@
+"""Paged causal attention of chunks on GPUs of compute capability 9.0.
+
+A program is three parts that run beside each other: one warp finds work and has the copy engine
+fetch it into rings in shared memory (hopper_copies), two warpgroups compute (hopper_softmax).
+
+Source: Shah et al. 2024, "FlashAttention-3", sections 3.1 and 3.2.
+"""
+
+from functools import lru_cache
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from models.forward_context import AttentionMetadata, KVCacheData
+from models.ops.triton.attention.configurations import Tiles
+from models.ops.triton.attention.hopper_copies import CHUNK_DIMS, NUM_NOTES, copy_all
+from models.ops.triton.attention.hopper_softmax import ROWS, attend_all
+from models.ops.triton.launching.launch import Launch
+
+SLOTS = gl.constexpr(2)
+"""Pieces of work in shared memory at a time: the next one's queries are there when one is done."""
+
+COMPUTING_REGISTERS = gl.constexpr(224)
+COPYING_REGISTERS = gl.constexpr(56)
+"""Registers of a thread of each part; two of one and one of the other make 504 of 512."""
+
+_METADATA = ["table_stride", "num_requests", "min_queries", "num_tiles"]
+
+
+@gluon.jit
+def _barriers(number: gl.constexpr, count: gl.constexpr):
+    """Returns barriers in shared memory, each for so many arrivals."""
+    barriers = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(number):
+        mbarrier.init(barriers.index(i), count=count)
+    return barriers
+
+
+@gluon.jit(do_not_specialize=_METADATA)
+def _hopper_attention_kernel(
+    queries, new_k, new_v, k_cache, v_cache, output_ptr, ticket_ptr, block_tables_ptr,
+    seq_lens_ptr, query_start_ptr, sinks_ptr, table_stride, num_requests, min_queries, num_tiles,
+    scale_log2,
+    NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr,
+    STAGES: gl.constexpr, WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr,
+):  # fmt: skip
+    """Attends tiles of neighbouring tokens, the heads of one kv head each, to their prefixes."""
+    KEYS: gl.constexpr = new_k.block_type.shape[0]
+    HEAD_DIM: gl.constexpr = new_k.block_type.shape[1]
+    HEADS: gl.constexpr = queries.block_type.shape[1]
+    layout: gl.constexpr = new_k.layout
+    q_tiles = gl.allocate_shared_memory(new_k.dtype, [2 * SLOTS, ROWS, HEAD_DIM], layout)
+    k_tiles = gl.allocate_shared_memory(new_k.dtype, [STAGES, KEYS, HEAD_DIM], layout)
+    v_tiles = gl.allocate_shared_memory(new_k.dtype, [STAGES, KEYS, HEAD_DIM], layout)
+    notes = gl.allocate_shared_memory(
+        gl.int32, [SLOTS * NUM_NOTES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])
+    )
+    q_ring = (q_tiles, notes, _barriers(SLOTS, 1), _barriers(SLOTS, 2))
+    k_ring = (k_tiles, _barriers(STAGES, 1))
+    v_ring = (v_tiles, _barriers(STAGES, 1))
+    released = _barriers(STAGES, 2)
+    cleared = _barriers(1, 1).index(0)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (attend_all, (
+                gl.constexpr(0), q_ring, k_ring, v_ring, released, output_ptr, sinks_ptr,
+                scale_log2, NUM_KV_HEADS, GROUP, HEADS, WINDOW, HAS_SINKS,
+            )),
+            (attend_all, (
+                gl.constexpr(1), q_ring, k_ring, v_ring, released, output_ptr, sinks_ptr,
+                scale_log2, NUM_KV_HEADS, GROUP, HEADS, WINDOW, HAS_SINKS,
+            )),
+            (copy_all, (
+                q_ring, k_ring, v_ring, released, cleared, ticket_ptr, queries, new_k, new_v,
+                k_cache, v_cache, block_tables_ptr, seq_lens_ptr, query_start_ptr, table_stride,
+                num_requests, min_queries, num_tiles,
+                NUM_KV_HEADS, GROUP, BLOCK_SIZE, WINDOW,
+            )),
+        ],
+        [4, 1],
+        [COMPUTING_REGISTERS, COPYING_REGISTERS],
+    )  # fmt: skip
+
+
+def hopper_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache: KVCacheData,
+    metadata: AttentionMetadata,
+    output: torch.Tensor,
+    tickets: torch.Tensor,
+    tiles: Tiles,
+    *,
+    min_queries: int,
+    sliding_window: int | None,
+    sinks: torch.Tensor | None,
+) -> None:
+    """Does what prefill_attention says, for what hopper_tiles has tiles for.
+
+    There are as many programs as multiprocessors, as one fills what a multiprocessor has of
+    registers and shared memory; they draw tickets for work.
+
+    Args:
+        q: [T, Hq, D], contiguous; may be `output`.
+        k: [at least T, Hk, D], rows starting at a multiple of 16 bytes.
+        v: likewise.
+        tickets: int32; the first is 0 before and after.
+        tiles: from hopper_tiles.
+        cache: this and the rest as there.
+        metadata: likewise.
+        output: likewise.
+        min_queries: likewise.
+        sliding_window: likewise.
+        sinks: likewise.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    block_size, num_kv_heads = cache.k.shape[1:3]
+    group = num_heads // num_kv_heads
+    padded_group = triton.next_power_of_2(group)
+    num_tiles = num_tokens // (tiles.rows // padded_group) + metadata.seq_lens.shape[0]
+    queries = _described(q, [ROWS.value // padded_group, padded_group, head_dim])
+    new_k, new_v = (_described(x.flatten(1), [tiles.keys, head_dim]) for x in (k, v))
+    piece = [min(block_size, tiles.keys), CHUNK_DIMS.value]
+    k_cache, v_cache = (_described(x.flatten(2).flatten(0, 1), piece) for x in (cache.k, cache.v))
+    launch = _launcher(
+        num_kv_heads, group, block_size, tiles, sliding_window or 0, sinks is not None, q.device
+    )
+    num_programs = min(_num_multiprocessors(q.device), num_tiles * num_kv_heads)
+    launch(
+        (num_programs, 1, 1),
+        queries, new_k, new_v, k_cache, v_cache, output, tickets,
+        metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
+        q if sinks is None else sinks, metadata.block_tables.stride(0),
+        metadata.seq_lens.shape[0], min_queries, num_tiles, head_dim**-0.5 * 1.4426950408889634,
+    )  # fmt: skip
+
+
+def _described(x: torch.Tensor, box: list[int]) -> TensorDescriptor:
+    """Describes a tensor to the copy engine, which takes boxes of it."""
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), box, _layout(x.dim()))
+
+
+@lru_cache
+def _layout(rank: int) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
+
+
+@lru_cache
+def _launcher(
+    num_kv_heads: int,
+    group: int,
+    block_size: int,
+    tiles: Tiles,
+    window: int,
+    has_sinks: bool,
+    device: torch.device,
+) -> Launch:
+    del device
+    return Launch(
+        _hopper_attention_kernel, NUM_KV_HEADS=num_kv_heads, GROUP=group, BLOCK_SIZE=block_size,
+        STAGES=tiles.num_stages, WINDOW=window, HAS_SINKS=has_sinks, num_warps=tiles.num_warps,
+    )  # fmt: skip
+
+
+@lru_cache
+def _num_multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,219 @@
+"""Attention to paged latent vectors, in which all heads of a token read the same keys."""
+
+import torch
+import triton
+import triton.language as tl
+
+from models.forward_context import AttentionMetadata, LatentCacheData
+from models.ops.attention.index_queries import IndexQueries
+from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS, MAX_SPLITS
+from models.ops.triton.attention.index_choice import choose_keys
+from models.ops.triton.attention.token_request import request_of
+
+_METADATA = [
+    "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "table_stride", "num_requests",
+    "num_splits", "num_chosen",
+]  # fmt: skip  # specialising on these would compile again while serving
+
+ENTRY_ALIGNMENT = 16
+"""Bytes that the size of a token's cache entry is a multiple of."""
+
+_MANY_TOKENS = 256
+"""From so many tokens on, programs are plenty, and each takes more heads."""
+
+_STAGES = {True: 5, False: 2}
+"""Depth of the pipeline with 16 heads to a program and with more.
+
+Where keys lie is read first, which takes stages: 5 keep two tiles of keys under way, 2 keep one.
+"""
+
+
+@triton.jit(do_not_specialize=_METADATA)
+def _latent_kernel(  # noqa: PLR0915  # one launch for all kinds of steps
+    q_ptr, latent_ptr, output_ptr, lse_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr,
+    chosen_ptr, table_stride, num_requests, num_splits, num_chosen, scale_log2,
+    NUM_HEADS: tl.constexpr, LATENT: tl.constexpr, ROTATED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_P: tl.constexpr, IS_SPLIT: tl.constexpr, IS_SPARSE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Attends HEADS heads of one token to one part of its keys."""
+    split = tl.program_id(1)
+    token = tl.program_id(2)
+    request = request_of(token, query_start_ptr, num_requests)
+    query_start = tl.load(query_start_ptr + request)
+    num_queries = tl.load(query_start_ptr + request + 1) - query_start
+    if token - query_start >= num_queries:
+        return  # padding behind the last request
+    # A dummy request has no keys.
+    num_keys = tl.load(seq_lens_ptr + request) - num_queries + token - query_start + 1
+    num_places = num_keys
+    if IS_SPARSE:
+        num_places = num_chosen
+    part = tl.cdiv(tl.cdiv(num_places, num_splits), KEYS) * KEYS
+    start = split * part
+    end = tl.minimum(start + part, num_places)
+
+    heads = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
+    is_head = heads < NUM_HEADS
+    columns = tl.arange(0, BLOCK_C)
+    rotated = tl.arange(0, BLOCK_P)
+    is_column = columns < LATENT
+    is_rotated = rotated < ROTATED
+    SIZE: tl.constexpr = LATENT + ROTATED
+    row = token.to(tl.int64) * NUM_HEADS + heads
+    q_ptrs = q_ptr + row[:, None] * SIZE
+    q_latent = tl.load(
+        q_ptrs + columns[None, :], mask=is_head[:, None] & is_column[None, :], other=0.0
+    )
+    q_rotated = tl.load(
+        q_ptrs + LATENT + rotated[None, :], mask=is_head[:, None] & is_rotated[None, :], other=0.0
+    )
+    table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
+    highest = tl.full([HEADS], float("-inf"), tl.float32)
+    total = tl.zeros([HEADS], tl.float32)
+    acc = tl.zeros([HEADS, BLOCK_C], tl.float32)
+    for first in tl.range(start, end, KEYS, num_stages=STAGES):
+        keys = first + tl.arange(0, KEYS)
+        is_key = keys < end
+        if IS_SPARSE:
+            chosen_ptrs = chosen_ptr + token.to(tl.int64) * num_chosen + keys
+            keys = tl.load(chosen_ptrs, mask=is_key, other=0)
+            is_key = is_key & (keys < num_keys)
+        block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+        key_ptrs = latent_ptr + (block * BLOCK_SIZE + keys % BLOCK_SIZE)[:, None] * SIZE
+        latent = tl.load(
+            key_ptrs + columns[None, :], mask=is_key[:, None] & is_column[None, :], other=0.0
+        )
+        k_rotated = tl.load(
+            key_ptrs + LATENT + rotated[None, :],
+            mask=is_key[:, None] & is_rotated[None, :],
+            other=0.0,
+        )
+        scores = tl.dot(q_latent, tl.trans(latent), input_precision="ieee")
+        scores = tl.dot(q_rotated, tl.trans(k_rotated), scores, input_precision="ieee")
+        scores = tl.where(is_key[None, :], scores * scale_log2, float("-inf"))
+        new_highest = tl.maximum(highest, tl.max(scores, 1))
+        if IS_SPARSE:
+            # A tile may hold no key that is seen; a number keeps that from being inf - inf.
+            new_highest = tl.maximum(new_highest, -1e30)
+        weights = tl.exp2(scores - new_highest[:, None])
+        kept = tl.exp2(highest - new_highest)
+        total = total * kept + tl.sum(weights, 1)
+        acc = acc * kept[:, None]
+        acc = tl.dot(weights.to(latent.dtype), latent, acc, input_precision="ieee")
+        highest = new_highest
+    acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    in_tile = is_head[:, None] & is_column[None, :]
+    if IS_SPLIT:
+        row = (token.to(tl.int64) * num_splits + split) * NUM_HEADS + heads
+        # Without keys the sum is 0 and its logarithm minus infinity: such a part counts nothing.
+        lse = tl.where(total > 0.0, highest + tl.log2(tl.maximum(total, 1e-30)), float("-inf"))
+        tl.store(lse_ptr + row, lse, mask=is_head)
+    at = row[:, None] * LATENT + columns[None, :]
+    tl.store(output_ptr + at, acc.to(output_ptr.dtype.element_ty), mask=in_tile)
+
+
+@triton.jit(do_not_specialize=["num_splits"])
+def _combine_kernel(
+    partials_ptr, lse_ptr, output_ptr, num_splits,
+    NUM_HEADS: tl.constexpr, LATENT: tl.constexpr, BLOCK_C: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Stores the mean of one head's partial results, weighted by their sums of exponentials."""
+    head = tl.program_id(0)
+    token = tl.program_id(1).to(tl.int64)
+    columns = tl.arange(0, BLOCK_C)
+    is_column = columns < LATENT
+    splits = tl.arange(0, MAX_SPLITS)
+    first = token * num_splits * NUM_HEADS + head
+    all_lse = tl.load(
+        lse_ptr + first + splits * NUM_HEADS, mask=splits < num_splits, other=float("-inf")
+    )
+    highest = tl.maximum(tl.max(all_lse, 0), -1e30)
+    total = tl.sum(tl.exp2(all_lse - highest), 0)
+    acc = tl.zeros([BLOCK_C], tl.float32)
+    for split in range(num_splits):
+        row = first + split * NUM_HEADS
+        weight = tl.exp2(tl.load(lse_ptr + row) - highest)
+        acc += weight * tl.load(partials_ptr + row * LATENT + columns, mask=is_column, other=0.0)
+    acc = acc / tl.where(total > 0.0, total, 1.0)
+    at = (token * NUM_HEADS + head) * LATENT + columns
+    tl.store(output_ptr + at, acc.to(output_ptr.dtype.element_ty), mask=is_column)
+
+
+def latent_attention(
+    q: torch.Tensor,
+    cache: LatentCacheData,
+    metadata: AttentionMetadata,
+    output: torch.Tensor,
+    scale: float,
+    index: IndexQueries | None = None,
+    *,
+    is_prefill: bool = True,
+) -> None:
+    """Attends each query to its sequence's latent vectors up to its own, or to those chosen.
+
+    T tokens, H heads, C and P as in models.ops.attention.latent_attention. In steps of single tokens, and
+    of those that verify drafts, the keys of a sequence are split over several programs, and a
+    second kernel adds their results up in a fixed order. Grids depend on T, H and the kind of step
+    only, and nothing is read on the host,
+    so that a launch may be captured and replayed.
+
+    Args:
+        q: [T, H, C + P], contiguous.
+        cache: the layer's, this step's entries among them.
+        metadata: the step's, on the GPU.
+        output: [T, H, C], contiguous; a request without tokens gets zeros.
+        scale: factor of the scores.
+        index: chooses what is attended to; None: everything is.
+        is_prefill: whether a query of several tokens may be a chunk of a prompt.
+
+    Raises:
+        ValueError: an entry of the cache is not a multiple of 16 bytes; such rows were read from
+            misaligned addresses (H200, Triton 3.6, 30 float32).
+    """
+    entry_bytes = q.shape[-1] * q.dtype.itemsize
+    if entry_bytes % ENTRY_ALIGNMENT:
+        raise ValueError(
+            f"latent attention has no kernel for cache entries of {q.shape[-1]} {q.dtype}; they "
+            f"must be multiples of {ENTRY_ALIGNMENT} bytes"
+        )
+    chosen = None
+    if index is not None and cache.index_keys is not None:
+        chosen = choose_keys(index, cache.index_keys, metadata)
+    num_tokens, num_heads, size = q.shape
+    latent = output.shape[-1]
+    splits = _num_splits(metadata, num_tokens, is_prefill=is_prefill)
+    workspace = metadata.workspace
+    is_split = splits > 1 and workspace is not None
+    target, lse = output, metadata.seq_lens
+    if is_split and workspace is not None:
+        target, lse = workspace.partials, workspace.lse
+    is_float = q.dtype.itemsize > 2  # a half takes two bytes
+    is_few = is_float or num_tokens < _MANY_TOKENS
+    heads = 16 if is_few else min(64, max(16, triton.next_power_of_2(num_heads)))
+    block_c = max(16, triton.next_power_of_2(latent))
+    _latent_kernel[(triton.cdiv(num_heads, heads), splits, num_tokens)](
+        q, cache.latent, target, lse, metadata.block_tables, metadata.seq_lens,
+        metadata.query_start_loc, metadata.seq_lens if chosen is None else chosen,
+        metadata.block_tables.stride(0), metadata.seq_lens.shape[0], splits,
+        0 if chosen is None else chosen.shape[1], scale * 1.4426950408889634,
+        NUM_HEADS=num_heads, LATENT=latent, ROTATED=size - latent,
+        BLOCK_SIZE=cache.latent.shape[1], HEADS=heads,
+        KEYS=16 if is_float else 32, BLOCK_C=block_c,
+        BLOCK_P=max(16, triton.next_power_of_2(size - latent)), IS_SPLIT=is_split,
+        IS_SPARSE=chosen is not None,
+        STAGES=1 if is_float else _STAGES[heads == 16], num_warps=4 if heads == 16 else 8,
+    )  # fmt: skip
+    if is_split:
+        _combine_kernel[(num_heads, num_tokens)](
+            target, lse, output, splits, NUM_HEADS=num_heads, LATENT=latent, BLOCK_C=block_c,
+            MAX_SPLITS=MAX_SPLITS, num_warps=4,
+        )  # fmt: skip
+
+
+def _num_splits(metadata: AttentionMetadata, num_tokens: int, *, is_prefill: bool) -> int:
+    """Returns how many parts each sequence's keys are split into, by the shape of the step."""
+    if metadata.workspace is None or (is_prefill and metadata.max_seqlen_q > 1):
+        return 1
+    return max(1, min(MAX_SPLITS, MAX_LATENT_PARTIALS // num_tokens))

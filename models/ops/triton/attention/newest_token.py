@@ -1,0 +1,106 @@
+"""What a request's one new token brings: its heads are transformed, stored, and seen at once."""
+
+import triton
+import triton.language as tl
+
+from models.ops.triton.attention.cache_scales import scale_of
+
+
+@triton.jit
+def partners_of(dims, HEAD_DIM: tl.constexpr):
+    """Returns the dimension that each one is rotated with, in the other half of the head."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    partners = tl.where(dims < HALF, dims + HALF, dims - HALF)
+    # The largest power of two that divides a half: so many partners of neighbours are neighbours.
+    RUN: tl.constexpr = HALF & -HALF
+    return tl.max_contiguous(tl.multiple_of(partners, RUN), RUN)
+
+
+@triton.jit
+def load_gain(weight_ptr, dims, HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr):
+    """Returns the weight of a norm at dims in float32, ones without a norm."""
+    if HAS_NORM:
+        return tl.load(weight_ptr + dims, mask=dims < HEAD_DIM, other=0.0).to(tl.float32)
+    else:  # noqa: RET505  # one branch is compiled, and a Triton function returns at its end
+        return tl.full(dims.shape, 1.0, tl.float32)
+
+
+@triton.jit
+def load_transformed(
+    ptrs, dims, partners, in_rows, gain, partner_gain, cos, sin, eps,
+    HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """Returns the heads at ptrs [rows, 1], normalised if HAS_NORM, then rotated, in float32.
+
+    cos, sin: [BLOCK_D]; the sine carries the sign of its half.
+    """
+    in_tile = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
+    x = tl.load(ptrs + dims[None, :], mask=in_tile, other=0.0).to(tl.float32)
+    partner = tl.load(ptrs + partners[None, :], mask=in_tile, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        scale = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
+        x *= scale * gain[None, :]
+        partner *= scale * partner_gain[None, :]
+    return x * cos[None, :] + partner * sin[None, :]
+
+
+@triton.jit
+def store_newest(
+    key, value, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, slot, kv_head, dims, is_last,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+):  # fmt: skip
+    """Stores one token's key and value if is_last, unless their slot is in block 0.
+
+    key: [rows, BLOCK_D], all rows alike. value: [1, BLOCK_D]. Returns both as the cache gives them
+    back, in float32.
+    """
+    # Block 0 is nobody's. Requests that only fill up a step share it: writing while others read it
+    # would make their outputs, by which graphs are tested, depend on who comes first.
+    has_slot = (slot >= BLOCK_SIZE) & is_last
+    at_head = slot * NUM_KV_HEADS + kv_head
+    rows = tl.arange(0, key.shape[0])
+    if HAS_SCALES:
+        value = value.to(tl.float32)
+        key_scale = scale_of(tl.max(tl.abs(key), 1))
+        value_scale = scale_of(tl.max(tl.abs(value), 1))
+        tl.store(k_scale_ptr + at_head + rows, key_scale, mask=has_slot & (rows == 0))
+        one = tl.arange(0, 1)
+        tl.store(v_scale_ptr + at_head + one, value_scale, mask=has_slot & (one == 0))
+        key /= key_scale[:, None]
+        value /= value_scale[:, None]
+    key = key.to(k_ptr.dtype.element_ty)
+    value = value.to(v_ptr.dtype.element_ty)
+    in_head = has_slot & (dims < HEAD_DIM)[None, :]
+    at_dims = at_head * HEAD_DIM + dims[None, :]
+    tl.store(k_ptr + at_dims + 0 * rows[:, None], key, mask=in_head & (rows == 0)[:, None])
+    tl.store(v_ptr + at_dims, value, mask=in_head)
+    key, value = key.to(tl.float32), value.to(tl.float32)
+    if HAS_SCALES:
+        key *= key_scale[:, None]
+        value *= value_scale[:, None]
+    return key, value
+
+
+@triton.jit
+def see_newest(q, key, is_last, highest, total, scale_log2):
+    """Has a softmax that has seen at most a sink see the newest key if is_last: weigh_keys.
+
+    Returns the key's weight, highest and total.
+    """
+    score = tl.sum(q.to(tl.float32) * key, 1) * scale_log2
+    score = tl.where(is_last, score, float("-inf"))
+    new_highest = tl.maximum(highest, score)
+    weight = tl.exp2(score - new_highest)
+    return weight, new_highest, total * tl.exp2(highest - new_highest) + weight
+
+
+@triton.jit
+def repeated(x, ROWS: tl.constexpr):
+    """Repeats the rows of x until there are ROWS; both numbers are powers of two."""
+    TIMES: tl.constexpr = ROWS // x.shape[0]
+    if len(x.shape) == 1:
+        return tl.reshape(tl.broadcast_to(x[None, :], (TIMES, x.shape[0])), (ROWS,))
+    else:  # noqa: RET505  # one branch is compiled, and a Triton function returns at its end
+        wide = tl.broadcast_to(x[None, :, :], (TIMES, x.shape[0], x.shape[1]))
+        return tl.reshape(wide, (ROWS, x.shape[1]))

@@ -1,0 +1,227 @@
+"""Paged causal attention of chunks of queries, of any lengths side by side."""
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from models.forward_context import AttentionMetadata, KVCacheData
+from models.ops.triton.attention.cache_scales import cache_scales
+from models.ops.triton.attention.configurations import Tiles, hopper_tiles, prefill_tiles
+from models.ops.triton.attention.hopper_attention import hopper_attention
+from models.ops.triton.attention.online_softmax import attend_keys, attend_new_keys
+from models.ops.triton.attention.tile_request import request_of_tile
+from models.ops.triton.launching.launch import Launch
+
+COPY_ALIGNMENT = 16
+"""Bytes that rows start at a multiple of for the copy engine (CUDA C++ Programming Guide, TMA)."""
+
+_METADATA = [
+    "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "table_stride", "num_requests",
+    "min_queries",
+]  # fmt: skip  # specialising on these would compile again while serving
+
+
+@triton.jit(do_not_specialize=_METADATA)
+def _prefill_kernel(
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, new_k, new_v, new_k_stride, new_v_stride,
+    output_ptr, block_tables_ptr, seq_lens_ptr, query_start_ptr, sinks_ptr,
+    table_stride, num_requests, min_queries, scale_log2,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, PADDED_GROUP: tl.constexpr,
+    KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr, HAS_PREFIX: tl.constexpr,
+):  # fmt: skip
+    """Attends QUERIES neighbouring tokens, the heads of one kv head each, to their prefixes.
+
+    Chunks with cached tokens before them are left to the one form, those without to the other.
+    """
+    kv_head = tl.program_id(0)
+    # The last tiles of a chunk have the most keys; they start first.
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    request = request_of_tile(tile, query_start_ptr, num_requests, QUERIES)
+    query_start = tl.load(query_start_ptr + request)
+    num_queries = tl.load(query_start_ptr + request + 1) - query_start
+    num_cached = tl.load(seq_lens_ptr + request) - num_queries
+    # From a cache of 8-bit floats all keys are read as they are stored: results do not depend on
+    # how a prompt is cut into chunks.
+    is_mine = HAS_SCALES or (num_cached > 0) == HAS_PREFIX
+    first_query = (tile - query_start // QUERIES - request) * QUERIES
+    if first_query >= num_queries or num_queries < min_queries or not is_mine:
+        return
+    if not HAS_PREFIX:
+        num_cached = 0  # which the compiler makes use of
+
+    rows = tl.arange(0, QUERIES * PADDED_GROUP)
+    dims = tl.arange(0, BLOCK_D)
+    queries = first_query + rows // PADDED_GROUP
+    head = rows % PADDED_GROUP
+    in_rows = (queries < num_queries) & (head < GROUP)
+    in_tile = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
+    token = (query_start + queries).to(tl.int64)
+    at_heads = ((token * NUM_KV_HEADS + kv_head) * GROUP + head)[:, None] * HEAD_DIM + dims[None, :]
+    q = tl.load(q_ptr + at_heads, mask=in_tile, other=0.0)
+    positions = num_cached + queries
+    acc = tl.zeros([QUERIES * PADDED_GROUP, BLOCK_D], tl.float32)
+    highest = tl.full([QUERIES * PADDED_GROUP], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES * PADDED_GROUP], tl.float32)
+    if HAS_SINKS:
+        # Scores without keys, as if they had been seen first.
+        sinks = tl.load(sinks_ptr + kv_head * GROUP + head, mask=head < GROUP, other=0.0)
+        highest = sinks.to(tl.float32) * 1.4426950408889634
+        total = tl.full([QUERIES * PADDED_GROUP], 1.0, tl.float32)
+    # Every query sees the keys up to the first one's position; whole tiles of them need no mask.
+    diagonal = (num_cached + first_query + 1) // KEYS * KEYS
+    end = num_cached + tl.minimum(first_query + QUERIES, num_queries)
+    if WINDOW > 0:
+        # From the first query's first key on, every tile may need the mask of somebody's window.
+        diagonal = tl.maximum(num_cached + first_query + 1 - WINDOW, 0) // KEYS * KEYS
+    if HAS_PREFIX:
+        table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
+        if WINDOW == 0:
+            acc, highest, total = attend_keys(
+                q, acc, highest, total, 0, diagonal, positions, table_ptr, k_ptr, v_ptr,
+                k_scale_ptr, v_scale_ptr, kv_head, dims, scale_log2,
+                NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, False, STAGES, 0, HAS_SCALES,
+            )  # fmt: skip
+        acc, highest, total = attend_keys(
+            q, acc, highest, total, diagonal, end, positions, table_ptr, k_ptr, v_ptr, k_scale_ptr,
+            v_scale_ptr, kv_head, dims, scale_log2,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, True, STAGES, WINDOW, HAS_SCALES,
+        )  # fmt: skip
+    else:
+        if WINDOW == 0:
+            acc, highest, total = attend_new_keys(
+                q, acc, highest, total, 0, diagonal, positions, new_k, new_v, query_start,
+                kv_head * new_k_stride, kv_head * new_v_stride, scale_log2, KEYS, False, STAGES, 0,
+            )  # fmt: skip
+        acc, highest, total = attend_new_keys(
+            q, acc, highest, total, diagonal, end, positions, new_k, new_v, query_start,
+            kv_head * new_k_stride, kv_head * new_v_stride, scale_log2, KEYS, True, STAGES, WINDOW,
+        )  # fmt: skip
+    # A dummy request has no keys; its output is zero.
+    acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    tl.store(output_ptr + at_heads, acc.to(output_ptr.dtype.element_ty), mask=in_tile)
+
+
+def prefill_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache: KVCacheData,
+    metadata: AttentionMetadata,
+    output: torch.Tensor,
+    *,
+    min_queries: int,
+    sliding_window: int | None,
+    sinks: torch.Tensor | None,
+) -> None:
+    """Attends each query of longer chunks to its sequence's keys up to its own.
+
+    A chunk that begins its sequence reads keys where they were computed, in tiles that the copy
+    engine fetches; one with cached tokens before it reads all through the block table. On GPUs of
+    compute capability 9.0 hopper_attention does both. Elsewhere a kernel for both would have half
+    the programs at a time: 8192 tokens took 1270 us instead of 960, and 764 instead of about 610
+    behind a prefix (H200, 32 heads, 8 kv heads of 128, 2026-11).
+    T tokens, R requests, Hq/Hk query/kv heads, D head dim. Grids depend on T, R and Hk only,
+    and nothing is read on the host, so that launches may be captured and replayed.
+
+    Args:
+        q: [T, Hq, D], contiguous; may be `output`.
+        k: [at least T, Hk, D], this step's keys, ready to attend; each token's heads contiguous.
+        v: [at least T, Hk, D], this step's values, likewise.
+        cache: the layer's keys and values, this step's among them.
+        metadata: the step's, on the GPU.
+        output: [T, Hq, D], contiguous.
+        min_queries: requests with fewer query tokens are left alone.
+        sliding_window: how many keys a query sees at most.
+        sinks: [Hq], scores without keys.
+
+    Source: Dao 2023, "FlashAttention-2", section 3.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads = cache.k.shape[2]
+    num_requests = metadata.seq_lens.shape[0]
+    block_d = max(16, 1 << (head_dim - 1).bit_length())
+    k, v = _aligned(k), _aligned(v)
+    tiles = hopper_tiles(q, cache.k.dtype, cache.k.shape[1], num_kv_heads)
+    if tiles is not None and metadata.workspace is not None:
+        hopper_attention(
+            q, k, v, cache, metadata, output, metadata.workspace.counters, tiles,
+            min_queries=min_queries, sliding_window=sliding_window, sinks=sinks,
+        )  # fmt: skip
+        return
+    for has_prefix in _forms(cache, metadata):
+        tiles = prefill_tiles(q.dtype, block_d, has_prefix=has_prefix)
+        queries, launch = _launcher(
+            num_heads, num_kv_heads, head_dim, cache.k.shape[1], tiles, sliding_window or 0,
+            sinks is not None, cache.k_scale is not None, has_prefix, q.device,
+        )  # fmt: skip
+        new_k, new_v = (_described(x, [tiles.keys, block_d]) for x in (k, v))
+        launch(
+            (num_kv_heads, num_tokens // queries + num_requests, 1),
+            q, cache.k, cache.v, *cache_scales(cache), new_k, new_v, k.stride(1), v.stride(1),
+            output, metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
+            q if sinks is None else sinks, metadata.block_tables.stride(0),
+            num_requests, min_queries, head_dim**-0.5 * 1.4426950408889634,
+        )  # fmt: skip
+
+
+@lru_cache
+def _launcher(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    tiles: Tiles,
+    window: int,
+    has_sinks: bool,
+    has_scales: bool,
+    has_prefix: bool,
+    device: torch.device,
+) -> tuple[int, Launch]:
+    """Returns how many queries a program does, and what launches them."""
+    del device
+    group = num_heads // num_kv_heads
+    padded_group = triton.next_power_of_2(group)
+    queries = max(1, tiles.rows // padded_group)
+    launch = Launch(
+        _prefill_kernel, NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size, QUERIES=queries, PADDED_GROUP=padded_group, KEYS=tiles.keys,
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)), STAGES=tiles.num_stages, WINDOW=window,
+        HAS_SINKS=has_sinks, HAS_SCALES=has_scales, HAS_PREFIX=has_prefix,
+        num_warps=tiles.num_warps,
+    )  # fmt: skip
+    return queries, launch
+
+
+def _forms(cache: KVCacheData, metadata: AttentionMetadata) -> tuple[bool, ...]:
+    """Returns which forms of the kernel a step may need: without and with cached tokens."""
+    if cache.k_scale is not None:
+        return (True,)
+    if metadata.seq_lens.shape[0] > 1:
+        return False, True
+    return (metadata.max_seqlen_k > metadata.max_seqlen_q,)
+
+
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """Returns [T, Hk, D] with the heads of a token side by side as the copy engine reads them.
+
+    It takes rows and heads that start at a multiple of 16 bytes; others are copied.
+    """
+    starts = (x.data_ptr(), x.stride(0) * x.itemsize, x.stride(1) * x.itemsize)
+    if all(start % COPY_ALIGNMENT == 0 for start in starts):
+        return x
+    unit = COPY_ALIGNMENT // x.itemsize
+    num_tokens, num_heads, head_dim = x.shape
+    padded = x.new_zeros(num_tokens, num_heads, triton.cdiv(head_dim, unit) * unit)
+    return padded[:, :, :head_dim].copy_(x)
+
+
+def _described(x: torch.Tensor, tile: list[int]) -> TensorDescriptor:
+    """Describes the rows of _aligned heads to the copy engine."""
+    num_tokens, num_heads, head_dim = x.shape
+    width = (num_heads - 1) * x.stride(1) + head_dim
+    return TensorDescriptor(x, [num_tokens, width], [x.stride(0), 1], tile)

@@ -1,0 +1,197 @@
+"""Head norms, rotary positions and the write to the cache, in one kernel."""
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+
+from models.forward_context import KVCacheData
+from models.ops.attention.head_transform import HeadTransform
+from models.ops.triton.attention.cache_scales import cache_scales, scale_of
+from models.ops.triton.launching.dependent_launch import (
+    launch_options,
+    let_next_start,
+    wait_for_previous,
+)
+from models.ops.triton.launching.launch import Launch
+
+FEW_TOKENS = 64
+"""Up to this many tokens, one program does one head of one token: a decode step wants programs."""
+
+_VARYING = [
+    "slots_ptr", "num_tokens", "q_stride", "k_stride", "v_stride", "rotated_k_stride",
+    "rotation_stride",
+]  # fmt: skip
+
+
+@triton.jit
+def _transform(
+    first, second, weight_ptr, cos_ptr, sin_ptr, at_rotation, dims, in_half, in_tile, eps,
+    HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """Returns the two halves of heads, normalised if HAS_NORM, then rotated."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    if HAS_NORM:
+        squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+        scale = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
+        weight = tl.load(weight_ptr + dims, mask=in_half, other=0.0).to(tl.float32)
+        first = first * scale * weight[None, :]
+        weight = tl.load(weight_ptr + HALF + dims, mask=in_half, other=0.0).to(tl.float32)
+        second = second * scale * weight[None, :]
+    cos = tl.load(cos_ptr + at_rotation, mask=in_tile, other=0.0).to(tl.float32)
+    # The table's first half carries the minus sign of the first half's sine.
+    sin = tl.load(sin_ptr + at_rotation + HALF, mask=in_tile, other=0.0).to(tl.float32)
+    return first * cos - second * sin, second * cos + first * sin
+
+
+@triton.jit
+def _store(
+    cache_ptr, scale_ptr, heads, dims, first, second, in_tokens, in_tile,
+    HEAD_DIM: tl.constexpr, HAS_SCALES: tl.constexpr,
+):  # fmt: skip
+    """Stores the two halves of heads, rounded to the cache's dtype."""
+    if HAS_SCALES:
+        largest = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
+        scale = scale_of(largest.to(tl.float32))
+        tl.store(scale_ptr + heads, scale, mask=in_tokens)
+        first = first.to(tl.float32) / scale[:, None]
+        second = second.to(tl.float32) / scale[:, None]
+    at_cache = heads[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(cache_ptr + at_cache, first.to(cache_ptr.dtype.element_ty), mask=in_tile)
+    second = second.to(cache_ptr.dtype.element_ty)
+    tl.store(cache_ptr + at_cache + HEAD_DIM // 2, second, mask=in_tile)
+
+
+# Specialising on what varies from step to step would compile again while serving.
+@triton.jit(do_not_specialize=_VARYING)
+def _rotate_and_cache_kernel(
+    q_ptr, k_ptr, v_ptr, rotated_q_ptr, rotated_k_ptr, k_cache_ptr, v_cache_ptr,
+    k_scale_ptr, v_scale_ptr, slots_ptr, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr,
+    num_tokens, q_stride, k_stride, v_stride, rotated_k_stride, rotation_stride, eps,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    HAS_ROTATION: tl.constexpr, HAS_NORM: tl.constexpr, TOKENS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, HAS_SCALES: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Does one head of TOKENS tokens; key heads come first, then value heads, then query heads."""
+    let_next_start(DEPENDENT)
+    wait_for_previous(DEPENDENT)
+    HALF: tl.constexpr = HEAD_DIM // 2
+    head = tl.program_id(0)
+    tokens = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    dims = tl.arange(0, BLOCK_HALF)
+    in_half = dims < HALF
+    in_tile = (tokens < num_tokens)[:, None] & in_half[None, :]
+    at_rotation = tokens[:, None] * rotation_stride + dims[None, :]
+    if head < 2 * NUM_KV_HEADS:
+        in_tokens = tokens < num_tokens
+        slots = tl.load(slots_ptr + tokens, mask=in_tokens, other=0)
+        kv_head = head % NUM_KV_HEADS
+        heads = slots * NUM_KV_HEADS + kv_head
+        if head < NUM_KV_HEADS:
+            k_ptrs = k_ptr + tokens[:, None] * k_stride + kv_head * HEAD_DIM + dims[None, :]
+            first = tl.load(k_ptrs, mask=in_tile, other=0.0).to(tl.float32)
+            second = tl.load(k_ptrs + HALF, mask=in_tile, other=0.0).to(tl.float32)
+            if HAS_ROTATION:
+                first, second = _transform(
+                    first, second, k_weight_ptr, cos_ptr, sin_ptr,
+                    at_rotation, dims, in_half, in_tile, eps, HEAD_DIM, HAS_NORM,
+                )  # fmt: skip
+                at_rotated = tokens[:, None] * rotated_k_stride + kv_head * HEAD_DIM + dims[None, :]
+                dtype = rotated_k_ptr.dtype.element_ty
+                tl.store(rotated_k_ptr + at_rotated, first.to(dtype), mask=in_tile)
+                tl.store(rotated_k_ptr + at_rotated + HALF, second.to(dtype), mask=in_tile)
+            _store(
+                k_cache_ptr, k_scale_ptr, heads, dims, first, second, in_tokens, in_tile,
+                HEAD_DIM, HAS_SCALES,
+            )  # fmt: skip
+        else:
+            v_ptrs = v_ptr + tokens[:, None] * v_stride + kv_head * HEAD_DIM + dims[None, :]
+            first = tl.load(v_ptrs, mask=in_tile, other=0.0).to(tl.float32)
+            second = tl.load(v_ptrs + HALF, mask=in_tile, other=0.0).to(tl.float32)
+            _store(
+                v_cache_ptr, v_scale_ptr, heads, dims, first, second, in_tokens, in_tile,
+                HEAD_DIM, HAS_SCALES,
+            )  # fmt: skip
+    elif HAS_ROTATION:
+        q_head = head - 2 * NUM_KV_HEADS
+        q_ptrs = q_ptr + tokens[:, None] * q_stride + q_head * HEAD_DIM + dims[None, :]
+        first = tl.load(q_ptrs, mask=in_tile, other=0.0).to(tl.float32)
+        second = tl.load(q_ptrs + HALF, mask=in_tile, other=0.0).to(tl.float32)
+        first, second = _transform(
+            first, second, q_weight_ptr, cos_ptr, sin_ptr,
+            at_rotation, dims, in_half, in_tile, eps, HEAD_DIM, HAS_NORM,
+        )  # fmt: skip
+        at_rotated = (tokens[:, None] * NUM_HEADS + q_head) * HEAD_DIM + dims[None, :]
+        dtype = rotated_q_ptr.dtype.element_ty
+        tl.store(rotated_q_ptr + at_rotated, first.to(dtype), mask=in_tile)
+        tl.store(rotated_q_ptr + at_rotated + HALF, second.to(dtype), mask=in_tile)
+
+
+def rotate_and_cache(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rotated_q: torch.Tensor,
+    rotated_k: torch.Tensor,
+    cache: KVCacheData,
+    slot_mapping: torch.Tensor,
+    transform: HeadTransform | None,
+) -> None:
+    """Stores each token's key and value in its slot; transforms queries and keys on the way.
+
+    Unlike the reference it rounds once, after the rotation. Tokens past the end of slot_mapping
+    are padding and left out.
+
+    Args:
+        q: [T, Hq, D], each token's heads contiguous; D is even.
+        k: [T, Hk, D], likewise.
+        v: [T, Hk, D], likewise.
+        rotated_q: [T, Hq, D], contiguous; takes the transformed queries.
+        rotated_k: [T, Hk, D], each token's heads contiguous; takes the transformed keys.
+        cache: the layer's, changed in place.
+        slot_mapping: [at most T] int64.
+        transform: what to do to queries and keys; None stores the keys as they are and writes
+            nothing else.
+    """
+    num_tokens = slot_mapping.shape[0]
+    _, num_heads, head_dim = q.shape
+    num_kv_heads = k.shape[1]
+    tokens = 1 if num_tokens <= FEW_TOKENS else 16
+    num_programs = 2 * num_kv_heads + (0 if transform is None else num_heads)
+    # Arguments that a kernel without transform does not touch; any tensor will do.
+    cos = sin = q_weight = k_weight = slot_mapping
+    eps, has_norm = 0.0, False
+    if transform is not None:
+        cos, sin, eps = transform.cos, transform.signed_sin, transform.eps
+        if transform.q_weight is not None and transform.k_weight is not None:
+            q_weight, k_weight, has_norm = transform.q_weight, transform.k_weight, True
+    launch = _launcher(
+        num_heads, num_kv_heads, head_dim, transform is not None, has_norm, tokens,
+        cache.k_scale is not None, q.device,
+    )  # fmt: skip
+    launch(
+        (num_programs, -(-num_tokens // tokens), 1),
+        q, k, v, rotated_q, rotated_k, cache.k, cache.v, *cache_scales(cache), slot_mapping,
+        cos, sin, q_weight, k_weight,
+        num_tokens, q.stride(0), k.stride(0), v.stride(0), rotated_k.stride(0), cos.stride(0), eps,
+    )  # fmt: skip
+
+
+@lru_cache
+def _launcher(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    has_rotation: bool,
+    has_norm: bool,
+    tokens: int,
+    has_scales: bool,
+    device: torch.device,
+) -> Launch:
+    return Launch(
+        _rotate_and_cache_kernel, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim, HAS_ROTATION=has_rotation, HAS_NORM=has_norm, TOKENS=tokens,
+        BLOCK_HALF=triton.next_power_of_2(head_dim // 2), HAS_SCALES=has_scales,
+        num_warps=1 if tokens == 1 else 4, **launch_options(device),
+    )  # fmt: skip

@@ -1,0 +1,57 @@
+"""Where the keys and values of a step's tokens go, in one kernel."""
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+
+from models.ops.triton.launching.launch import Launch
+
+_BLOCK = 128
+
+
+# Specialising on what varies from step to step would compile again while serving.
+@triton.jit(do_not_specialize=["tables_ptr", "table_stride", "num_tokens"])
+def _slot_mapping_kernel(
+    tables_ptr, token_request_ptr, positions_ptr, slots_ptr, table_stride, num_tokens,
+    BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Does BLOCK tokens."""
+    tokens = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_token = tokens < num_tokens
+    request = tl.load(token_request_ptr + tokens, mask=is_token, other=0).to(tl.int64)
+    position = tl.load(positions_ptr + tokens, mask=is_token, other=0)
+    at_block = request * table_stride + position // BLOCK_SIZE
+    block = tl.load(tables_ptr + at_block, mask=is_token, other=0).to(tl.int64)
+    tl.store(slots_ptr + tokens, block * BLOCK_SIZE + position % BLOCK_SIZE, mask=is_token)
+
+
+def slot_mapping(
+    block_tables: torch.Tensor,
+    token_request: torch.Tensor,
+    positions: torch.Tensor,
+    block_size: int,
+) -> torch.Tensor:
+    """Returns [T] int64 slots, block id * block_size + offset.
+
+    Args:
+        block_tables: [R, max_blocks] int32, rows contiguous.
+        token_request: [T] int32 or int64, contiguous.
+        positions: [T] int64, contiguous, not negative.
+        block_size: tokens in one block.
+    """
+    num_tokens = positions.shape[0]
+    slots = torch.empty_like(positions)
+    launch = _launcher(block_size, positions.device)
+    launch(
+        (triton.cdiv(num_tokens, _BLOCK), 1, 1),
+        block_tables, token_request, positions, slots, block_tables.stride(0), num_tokens,
+    )  # fmt: skip
+    return slots
+
+
+@lru_cache
+def _launcher(block_size: int, device: torch.device) -> Launch:
+    del device
+    return Launch(_slot_mapping_kernel, BLOCK_SIZE=block_size, BLOCK=_BLOCK, num_warps=1)

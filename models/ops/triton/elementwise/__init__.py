@@ -1,0 +1,1 @@
+"""Kernels of norms, gates and scattered writes."""

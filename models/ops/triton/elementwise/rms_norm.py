@@ -1,0 +1,88 @@
+"""RMSNorm, with the residual sum before it in the same kernel."""
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+
+from models.ops.triton.launching.dependent_launch import (
+    launch_options,
+    let_next_start,
+    wait_for_previous,
+)
+from models.ops.triton.launching.launch import Launch
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, normed_ptr, sum_ptr, eps,
+    SIZE: tl.constexpr, PARTS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Normalises one row, which is the sum of PARTS rows of x and perhaps one of the residual."""
+    let_next_start(DEPENDENT)
+    columns = tl.arange(0, BLOCK)
+    is_column = columns < SIZE
+    at = tl.program_id(0).to(tl.int64) * SIZE + columns
+    weight = tl.load(weight_ptr + columns, mask=is_column, other=0.0).to(tl.float32)
+    wait_for_previous(DEPENDENT)
+    x = tl.load(x_ptr + at, mask=is_column, other=0.0)
+    if HAS_RESIDUAL:
+        residual = tl.load(residual_ptr + at, mask=is_column, other=0.0)
+        total = x.to(tl.float32)
+        part_size = tl.num_programs(0).to(tl.int64) * SIZE
+        for part in tl.static_range(1, PARTS):
+            total += tl.load(x_ptr + part * part_size + at, mask=is_column, other=0.0)
+        x = (total + residual.to(tl.float32)).to(residual.dtype)
+        tl.store(sum_ptr + at, x, mask=is_column)
+    x = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, 0) / SIZE + eps)
+    tl.store(normed_ptr + at, (x * scale * weight).to(normed_ptr.dtype.element_ty), mask=is_column)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Returns the normalised x, any shape, contiguous; see models.ops.elementwise.rms_norm.rms_norm."""
+    normed = torch.empty_like(x)
+    _launch(x, None, weight, eps, normed, normed)
+    return normed
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the normalised sum and the sum; see models.ops.elementwise.rms_norm.add_rms_norm."""
+    normed, total = torch.empty_like(residual), torch.empty_like(residual)
+    _launch(x, residual, weight, eps, normed, total)
+    return normed, total
+
+
+def _launch(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    normed: torch.Tensor,
+    total: torch.Tensor,
+) -> None:
+    """Runs one program per row; `total` takes the sum if there is a residual.
+
+    Only with a residual may x be in parts.
+    """
+    size = x.shape[-1]
+    num_rows = normed.numel() // size
+    launch = _launcher(size, x.numel() // normed.numel(), residual is not None, x.device)
+    launch(
+        (num_rows, 1, 1),
+        x, x if residual is None else residual, weight, normed, total, eps,
+    )  # fmt: skip
+
+
+@lru_cache
+def _launcher(size: int, num_parts: int, has_residual: bool, device: torch.device) -> Launch:
+    block = triton.next_power_of_2(size)
+    # A thread has eight numbers, which it reads at once: with few rows nothing hides a second read.
+    return Launch(
+        _rms_norm_kernel, SIZE=size, PARTS=num_parts, HAS_RESIDUAL=has_residual, BLOCK=block,
+        num_warps=min(16, max(1, block // 256)), **launch_options(device),
+    )  # fmt: skip

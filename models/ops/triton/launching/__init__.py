@@ -1,0 +1,1 @@
+"""How kernels are built and launched."""

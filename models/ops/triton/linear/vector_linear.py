@@ -1,0 +1,175 @@
+"""Products of one or two tokens as sums of scalar products.
+
+Such a product reads each weight once and does little with it, so its time is that of reading. A
+program takes some rows of the weight and all tokens.
+"""
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+
+from models.ops.linear.input_norm import InputNorm
+from models.ops.triton.launching.dependent_launch import (
+    launch_options,
+    let_next_start,
+    wait_for_previous,
+)
+from models.ops.triton.launching.launch import Launch
+from models.ops.triton.linear.linear_configurations import VectorTiles
+
+
+@triton.jit
+def _load_columns(ptrs, columns, START: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
+    """Reads the tile of columns from START of a weight; columns past its end are zero."""
+    if START + COLUMNS <= SIZE:
+        tile = tl.load(ptrs + START, eviction_policy="evict_first")
+    else:
+        is_column = START + columns < SIZE
+        tile = tl.load(ptrs + START, mask=is_column, other=0.0, eviction_policy="evict_first")
+    return tile
+
+
+@triton.jit
+def _sum_octets(x):
+    """Sums runs of eight along the last dimension; a thread holds the eight that it loaded."""
+    return tl.sum(tl.reshape(x, (x.shape[0], x.shape[1], x.shape[2] // 8, 8)), 3)
+
+
+@triton.jit
+def _gate(gate, up):
+    """Returns silu(gate) * up."""
+    return gate * tl.sigmoid(gate) * up
+
+
+@triton.jit
+def _vector_kernel(  # noqa: C901, PLR0915  # constants choose the branches, most are left out
+    x_ptr, weight_ptr, bias_ptr, gain_ptr, residual_ptr, output_ptr, eps,
+    NUM_OUTPUTS: tl.constexpr, NUM_INPUTS: tl.constexpr, TOKENS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, IS_GATED: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Computes ROWS outputs of each token with scalar products; tiles are [rows, tokens, columns].
+
+    The norm's gain joins each input, its scale the sum: the sum of squares is ready only then.
+    """
+    let_next_start(DEPENDENT)
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    is_row = rows < NUM_OUTPUTS
+    tokens = tl.arange(0, TOKENS)
+    columns = tl.arange(0, COLUMNS)[None, None, :]
+    read_rows = rows
+    if NUM_OUTPUTS % ROWS != 0:
+        # Rows past the end read the last one again, which needs no mask.
+        read_rows = tl.minimum(rows, NUM_OUTPUTS - 1)
+    weight_ptrs = weight_ptr + read_rows[:, None, None] * NUM_INPUTS + columns
+    up_ptrs = weight_ptrs + NUM_OUTPUTS * NUM_INPUTS
+    x_ptrs = x_ptr + tokens[None, :, None] * NUM_INPUTS + columns
+    # No kernel writes weights: the first tile is on its way before the inputs are ready.
+    weight = _load_columns(weight_ptrs, columns, 0, NUM_INPUTS, COLUMNS)
+    up = weight
+    if IS_GATED:
+        up = _load_columns(up_ptrs, columns, 0, NUM_INPUTS, COLUMNS)
+    wait_for_previous(DEPENDENT)
+    at_output = tokens[None, :] * NUM_OUTPUTS + rows[:, None]
+    residual = 0.0
+    if HAS_RESIDUAL:
+        residual = tl.load(residual_ptr + at_output, mask=is_row[:, None], other=0.0)
+        residual = residual.to(tl.float32)
+    sums = tl.zeros([ROWS, TOKENS, COLUMNS // 8], tl.float32)
+    up_sums = sums
+    squares = tl.zeros([1, TOKENS, COLUMNS // 8], tl.float32)
+    for step in tl.static_range((NUM_INPUTS + COLUMNS - 1) // COLUMNS):
+        next_weight = weight
+        next_up = up
+        if (step + 1) * COLUMNS < NUM_INPUTS:
+            # The tile after this one is under way while this one is multiplied.
+            next_weight = _load_columns(
+                weight_ptrs, columns, (step + 1) * COLUMNS, NUM_INPUTS, COLUMNS
+            )
+            if IS_GATED:
+                next_up = _load_columns(up_ptrs, columns, (step + 1) * COLUMNS, NUM_INPUTS, COLUMNS)
+        is_column = step * COLUMNS + columns < NUM_INPUTS
+        x = tl.load(x_ptrs + step * COLUMNS, mask=is_column, other=0.0).to(tl.float32)
+        if HAS_NORM:
+            squares += _sum_octets(x * x)
+            gain = tl.load(gain_ptr + step * COLUMNS + columns, mask=is_column, other=0.0)
+            x *= gain.to(tl.float32)
+        sums += _sum_octets(weight.to(tl.float32) * x)
+        if IS_GATED:
+            up_sums += _sum_octets(up.to(tl.float32) * x)
+        weight = next_weight
+        up = next_up
+    outputs = tl.sum(sums, 2)
+    scale = 1.0
+    if HAS_NORM:
+        scale = tl.rsqrt(tl.sum(squares, 2) / NUM_INPUTS + eps)
+        outputs *= scale
+    if HAS_BIAS:
+        outputs += tl.load(bias_ptr + rows, mask=is_row, other=0.0).to(tl.float32)[:, None]
+    if IS_GATED:
+        outputs = _gate(outputs, tl.sum(up_sums, 2) * scale)
+    if HAS_RESIDUAL:
+        outputs += residual
+    tl.store(output_ptr + at_output, outputs.to(output_ptr.dtype.element_ty), mask=is_row[:, None])
+
+
+def vector_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    tiles: VectorTiles,
+    *,
+    norm: InputNorm | None = None,
+    is_gated: bool = False,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Computes what models.ops.linear.linear.linear says, in one kernel that rounds once.
+
+    Args:
+        x: [T, K], contiguous; T is a power of two, and every token costs registers.
+        weight: [N, K], contiguous; [2 * N, K], gate before up, if is_gated.
+        bias: [N] or None; None if is_gated.
+        tiles: of a program.
+        norm: applied to x first.
+        is_gated: multiplies the SiLU of the first half of the outputs with the second.
+        residual: [T, N], contiguous, added.
+
+    Returns:
+        [T, N], contiguous.
+    """
+    num_tokens, num_inputs = x.shape
+    num_outputs = weight.shape[0] // (2 if is_gated else 1)
+    output = x.new_empty(num_tokens, num_outputs)
+    launch = _launcher(
+        num_outputs, num_inputs, num_tokens, bias is not None, norm is not None, is_gated,
+        residual is not None, tiles, x.device,
+    )  # fmt: skip
+    launch(
+        (-(-num_outputs // tiles.rows), 1, 1),
+        x, weight, weight if bias is None else bias, weight if norm is None else norm.weight,
+        weight if residual is None else residual, output, 0.0 if norm is None else norm.eps,
+    )  # fmt: skip
+    return output
+
+
+@lru_cache
+def _launcher(
+    num_outputs: int,
+    num_inputs: int,
+    num_tokens: int,
+    has_bias: bool,
+    has_norm: bool,
+    is_gated: bool,
+    has_residual: bool,
+    tiles: VectorTiles,
+    device: torch.device,
+) -> Launch:
+    return Launch(
+        _vector_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, TOKENS=num_tokens,
+        HAS_BIAS=has_bias, HAS_NORM=has_norm, IS_GATED=is_gated, HAS_RESIDUAL=has_residual,
+        ROWS=tiles.rows, COLUMNS=tiles.columns, num_warps=tiles.num_warps,
+        **launch_options(device),
+    )  # fmt: skip

@@ -1,0 +1,305 @@
+"""Products of many tokens, for Hopper's tensor cores.
+
+A program multiplies tiles of 64 rows of the weight, one for each of its warp groups, with one tile
+of tokens: weights stand left in the products, as tensor cores want 64 rows there. The copy engine
+brings tiles of 64 inputs into a ring of slots. The first group refills a slot when all groups have
+read it, so no warps are set aside for that, and three groups have the registers for 256 tokens.
+"""
+
+from functools import lru_cache
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from models.ops.triton.launching.dependent_launch import (
+    launch_options,
+    let_next_start,
+    wait_for_previous,
+)
+from models.ops.triton.launching.launch import Launch
+from models.ops.triton.linear.wide_configurations import GROUP_ROWS, MULTIPROCESSORS, WideTiles
+
+_DEPTH = gl.constexpr(64)
+"""Inputs of a tile: 128 bytes, the widest pattern that the tensor cores read without conflicts."""
+_NEIGHBOURS = gl.constexpr(8)
+"""Tiles of tokens that are multiplied with the same weights at the same time."""
+_REGISTERS = {1: 0, 2: 248, 3: 168}
+"""Of a thread, by warp groups of a program; one group is not specialised."""
+_MATRIX = gl.NVMMASharedLayout(128, 16, rank=2)
+_PAIRS = gl.NVMMASharedLayout(128, 16, rank=4)
+
+
+@gluon.jit
+def _place(tile, counts):
+    """Returns a tile's place among the tiles of rows and of tokens."""
+    num_row_tiles, num_token_tiles, _ = counts
+    first = tile // (num_row_tiles * _NEIGHBOURS) * _NEIGHBOURS
+    width = gl.minimum(num_token_tiles - first, _NEIGHBOURS)
+    within = tile - num_row_tiles * first
+    return within // width, first + within % width
+
+
+@gluon.jit
+def _load_weight(weight, ring, slot, row_tile, depth):
+    """Begins to load all groups' rows; if gated, a group has eight of the gate, then of up."""
+    weights, xs, full, _ = ring
+    GROUPS: gl.constexpr = weights.shape[0] // xs.shape[0]
+    mbarrier.expect(full.index(slot), (GROUPS * weights.shape[1] + xs.shape[1]) * _DEPTH * 2)
+    for group in gl.static_range(GROUPS):
+        target = weights.index(slot * GROUPS + group)
+        row = (row_tile * GROUPS + group) * weights.shape[1]
+        if len(weight.block_shape) == 4:
+            turns = target._reinterpret(weight.dtype, weight.block_shape, weight.layout)
+            place = [row // 16, 0, 0, depth]
+            tma.async_copy_global_to_shared(weight, place, full.index(slot), turns)
+        else:
+            tma.async_copy_global_to_shared(weight, [row, depth], full.index(slot), target)
+
+
+@gluon.jit
+def _load_tokens(x, ring, slot, token_tile, depth):
+    """Begins to load a tile of the inputs."""
+    _, xs, full, _ = ring
+    place = [token_tile * xs.shape[1], depth]
+    tma.async_copy_global_to_shared(x, place, full.index(slot), xs.index(slot))
+
+
+@gluon.jit
+def _fill(work, SLOTS: gl.constexpr, DEPENDENT: gl.constexpr):
+    """Begins to load the first slots; no kernel writes weights, so they come before the wait."""
+    weight, x, ring, _, _, counts, first_depth = work
+    row_tile, token_tile = _place(gl.program_id(0), counts)
+    for slot in gl.static_range(SLOTS):
+        _load_weight(weight, ring, slot, row_tile, first_depth + slot * _DEPTH)
+    wait_for_previous(DEPENDENT)
+    for slot in gl.static_range(SLOTS):
+        _load_tokens(x, ring, slot, token_tile, first_depth + slot * _DEPTH)
+
+
+@gluon.jit
+def _refill(work, slot, phase, tile, step, STEPS: gl.constexpr):
+    """Loads a step into a slot once all groups have read it; returns the tile and step after it."""
+    weight, x, ring, _, _, counts, first_depth = work
+    mbarrier.wait(ring[3].index(slot), phase)
+    if tile < counts[2]:
+        row_tile, token_tile = _place(tile, counts)
+        depth = first_depth + step * _DEPTH
+        _load_weight(weight, ring, slot, row_tile, depth)
+        _load_tokens(x, ring, slot, token_tile, depth)
+    step += 1
+    if step == STEPS:
+        step = 0
+        tile += gl.num_programs(0)
+    return tile, step
+
+
+@gluon.jit
+def _store(sums, output_ptr, first_row, first_token, num_tokens, NUM_OUTPUTS: gl.constexpr):
+    """Stores [rows, tokens] to an output [T, N], rows side by side."""
+    NUM_ROWS: gl.constexpr = sums.shape[0]
+    THREADS: gl.constexpr = NUM_ROWS // 8
+    layout: gl.constexpr = gl.BlockedLayout([8, 1], [THREADS, 32 // THREADS], [1, 4], [0, 1])
+    sums = gl.convert_layout(sums.to(output_ptr.dtype.element_ty), layout)
+    rows = first_row + gl.arange(0, NUM_ROWS, gl.SliceLayout(1, layout))
+    tokens = first_token + gl.arange(0, sums.shape[1], gl.SliceLayout(0, layout))
+    in_output = (rows < NUM_OUTPUTS)[:, None] & (tokens < num_tokens)[None, :]
+    at = tokens.to(gl.int64)[None, :] * NUM_OUTPUTS + rows[:, None]
+    gl.store(output_ptr + at, sums, mask=in_output)
+
+
+@gluon.jit
+def _store_part(sums, output_ptr, first_row, first_token, num_tokens, NUM_OUTPUTS: gl.constexpr):
+    """Stores float32 [rows, tokens] to an output [T, N] as they lie in registers."""
+    layout: gl.constexpr = sums.type.layout
+    rows = first_row + gl.arange(0, sums.shape[0], gl.SliceLayout(1, layout))
+    tokens = first_token + gl.arange(0, sums.shape[1], gl.SliceLayout(0, layout))
+    in_output = (rows < NUM_OUTPUTS)[:, None] & (tokens < num_tokens)[None, :]
+    output_ptr += gl.program_id(1).to(gl.int64) * num_tokens * NUM_OUTPUTS
+    gl.store(output_ptr + tokens[None, :] * NUM_OUTPUTS + rows[:, None], sums, mask=in_output)
+
+
+@gluon.jit
+def _before(slot, phase, SLOTS: gl.constexpr):
+    """Returns the slot before this one, and its phase."""
+    is_first = slot == 0
+    return gl.where(is_first, SLOTS - 1, slot - 1), gl.where(is_first, phase ^ 1, phase)
+
+
+@gluon.jit
+def _gate(sums):
+    """Returns silu(gate) * up of rows that are of both in turns of eight."""
+    eights = sums.reshape([4, 2, 8, sums.shape[1]]).permute((0, 2, 3, 1))
+    gate, up = eights.reshape([32, sums.shape[1], 2]).split()
+    return gate / (1.0 + gl.exp(-gate)) * up
+
+
+@gluon.jit
+def _multiply(
+    work, GROUP: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr, SPLITS: gl.constexpr,
+    NUM_OUTPUTS: gl.constexpr,
+):  # fmt: skip
+    """Computes one group's rows of all of the program's tiles."""
+    _, _, ring, output_ptr, num_tokens, counts, _ = work
+    weights, xs, full, empty = ring
+    SLOTS: gl.constexpr = xs.shape[0]
+    TOKENS: gl.constexpr = xs.shape[1]
+    GROUPS: gl.constexpr = weights.shape[0] // SLOTS
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TOKENS, 16])
+    slot = 0
+    phase = 0
+    # What is loaded next.
+    next_tile = gl.program_id(0)
+    next_step = SLOTS
+    if SLOTS == STEPS:
+        next_tile += gl.num_programs(0)
+        next_step = 0
+    for tile in range(gl.program_id(0), counts[2], gl.num_programs(0)):
+        sums = gl.zeros([64, TOKENS], gl.float32, layout)
+        for step in range(STEPS):
+            mbarrier.wait(full.index(slot), phase)
+            rows = weights.index(slot * GROUPS + GROUP)
+            sums = warpgroup_mma(rows, xs.index(slot).permute((1, 0)), sums, is_async=True)
+            # While this product runs, the one before it has read its slot.
+            sums = warpgroup_mma_wait(1, deps=(sums,))
+            last, last_phase = _before(slot, phase, SLOTS)
+            mbarrier.arrive(empty.index(last), pred=step > 0)
+            if GROUP == 0:  # noqa: SIM102  # a constant leaves the rest out, `and` would not
+                if step > 0:
+                    next_tile, next_step = _refill(
+                        work, last, last_phase, next_tile, next_step, STEPS
+                    )
+            slot += 1
+            if slot == SLOTS:
+                slot = 0
+                phase ^= 1
+        sums = warpgroup_mma_wait(0, deps=(sums,))
+        last, last_phase = _before(slot, phase, SLOTS)
+        mbarrier.arrive(empty.index(last))
+        if GROUP == 0:
+            next_tile, next_step = _refill(work, last, last_phase, next_tile, next_step, STEPS)
+        row_tile, token_tile = _place(tile, counts)
+        row = (row_tile * GROUPS + GROUP) * 64
+        token = token_tile * TOKENS
+        if GATED:
+            _store(_gate(sums), output_ptr, row // 2, token, num_tokens, NUM_OUTPUTS)
+        elif SPLITS > 1:
+            _store_part(sums, output_ptr, row, token, num_tokens, NUM_OUTPUTS)
+        else:
+            _store(sums, output_ptr, row, token, num_tokens, NUM_OUTPUTS)
+
+
+@gluon.jit(do_not_specialize=["num_tokens"])
+def _wide_kernel(
+    weight, x, output_ptr, num_tokens,
+    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, GROUPS: gl.constexpr,
+    TOKENS: gl.constexpr, SLOTS: gl.constexpr, GATED: gl.constexpr, SPLITS: gl.constexpr,
+    REGISTERS: gl.constexpr, DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """Computes tiles of all outputs, over the inputs of one split."""
+    let_next_start(DEPENDENT)
+    STEPS: gl.constexpr = (NUM_INPUTS + _DEPTH * SPLITS - 1) // (_DEPTH * SPLITS)
+    WIDTH: gl.constexpr = GROUPS * 64 // (2 if GATED else 1)
+    num_row_tiles = (NUM_OUTPUTS + WIDTH - 1) // WIDTH
+    num_token_tiles = (num_tokens + TOKENS - 1) // TOKENS
+    counts = (num_row_tiles, num_token_tiles, num_row_tiles * num_token_tiles)
+    shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    weights = gl.allocate_shared_memory(weight.dtype, [SLOTS * GROUPS, 64, _DEPTH], shared)
+    xs = gl.allocate_shared_memory(x.dtype, [SLOTS, TOKENS, _DEPTH], shared)
+    full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(SLOTS):
+        mbarrier.init(full.index(slot), count=1)
+        mbarrier.init(empty.index(slot), count=GROUPS)
+    first_depth = gl.program_id(1) * STEPS * _DEPTH
+    ring = (weights, xs, full, empty)
+    work = (weight, x, ring, output_ptr, num_tokens, counts, first_depth)
+    _fill(work, SLOTS, DEPENDENT)
+    if GROUPS == 1:
+        _multiply(work, 0, STEPS, GATED, SPLITS, NUM_OUTPUTS)
+    elif GROUPS == 2:
+        gl.warp_specialize(
+            [
+                (_multiply, (work, 0, STEPS, GATED, SPLITS, NUM_OUTPUTS)),
+                (_multiply, (work, 1, STEPS, GATED, SPLITS, NUM_OUTPUTS)),
+            ],
+            [4],
+            [REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_multiply, (work, 0, STEPS, GATED, SPLITS, NUM_OUTPUTS)),
+                (_multiply, (work, 1, STEPS, GATED, SPLITS, NUM_OUTPUTS)),
+                (_multiply, (work, 2, STEPS, GATED, SPLITS, NUM_OUTPUTS)),
+            ],
+            [4, 4],
+            [REGISTERS, REGISTERS],
+        )
+
+
+def wide_linear(
+    x: torch.Tensor, weight: torch.Tensor, tiles: WideTiles, *, is_gated: bool = False
+) -> torch.Tensor:
+    """Computes a product of any number of tokens, gated or not.
+
+    Args:
+        x: [T, K] of 16-bit floats, contiguous; K a multiple of 8.
+        weight: [N, K], contiguous; [2 * N, K], gate before up and N a multiple of 8, if is_gated.
+        tiles: of a program.
+        is_gated: multiplies the SiLU of the first half of the outputs with the second; not in
+            splits.
+
+    Returns:
+        [T, N]; with tiles.splits > 1 [splits, T, N] float32, which the product is the sum of.
+    """
+    num_tokens, num_inputs = x.shape
+    num_outputs = weight.shape[0] // (2 if is_gated else 1)
+    if tiles.splits == 1:
+        output = x.new_empty(num_tokens, num_outputs)
+    else:
+        output = x.new_empty(tiles.splits, num_tokens, num_outputs, dtype=torch.float32)
+    launch = _launcher(num_outputs, num_inputs, is_gated, tiles, x.device)
+    num_programs = min(MULTIPROCESSORS // tiles.splits, tiles.count(num_tokens, weight.shape[0]))
+    launch(
+        (num_programs, tiles.splits, 1),
+        _described_weight(weight, is_gated=is_gated),
+        TensorDescriptor(x, [*x.shape], [num_inputs, 1], [tiles.tokens, _DEPTH.value], _MATRIX),
+        output, num_tokens,
+    )  # fmt: skip
+    return output
+
+
+def _described_weight(weight: torch.Tensor, *, is_gated: bool) -> TensorDescriptor:
+    """Describes tiles of 64 rows; if gated, eights of the gate and of up in turns."""
+    num_rows, num_inputs = weight.shape
+    if not is_gated:
+        return TensorDescriptor(
+            weight, [num_rows, num_inputs], [num_inputs, 1], [GROUP_ROWS, _DEPTH.value], _MATRIX
+        )
+    return TensorDescriptor(
+        weight,
+        [num_rows // 16, 2, 8, num_inputs],
+        [8 * num_inputs, num_rows // 2 * num_inputs, num_inputs, 1],
+        [4, 2, 8, _DEPTH.value],
+        _PAIRS,
+    )
+
+
+@lru_cache
+def _launcher(
+    num_outputs: int, num_inputs: int, is_gated: bool, tiles: WideTiles, device: torch.device
+) -> Launch:
+    num_steps = -(-num_inputs // (_DEPTH.value * tiles.splits))
+    return Launch(
+        _wide_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, GROUPS=tiles.groups,
+        TOKENS=tiles.tokens, SLOTS=min(tiles.slots, num_steps), GATED=is_gated, SPLITS=tiles.splits,
+        REGISTERS=_REGISTERS[tiles.groups], num_warps=4, **launch_options(device),
+    )  # fmt: skip

@@ -1,0 +1,27 @@
+"""Experts on a GPU: the way of few tokens and the way of many."""
+
+import torch
+
+from models.ops.moe.expert_forms import are_few
+from models.ops.moe.experts import ExpertWeights
+from models.ops.triton.moe.moe_fp8 import apply_fp8
+from models.ops.triton.moe.moe_grouped import apply_grouped
+from models.ops.triton.moe.moe_mxfp4 import apply_mxfp4
+from models.ops.triton.moe.moe_pairs import apply_pairs
+from models.ops.triton.moe.moe_routing import route as route
+
+
+def apply_experts(
+    hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights
+) -> torch.Tensor:
+    """Does what models.ops.moe.moe.apply_experts says, on a GPU.
+
+    Which way is taken depends on shapes alone, and nothing is read on the host, so that a call may
+    be captured and replayed. Sums are added up in a fixed order: equal inputs give equal bits.
+    """
+    if experts.is_quantized:
+        apply = apply_fp8 if experts.is_fp8 else apply_mxfp4
+    else:
+        is_few = are_few(ids.numel(), len(experts.down), ids.shape[1])
+        apply = apply_pairs if is_few else apply_grouped
+    return apply(hidden.contiguous(), weights, ids, experts)

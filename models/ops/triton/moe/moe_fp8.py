@@ -1,0 +1,225 @@
+"""Experts in products of 8-bit floats, for any number of tokens; see moe_grouped for the rest.
+
+Activations are rounded before either product as those of linear layers are, with one scale for each
+row and 128 features. Sums of 128 products are added up in float32: the tensor cores add FP8
+products in fewer bits.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from models.ops.moe.expert_forms import are_few, tile_rows
+from models.ops.moe.experts import ExpertWeights
+from models.ops.triton.launching.dependent_launch import (
+    launch_options,
+    let_next_start,
+    wait_for_previous,
+)
+from models.ops.triton.linear.fp8_linear import BLOCK, quantize
+from models.ops.triton.moe.moe_grouped import find_rows, sum_by_token
+from models.ops.triton.moe.moe_routing import sort_by_expert
+from models.ops.triton.moe.swiglu import gated
+
+_FP8_BLOCK = tl.constexpr(BLOCK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tiles:
+    """Shape of one program: rows, features of a matrix, warps, depth of the pipeline.
+
+    Features divide 128, so that those of one program share a scale.
+    """
+
+    rows: int
+    columns: int
+    num_warps: int
+    num_stages: int
+
+
+_DOWN_TILES = _Tiles(rows=64, columns=128, num_warps=4, num_stages=4)
+_MIDDLE = _Tiles(rows=64, columns=64, num_warps=4, num_stages=4), _DOWN_TILES
+_TILES = {
+    16: (
+        _Tiles(rows=16, columns=64, num_warps=4, num_stages=4),
+        _Tiles(rows=16, columns=128, num_warps=4, num_stages=4),
+    ),
+    32: _MIDDLE,
+    64: _MIDDLE,
+    128: (_Tiles(rows=128, columns=128, num_warps=8, num_stages=3), _DOWN_TILES),
+}
+"""Of gate and up, and of down, by what models.ops.moe.expert_forms says; measured with DeepSeek-V3 and
+the shapes of Qwen3-30B-A3B (H200, 2026-11)."""
+_ALONE_TILES = _MIDDLE
+_ALONE_SMALL_TILES = (
+    _Tiles(rows=16, columns=32, num_warps=4, num_stages=5),
+    _Tiles(rows=16, columns=64, num_warps=4, num_stages=5),
+)
+"""Of pairs that are alone, the second where experts have few features: one token took 22.5 us with
+the shapes of Qwen3-30B-A3B, where it took 25.6 with the first, and 109 with DeepSeek-V3's, where it
+took 102 with the first."""
+_FEW_FEATURES = 1024
+
+
+@triton.jit
+def _block_product(x, weight_ptrs, in_weight, x_scale, scale_ptr, BY_ROW: tl.constexpr):
+    """Returns rows of x times a block of columns, with the scales that the block has."""
+    weight = tl.load(weight_ptrs, mask=in_weight, other=0.0)
+    if not BY_ROW:
+        x_scale *= tl.load(scale_ptr)
+    return tl.dot(x, weight) * x_scale[:, None]
+
+
+@triton.jit
+def _finished(
+    acc, scale_ptr, bias_ptr, at, is_column, BY_ROW: tl.constexpr, HAS_BIAS: tl.constexpr
+):
+    """Returns sums with what all numbers of a column share."""
+    if BY_ROW:
+        acc *= tl.load(scale_ptr + at, mask=is_column, other=0.0)[None, :]
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + at, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    return acc
+
+
+@triton.jit
+def _gate_up_kernel(
+    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, bias_ptr, pairs_ptr, starts_ptr, output_ptr,
+    alpha, limit,
+    HIDDEN: tl.constexpr, INNER: tl.constexpr, TOP_K: tl.constexpr, NUM_EXPERTS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, IS_CLAMPED: tl.constexpr, BY_ROW: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, BLOCK_E: tl.constexpr, IS_ALONE: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Computes a tile of gated inner features of one expert, in the order of its rows."""
+    wait_for_previous(DEPENDENT)
+    # Only now, so that kernels behind this one may read how rows are sorted before their own waits.
+    let_next_start(DEPENDENT)
+    expert, rows, is_row, pairs = find_rows(
+        tl.program_id(1), pairs_ptr, starts_ptr, NUM_EXPERTS, ROWS, BLOCK_E, IS_ALONE
+    )
+    if tl.sum(is_row.to(tl.int32), 0) == 0:
+        return
+    tokens = (pairs // TOP_K).to(tl.int64)
+    first_column = tl.program_id(0) * COLUMNS
+    columns = first_column + tl.arange(0, COLUMNS)
+    is_column = columns < INNER
+    blocks: tl.constexpr = (HIDDEN + _FP8_BLOCK - 1) // _FP8_BLOCK
+    part_blocks: tl.constexpr = (INNER + _FP8_BLOCK - 1) // _FP8_BLOCK
+    gate_ptrs = weight_ptr + (expert * 2 * INNER + columns)[None, :] * HIDDEN
+    scale_ptrs = scale_ptr + (expert * 2 * part_blocks + first_column // _FP8_BLOCK) * blocks
+    gate = tl.zeros([ROWS, COLUMNS], tl.float32)
+    up = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for block in range(blocks):
+        depth = block * _FP8_BLOCK + tl.arange(0, _FP8_BLOCK)
+        is_depth = depth < HIDDEN
+        in_x = is_row[:, None] & is_depth[None, :]
+        x = tl.load(x_ptr + tokens[:, None] * HIDDEN + depth[None, :], mask=in_x, other=0.0)
+        x_scale = tl.load(x_scale_ptr + tokens * blocks + block, mask=is_row, other=0.0)
+        in_weight = is_depth[:, None] & is_column[None, :]
+        at = gate_ptrs + depth[:, None]
+        gate += _block_product(x, at, in_weight, x_scale, scale_ptrs + block, BY_ROW)
+        up += _block_product(
+            x, at + INNER * HIDDEN, in_weight, x_scale,
+            scale_ptrs + part_blocks * blocks + block, BY_ROW,
+        )  # fmt: skip
+    at = expert * 2 * INNER + columns
+    gate = _finished(gate, scale_ptr, bias_ptr, at, is_column, BY_ROW, HAS_BIAS)
+    up = _finished(up, scale_ptr, bias_ptr, at + INNER, is_column, BY_ROW, HAS_BIAS)
+    result = gated(gate, up, alpha, limit, IS_CLAMPED)
+    in_output = is_row[:, None] & is_column[None, :]
+    output_ptrs = output_ptr + rows[:, None] * INNER + columns[None, :]
+    tl.store(output_ptrs, result.to(output_ptr.dtype.element_ty), mask=in_output)
+
+
+@triton.jit
+def _down_kernel(
+    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, bias_ptr, pairs_ptr, starts_ptr, output_ptr,
+    HIDDEN: tl.constexpr, INNER: tl.constexpr, NUM_EXPERTS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BY_ROW: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_E: tl.constexpr,
+    IS_ALONE: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Computes a tile of output features of one expert, not yet weighted, by token."""
+    let_next_start(DEPENDENT)
+    expert, rows, is_row, pairs = find_rows(
+        tl.program_id(1), pairs_ptr, starts_ptr, NUM_EXPERTS, ROWS, BLOCK_E, IS_ALONE
+    )
+    if tl.sum(is_row.to(tl.int32), 0) == 0:
+        return
+    first_column = tl.program_id(0) * COLUMNS
+    columns = first_column + tl.arange(0, COLUMNS)
+    is_column = columns < HIDDEN
+    blocks: tl.constexpr = (INNER + _FP8_BLOCK - 1) // _FP8_BLOCK
+    row_blocks: tl.constexpr = (HIDDEN + _FP8_BLOCK - 1) // _FP8_BLOCK
+    weight_ptrs = weight_ptr + (expert * HIDDEN + columns)[None, :] * INNER
+    scale_ptrs = scale_ptr + (expert * row_blocks + first_column // _FP8_BLOCK) * blocks
+    wait_for_previous(DEPENDENT)
+    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for block in range(blocks):
+        depth = block * _FP8_BLOCK + tl.arange(0, _FP8_BLOCK)
+        is_depth = depth < INNER
+        in_x = is_row[:, None] & is_depth[None, :]
+        x = tl.load(x_ptr + rows[:, None] * INNER + depth[None, :], mask=in_x, other=0.0)
+        x_scale = tl.load(x_scale_ptr + rows * blocks + block, mask=is_row, other=0.0)
+        in_weight = is_depth[:, None] & is_column[None, :]
+        acc += _block_product(
+            x, weight_ptrs + depth[:, None], in_weight, x_scale, scale_ptrs + block, BY_ROW
+        )
+    at = expert * HIDDEN + columns
+    acc = _finished(acc, scale_ptr, bias_ptr, at, is_column, BY_ROW, HAS_BIAS)
+    in_output = is_row[:, None] & is_column[None, :]
+    output_ptrs = output_ptr + pairs.to(tl.int64)[:, None] * HIDDEN + columns[None, :]
+    tl.store(output_ptrs, acc.to(output_ptr.dtype.element_ty), mask=in_output)
+
+
+def apply_fp8(
+    hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights
+) -> torch.Tensor:
+    """Does what models.ops.triton.moe.moe.apply_experts says; hidden is contiguous."""
+    num_experts, hidden_size, inner = experts.down.shape
+    top_k, num_pairs = ids.shape[1], ids.numel()
+    is_alone = are_few(num_pairs, num_experts, top_k)
+    pairs, starts = (ids, ids) if is_alone else sort_by_expert(ids, num_experts)
+    between = hidden.new_empty(num_pairs, inner)
+    results = hidden.new_empty(num_pairs, hidden_size)
+    shape = {
+        "HIDDEN": hidden_size, "INNER": inner, "NUM_EXPERTS": num_experts,
+        "BLOCK_E": triton.next_power_of_2(num_experts), "BY_ROW": experts.is_scaled_by_row,
+        "HAS_BIAS": experts.gate_up_bias is not None, "IS_ALONE": is_alone,
+        **launch_options(hidden.device),
+    }  # fmt: skip
+    # Without biases the kernels do not touch them; any tensor will do.
+    gate_up_bias, down_bias = experts.gate_up_bias, experts.down_bias
+    if gate_up_bias is None or down_bias is None:
+        gate_up_bias = down_bias = weights
+
+    def grid(num_columns: int, tiles: _Tiles) -> tuple[int, int]:
+        """Returns how many programs there are: of features, and of rows in the worst case."""
+        num_tiles = num_pairs if is_alone else num_pairs // tiles.rows + num_experts
+        return triton.cdiv(num_columns, tiles.columns), num_tiles
+
+    if is_alone:
+        gate_up_tiles, down_tiles = _ALONE_SMALL_TILES if inner <= _FEW_FEATURES else _ALONE_TILES
+    else:
+        gate_up_tiles, down_tiles = _TILES[tile_rows(num_pairs, num_experts)]
+    _gate_up_kernel[grid(inner, gate_up_tiles)](
+        *quantize(hidden, BLOCK), experts.gate_up, experts.gate_up_scale, gate_up_bias, pairs,
+        starts, between, experts.alpha, experts.limit or 0.0,
+        TOP_K=top_k, IS_CLAMPED=experts.limit is not None, **_constants(gate_up_tiles), **shape,
+    )  # fmt: skip
+    _down_kernel[grid(hidden_size, down_tiles)](
+        *quantize(between, BLOCK), experts.down, experts.down_scale, down_bias, pairs, starts,
+        results, **_constants(down_tiles), **shape,
+    )  # fmt: skip
+    return sum_by_token(results, weights)
+
+
+def _constants(tiles: _Tiles) -> dict[str, int]:
+    """Returns what kernels are compiled with for tiles."""
+    return {
+        "ROWS": tiles.rows,
+        "COLUMNS": tiles.columns,
+        "num_warps": tiles.num_warps,
+        "num_stages": tiles.num_stages,
+    }

@@ -1,0 +1,61 @@
+"""Weights and random numbers inside kernels; see models.ops.sampling.token_weights and models.ops.sampling.uniform.
+
+Kernels that call these must be launched with `enable_fp_fusion=False`: a product and a sum that
+become one operation round once, and the weights would no longer be those of the reference.
+"""
+
+import triton
+import triton.language as tl
+
+from models.ops.sampling import token_weights, uniform
+
+_LOG2_E = tl.constexpr(token_weights.LOG2_E)
+_MIN_TEMPERATURE = tl.constexpr(token_weights.MIN_TEMPERATURE)
+_MAX_HALVINGS = tl.constexpr(token_weights.MAX_HALVINGS)
+_MANTISSA = tl.constexpr(2.0**token_weights.FRACTION_BITS)
+_SHIFT = tl.constexpr(token_weights.WEIGHT_BITS - token_weights.FRACTION_BITS)
+_T1, _T2, _T3, _T4, _T5, _T6 = (tl.constexpr(term) for term in token_weights.EXP2_TERMS[1:])
+_GOLDEN_GAMMA = tl.constexpr(uniform.GOLDEN_GAMMA)
+_MIX_1 = tl.constexpr(uniform.MIX_1)
+_MIX_2 = tl.constexpr(uniform.MIX_2)
+_DROPPED_BITS = tl.constexpr(64 - uniform.MANTISSA_BITS)
+_UNIT = tl.constexpr(2.0**-uniform.MANTISSA_BITS)
+
+
+@triton.jit
+def scale_of(temperature):
+    """Returns by how many halvings of the weight one unit of logit counts."""
+    temperature = tl.maximum(temperature, _MIN_TEMPERATURE)
+    return tl.div_rn(tl.full((), _LOG2_E, tl.float32), temperature)
+
+
+@triton.jit
+def weights_at(depths, scale):
+    """Returns the int64 weights of tokens so far below their row's largest logit."""
+    halvings = depths * scale
+    halvings = tl.where(halvings < _MAX_HALVINGS, halvings, _MAX_HALVINGS)
+    whole = (halvings + 0.5).to(tl.int32)
+    rest = whole.to(tl.float32) - halvings
+    power = rest * _T6 + _T5
+    power = power * rest + _T4
+    power = power * rest + _T3
+    power = power * rest + _T2
+    power = power * rest + _T1
+    power = power * rest + 1.0
+    mantissa = (power * _MANTISSA).to(tl.int32).to(tl.int64)
+    return (mantissa << _SHIFT) >> whole.to(tl.int64)
+
+
+@triton.jit
+def uniform_of(seed, position):
+    """Returns the row's number in [0, 1), float64."""
+    bits = _mix(seed.to(tl.uint64) + _GOLDEN_GAMMA) + position.to(tl.uint64) * _GOLDEN_GAMMA
+    return (_mix(bits) >> _DROPPED_BITS).to(tl.int64).to(tl.float64) * _UNIT
+
+
+@triton.jit
+def _mix(bits):
+    """Scrambles 64 bits, one to one."""
+    bits = (bits ^ (bits >> 30)) * _MIX_1
+    bits = (bits ^ (bits >> 27)) * _MIX_2
+    return bits ^ (bits >> 31)

@@ -1,0 +1,78 @@
+"""Captures graphs while a worker serves, without holding up its steps for long."""
+
+import time
+from collections.abc import Callable
+
+from services.engine.compilation.graphs.graph_runner import GraphOutcome
+from services.engine.worker.graphs.background_compile import BackgroundCompile
+from services.engine.worker.graphs.worker_graphs import WorkerGraphs
+
+SERVING_SHARE = 4.0
+"""Under load, serving gets this many times the time that the last capture took before the next."""
+
+COMPILE_POLL_S = 2e-3
+"""Pause between looks at a compilation that is under way."""
+
+
+class BackgroundCapture:
+    """Says when the next graph may be captured, and captures it.
+
+    An idle worker captures one after the other, each while the device tests the one before. Under
+    load captures take at most a fifth of the time, and a step waits for one capture at the most.
+    What is captured is the compiled model, so all of them wait for a compilation that is under way.
+    """
+
+    def __init__(
+        self,
+        graphs: WorkerGraphs,
+        *,
+        compilation: BackgroundCompile | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._graphs = graphs
+        self._compilation = compilation
+        self._clock = clock
+        self._next_s = clock()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is still to come."""
+        return self._compilation is not None or self._graphs.num_pending > 0
+
+    @property
+    def patience_s(self) -> float | None:
+        """How long an idle worker may wait for a step; None as long as it likes."""
+        if self._compilation is not None:
+            return COMPILE_POLL_S
+        return 0.0 if self.has_work else None
+
+    def is_due(self, *, is_idle: bool) -> bool:
+        """Whether `run` has something to do now.
+
+        Args:
+            is_idle: no step runs and none was ordered.
+        """
+        if self._compilation is not None:
+            return self._compilation.is_done
+        return self.has_work and (is_idle or self._clock() >= self._next_s)
+
+    def run(self, *, is_idle: bool) -> GraphOutcome | None:
+        """Captures one graph, or puts what was compiled in the model's place.
+
+        Args:
+            is_idle: as for `is_due`.
+
+        Returns:
+            What became of a graph; None if none is done.
+        """
+        if self._compilation is not None:
+            self._compilation.install()
+            self._compilation = None
+            return None
+        if is_idle:
+            return self._graphs.capture_ahead()
+        started_s = self._clock()
+        outcome = self._graphs.capture_next()
+        ended_s = self._clock()
+        self._next_s = ended_s + SERVING_SHARE * (ended_s - started_s)
+        return outcome

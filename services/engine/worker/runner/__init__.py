@@ -1,0 +1,1 @@
+"""Runs a step: forward pass or graph, sampling, drafts, result."""

@@ -1,0 +1,1 @@
+"""From a configuration to a worker that serves: device, memory, kernels, graphs."""

@@ -1,0 +1,194 @@
+"""Processes that build kernels for this one, each on a processor of its own.
+
+Python's lock keeps the threads of one process from building kernels at the same time. A process
+whose threads use CUDA cannot be forked, and a new one takes seconds to import torch. So a worker
+forks one child, the template, before it has such threads, and the template forks the builders when
+there is something to build. None of them touches CUDA.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Protocol
+
+from services.processes.parent_death import die_with_parent
+
+MAX_PROCESSES = 16
+BUILD_TIMEOUT_S = 120.0
+"""Longest time for all builds of one order; then whoever wants them builds for itself."""
+
+_STANDARD_FDS = 3
+
+
+class Build(Protocol):
+    """Something to build that can be pickled; models.ops.triton.launching.kernel_builds.KernelBuild."""
+
+    def build(self) -> None:
+        """Builds it to where it will be found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildReport:
+    """What became of some builds.
+
+    error: the first one's; empty if nothing failed.
+    """
+
+    num_built: int
+    num_failed: int
+    error: str = ""
+
+
+class BuildProcesses:
+    """Builders in waiting: `fork`, then `begin` and `wait` as often as needed, then `stop`."""
+
+    def __init__(self, pid: int, connection: Connection) -> None:
+        self._pid = pid
+        self._connection = connection
+        self._num_ordered = 0
+        self._errors: dict[int, str] = {}
+
+    @classmethod
+    def fork(cls, prepare: Callable[[], None]) -> "BuildProcesses":
+        """Forks the template. This process must have no other threads of Python's.
+
+        Args:
+            prepare: what the template does first, so that no builder has to.
+        """
+        ours, theirs = multiprocessing.Pipe()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            theirs.close()
+            return cls(pid, ours)
+        try:
+            die_with_parent(parent)
+            _close_all_but(theirs.fileno())
+            prepare()
+            _serve(theirs)
+        finally:
+            if sys.exc_info()[0] is not None:
+                traceback.print_exc()
+            os._exit(1)  # nothing of the worker's is to be cleaned up here
+
+    def begin(self, builds: Sequence[Build], *, niceness: int = 0) -> range:
+        """Orders builds, which begin in this order, behind all that were ordered before.
+
+        Args:
+            builds: at least one.
+            niceness: how far their processes stand back behind others.
+
+        Returns:
+            Their numbers, for `wait`.
+        """
+        numbers = range(self._num_ordered, self._num_ordered + len(builds))
+        self._num_ordered = numbers.stop
+        try:
+            self._connection.send((numbers.start, list(builds), niceness))
+        except OSError:
+            self.stop()
+        return numbers
+
+    def wait(self, numbers: Collection[int]) -> BuildReport:
+        """Waits for builds. What was not built is to be built by whoever wants it.
+
+        Args:
+            numbers: of the builds; others may still be under way afterwards.
+        """
+        until_s = time.monotonic() + BUILD_TIMEOUT_S
+        trouble = ""
+        while not trouble and not self._errors.keys() >= set(numbers):
+            try:
+                if self._connection.poll(max(0.0, until_s - time.monotonic())):
+                    number, error = self._connection.recv()
+                    self._errors[number] = error
+                else:
+                    trouble = f"they took longer than {BUILD_TIMEOUT_S} s"
+            except (EOFError, OSError):
+                trouble = "the processes that build are gone"
+        if trouble:
+            self.stop()
+        errors = [error for number in numbers if (error := self._errors.get(number, trouble))]
+        return BuildReport(
+            num_built=len(numbers) - len(errors),
+            num_failed=len(errors),
+            error=errors[0] if errors else "",
+        )
+
+    def stop(self) -> None:
+        """Ends the processes, whatever they are doing. May be called again."""
+        if self._connection.closed:
+            return
+        self._connection.close()
+        os.kill(self._pid, signal.SIGKILL)  # its builders follow
+        os.waitpid(self._pid, 0)
+
+
+def num_processes(num_builds: int) -> int:
+    """Returns how many processes make so many builds."""
+    return min(len(os.sched_getaffinity(0)), MAX_PROCESSES, num_builds)
+
+
+def _serve(connection: Connection) -> None:
+    """Builds what is ordered, and tells of each build, until nobody can order any more."""
+    while True:
+        try:
+            first, builds, niceness = connection.recv()
+        except EOFError:
+            return
+        for number, error in _build_all(builds, niceness):
+            connection.send((first + number, error))
+
+
+def _build_all(builds: Sequence[Build], niceness: int) -> Iterator[tuple[int, str]]:
+    """Builds each in a process of its own; yields its place and error, empty if there is none."""
+    waiting = deque(enumerate(builds))
+    running: dict[Connection, int] = {}
+    while waiting or running:
+        while waiting and len(running) < num_processes(len(builds)):
+            number, build = waiting.popleft()
+            running[_fork_builder(build, niceness)] = number
+        for connection in wait(list(running)):
+            assert isinstance(connection, Connection), "nothing else was given"
+            yield running.pop(connection), _outcome(connection)
+
+
+def _fork_builder(build: Build, niceness: int) -> Connection:
+    """Begins to build in another process, which sends its error."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    parent = os.getpid()
+    if os.fork():
+        theirs.close()
+        return ours
+    try:
+        die_with_parent(parent)
+        os.nice(niceness)
+        build.build()
+    finally:
+        error = sys.exc_info()[1]
+        theirs.send("" if error is None else repr(error))
+        os._exit(0)
+
+
+def _outcome(connection: Connection) -> str:
+    """Returns the error of a builder that has ended."""
+    with connection:
+        try:
+            error: str = connection.recv()
+        except EOFError:
+            error = "its process died"
+    os.wait()
+    return error
+
+
+def _close_all_but(fd: int) -> None:
+    """Closes what was inherited: a socket that a child holds does not show its owner's death."""
+    os.closerange(_STANDARD_FDS, fd)
+    os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))

@@ -1,0 +1,267 @@
+"""Prepares a worker's graphs: which to capture, with what, and how the service hears of them."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+import torch
+
+from models.cudagraph_mode import CUDAGraphMode
+from models.forward_context import GraphKey, KVCacheData
+from models.ops.attention.cudagraph_support import attention_cudagraph_support
+from protos.engine.v1.worker_pb2 import GraphReport, GraphState
+from services.engine import batch
+from services.engine.compilation.graphs.capture_plan import (
+    GraphSupport,
+    full_decode_key,
+    graph_support,
+    planned_keys,
+    supported_mode,
+    with_draft_keys,
+)
+from services.engine.compilation.graphs.cuda_recorder import CUDAGraphRecorder
+from services.engine.compilation.graphs.graph_runner import GraphOutcome
+from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
+from services.engine.compilation.graphs.replay_recorder import ReplayRecorder
+from services.engine.compilation_config import (
+    DEFAULT_SPLITTING_OPS,
+    CompilationConfig,
+    CompilationLevel,
+)
+from services.engine.worker.graphs.decode_graphs import DecodeGraphs
+from services.engine.worker.graphs.prompt_graphs import PromptGraphs
+from services.engine.worker.graphs.step_pieces import StepPieces
+from services.engine.worker.graphs.worker_graphs import WorkerGraphs
+from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.worker.runner.model_runner import ModelRunner
+from services.engine.worker.start.rehearsal import prompts_of, run_small_steps
+
+if TYPE_CHECKING:
+    from services.engine.compilation.compile_model import CompiledModel
+
+log = structlog.get_logger()
+
+MIN_GRAPH_BYTES = 2**20
+"""What a graph takes at least: the driver keeps its nodes."""
+
+MAX_UNDER_TEST = 4
+"""Graphs under test while nothing is served: large ones keep the device busy for longer than the
+host, small ones the other way round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedGraphs:
+    """The graphs to capture, none of them captured yet."""
+
+    mode: CUDAGraphMode
+    graphs: WorkerGraphs
+
+    def capture_all(self, report_progress: Callable[[str], None]) -> list[GraphOutcome]:
+        """Captures all planned graphs; small ones reuse the memory of larger ones of their kind."""
+        outcomes: list[GraphOutcome] = []
+        num_planned = len(self.graphs.planned)
+        while self.graphs.num_pending:
+            outcome = self.graphs.capture_ahead(MAX_UNDER_TEST)
+            if outcome is None:
+                continue
+            outcomes.append(outcome)
+            report_progress(f"captured graphs {len(outcomes)}/{num_planned}")
+        if outcomes:
+            log.info(
+                "graphs_captured",
+                num_graphs=sum(not outcome.fault for outcome in outcomes),
+                num_planned=num_planned,
+                capture_s=round(sum(outcome.capture_s for outcome in outcomes), 3),
+                total_mb=sum(outcome.num_bytes for outcome in outcomes) // 2**20,
+            )
+        return outcomes
+
+    def no_graphs_reason(self, *, enforce_eager: bool) -> batch.FallbackReason:
+        """Returns why steps run without graphs when none is planned."""
+        if self.graphs.planned:
+            return batch.FallbackReason.FALLBACK_REASON_UNSPECIFIED
+        if enforce_eager:
+            return batch.FallbackReason.FALLBACK_REASON_ENFORCE_EAGER
+        return batch.FallbackReason.FALLBACK_REASON_UNSUPPORTED
+
+
+def prepare_graphs(
+    runner: ModelRunner,
+    config: CompilationConfig,
+    *,
+    limits: StepLimits,
+    pieces: PieceGraphs,
+    on_fault: Callable[[GraphOutcome], None],
+    keys: Sequence[GraphKey] | None = None,
+) -> PreparedGraphs:
+    """Plans a runner's graphs and lets it use them as they are captured.
+
+    Args:
+        runner: the worker's.
+        config: what was asked for.
+        limits: the worker's.
+        pieces: the model's, which may come later; their recorder records all graphs.
+        on_fault: hears of a graph that is given up while serving.
+        keys: graphs of the configuration's mode to capture, those of decodes first; those of its
+            sizes when absent.
+
+    Raises:
+        ValueError: pieces would hold attention, which changes from step to step.
+    """
+    support = _support(runner, config.level, limits)
+    mode = supported_mode(config.cudagraph_mode, support)
+    if mode.requires_piecewise_compilation():
+        _require_splits_at_attention(runner, config.splitting_ops)
+    if keys is None:
+        keys = planned_keys(
+            mode,
+            decode_sizes=config.capture_sizes(limits.max_decodes),
+            token_sizes=config.piece_sizes(limits.max_num_batched_tokens),
+            max_num_seqs=limits.max_num_seqs,
+            decode_q_len=limits.decode_q_len,
+        )
+    drafts = runner.make_draft_graphs(pieces.recorder)
+    if drafts is not None:
+        keys = with_draft_keys(keys)
+    graphs = WorkerGraphs(
+        keys,
+        DecodeGraphs(runner.model, runner.forward, runner.buffers, pieces.recorder, limits=limits),
+        prompts=PromptGraphs(runner.forward, runner.buffers, pieces.recorder, limits=limits),
+        pieces=StepPieces(runner.forward, runner.buffers, pieces, limits=limits),
+        drafts=drafts,
+        on_fault=on_fault,
+    )
+    runner.use_graphs(graphs)
+    return PreparedGraphs(mode=mode, graphs=graphs)
+
+
+def install_model(
+    runner: ModelRunner,
+    compiled: "CompiledModel | None",
+    config: CompilationConfig,
+    pieces: PieceGraphs,
+) -> None:
+    """Has a runner's steps run what was compiled; without that, the model as it is.
+
+    A model that was not compiled in pieces is captured around its splitting operators, as it runs.
+    """
+    forward = runner.forward
+    if compiled is not None:
+        forward.run_model = compiled.forward
+    if compiled is None or config.level != CompilationLevel.PIECEWISE:
+        forward.run_model = pieces.wrap_model(forward.run_model, config.splitting_ops)
+
+
+def build_uncaptured_kernels(prepared: PreparedGraphs, limits: StepLimits) -> None:
+    """Runs decode steps on a GPU whose kernels no capture will build."""
+    if prepared.mode.decode_mode() is CUDAGraphMode.FULL:
+        return
+    powers = [1 << exponent for exponent in range(limits.max_decodes.bit_length())]
+    prepared.graphs.rehearse_decodes(full_decode_key(size, limits.decode_q_len) for size in powers)
+
+
+def rehearse_first_graphs(
+    runner: ModelRunner, config: CompilationConfig, *, limits: StepLimits
+) -> None:
+    """Runs, without graphs, what graphs hold that are captured before a worker is ready.
+
+    Args:
+        runner: as for `estimate_graph_bytes`.
+        config: what will be captured.
+        limits: the worker's.
+    """
+    pieces = piece_graphs(runner.device, runner.model.lm_head.weight.dtype)
+    prepared = prepare_graphs(
+        runner, config, limits=limits, pieces=pieces, on_fault=lambda outcome: None
+    )
+    planned = [key for key in prepared.graphs.planned if not key.is_draft]
+    prepared.graphs.rehearse_decodes([key for key in planned if key.uniform][:2])
+    in_pieces = [key for key in planned if not key.uniform][:2]
+    run_small_steps(runner, limits, (prompts_of(key.num_tokens, limits) for key in in_pieces))
+    build_uncaptured_kernels(prepared, limits)
+
+
+def estimate_graph_bytes(
+    runner: ModelRunner, config: CompilationConfig, *, limits: StepLimits
+) -> int:
+    """Returns the memory that a model's graphs will take, from the two largest of each kind.
+
+    The second of a kind shows what a graph adds that finds most of its memory in the pool.
+
+    Args:
+        runner: of the same model and limits, with any cache. It is of no use afterwards.
+        config: what will be captured.
+        limits: the worker's.
+    """
+    pieces = piece_graphs(runner.device, runner.model.lm_head.weight.dtype)
+    install_model(runner, None, config, pieces)
+    prepared = prepare_graphs(
+        runner, config, limits=limits, pieces=pieces, on_fault=lambda outcome: None
+    )
+    total = 0
+    kinds: dict[tuple[bool, bool, bool], list[GraphKey]] = {}
+    for key in prepared.graphs.planned:
+        kinds.setdefault((key.uniform, key.is_whole, key.is_draft), []).append(key)
+    for keys in kinds.values():
+        sizes = [prepared.graphs.capture(key).num_bytes for key in keys[:2]]
+        if sizes:
+            total += sizes[0] + (len(keys) - 1) * max(sizes[-1], MIN_GRAPH_BYTES)
+    return total
+
+
+def graph_report(outcome: GraphOutcome) -> GraphReport:
+    """Returns what became of a graph, as it travels."""
+    state = GraphState.GRAPH_STATE_QUARANTINED if outcome.fault else GraphState.GRAPH_STATE_CAPTURED
+    return GraphReport(
+        key=_wire_key(outcome.key),
+        state=state,
+        capture_s=outcome.capture_s,
+        num_bytes=outcome.num_bytes,
+        fault=outcome.fault,
+    )
+
+
+def wire_keys(keys: Iterable[GraphKey]) -> list[batch.GraphKey]:
+    """Returns names of graphs as they travel."""
+    return [_wire_key(key) for key in keys]
+
+
+def _wire_key(key: GraphKey) -> batch.GraphKey:
+    return batch.GraphKey(
+        num_tokens=key.num_tokens,
+        graph_bs=key.graph_bs,
+        max_q_len=key.max_q_len,
+        uniform=key.uniform,
+        is_draft=key.is_draft,
+    )
+
+
+def piece_graphs(device: torch.device, dtype: torch.dtype) -> PieceGraphs:
+    """Returns what wraps the pieces of a model of a dtype, with the device's recorder."""
+    if device.type == "cuda":
+        return PieceGraphs(CUDAGraphRecorder(device, dtype))
+    return PieceGraphs(ReplayRecorder())
+
+
+def _require_splits_at_attention(runner: ModelRunner, splitting_ops: Collection[str]) -> None:
+    attention = DEFAULT_SPLITTING_OPS[0 if runner.model.config.mla is None else 1]
+    if attention not in splitting_ops:
+        raise ValueError(
+            f"splitting_ops is {', '.join(splitting_ops) or 'empty'}; graphs of pieces need "
+            f"{attention} among them, as attention cannot be part of one"
+        )
+
+
+def _support(runner: ModelRunner, level: CompilationLevel, limits: StepLimits) -> GraphSupport:
+    """Returns what can be captured of a runner's steps."""
+    return graph_support(
+        attention_cudagraph_support(runner.device),
+        level,
+        decode_q_len=limits.decode_q_len,
+        has_plain_caches=all(
+            isinstance(cache, KVCacheData) and cache.k_scale is None
+            for cache in runner.forward.kv_cache_data
+        ),
+        is_rehearsal=runner.device.type == "cpu",
+    )

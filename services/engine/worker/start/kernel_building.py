@@ -1,0 +1,195 @@
+"""Has the kernels of a worker's steps built before the steps run, in other processes.
+
+Steps that run for nobody say which kernels there are to be. Where Triton has kept them, these steps
+load them. Where one is missing, the steps run again with every launch skipped, which takes nothing
+but the host's time, and what they would have launched is built, each kernel in a process.
+"""
+
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import structlog
+import torch
+from torch.overrides import TorchFunctionMode
+
+from models.ops.kernel_choice import HAS_TRITON
+from services.engine.config import EngineConfig
+from services.engine.worker.start.build_processes import BuildProcesses, num_processes
+
+if TYPE_CHECKING:
+    from models.ops.triton.launching.kernel_builds import KernelBuild
+
+log = structlog.get_logger()
+
+BACKGROUND_NICENESS = 10
+"""How far builds stand back behind a worker that serves."""
+
+Rehearsal = Callable[[], None]
+"""Runs steps for nobody."""
+
+_ZEROED: dict[Any, Callable[..., Any]] = {
+    torch.empty: torch.zeros,
+    torch.empty_like: torch.zeros_like,
+    torch.Tensor.new_empty: torch.Tensor.new_zeros,
+}
+
+
+class KernelBuilding:
+    """Builds kernels in other processes; `fork`, `build_first`, `build_others`, in this order."""
+
+    def __init__(self, processes: BuildProcesses | None) -> None:
+        """Starts to load what every launch takes, beside the caller.
+
+        Args:
+            processes: build; None on a machine without kernels or with a single processor.
+        """
+        self._processes = processes
+        self._loaded: Future[None] | None = None
+        self._ordered: range | None = None
+        if HAS_TRITON and processes is not None:
+            thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kernels")
+            self._loaded = thread.submit(_prepare_launches)
+            thread.shutdown(wait=False)
+
+    @classmethod
+    def fork(cls, config: EngineConfig) -> "KernelBuilding":
+        """Forks what will build, while this process has no other threads."""
+        may_have_kernels = HAS_TRITON and torch.version.cuda and config.device != "cpu"
+        if not may_have_kernels or len(os.sched_getaffinity(0)) == 1:
+            return cls(None)
+        return cls(BuildProcesses.fork(_load_kernel_functions))
+
+    def build_first(
+        self, first: Rehearsal, *, next_: Rehearsal, soon: Rehearsal, others: Rehearsal
+    ) -> None:
+        """Returns when all that the first steps launch is loaded.
+
+        Args:
+            first: steps whose kernels tell whether the others are kept too.
+            next_: all else that runs before the worker is ready. If something is missing it runs
+                without launches here, as do the two that follow.
+            soon: steps whose kernels are built at the same time and not waited for.
+            others: steps whose kernels are built after that.
+        """
+        if self._processes is None:
+            first()
+            return
+        assert self._loaded is not None, "it is begun where there are processes"
+        self._loaded.result()
+        if not _has_all_kept(first):
+            self._build(self._processes, [[first, next_], [soon], [others]])
+            first()
+
+    def build_others(self) -> None:
+        """Waits for what is still being built, and ends the processes."""
+        if self._processes is None:
+            return
+        if self._ordered is not None:
+            self._wait(self._processes, "later_kernels_built", self._ordered, time.monotonic())
+        self._processes.stop()
+        self._processes = None
+
+    def _build(self, processes: BuildProcesses, rehearsals: Sequence[Sequence[Rehearsal]]) -> None:
+        """Builds what the first of three groups of steps launch, and orders the rest."""
+        started_s = time.monotonic()
+        urgent, soon = (_missing_of(found_in(group)) for group in rehearsals[:2])
+        soon = {name: build for name, build in soon.items() if name not in urgent}
+        ordered = processes.begin([*urgent.values(), *soon.values()])
+        collect_s = time.monotonic() - started_s
+        # Found while the first are built.
+        others = _missing_of(found_in(rehearsals[2]))
+        others = {name: build for name, build in others.items() if name not in urgent | soon}
+        self._wait(
+            processes,
+            "kernels_built",
+            ordered[: len(urgent)],
+            started_s,
+            collect_s=round(collect_s, 3),
+        )
+        self._ordered = ordered[len(urgent) :]
+        if others:
+            last = processes.begin(list(others.values()), niceness=BACKGROUND_NICENESS)
+            self._ordered = range(self._ordered.start, last.stop)
+
+    def _wait(
+        self,
+        processes: BuildProcesses,
+        event: str,
+        numbers: range,
+        started_s: float,
+        **facts: float,
+    ) -> None:
+        if not numbers:
+            return
+        report = processes.wait(numbers)
+        log.info(
+            event,
+            num_kernels=report.num_built,
+            processes=num_processes(len(numbers)),
+            build_s=round(time.monotonic() - started_s, 3),
+            **facts,
+        )
+        if report.num_failed:
+            log.warning("kernels_left_to_build", num_kernels=report.num_failed, error=report.error)
+
+
+def found_in(rehearsals: Collection[Rehearsal]) -> "dict[str, KernelBuild]":
+    """Returns what steps launch, by name, without launching it."""
+    from models.ops.triton.launching.kernel_builds import launches_skipped
+
+    with launches_skipped() as builds, _ZeroedTensors():
+        for rehearse in rehearsals:
+            rehearse()
+    return builds
+
+
+def _missing_of(builds: "dict[str, KernelBuild]") -> "dict[str, KernelBuild]":
+    """Returns what is not kept, first what takes long: it is not to be begun last."""
+    missing = [(name, build) for name, build in builds.items() if not build.is_kept]
+    return dict(sorted(missing, key=lambda each: each[1].num_characters, reverse=True))
+
+
+class _ZeroedTensors(TorchFunctionMode):
+    """Makes tensors without values zeros: a place in a table that no kernel has written is 0.
+
+    Steps look up tokens, slots and positions where skipped kernels were to write them.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Collection[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Calls a function of torch, or the one that makes zeros instead."""
+        return _ZEROED.get(func, func)(*args, **(kwargs or {}))
+
+
+def _has_all_kept(rehearse: Rehearsal) -> bool:
+    """Runs steps if all their kernels are in Triton's cache; else up to the first that is not."""
+    # Triton is imported on first use: a CPU installation has none.
+    from models.ops.triton.launching.kernel_builds import MissingKernelError, only_kept_kernels
+
+    try:
+        with only_kept_kernels():
+            rehearse()
+    except MissingKernelError as missing:
+        log.info("kernel_missing", name=str(missing))
+        return False
+    return True
+
+
+def _load_kernel_functions() -> None:
+    from models.ops.triton.launching.kernel_builds import load_kernel_functions
+
+    load_kernel_functions()
+
+
+def _prepare_launches() -> None:
+    from models.ops.triton.launching.kernel_builds import prepare_launches
+
+    prepare_launches()

@@ -1,0 +1,175 @@
+"""How many blocks the KV cache has, and their memory."""
+
+from collections.abc import Callable, Sequence
+
+import structlog
+import torch
+
+from models.forward_context import CacheData
+from models.layers.decoder import CausalLM
+from services.engine.config import EngineConfig
+from services.engine.kv_cache.cache_groups import CacheGroups, LayerGroup
+from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.worker.runner.model_runner import ModelRunner
+from services.engine.worker.runner.speculative_runner import make_runner
+from services.engine.worker.start.rehearsal import largest_step
+
+log = structlog.get_logger()
+
+MIN_BLOCKS = 2
+"""The null block and one that a request can use."""
+
+MAX_BLOCKS_FROM_MEMORY = 2**20
+"""Where sizing from memory stops: a small model on a large GPU would get tens of millions of
+blocks, and the scheduler keeps a record of each."""
+
+
+def block_bytes(
+    model: CausalLM,
+    *,
+    block_size: int,
+    dtype: torch.dtype,
+    groups: Sequence[LayerGroup] = (),
+) -> int:
+    """Returns the bytes of one block, all that a group of layers caches of its tokens in `dtype`.
+
+    Without groups that is all that all layers cache.
+    """
+    specs = model.cache_specs()
+    if len(groups) > 1:
+        specs = specs[: max(len(group.layers) for group in groups)]
+    return block_size * sum(spec.bytes_per_token(dtype) for spec in specs)
+
+
+def allocate_kv_cache(
+    model: CausalLM,
+    *,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    groups: Sequence[LayerGroup] = (),
+) -> list[CacheData]:
+    """Returns each layer's cache, zeroed: masked attention multiplies what it does not see by 0.
+
+    The first layers of all groups have the same cache, as have the second ones and so on; their
+    blocks are different ones.
+
+    Raises:
+        ValueError: layers that should share a cache do not cache the same.
+    """
+    specs = model.cache_specs()
+    place = {layer: layer for layer in range(len(specs))}
+    if len(groups) > 1:
+        place = {layer: place for group in groups for place, layer in enumerate(group.layers)}
+        if len(set(specs)) > 1:
+            raise ValueError("layers with sliding windows cache something else than the others")
+    caches = [
+        specs[number].allocate(num_blocks, block_size, dtype=dtype, device=device)
+        for number in range(1 + max(place.values()))
+    ]
+    return [caches[place[layer]] for layer in range(len(specs))]
+
+
+def choose_num_blocks(
+    config: EngineConfig,
+    model: CausalLM,
+    *,
+    limits: StepLimits,
+    dtype: torch.dtype,
+    device: torch.device,
+    graph_bytes: Callable[[ModelRunner], int],
+    step_bytes: int | None = None,
+) -> int:
+    """Returns how many blocks the configuration or the memory allows, the null block included.
+
+    Args:
+        config: the engine's; num_kv_blocks wins where it is set.
+        model: loaded, on `device`.
+        limits: the worker's.
+        dtype: of the cache.
+        device: where the cache will be.
+        graph_bytes: measures the memory that graphs will take, with a runner that is made for it.
+        step_bytes: what `largest_step_bytes` returned, if it was asked.
+
+    Raises:
+        ValueError: there is no memory for even one usable block.
+    """
+    bytes_each = block_bytes(
+        model, block_size=limits.block_size, dtype=dtype, groups=limits.cache_groups
+    )
+    if config.num_kv_blocks is not None:
+        num_blocks = config.num_kv_blocks
+    else:
+        if device.type == "cpu":
+            available = config.kv_cache_memory_mb * 2**20
+        else:
+            runner = probe_runner(model, limits=limits, dtype=dtype, device=device)
+            if step_bytes is None:
+                step_bytes = largest_step_bytes(runner, limits)
+            torch.cuda.synchronize(device)  # nothing may run while graphs are captured
+            needed = step_bytes + graph_bytes(runner)
+            del runner
+            available = _available_cuda_bytes(config.gpu_memory_utilization, needed, device)
+        num_blocks = min(max(0, available) // bytes_each, MAX_BLOCKS_FROM_MEMORY)
+    if num_blocks < MIN_BLOCKS:
+        raise ValueError(
+            f"memory for the KV cache holds {num_blocks} blocks of {bytes_each} bytes; at least "
+            f"{MIN_BLOCKS} are needed. Raise kv_cache_memory_mb or gpu_memory_utilization, or "
+            "lower max_num_batched_tokens."
+        )
+    num_tokens = _num_tokens(num_blocks, limits)
+    if num_tokens < limits.max_model_len:
+        log.warning(
+            "kv_cache_fell_short_of_one_sequence",
+            kv_cache_tokens=num_tokens,
+            max_model_len=limits.max_model_len,
+        )
+    return num_blocks
+
+
+def probe_runner(
+    model: CausalLM, *, limits: StepLimits, dtype: torch.dtype, device: torch.device
+) -> ModelRunner:
+    """Returns a runner whose cache is the null block: it runs any step of rows without blocks."""
+    cache = allocate_kv_cache(
+        model,
+        num_blocks=1,
+        block_size=limits.block_size,
+        dtype=dtype,
+        device=device,
+        groups=limits.cache_groups,
+    )
+    return make_runner(model, cache, limits=limits, device=device)
+
+
+def largest_step_bytes(runner: ModelRunner, limits: StepLimits) -> int:
+    """Runs the largest step on a GPU; returns the most that was allocated, weights included."""
+    torch.cuda.reset_peak_memory_stats(runner.device)
+    runner.execute(largest_step(limits))
+    return torch.cuda.max_memory_allocated(runner.device)
+
+
+def _num_tokens(num_blocks: int, limits: StepLimits) -> int:
+    """Returns how long a sequence can be that has all blocks for itself, up to max_model_len."""
+    groups = CacheGroups(
+        block_size=limits.block_size,
+        max_query_tokens=limits.max_num_batched_tokens + limits.num_speculative_tokens,
+        windows=tuple(group.window for group in limits.cache_groups) or (None,),
+    )
+    return groups.num_tokens(num_blocks - 1, limit=limits.max_model_len)
+
+
+def _available_cuda_bytes(share: float, num_needed_bytes: int, device: torch.device) -> int:
+    """Returns what is left of a share of a GPU's memory, for what this process needs of it."""
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    # What is neither free nor ours: the CUDA context, libraries and other processes.
+    foreign = total - free - torch.cuda.memory_reserved(device)
+    log.info(
+        "memory_profiled",
+        needed_mb=num_needed_bytes // 2**20,
+        foreign_mb=foreign // 2**20,
+        total_mb=total // 2**20,
+    )
+    return int(total * share) - num_needed_bytes - foreign

@@ -1,0 +1,157 @@
+"""Steps of nobody's requests: for memory to be measured and kernels to be built before serving.
+
+Their rows hold no blocks: all keys and values go to the null block.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+
+from models.config import ModelConfig
+from models.ops.moe.expert_forms import first_tokens_of_each_form
+from models.ops.triton.attention.configurations import first_requests_of_each_form
+from services.engine.batch import (
+    BatchBuilder,
+    BatchDescriptor,
+    CUDAGraphMode,
+    FallbackReason,
+    SpecDecodeMetadata,
+    pack_int32,
+    row_assignment,
+)
+from services.engine.request import SamplingParams
+from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.worker.runner.model_runner import ModelRunner
+
+FIRST_STEPS = ((1,), (128,))
+"""Lengths of the prompts of steps that a worker must not wait for when its first request comes."""
+
+OTHER_STEPS = (
+    *((1, 1), (2, 2), (33,), (256,), (512,), (600,)),
+    *((1,) * 8, (1,) * 16, (1,) * 32, (1,) * 64, (1,) * 128),
+)
+"""Those of steps whose kernels differ from these; see the tables in models.ops.triton."""
+
+_EVERYTHING = SamplingParams(
+    temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=1, seed=0, max_tokens=1
+)
+_GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=1)
+
+
+def other_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]]:
+    """Returns the lengths of the prompts of each step to run beside FIRST_STEPS.
+
+    Attention goes its ways at numbers of requests that depend on how many heads there are, experts
+    at numbers of tokens that depend on how many experts: a way that no other step goes gets a step
+    of its own.
+    """
+    fitting = [q_lens for q_lens in (*FIRST_STEPS, *OTHER_STEPS) if _fits(q_lens, limits)]
+    single = [len(q_lens) for q_lens in fitting if max(q_lens) == 1]
+    attention = first_requests_of_each_form(config.num_key_value_heads)
+    steps = [*OTHER_STEPS, *((1,) * count for count in _untaken(attention, single))]
+    if config.moe is not None:
+        experts = first_tokens_of_each_form(config.moe.num_experts, config.moe.num_experts_per_tok)
+        missing = _untaken(experts, [sum(q_lens) for q_lens in fitting])
+        steps += [_prompts(count, limits.max_model_len) for count in missing]
+    return steps
+
+
+def _untaken(firsts: Sequence[int], counts: Iterable[int]) -> list[int]:
+    """Returns the first number of each way that none of the counts goes."""
+    taken = {bisect_right(firsts, count) - 1 for count in counts}
+    return [first for way, first in enumerate(firsts) if way not in taken]
+
+
+def largest_step(limits: StepLimits) -> BatchDescriptor:
+    """Builds a step with as many tokens and as many sampling rows as there can be.
+
+    Each row has penalties, draws with top-p and tells log-probabilities, so that the memory of all
+    three is counted.
+    """
+    remaining = limits.max_num_batched_tokens
+    num_requests = min(limits.max_num_seqs, remaining)
+    q_lens = []
+    for row in range(num_requests):
+        q_lens.append(min(limits.max_model_len, remaining - (num_requests - 1 - row)))
+        remaining -= q_lens[-1]
+    return _step(q_lens, _EVERYTHING, limits, has_grammars=True)
+
+
+def small_step_of_everything(limits: StepLimits) -> BatchDescriptor:
+    """Builds the largest step of a few tokens: all that its rows want, in little memory."""
+    few = min(8, limits.max_num_seqs)
+    return largest_step(replace(limits, max_num_seqs=few, max_num_batched_tokens=few))
+
+
+def run_small_steps(
+    runner: ModelRunner, limits: StepLimits, kinds: Iterable[Sequence[int]]
+) -> None:
+    """Queues small steps of prompts of these lengths; those that exceed the limits are left out."""
+    if runner.device.type == "cuda":
+        torch.cuda.set_device(runner.device)  # this may be a new thread
+    for q_lens in kinds:
+        if _fits(q_lens, limits):
+            runner.execute(_step(q_lens, _GREEDY, limits))
+
+
+def prompts_of(num_tokens: int, limits: StepLimits) -> tuple[int, ...]:
+    """Returns the lengths of prompts of a block each that have so many tokens together."""
+    q_len = min(limits.block_size, limits.max_model_len, num_tokens)
+    return (q_len,) * min(num_tokens // q_len, limits.max_num_seqs)
+
+
+def _prompts(num_tokens: int, max_model_len: int) -> tuple[int, ...]:
+    """Returns the lengths of as few prompts as can have so many tokens together."""
+    num_whole, rest = divmod(num_tokens, max_model_len)
+    return (max_model_len,) * num_whole + ((rest,) if rest else ())
+
+
+def _fits(q_lens: Sequence[int], limits: StepLimits) -> bool:
+    return (
+        len(q_lens) <= limits.max_num_seqs
+        and sum(q_lens) <= limits.max_num_batched_tokens
+        and max(q_lens) <= limits.max_model_len
+    )
+
+
+def _step(
+    q_lens: Sequence[int],
+    sampling: SamplingParams,
+    limits: StepLimits,
+    *,
+    has_grammars: bool = False,
+) -> BatchDescriptor:
+    """Builds a step of new requests whose prompts have these lengths; all of them sample.
+
+    It writes the null block where it stands already, for that takes a kernel too. With grammars
+    one that allows everything decides every token.
+    """
+    builder = BatchBuilder()
+    builder.update_blocks(0, 0, [0])
+    for row, q_len in enumerate(q_lens):
+        builder.row_ids.append(row)
+        builder.q_lens.append(q_len)
+        builder.seq_lens.append(q_len)
+        builder.sample_indices.append(row)
+        builder.row_assignments.append(
+            row_assignment(row=row, token_ids=[0], num_prompt_tokens=1, sampling=sampling)
+        )
+        if has_grammars:
+            builder.grammar_rows.append(row)
+            builder.grammar_masks.append(b"\xff" * (4 * -(-limits.vocab_size // 32)))
+    if limits.num_speculative_tokens:
+        builder.drafts = SpecDecodeMetadata(
+            num_spec_steps=limits.num_speculative_tokens,
+            num_draft_tokens=pack_int32([0] * len(q_lens)),
+        )
+    builder.all_greedy = sampling.is_greedy
+    builder.needs_logit_edits = builder.needs_logprobs = sampling.logprobs is not None
+    return builder.build(
+        step_id=0,
+        is_prefill=True,
+        graph_key=None,
+        mode=CUDAGraphMode.CUDA_GRAPH_MODE_NONE,
+        fallback_reason=FallbackReason.FALLBACK_REASON_UNSUPPORTED,
+    )

@@ -1,0 +1,120 @@
+import pytest
+import torch
+
+from models.forward_context import FP8_CACHE_DTYPE
+from models.loading.loader import load_model
+from services.engine.batch import read_int32
+from services.engine.config import EngineConfig
+from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.worker.runner.model_runner import ModelRunner
+from services.engine.worker.start.kv_memory import (
+    MAX_BLOCKS_FROM_MEMORY,
+    allocate_kv_cache,
+    block_bytes,
+    choose_num_blocks,
+)
+from services.engine.worker.start.rehearsal import largest_step
+from tests.support.random_checkpoints import write_checkpoint
+
+CPU = torch.device("cpu")
+LIMITS = StepLimits(
+    max_num_seqs=8, max_num_batched_tokens=40, max_model_len=16, block_size=4, vocab_size=97
+)
+
+
+def load(tmp_path_factory, variant):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(folder, variant)
+    return load_model(folder, device=CPU, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return load(tmp_path_factory, "qwen3")
+
+
+def choose(model, **options):
+    config = EngineConfig(**options)
+    return choose_num_blocks(
+        config,
+        model,
+        limits=LIMITS,
+        dtype=torch.float32,
+        device=CPU,
+        graph_bytes=lambda runner: 0,
+    )
+
+
+def test_the_block_count_asked_for_wins(model):
+    assert choose(model, num_kv_blocks=7, kv_cache_memory_mb=1) == 7
+
+
+def test_memory_on_a_cpu_is_filled_with_blocks(model):
+    bytes_each = block_bytes(model, block_size=4, dtype=torch.float32)
+    assert choose(model, kv_cache_memory_mb=3) == 3 * 2**20 // bytes_each
+
+
+def test_blocks_from_memory_stop_where_the_scheduler_would_drown(model):
+    assert choose(model, kv_cache_memory_mb=10**7) == MAX_BLOCKS_FROM_MEMORY
+
+
+def test_block_bytes_are_those_allocated(model):
+    caches = allocate_kv_cache(model, num_blocks=5, block_size=4, dtype=torch.bfloat16, device=CPU)
+    allocated = sum(cache.k.nbytes + cache.v.nbytes for cache in caches)
+    assert allocated == 5 * block_bytes(model, block_size=4, dtype=torch.bfloat16)
+    assert len(caches) == model.config.num_hidden_layers
+
+
+def test_a_cache_of_8_bits_is_a_byte_a_number_and_a_scale_a_head(model):
+    caches = allocate_kv_cache(model, num_blocks=5, block_size=4, dtype=FP8_CACHE_DTYPE, device=CPU)
+    allocated = sum(tensor.nbytes for cache in caches for tensor in cache.tensors().values())
+    bytes_each = block_bytes(model, block_size=4, dtype=FP8_CACHE_DTYPE)
+    assert allocated == 5 * bytes_each
+    config = model.config
+    heads = 2 * config.num_hidden_layers * config.num_key_value_heads
+    assert bytes_each == 4 * heads * (config.head_dim + 4)
+
+
+def test_latent_attention_caches_one_small_vector_a_token(tmp_path_factory):
+    model = load(tmp_path_factory, "deepseek_v3")
+    caches = allocate_kv_cache(model, num_blocks=5, block_size=4, dtype=torch.float32, device=CPU)
+    assert [cache.latent.shape for cache in caches] == [(5, 4, 16 + 8)] * 3
+    assert block_bytes(model, block_size=4, dtype=torch.float32) == 3 * (16 + 8) * 4 * 4
+
+
+def test_an_indexer_caches_a_key_a_token(tmp_path_factory):
+    model = load(tmp_path_factory, "deepseek_v32")
+    cache = allocate_kv_cache(model, num_blocks=5, block_size=4, dtype=torch.float32, device=CPU)[0]
+    assert cache.index_keys.shape == (5, 4, 12)
+    assert block_bytes(model, block_size=4, dtype=torch.float32) == 3 * (16 + 8 + 12) * 4 * 4
+
+
+def test_too_little_memory_is_an_error_that_says_what_to_raise(model):
+    limits = StepLimits(
+        max_num_seqs=1,
+        max_num_batched_tokens=1,
+        max_model_len=2**20,
+        block_size=2**20,
+        vocab_size=97,
+    )
+    config = EngineConfig(kv_cache_memory_mb=1)
+    with pytest.raises(ValueError, match="kv_cache_memory_mb"):
+        choose_num_blocks(
+            config,
+            model,
+            limits=limits,
+            dtype=torch.float32,
+            device=CPU,
+            graph_bytes=lambda runner: 0,
+        )
+
+
+def test_the_largest_step_uses_every_token_and_row_and_runs_without_blocks(model):
+    step = largest_step(LIMITS)
+    assert step.context.num_tokens == LIMITS.max_num_batched_tokens
+    assert step.context.batch_size == LIMITS.max_num_seqs
+    assert step.context.max_q_len == LIMITS.max_model_len
+    cache = allocate_kv_cache(model, num_blocks=1, block_size=4, dtype=torch.float32, device=CPU)
+    runner = ModelRunner(model, cache, limits=LIMITS, device=CPU)
+    result = runner.execute(step).message()
+    assert len(read_int32(result.token_ids)) == LIMITS.max_num_seqs

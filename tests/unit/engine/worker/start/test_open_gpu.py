@@ -1,0 +1,11 @@
+from services.engine.worker.start.open_gpu import begin_to_open
+
+
+def test_a_worker_on_a_cpu_opens_no_gpu():
+    assert begin_to_open("cpu", 0) is None
+
+
+def test_a_machine_without_a_gpu_is_left_to_torch_to_complain_of():
+    opening = begin_to_open("auto", 1000)
+    opening.join(60)
+    assert not opening.is_alive()

@@ -1,0 +1,173 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from models.config import ModelConfig
+from models.forward_context import AttentionWorkspace
+from models.loading.loader import load_model
+from models.ops.moe.expert_forms import are_few, tile_rows
+from models.ops.triton.attention.configurations import (
+    EARLY_REQUESTS,
+    MAX_PARTIALS,
+    decode_tiles,
+    num_splits,
+)
+from models.ops.triton.linear.wide_configurations import wide_tiles
+from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.worker.start.kv_memory import probe_runner
+from services.engine.worker.start.rehearsal import (
+    FIRST_STEPS,
+    OTHER_STEPS,
+    other_steps,
+    prompts_of,
+    run_small_steps,
+)
+from tests.support.random_checkpoints import write_checkpoint
+
+CPU = torch.device("cpu")
+
+
+class CountingRunner:
+    """A runner that counts its steps."""
+
+    def __init__(self, runner):
+        self.runner = runner
+        self.device = runner.device
+        self.num_tokens = []
+
+    def execute(self, descriptor):
+        self.num_tokens.append(descriptor.context.num_tokens)
+        return self.runner.execute(descriptor)
+
+
+def test_one_runner_runs_steps_of_all_kinds_that_fit(tmp_path):
+    write_checkpoint(tmp_path, "qwen3")
+    model = load_model(tmp_path, device=CPU, dtype=torch.float32)
+    for max_num_seqs, max_num_batched_tokens, expected in [
+        (256, 2048, [2, 4, 33, 8, 16, 32, 64, 128]),
+        (1, 4, []),
+        (40, 40, [2, 4, 33, 8, 16, 32]),
+    ]:
+        limits = StepLimits(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=128,
+            block_size=16,
+            vocab_size=97,
+        )
+        runner = CountingRunner(probe_runner(model, limits=limits, dtype=torch.float32, device=CPU))
+        run_small_steps(runner, limits, OTHER_STEPS)
+        assert runner.num_tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "expected"), [(64, (16,) * 4), (10, (10,)), (4096, (16,) * 40), (17, (16,))]
+)
+def test_tokens_of_a_graph_are_prompts_of_a_block(num_tokens, expected):
+    limits = StepLimits(
+        max_num_seqs=40,
+        max_num_batched_tokens=8192,
+        max_model_len=128,
+        block_size=16,
+        vocab_size=97,
+    )
+    assert prompts_of(num_tokens, limits) == expected
+
+
+def form(num_tokens, num_experts, top_k):
+    """What decides on the kernels of experts."""
+    num_pairs = num_tokens * top_k
+    if are_few(num_pairs, num_experts, top_k):
+        return "pairs"
+    return tile_rows(num_pairs, num_experts)
+
+
+@pytest.mark.parametrize("max_model_len", [100, 4096])
+@pytest.mark.parametrize(
+    ("num_experts", "top_k"), [(8, 2), (32, 4), (64, 6), (128, 8), (160, 6), (256, 8), (7, 7)]
+)
+def test_every_way_through_experts_is_rehearsed(tmp_path, num_experts, top_k, max_model_len):
+    write_checkpoint(tmp_path, "qwen3_moe")
+    config = ModelConfig.from_folder(tmp_path)
+    moe = replace(config.moe, num_experts=num_experts, num_experts_per_tok=top_k)
+    limits = StepLimits(
+        max_num_seqs=256,
+        max_num_batched_tokens=4096,
+        max_model_len=max_model_len,
+        block_size=16,
+        vocab_size=97,
+    )
+    steps = [*FIRST_STEPS, *other_steps(replace(config, moe=moe), limits)]
+    rehearsed = {form(sum(q_lens), num_experts, top_k) for q_lens in steps if fits(q_lens, limits)}
+    assert rehearsed == {form(count, num_experts, top_k) for count in range(1, 4097)}
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("group", [1, 8])
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_every_way_through_decode_attention_is_rehearsed(
+    tmp_path, head_dim, cache_dtype, group, num_kv_heads
+):
+    workspace = AttentionWorkspace(
+        partials=torch.empty(0),
+        lse=torch.empty(MAX_PARTIALS * group),
+        counters=torch.empty(MAX_PARTIALS),
+    )
+
+    def form(num_requests):
+        heads = {"num_heads": num_kv_heads * group, "num_kv_heads": num_kv_heads}
+        tiles = decode_tiles(
+            torch.bfloat16, cache_dtype, head_dim, num_requests=num_requests, **heads
+        )
+        splits = num_splits(workspace, num_requests, *heads.values(), cache_dtype)
+        return tiles, splits > 1, num_requests <= EARLY_REQUESTS
+
+    write_checkpoint(tmp_path, "qwen3")
+    config = replace(ModelConfig.from_folder(tmp_path), num_key_value_heads=num_kv_heads)
+    limits = StepLimits(
+        max_num_seqs=256,
+        max_num_batched_tokens=4096,
+        max_model_len=100,
+        block_size=16,
+        vocab_size=97,
+    )
+    steps = [*FIRST_STEPS, *other_steps(config, limits)]
+    rehearsed = {form(len(each)) for each in steps if max(each) == 1 and fits(each, limits)}
+    assert rehearsed == {form(count) for count in range(1, 257)}
+
+
+@pytest.mark.parametrize("is_gated", [True, False])
+@pytest.mark.parametrize("num_outputs", [1024, 2048, 3072, 6144, 9728, 12288, 14336, 17408, 25600])
+def test_every_way_through_products_of_many_tokens_is_rehearsed(num_outputs, is_gated, monkeypatch):
+    def tiles(num_tokens):
+        return wide_tiles(
+            num_tokens, num_outputs, 4096, is_gated=is_gated, dtype=torch.bfloat16, device=CPU
+        )
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    counts = [sum(q_lens) for q_lens in (*FIRST_STEPS, *OTHER_STEPS)]
+    rehearsed = {tiles(count) for count in (*counts, 8192) if count > 64}
+    assert {tiles(count) for count in range(65, 4097)} <= rehearsed | {None}
+    wide_tiles.cache_clear()
+
+
+def test_a_way_that_another_step_goes_gets_no_step_of_its_own(tmp_path):
+    write_checkpoint(tmp_path, "qwen3_moe")
+    config = replace(ModelConfig.from_folder(tmp_path), num_key_value_heads=8)
+    limits = StepLimits(
+        max_num_seqs=256,
+        max_num_batched_tokens=4096,
+        max_model_len=4096,
+        block_size=16,
+        vocab_size=97,
+    )
+    deepseek = replace(config.moe, num_experts=256, num_experts_per_tok=8)
+    # 1025 tokens are the first with more than 32 rows each; 600 have more than 16.
+    assert other_steps(replace(config, moe=deepseek), limits) == [*OTHER_STEPS, (1025,)]
+    assert other_steps(replace(config, moe=None), limits) == list(OTHER_STEPS)
+
+
+def fits(q_lens, limits):
+    return max(q_lens) <= limits.max_model_len and len(q_lens) <= limits.max_num_seqs

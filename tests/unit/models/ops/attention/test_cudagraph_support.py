@@ -1,0 +1,42 @@
+import subprocess
+import sys
+
+import torch
+
+from models.forward_context import KVCacheSpec
+from models.ops import kernel_choice
+from models.ops.attention.attention_metadata import make_attention_workspace
+from models.ops.attention.cudagraph_support import AttentionCGSupport, attention_cudagraph_support
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SPEC = KVCacheSpec(num_heads=4, num_kv_heads=2, head_dim=8)
+
+
+def test_the_reference_supports_no_graph():
+    assert attention_cudagraph_support(CPU) is AttentionCGSupport.NEVER
+    assert make_attention_workspace(SPEC, device=CPU) is None
+
+
+def test_the_kernels_support_all_steps_where_triton_is_installed(monkeypatch):
+    monkeypatch.setattr(kernel_choice, "HAS_TRITON", True)
+    assert attention_cudagraph_support(CUDA) is AttentionCGSupport.ALWAYS
+    monkeypatch.setattr(kernel_choice, "HAS_TRITON", False)
+    assert attention_cudagraph_support(CUDA) is AttentionCGSupport.NEVER
+
+
+def test_more_support_is_larger():
+    assert sorted(AttentionCGSupport) == [
+        AttentionCGSupport.NEVER,
+        AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE,
+        AttentionCGSupport.UNIFORM_BATCH,
+        AttentionCGSupport.ALWAYS,
+    ]
+
+
+def test_models_import_no_triton():
+    program = (
+        "import sys, torch; before = 'triton' in sys.modules\n"
+        "import models.qwen3, models.llama, models.ops.attention.attention_metadata\n"
+        "assert before or 'triton' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

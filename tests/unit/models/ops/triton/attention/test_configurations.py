@@ -1,0 +1,111 @@
+import pytest
+import torch
+
+from models.forward_context import AttentionWorkspace
+from models.ops.triton.attention.configurations import (
+    MAX_PARTIALS,
+    MAX_SPLITS,
+    decode_tiles,
+    hopper_tiles,
+    num_splits,
+    prefill_tiles,
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256])
+def test_every_supported_head_has_tiles_that_tensor_cores_take(dtype, head_dim):
+    prefill = [prefill_tiles(dtype, head_dim, has_prefix=prefix) for prefix in (False, True)]
+    decode = [
+        decode_tiles(
+            dtype, cache_dtype, head_dim, num_requests=num_requests, num_heads=32, num_kv_heads=8
+        )
+        for cache_dtype in (dtype, torch.float8_e4m3fn)
+        for num_requests in (None, 1, 16, 64, 10_000)
+    ]
+    for tiles in (*decode, *prefill):
+        assert min(tiles.rows, tiles.keys) >= 16
+
+
+def test_keys_are_dealt_out_to_no_fewer_programs_than_there_are_requests():
+    for num_requests in range(1, 2000):
+        tiles = decode_tiles(
+            torch.bfloat16,
+            torch.bfloat16,
+            128,
+            num_requests=num_requests,
+            num_heads=4,
+            num_kv_heads=1,
+        )
+        assert tiles.num_programs == 0 or tiles.num_programs >= num_requests
+
+
+@pytest.mark.parametrize(("num_heads", "held"), [(16, 256), (32, 0)])
+def test_a_lone_request_holds_keys_unless_a_large_product_follows(num_heads, held):
+    tiles = decode_tiles(
+        torch.bfloat16,
+        torch.bfloat16,
+        128,
+        num_requests=1,
+        num_heads=num_heads,
+        num_kv_heads=8,
+    )
+    assert tiles.held_keys == held
+
+
+@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float16, 512), (torch.float64, 64)])
+def test_unsupported_heads_are_refused_by_name(dtype, head_dim):
+    with pytest.raises(ValueError, match=f"no kernel for heads of {head_dim} {dtype}"):
+        decode_tiles(dtype, dtype, head_dim, num_requests=1, num_heads=8, num_kv_heads=8)
+
+
+@pytest.mark.parametrize("beside_chunks", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(32, 8), (6, 2), (20, 1), (2, 2)])
+def test_partial_results_never_outgrow_their_workspace(
+    num_heads, num_kv_heads, dtype, beside_chunks
+):
+    num_lse = MAX_PARTIALS * (num_heads // num_kv_heads)
+    workspace = AttentionWorkspace(
+        partials=torch.empty(0),
+        lse=torch.empty(num_lse),
+        counters=torch.empty(MAX_PARTIALS),
+    )
+    for num_requests in range(1, 600):
+        splits = num_splits(
+            workspace,
+            num_requests,
+            num_heads,
+            num_kv_heads,
+            dtype,
+            beside_chunks=beside_chunks,
+        )
+        assert 1 <= splits <= MAX_SPLITS
+        if splits > 1:
+            assert num_requests * num_heads * splits <= num_lse
+            assert num_requests * num_kv_heads <= MAX_PARTIALS
+    assert num_splits(workspace, 1, num_heads, num_kv_heads, dtype) == MAX_SPLITS
+    assert num_splits(None, 1, num_heads, num_kv_heads, dtype) == 1
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "head_dim", "dtype", "cache_dtype", "block_size", "is_taken"),
+    [
+        (32, 128, torch.bfloat16, torch.bfloat16, 16, True),
+        (8, 64, torch.float16, torch.float16, 8, True),
+        (32, 96, torch.bfloat16, torch.bfloat16, 16, False),
+        (32, 128, torch.float32, torch.float32, 16, False),
+        (32, 128, torch.bfloat16, torch.float8_e4m3fn, 16, False),
+        (32, 128, torch.bfloat16, torch.bfloat16, 4, False),
+        (32, 128, torch.bfloat16, torch.bfloat16, 24, False),
+        (65 * 8, 128, torch.bfloat16, torch.bfloat16, 16, False),
+    ],
+)
+def test_the_kernel_for_hopper_takes_what_its_copies_take(
+    monkeypatch, num_heads, head_dim, dtype, cache_dtype, block_size, is_taken
+):
+    q = torch.empty(1, num_heads, head_dim, dtype=dtype)
+    for capability in ((9, 0), (8, 0), (10, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
+        tiles = hopper_tiles(q, cache_dtype, block_size, num_kv_heads=8)
+        assert (tiles is not None) == (is_taken and capability == (9, 0))

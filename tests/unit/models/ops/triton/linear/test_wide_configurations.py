@@ -1,0 +1,48 @@
+import pytest
+import torch
+
+from models.ops.triton.linear.wide_configurations import WideTiles, wide_tiles
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def _hopper(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    yield
+    wide_tiles.cache_clear()
+
+
+def tiles_of(num_tokens, num_outputs, num_inputs, *, is_gated=True, dtype=torch.bfloat16):
+    return wide_tiles(
+        num_tokens, num_outputs, num_inputs, is_gated=is_gated, dtype=dtype, device=CUDA
+    )
+
+
+def test_a_gated_product_is_left_to_torch_where_tiles_leave_multiprocessors_idle():
+    assert tiles_of(128, 12288, 4096) == WideTiles(groups=3, tokens=128, slots=5)
+    assert tiles_of(8192, 12288, 4096) == WideTiles(groups=3, tokens=256, slots=3)
+    assert tiles_of(129, 12288, 4096) is None
+
+
+def test_few_outputs_are_summed_in_parts_that_fill_the_multiprocessors():
+    assert tiles_of(128, 1024, 2048, is_gated=False).splits == 4
+    assert tiles_of(256, 1024, 3072, is_gated=False).splits == 4
+    assert tiles_of(257, 1024, 3072, is_gated=False) is None
+    assert tiles_of(128, 4096, 12288, is_gated=False).splits == 4
+    assert tiles_of(128, 4096, 4096, is_gated=False) is None
+
+
+def test_what_was_not_measured_is_left_to_torch():
+    assert tiles_of(128, 12288, 4096, dtype=torch.float16) is None
+    assert tiles_of(128, 12284, 4096) is None
+    assert tiles_of(128, 12288, 4100) is None
+
+
+def test_a_program_fits_into_a_multiprocessor():
+    sizes = (1024, 2560, 3072, 6144, 9728, 12288, 14336, 17408, 25600)
+    found = {tiles_of(tokens, size, 4096) for tokens in range(65, 2049) for size in sizes}
+    for tiles in found - {None}:
+        num_bytes = (64 * tiles.groups + tiles.tokens) * 64 * 2 * tiles.slots
+        # Behind the slots lies what a tile's results pass through: of half as many rows as read.
+        assert num_bytes + 32 * tiles.groups * tiles.tokens * 2 < 227 * 1024
