@@ -88,8 +88,8 @@ class AttentionGroup:
 class AttentionWorkspace:
     """What programs of attention share; one for all layers, graphs and steps.
 
-    Made by `models.ops.attention.attention_metadata.make_attention_workspace`. Launches that share it must
-    follow each other on one stream.
+    Made by `make_attention_workspace` of models.ops.attention.attention_metadata. Launches that
+    share it must follow each other on one stream.
 
     partials: [n * D] float32, outputs of parts of a sequence's keys that the decode kernel adds up,
         one for each query head.

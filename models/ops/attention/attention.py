@@ -33,9 +33,9 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
     """Stores the step's keys and values, then attends each query to its sequence's cache.
 
     Given cos and signed_sin it rotates queries and keys first; given the weights too, it
-    normalises their heads before that (models.ops.attention.head_transform). Reads the layer's metadata and
-    cache from the forward context. Prefill chunks and decodes may stand side by side. Tokens past
-    the end of slot_mapping are padding: what they get is undefined.
+    normalises their heads before that (models.ops.attention.head_transform). Reads the layer's
+    metadata and cache from the forward context. A step may mix prefill chunks and decodes. Tokens
+    past the end of slot_mapping are padding: their output is undefined.
     T tokens, Hq/Hk query/kv heads, D head dim.
 
     Args:

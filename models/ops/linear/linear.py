@@ -86,8 +86,8 @@ def add_linear(
     The residual is used up: with many tokens it becomes the sum.
 
     Returns:
-        The sum and None, or the two arguments of models.ops.elementwise.rms_norm.add_rms_norm: the product,
-        perhaps in parts [S, T, N], and the residual.
+        The sum and None, or the two arguments of `add_rms_norm` (models.ops.elementwise.rms_norm):
+        the product, perhaps in parts [S, T, N], and the residual.
     """
     tiles = _tiles(x, weight, bias, is_gated=False)
     if tiles is None:

@@ -8,8 +8,8 @@ of one logit together:
     min-p   keeps the tokens that weigh at least min_p times the largest.
 
 The draw inverts the cumulative weights, tokens in the order of their ids, at one uniform number per
-row. All of it is arithmetic on whole numbers (models.ops.sampling.token_weights), so the kernel and the
-reference, which does sort, name the same token.
+row. All of it is arithmetic on whole numbers (models.ops.sampling.token_weights), so the kernel and
+the reference, which does sort, name the same token.
 """
 
 import torch

@@ -4,16 +4,19 @@ python -m services.engine.worker --socket-fd 5 --rank 0 --config '{"model": "...
 """
 
 import argparse
+import ctypes
 import signal
 import socket
 import sys
+import threading
 
 from services.engine.config import EngineConfig
-from services.engine.worker.start.open_gpu import begin_to_open
 from services.engine.worker.wire import Channel
 from services.processes.standard_error import replace_standard_error
 from services.telemetry.logging import configure_logging
 from services.telemetry.stacks import show_stacks_on_signal
+
+_DRIVER = "libcuda.so.1"
 
 
 def main() -> int:
@@ -42,6 +45,32 @@ def main() -> int:
         return run_worker(config, channel, rank=arguments.rank)
     finally:
         channel.close()
+
+
+def begin_to_open(device: str, number: int) -> threading.Thread | None:
+    """Makes a GPU's primary context, which torch will find, in a thread; None for a CPU.
+
+    Whatever keeps it from that keeps torch too, which says what it is.
+
+    Args:
+        device: as it is configured.
+        number: the GPU's.
+    """
+    if device == "cpu":
+        return None
+    thread = threading.Thread(target=_open, args=(number,), name="open-gpu", daemon=True)
+    thread.start()
+    return thread
+
+
+def _open(number: int) -> None:
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+    except OSError:
+        return
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), number) == 0:
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 
 def _adopt(fd: int) -> socket.socket:

@@ -4,9 +4,11 @@ import contextlib
 import gc
 import traceback
 from collections import deque
+from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 import structlog
+import torch
 
 from protos.engine.v1.worker_pb2 import (
     LateBuild,
@@ -22,7 +24,6 @@ from services.engine.config import EngineConfig
 from services.engine.worker.graphs.background_capture import BackgroundCapture
 from services.engine.worker.start.graph_setup import graph_report
 from services.engine.worker.start.startup import start_worker
-from services.engine.worker.step_memory import FailedStep, is_out_of_memory, release_memory
 from services.engine.worker.wire import Channel
 
 log = structlog.get_logger()
@@ -75,6 +76,23 @@ class Pending(Protocol):
 
     def message(self) -> StepResult:
         """Returns the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStep:
+    """The result of a step that computed nothing, in its place among the others."""
+
+    step_id: int
+    failure: StepFailure
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `message` returns without waiting."""
+        return True
+
+    def message(self) -> StepResult:
+        """Returns the result."""
+        return StepResult(step_id=self.step_id, failure=self.failure)
 
 
 class Runner(Protocol):
@@ -137,10 +155,10 @@ class StepServer:
         try:
             return runner.execute(descriptor)
         except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
+            if not _is_out_of_memory(error):
                 raise
             log.warning("step_ran_out_of_memory", step_id=descriptor.step_id, error=str(error))
-        release_memory()
+        _release_memory()
         self._num_failed_steps += 1
         return FailedStep(descriptor.step_id, StepFailure.STEP_FAILURE_OUT_OF_MEMORY)
 
@@ -178,3 +196,22 @@ def _report(channel: Channel, error: Exception, step_id: int) -> None:
     failure = WorkerFailure(error=text, step_id=step_id)
     with contextlib.suppress(EOFError):
         channel.send(WorkerEvent(failure=failure).SerializeToString())
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that an allocation failed and nothing worse.
+
+    torch has a type for that on a GPU alone; on a CPU its allocator and the C++ library have words.
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return any(words in str(error) for words in ("DefaultCPUAllocator", "std::bad_alloc"))
+
+
+def _release_memory() -> None:
+    """Gives back what torch keeps for later; graphs and what is in use stay where they are.
+
+    Called once the error is forgotten: its traceback holds the tensors of the step.
+    """
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no types here
+        torch.cuda.empty_cache()

@@ -153,11 +153,10 @@ def latent_attention(
 ) -> None:
     """Attends each query to its sequence's latent vectors up to its own, or to those chosen.
 
-    T tokens, H heads, C and P as in models.ops.attention.latent_attention. In steps of single tokens, and
-    of those that verify drafts, the keys of a sequence are split over several programs, and a
-    second kernel adds their results up in a fixed order. Grids depend on T, H and the kind of step
-    only, and nothing is read on the host,
-    so that a launch may be captured and replayed.
+    T tokens, H heads, C and P as in models.ops.attention.latent_attention. In steps of single
+    tokens, and of those that verify drafts, the keys of a sequence are split over several programs,
+    and a second kernel adds their results up in a fixed order. Grids depend on T, H and the kind
+    of step only, and nothing is read on the host, so that a launch may be captured and replayed.
 
     Args:
         q: [T, H, C + P], contiguous.

@@ -42,7 +42,7 @@ def _rms_norm_kernel(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Returns the normalised x, any shape, contiguous; see models.ops.elementwise.rms_norm.rms_norm."""
+    """Returns the normalised x, any shape, contiguous; see models.ops.elementwise.rms_norm."""
     normed = torch.empty_like(x)
     _launch(x, None, weight, eps, normed, normed)
     return normed

@@ -35,7 +35,7 @@ def _silu_and_mul_kernel(
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """Maps [..., 2 * I], contiguous, to [..., I]; see models.ops.elementwise.silu_and_mul.silu_and_mul."""
+    """Maps [..., 2 * I], contiguous, to [..., I]; see models.ops.elementwise.silu_and_mul."""
     size = x.shape[-1] // 2
     output = x.new_empty(*x.shape[:-1], size)
     num_blocks, launch = _launcher(size, x.device)

@@ -24,6 +24,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import JITFunction, driver
 from triton.runtime.cache import get_cache_key, get_cache_manager, triton_key
 
+from models.ops import triton as kernels
 from models.ops.triton.launching.launch import forget_all_builds
 
 _MOST_FILE_NAME = 150
@@ -152,8 +153,7 @@ class _SkippedKernel:
 
 def kernel_functions() -> Iterator[JITFunction]:
     """Yields the functions of all kernels, some of them several times, always in one order."""
-    package = import_module(__package__)
-    for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+    for info in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
         for value in vars(import_module(info.name)).values():
             if isinstance(value, JITFunction):
                 yield value

@@ -50,8 +50,8 @@ _TILES = {
     64: _MIDDLE,
     128: (_Tiles(rows=128, columns=128, num_warps=8, num_stages=3), _DOWN_TILES),
 }
-"""Of gate and up, and of down, by what models.ops.moe.expert_forms says; measured with DeepSeek-V3 and
-the shapes of Qwen3-30B-A3B (H200, 2026-11)."""
+"""Of gate and up, and of down, by what models.ops.moe.expert_forms says; measured with DeepSeek-V3
+and the shapes of Qwen3-30B-A3B (H200, 2026-11)."""
 _ALONE_TILES = _MIDDLE
 _ALONE_SMALL_TILES = (
     _Tiles(rows=16, columns=32, num_warps=4, num_stages=5),

@@ -1,4 +1,4 @@
-"""Weights and random numbers inside kernels; see models.ops.sampling.token_weights and models.ops.sampling.uniform.
+"""Weights and random numbers inside kernels; see token_weights and uniform in models.ops.sampling.
 
 Kernels that call these must be launched with `enable_fp_fusion=False`: a product and a sum that
 become one operation round once, and the weights would no longer be those of the reference.

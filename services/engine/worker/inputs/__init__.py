@@ -1,1 +1,1 @@
-"""The inputs of a step: read from its descriptor, kept at fixed addresses, made up for dummy batches."""
+"""A step's inputs: read from its descriptor, kept at fixed addresses, or made up."""

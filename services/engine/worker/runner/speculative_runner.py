@@ -21,8 +21,7 @@ from services.engine.worker.graphs.draft_graphs import DraftGraphs, DraftInputs
 from services.engine.worker.graphs.drafter import Drafter, VerifiedRows
 from services.engine.worker.inputs.forward_pass import PassShape
 from services.engine.worker.inputs.input_buffers import StepHeader
-from services.engine.worker.inputs.step_arrays import StepArrays, StepLimits
-from services.engine.worker.inputs.step_drafts import StepDrafts
+from services.engine.worker.inputs.step_arrays import StepArrays, StepDrafts, StepLimits
 from services.engine.worker.inputs.transfer import to_device
 from services.engine.worker.runner.model_runner import (
     ComputedStep,

@@ -28,7 +28,7 @@ _STANDARD_FDS = 3
 
 
 class Build(Protocol):
-    """Something to build that can be pickled; models.ops.triton.launching.kernel_builds.KernelBuild."""
+    """Something to build that can be pickled, such as a `KernelBuild` of a Triton kernel."""
 
     def build(self) -> None:
         """Builds it to where it will be found."""

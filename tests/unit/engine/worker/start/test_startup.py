@@ -1,4 +1,4 @@
-from services.engine.worker.start.stage_clock import StageClock
+from services.engine.worker.start.startup import StageClock
 
 
 def test_stages_follow_each_other_and_add_up_to_the_start():

@@ -1,4 +1,4 @@
-from services.engine.worker.start.open_gpu import begin_to_open
+from services.engine.worker.__main__ import begin_to_open
 
 
 def test_a_worker_on_a_cpu_opens_no_gpu():
