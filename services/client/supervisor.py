@@ -33,7 +33,7 @@ class Service:
 
     name: str
     module: str
-    """What Python runs, with `arguments`."""
+    """The module that Python runs, with `arguments`."""
     arguments: Sequence[str]
     address: str
     """Where its health is asked, as host:port."""

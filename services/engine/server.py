@@ -38,9 +38,9 @@ log = structlog.get_logger()
 SERVICE_NAME = engine_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name
 VLLM_SERVICE_NAME = "vllm.grpc.engine.VllmEngine"
 TEXT_ROOM_BYTES = 4 * 2**20
-"""What a message may have of text beside a grammar; fields have limits of their own."""
+"""Text that a message may have beside a grammar; fields have limits of their own."""
 PACKED_ROOM_BYTES = 2**20
-"""What a message may have of packed numbers beside a prompt of the context's length."""
+"""Packed numbers that a message may have beside a prompt of the context's length."""
 STOP_GRACE_S = 1.0
 """Time that calls have to end by themselves once the engine has drained."""
 

@@ -44,7 +44,7 @@ log = structlog.get_logger()
 SERVICE_NAME = frontend_pb2.DESCRIPTOR.services_by_name["FrontendService"].full_name
 
 TEXT_ROOM_BYTES = 3 * 2**20
-"""What a message may have of text beside a prompt: a grammar, names, and text that its field's own
+"""Text that a message may have beside a prompt: a grammar, names, and text that its field's own
 limit refuses in clearer words."""
 LOOPBACK = {"127.0.0.1", "[::1]", "localhost"}
 

@@ -1,4 +1,4 @@
-"""What can go wrong with a question to a helper process.
+"""Errors of a question to a helper process.
 
 HelperError
 ├── HelperUnavailableError   no process could be started, or it was killed from outside; try again

@@ -12,7 +12,7 @@ ANSWER_HEADER = struct.Struct(">IB")
 
 
 class AnswerKind(IntEnum):
-    """What the bytes of an answer are."""
+    """The kind of an answer's bytes."""
 
     ANSWER = 0
     """The answer itself."""

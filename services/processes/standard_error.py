@@ -1,6 +1,6 @@
 """Standard error that never holds up the process: what its reader does not take is dropped.
 
-A pipe that nobody reads is full after 64 KiB, a terminal stops at Ctrl-S, a disk fills up. Whoever
+A pipe without a reader is full after 64 KiB, a terminal stops at Ctrl-S, a disk fills up. A writer
 writes then waits, and with the event loop every stream of a service.
 """
 
@@ -22,7 +22,7 @@ EXIT_TIMEOUT_S = 1.0
 _STDERR_FD = 2
 _MAX_PARTIAL_CHARS = 2**16
 _ATOMIC_BYTES = select.PIPE_BUF
-"""A pipe takes so many bytes without those of another process between them."""
+"""A pipe takes this many bytes at once, without those of another process between them."""
 
 
 class LossyStream(io.TextIOBase):

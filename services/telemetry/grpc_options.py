@@ -29,7 +29,7 @@ class ServerLimits:
     max_sessions: int
     """Streams of requests open at a time."""
     message: MessageLimits = field(default_factory=MessageLimits)
-    """What one message may hold."""
+    """Limits of one message."""
     slow_reader_timeout_s: float
     """Time for which a caller may leave its output unread."""
 
@@ -51,7 +51,7 @@ def server_options(limits: ServerLimits, *, max_send_bytes: int) -> Options:
         ("grpc.max_send_message_length", max_send_bytes),
         ("grpc.max_allowed_incoming_connections", limits.max_connections),
         # Before a peer acknowledges our settings it is held to the defaults of HTTP/2: 16 MiB of
-        # metadata, by references to 4 KiB of headers, for each of so many calls as this allows.
+        # metadata, by references to 4 KiB of headers, for each call that this allows.
         ("grpc.max_concurrent_streams", limits.max_streams_per_connection),
         ("grpc.http2.settings_timeout", 1000 * SETTINGS_TIMEOUT_S),
         # Without the probe a stream that nobody reads holds 64 KiB; with it, 4 MiB and more. A

@@ -17,7 +17,7 @@ _MAX_VARINT_BYTES = 10
 
 
 class MalformedMessageError(Exception):
-    """What came is not a message of the method's type."""
+    """The bytes are not a message of the method's type."""
 
 
 class MessageTooLargeError(MalformedMessageError):
@@ -26,7 +26,7 @@ class MessageTooLargeError(MalformedMessageError):
 
 @dataclass(frozen=True, slots=True)
 class MessageLimits:
-    """What one message may hold, whatever its size in bytes."""
+    """Limits of one message, whatever its size in bytes."""
 
     max_fields: int = 16_384
     """Fields at all depths. A conversation of 4096 messages has 12,288."""
@@ -37,7 +37,7 @@ class MessageLimits:
 
 
 _Layout = dict[int, Any]
-"""What the walk knows of a message type: by tag, the layout of a message, or _TEXT or _PACKED."""
+"""Layout of a message type: by tag, the layout of a message, or _TEXT or _PACKED."""
 _TEXT, _PACKED = "text", "packed"
 _UNKNOWN_GROUP: _Layout = {}
 """Fields inside a group: the parser skips them, so none is a message to walk into."""

@@ -30,7 +30,7 @@ class ReceivePlaces:
 
     gRPC buffers a message, up to the largest that is allowed, from when it is read until it is
     complete. So a call takes a place before it reads. While other calls wait, a message that takes
-    long loses its place, and the call with the fewest places gets the next one: whoever sends
+    long loses its place, and the call with the fewest places gets the next one: a caller that sends
     slowly keeps nobody else out.
     """
 

@@ -22,7 +22,7 @@ class ReplayConfig(EngineConfig):
     trace: CliPositionalArg[Path]
     """File that `octavo record` wrote."""
     against: Literal["eager", "piecewise", "full"]
-    """What to compare with eager steps: graphs of pieces, graphs of whole steps, or none."""
+    """Compared with eager steps: graphs of pieces, graphs of whole steps, or none."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """Least severe line that is logged."""
 

@@ -90,7 +90,7 @@ class ReplaySettings:
 
     @property
     def mode(self) -> CUDAGraphMode:
-        """What is captured; whole steps with prompts only where that is supported."""
+        """The graphs to capture; whole steps with prompts only where that is supported."""
         if self.against == "eager":
             return CUDAGraphMode.NONE
         if self.against == "piecewise":

@@ -19,7 +19,7 @@ MAX_STREAMS = {TOKENIZER: 64, WATCH: 32}
 """Streams of a kind that are open at a time. One of TOKENIZER that nobody reads holds half a
 megabyte; each of WATCH costs every step some microseconds and its message."""
 PARTS_PER_ADDRESS = 4
-"""One address may have one part in so many of them."""
+"""Divisor of these limits: the part that one address may have."""
 
 
 class OpenStreams:

@@ -17,7 +17,7 @@ from services.engine.request import Request, SamplingParams
 from services.engine.scheduler.dispatcher import BatchShape, GraphDispatcher
 
 PROMPT_SHARE = 4
-"""One part in so many of a step's budget is kept for the prompt that arrived first."""
+"""Divisor of a step's budget: this part is kept for the prompt that arrived first."""
 MAX_PROMPT_LOGPROBS = 4096
 """Log-probabilities of prompts that one step brings: each holds the event loop for about 5 us."""
 _RANDOM, _LOGIT_EDITS, _MIN_TOKENS, _LOGPROBS = 1, 2, 4, 8

@@ -52,7 +52,7 @@ class Limits:
     max_priority: int | None = None
     """The highest priority that its requests may have; None sets no limit."""
     salt_key: bytes = field(default=b"", repr=False)
-    """What its cache salts are hashed with, so that no other key's requests share its cached
+    """Hashed with its cache salts, so that no other key's requests share its cached
     prefixes; empty: salts stay as they are."""
 
 

@@ -36,7 +36,7 @@ class Kind:
     """Its name in the log."""
     id_prefix: str
     reader: Reader
-    """What reads its bodies."""
+    """Reads its bodies."""
     answer_class: Callable[..., Answer]
 
 

@@ -26,14 +26,14 @@ KEEP_ALIVE_S = 5.0
 _BODY_GRACE_S = 5.0
 """Time for the application to answer a late body itself."""
 _BODY_GRACE_BYTES = 2**20
-"""What the application may be behind in refusing a body that is too large."""
+"""Bytes beyond the largest body that may come before the application refuses it."""
 _SLICE_BYTES = 2**14
 """Input is parsed in pieces of this size, and limits are checked between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """What one connection may cost."""
+    """Limits of one connection."""
 
     header_timeout_s: float
     """Time for the request line and headers, and for a new connection's first byte."""

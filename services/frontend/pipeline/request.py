@@ -24,7 +24,7 @@ MAX_LOGIT_BIASES = 1024
 MAX_CHOICES = 1024
 """Limits of the engine that this side checks too, so that what it sends there stays small."""
 MAX_GRAMMAR_BYTES = 2**20
-"""What an output must be, as text. Engines take less, by their --max-grammar-bytes."""
+"""Largest text of a structured output. Engines take less, by their --max-grammar-bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ _FAILURES = (
     TypeError,
     ValueError,
 )
-"""What a template's own expressions may raise."""
+"""Errors that a template's own expressions may raise."""
 
 
 class TemplateError(Exception):

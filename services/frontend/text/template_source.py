@@ -23,7 +23,7 @@ class TemplateSource:
     text: str
     """Jinja source."""
     variables: Mapping[str, str]
-    """What templates see beside the conversation: the special tokens by name."""
+    """Variables that templates see beside the conversation: the special tokens by name."""
     tool_text: str | None = None
     """Source of the template for conversations with tools; None where one serves all."""
     special_tokens: Sequence[str] = ()
