@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from services.frontend.engine_client.messages import STOP, Usage
 from services.frontend.http.echo import text_offsets
 from services.frontend.http.logprobs import ChatLogprobs, CompletionLogprobs, PromptLogprobs
-from services.frontend.pipeline.pipeline import ServedModel
 from services.frontend.pipeline.request import Output
+from services.frontend.pipeline.served_model import ServedModel
 from services.frontend.text.detokenizer import Detokenizer
 
 Body = dict[str, Any]

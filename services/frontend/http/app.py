@@ -16,7 +16,8 @@ from services.frontend.http.generation import CHAT, COMPLETION, GenerationEndpoi
 from services.frontend.http.live_requests import LiveRequests
 from services.frontend.http.openapi import openapi_document
 from services.frontend.http.status import RefusedCallError, http_error_of
-from services.frontend.pipeline.pipeline import Pipeline, ServedModel
+from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.pipeline.served_model import ServedModel
 from services.telemetry.metrics import Metrics
 
 

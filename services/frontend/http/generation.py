@@ -20,10 +20,11 @@ from services.frontend.http.echo import prompt_text
 from services.frontend.http.live_requests import LiveRequests
 from services.frontend.http.writer import ResponseWriter
 from services.frontend.pipeline.generation import Generation
-from services.frontend.pipeline.pipeline import Pipeline, ServedModel
+from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Output, Prompt
 from services.frontend.pipeline.request_log import RequestRecord
 from services.frontend.pipeline.samples import Samples
+from services.frontend.pipeline.served_model import ServedModel
 from services.telemetry.connections import address_of
 from services.telemetry.tracing import TRACEPARENT, checked_traceparent
 

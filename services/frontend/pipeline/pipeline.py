@@ -4,11 +4,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
-
-import structlog
 
 from services.frontend.access.caller import Lease
 from services.frontend.access.gate import Gate
@@ -16,56 +12,24 @@ from services.frontend.access.metered_stream import MeteredStream
 from services.frontend.engine_client.messages import EngineRequest, ModelInfo, pack_uint32
 from services.frontend.engine_client.pool import EnginePool
 from services.frontend.engine_client.tokenizer_files import TokenizerFiles
-from services.frontend.errors import (
-    EngineUnavailableError,
-    InvalidRequestError,
-    UnknownModelError,
-)
+from services.frontend.errors import EngineUnavailableError, UnknownModelError
 from services.frontend.pipeline.generation import Generation
-from services.frontend.pipeline.parts import in_parts
-from services.frontend.pipeline.prompt_size import (
-    MAX_PROMPT_TOKENS,
-    check_num_tokens,
-    check_text_size,
-)
-from services.frontend.pipeline.request import (
-    Conversation,
-    Options,
-    Prompt,
-    check_options,
-    check_vocabulary,
-)
+from services.frontend.pipeline.prompt_size import MAX_PROMPT_TOKENS
+from services.frontend.pipeline.prompts import Prompts
+from services.frontend.pipeline.request import Conversation, Options, Prompt, check_options
 from services.frontend.pipeline.request_log import RequestLog, RequestRecord
 from services.frontend.pipeline.samples import Samples, sample_id, sampling_of
-from services.frontend.pipeline.tools import check_tools
-from services.frontend.text.content_marks import MarkedText
+from services.frontend.pipeline.served_model import ServedModel
 from services.frontend.text.detokenizer import Detokenizer
-from services.frontend.text.literal_encoder import LiteralEncodingError
 from services.frontend.text.output_text import OutputText
 from services.frontend.text.stop_strings import StopStrings
-from services.frontend.text.template_process import TemplateProcess
-from services.frontend.text.template_source import TemplateRefusedError, find_template
-from services.frontend.text.tokenizer import Tokenizer, TokenizerFilesError
-from services.frontend.text.tokenizer_threads import TokenizerThreads
+from services.frontend.text.tokenizer import TokenizerFilesError
 
 if TYPE_CHECKING:
     from services.telemetry.spans import Tracing
 
-log = structlog.get_logger()
-
 PROMPT_TAIL_TOKENS = 256
 """Tokens at a prompt's end among which a character is looked for that the output finishes."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """What an engine serves and how its text is made."""
-
-    info: ModelInfo
-    tokenizer: Tokenizer
-    template: TemplateProcess | None
-    template_error: str = ""
-    """Why the chat template cannot be used; empty where it can, and where there is none."""
 
 
 class Pipeline:
@@ -98,10 +62,11 @@ class Pipeline:
         """Watches every request from before it is read to its end."""
         self.gate = gate or Gate()
         """Who may do what."""
-        self._max_prompt_bytes = max_prompt_bytes
         self._max_samples = max_samples
         self._template_timeout_s = template_timeout_s
-        self._threads = TokenizerThreads(num_tokenizer_threads)
+        self._prompts = Prompts(
+            max_prompt_bytes=max_prompt_bytes, num_tokenizer_threads=num_tokenizer_threads
+        )
         self._model: ServedModel | None = None
         self._loading = asyncio.Lock()
 
@@ -123,17 +88,16 @@ class Pipeline:
         """
         async with self._loading:  # engines come at the same time, and one text serves them all
             known = self._model
-            if known is None or not _has_same_text(known.info, info):
+            if known is None or not known.has_same_text(info):
                 try:
-                    tokenizer = await asyncio.to_thread(
-                        Tokenizer, files, vocab_size=info.vocab_size
+                    new = await ServedModel.load(
+                        info, files, template_timeout_s=self._template_timeout_s
                     )
                 except TokenizerFilesError as error:
                     raise EngineUnavailableError(str(error)) from None
-                template, template_error = await self._start_template(files, tokenizer)
-                if known is not None and known.template is not None:
-                    await known.template.close()
-                known = ServedModel(info, tokenizer, template, template_error)
+                if known is not None:
+                    await known.close()
+                known = new
             self._model = dataclasses.replace(known, info=info)
 
     async def start(
@@ -181,7 +145,7 @@ class Pipeline:
         lease: Lease,
         record: RequestRecord,
     ) -> Generation | Samples:
-        token_ids = await self._prompt_tokens(model, prompt, options.parse_special_tokens)
+        token_ids = await self._prompts.tokens(model, prompt, options.parse_special_tokens)
         record.note_tokenized()
         lease.charge_prompt(len(token_ids))
         packed = pack_uint32(token_ids)
@@ -237,7 +201,9 @@ class Pipeline:
         Raises:
             FrontendError: another model was asked for, or the prompt cannot be tokenized.
         """
-        return await self._encode(self.model_named(model_name), prompt, parse_special_tokens)
+        return await self._prompts.encode(
+            self.model_named(model_name), prompt, parse_special_tokens
+        )
 
     async def detokenize(
         self, model_name: str, token_ids: Sequence[int], *, show_special_tokens: bool
@@ -248,16 +214,8 @@ class Pipeline:
             FrontendError: another model was asked for, there are more ids than a prompt may have
                 bytes, or an id is not in the vocabulary.
         """
-        tokenizer = self.model_named(model_name).tokenizer
-        if len(token_ids) > self._max_prompt_bytes:
-            raise InvalidRequestError(
-                f"there are {len(token_ids)} token ids; the limit is {self._max_prompt_bytes}"
-            )
-        token_ids = [token_id async for part in in_parts(token_ids) for token_id in part]
-        async for part in in_parts(token_ids):
-            check_vocabulary(part, tokenizer.vocab_size)
-        return await tokenizer.decode(
-            token_ids, show_special_tokens=show_special_tokens, threads=self._threads
+        return await self._prompts.decode(
+            self.model_named(model_name), token_ids, show_special_tokens=show_special_tokens
         )
 
     def model_named(self, name: str) -> ServedModel:
@@ -278,97 +236,9 @@ class Pipeline:
 
     async def close(self) -> None:
         """Lets go of the tokenizer's threads and the template's process."""
-        self._threads.close()
-        if self._model is not None and self._model.template is not None:
-            await self._model.template.close()
-
-    async def _start_template(
-        self, files: TokenizerFiles, tokenizer: Tokenizer
-    ) -> tuple[TemplateProcess | None, str]:
-        """Returns the chat template, if there is one, or why it cannot be used."""
-        try:
-            source = find_template(files, special_tokens=tokenizer.special_tokens)
-        except TokenizerFilesError as error:
-            log.warning("chat_template_refused", reason=str(error))
-            return None, str(error)
-        if source is None:
-            return None, ""
-        template = TemplateProcess(source, timeout_s=self._template_timeout_s)
-        try:
-            await template.start()
-        except TemplateRefusedError as error:
-            log.warning("chat_template_refused", reason=str(error))
-            return None, str(error)
-        except TokenizerFilesError as error:  # the next chat tries again
-            log.warning("template_process_not_started", reason=str(error))
-        return template, ""
-
-    async def _prompt_tokens(
-        self, model: ServedModel, prompt: Prompt, parse_special_tokens: bool | None
-    ) -> list[int]:
-        """Returns a prompt's tokens, checked against what the model takes."""
-        limit = model.info.max_model_len
-        if isinstance(prompt, list):
-            token_ids = prompt
-        else:
-            token_ids = await self._encode(model, prompt, parse_special_tokens, limit)
-        if not token_ids:
-            raise InvalidRequestError("the prompt is empty")
-        check_num_tokens(len(token_ids), model.info.max_model_len)
-        async for part in in_parts(token_ids):
-            check_vocabulary(part, model.info.vocab_size)
-        return token_ids
-
-    async def _encode(
-        self,
-        model: ServedModel,
-        prompt: str | Conversation,
-        parse_special_tokens: bool | None,
-        max_tokens: int | None = None,
-    ) -> list[int]:
-        """Returns a prompt's tokens; one that has `max_tokens` or more is refused."""
-        await check_text_size(prompt, max_bytes=self._max_prompt_bytes)
-        check_length = None
-        if max_tokens is not None:
-            check_length = partial(check_num_tokens, max_model_len=max_tokens)
-        if isinstance(prompt, Conversation):
-            text = await self._render(model, prompt, marks_content=not parse_special_tokens)
-        else:
-            text = prompt
-        try:
-            return await model.tokenizer.encode(
-                text,
-                check_length=check_length,
-                add_special_tokens=not isinstance(prompt, Conversation),
-                parse_special_tokens=parse_special_tokens is not False,
-                threads=self._threads,
-            )
-        except LiteralEncodingError as error:
-            raise InvalidRequestError(str(error)) from None
-
-    async def _render(
-        self, model: ServedModel, conversation: Conversation, *, marks_content: bool
-    ) -> str | MarkedText:
-        messages, tools = conversation.messages, conversation.tools
-        if not messages:
-            raise InvalidRequestError("the conversation has 0 messages; it must have at least 1")
-        check_tools(messages, tools)
-        if model.template_error:
-            raise InvalidRequestError(
-                f"the model {model.info.model!r} takes text alone: {model.template_error}"
-            )
-        await asyncio.sleep(0)  # others run before the conversation is written for the template
-        if model.template is None:
-            raise InvalidRequestError(
-                f"the model {model.info.model!r} has no chat template; use Generate"
-            )
-        rendered = await model.template.render(
-            messages,
-            tools=tools,
-            max_bytes=2 * self._max_prompt_bytes,
-            marks_content=marks_content,
-        )
-        return MarkedText.read(rendered) if marks_content else rendered
+        self._prompts.close()
+        if self._model is not None:
+            await self._model.close()
 
 
 def _min_tokens(options: Options, info: ModelInfo) -> int:
@@ -377,8 +247,3 @@ def _min_tokens(options: Options, info: ModelInfo) -> int:
     if sampling is not None and sampling.HasField("min_tokens"):
         return sampling.min_tokens
     return info.default_sampling.min_tokens
-
-
-def _has_same_text(known: ModelInfo, new: ModelInfo) -> bool:
-    """Whether tokenizer and template of one model serve the other."""
-    return (known.tokenizer_sha256, known.vocab_size) == (new.tokenizer_sha256, new.vocab_size)

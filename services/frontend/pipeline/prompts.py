@@ -1,0 +1,115 @@
+"""Turns prompts into token ids, and token ids into text, within limits."""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from services.frontend.errors import InvalidRequestError
+from services.frontend.pipeline.parts import in_parts
+from services.frontend.pipeline.prompt_size import check_num_tokens, check_text_size
+from services.frontend.pipeline.request import Conversation, Prompt, check_vocabulary
+from services.frontend.pipeline.served_model import ServedModel
+from services.frontend.pipeline.tools import check_tools
+from services.frontend.text.content_marks import MarkedText
+from services.frontend.text.literal_encoder import LiteralEncodingError
+from services.frontend.text.tokenizer_threads import TokenizerThreads
+
+
+class Prompts:
+    """Renders and tokenizes prompts; long ones in threads."""
+
+    def __init__(self, *, max_prompt_bytes: int, num_tokenizer_threads: int) -> None:
+        """Sets the limits; see `Pipeline`."""
+        self._max_prompt_bytes = max_prompt_bytes
+        self._threads = TokenizerThreads(num_tokenizer_threads)
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._threads.close()
+
+    async def tokens(
+        self, model: ServedModel, prompt: Prompt, parse_special_tokens: bool | None
+    ) -> list[int]:
+        """Returns a prompt's tokens, checked against what the model takes."""
+        limit = model.info.max_model_len
+        if isinstance(prompt, list):
+            token_ids = prompt
+        else:
+            token_ids = await self.encode(model, prompt, parse_special_tokens, limit)
+        if not token_ids:
+            raise InvalidRequestError("the prompt is empty")
+        check_num_tokens(len(token_ids), model.info.max_model_len)
+        async for part in in_parts(token_ids):
+            check_vocabulary(part, model.info.vocab_size)
+        return token_ids
+
+    async def encode(
+        self,
+        model: ServedModel,
+        prompt: str | Conversation,
+        parse_special_tokens: bool | None,
+        max_tokens: int | None = None,
+    ) -> list[int]:
+        """Returns a prompt's tokens; one that has `max_tokens` or more is refused."""
+        await check_text_size(prompt, max_bytes=self._max_prompt_bytes)
+        check_length = None
+        if max_tokens is not None:
+            check_length = partial(check_num_tokens, max_model_len=max_tokens)
+        if isinstance(prompt, Conversation):
+            text = await self._render(model, prompt, marks_content=not parse_special_tokens)
+        else:
+            text = prompt
+        try:
+            return await model.tokenizer.encode(
+                text,
+                check_length=check_length,
+                add_special_tokens=not isinstance(prompt, Conversation),
+                parse_special_tokens=parse_special_tokens is not False,
+                threads=self._threads,
+            )
+        except LiteralEncodingError as error:
+            raise InvalidRequestError(str(error)) from None
+
+    async def decode(
+        self, model: ServedModel, token_ids: Sequence[int], *, show_special_tokens: bool
+    ) -> str:
+        """Returns the text of token ids.
+
+        Raises:
+            InvalidRequestError: there are more ids than a prompt may have bytes, or an id is not in
+                the vocabulary.
+        """
+        if len(token_ids) > self._max_prompt_bytes:
+            raise InvalidRequestError(
+                f"there are {len(token_ids)} token ids; the limit is {self._max_prompt_bytes}"
+            )
+        token_ids = [token_id async for part in in_parts(token_ids) for token_id in part]
+        async for part in in_parts(token_ids):
+            check_vocabulary(part, model.tokenizer.vocab_size)
+        return await model.tokenizer.decode(
+            token_ids, show_special_tokens=show_special_tokens, threads=self._threads
+        )
+
+    async def _render(
+        self, model: ServedModel, conversation: Conversation, *, marks_content: bool
+    ) -> str | MarkedText:
+        messages, tools = conversation.messages, conversation.tools
+        if not messages:
+            raise InvalidRequestError("the conversation has 0 messages; it must have at least 1")
+        check_tools(messages, tools)
+        if model.template_error:
+            raise InvalidRequestError(
+                f"the model {model.info.model!r} takes text alone: {model.template_error}"
+            )
+        await asyncio.sleep(0)  # others run before the conversation is written for the template
+        if model.template is None:
+            raise InvalidRequestError(
+                f"the model {model.info.model!r} has no chat template; use Generate"
+            )
+        rendered = await model.template.render(
+            messages,
+            tools=tools,
+            max_bytes=2 * self._max_prompt_bytes,
+            marks_content=marks_content,
+        )
+        return MarkedText.read(rendered) if marks_content else rendered

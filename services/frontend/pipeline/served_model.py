@@ -1,0 +1,70 @@
+"""The model that the engines serve: its tokenizer and its chat template."""
+
+import asyncio
+from dataclasses import dataclass
+
+import structlog
+
+from services.frontend.engine_client.messages import ModelInfo
+from services.frontend.engine_client.tokenizer_files import TokenizerFiles
+from services.frontend.text.template_process import TemplateProcess
+from services.frontend.text.template_source import TemplateRefusedError, find_template
+from services.frontend.text.tokenizer import Tokenizer, TokenizerFilesError
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that an engine serves, and how its text is made."""
+
+    info: ModelInfo
+    tokenizer: Tokenizer
+    template: TemplateProcess | None
+    template_error: str = ""
+    """Why the chat template cannot be used; empty where it can, and where there is none."""
+
+    @classmethod
+    async def load(
+        cls, info: ModelInfo, files: TokenizerFiles, *, template_timeout_s: float
+    ) -> "ServedModel":
+        """Reads a model's tokenizer and starts its chat template.
+
+        Raises:
+            TokenizerFilesError: the tokenizer cannot be used.
+        """
+        tokenizer = await asyncio.to_thread(Tokenizer, files, vocab_size=info.vocab_size)
+        template, template_error = await _start_template(files, tokenizer, template_timeout_s)
+        return cls(info, tokenizer, template, template_error)
+
+    def has_same_text(self, other: ModelInfo) -> bool:
+        """Whether tokenizer and template serve another model, too."""
+        own = self.info
+        return (own.tokenizer_sha256, own.vocab_size) == (other.tokenizer_sha256, other.vocab_size)
+
+    async def close(self) -> None:
+        """Ends the chat template's process."""
+        if self.template is not None:
+            await self.template.close()
+
+
+async def _start_template(
+    files: TokenizerFiles, tokenizer: Tokenizer, timeout_s: float
+) -> tuple[TemplateProcess | None, str]:
+    """Returns the chat template, if there is one, or why it cannot be used."""
+    try:
+        source = find_template(files, special_tokens=tokenizer.special_tokens)
+    except TokenizerFilesError as error:
+        log.warning("chat_template_refused", reason=str(error))
+        return None, str(error)
+    if source is None:
+        return None, ""
+    template = TemplateProcess(source, timeout_s=timeout_s)
+    try:
+        await template.start()
+    except TemplateRefusedError as error:
+        log.warning("chat_template_refused", reason=str(error))
+        return None, str(error)
+    except TokenizerFilesError as error:  # the next chat tries again
+        log.warning("template_process_not_started", reason=str(error))
+    return template, ""
