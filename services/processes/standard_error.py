@@ -38,7 +38,9 @@ class LossyStream(io.TextIOBase):
         self.describe_drop: Callable[[int], str] = "{} log lines were dropped".format
         """Returns a line that says how many were dropped. It is written when others are again."""
         self._fd = fd
-        self._never_blocks = not os.get_blocking(fd)
+        # A file takes lines at once; a full disk refuses them.
+        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+        self._never_blocks = is_file or not os.get_blocking(fd)
         self._max_pending_bytes = max_pending_bytes
         self._partial = ""
         self._pending: deque[bytes] = deque()

@@ -77,7 +77,7 @@ async def proxied(folder: Path) -> AsyncIterator[Proxied]:
             proxy = Proxied(stack, address, authority)
             async with proxy.channel() as channel:
                 await FrontendServiceStub(channel).ListModels(
-                    pb.ListModelsRequest(), wait_for_ready=True
+                    pb.ListModelsRequest(), wait_for_ready=True, timeout=60
                 )
             yield proxy
         finally:

@@ -28,6 +28,8 @@ from services.frontend.text.tokenizer import TokenizerFilesError
 if TYPE_CHECKING:
     from services.telemetry.spans import Tracing
 
+MAX_SHOWN_CHARACTERS = 128
+"""Characters of a model's name that an error repeats."""
 PROMPT_TAIL_TOKENS = 256
 """Tokens at a prompt's end among which a character is looked for that the output finishes."""
 
@@ -229,9 +231,10 @@ class Pipeline:
         if model is None:
             raise self.engine.unavailable
         if name and name != model.info.model:
-            raise UnknownModelError(
-                f"the model {name[:128]!r} is not served; {model.info.model!r} is"
+            shown = (
+                name if len(name) <= MAX_SHOWN_CHARACTERS else f"{name[:MAX_SHOWN_CHARACTERS]}..."
             )
+            raise UnknownModelError(f"the model {shown!r} is not served; {model.info.model!r} is")
         return model
 
     async def close(self) -> None:

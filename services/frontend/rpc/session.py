@@ -184,9 +184,11 @@ class ClientSession:
         handle = message.handle
         match message.WhichOneof("message"):
             case "generate":
-                live = self._open(handle, options_of(message.generate.options))
+                # It may be refused, and nothing is open yet.
                 limit = self._pipeline.max_prompt_tokens
-                self._start(live, prompt_of(message.generate, max_tokens=limit), group)
+                prompt = prompt_of(message.generate, max_tokens=limit)
+                live = self._open(handle, options_of(message.generate.options))
+                self._start(live, prompt, group)
             case "chat":
                 conversation = conversation_of(message.chat)  # may refuse; nothing is open yet
                 live = self._open(handle, options_of(message.chat.options))
