@@ -86,6 +86,7 @@ class CUDAGraphRecorder:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types here
         self._pool = torch.cuda.graph_pool_handle()
+        self._pool_holder: torch.cuda.CUDAGraph | None = None
         self._load_libraries(dtype)
 
     def warm_up(self, program: Program) -> Any:
@@ -167,13 +168,28 @@ class CUDAGraphRecorder:
         """Lets the block capture one graph after the other; a failed one costs the pool."""
         captures = _Captures(self._pool)
         with _without_collections():
+            self._hold_pool()
             try:
                 yield captures
             except BaseException:
                 captures.abandon()
                 # Later graphs get another pool.
-                self._pool = torch.cuda.graph_pool_handle()
+                self._pool, self._pool_holder = torch.cuda.graph_pool_handle(), None
                 raise
+
+    def _hold_pool(self) -> None:
+        """Captures nothing into the pool once, so that a graph uses it at any time.
+
+        Nothing can be captured into a pool whose last graph was dropped while its outputs live
+        (torch 2.11, CUDACachingAllocator.cpp, beginAllocateToPool).
+        """
+        if self._pool_holder is None:
+            graph = torch.cuda.CUDAGraph()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # the graph is empty, says torch
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                graph.capture_end()
+            self._pool_holder = graph
 
 
 class _Captures:
