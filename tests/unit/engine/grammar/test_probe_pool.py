@@ -13,6 +13,7 @@ from services.engine.core.model_folder import ModelFolder
 from services.engine.errors import InvalidRequestError, QueueFullError
 from services.engine.grammar.probe_pool import NUM_PROBES, ProbePool
 from services.engine.request import GrammarKind, StructuredOutput
+from tests.support.started_processes import note_started_processes
 from tests.support.waiting import until
 
 MODEL = ModelFolder.open(TINY_CHECKPOINT, name="tiny", max_model_len=None)
@@ -42,15 +43,7 @@ async def running_pool():
 @pytest.fixture
 def started(monkeypatch):
     """The processes that are started, oldest first."""
-    processes = []
-    start = asyncio.create_subprocess_exec
-
-    async def note(*arguments, **options):
-        processes.append(await start(*arguments, **options))
-        return processes[-1]
-
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", note)
-    return processes
+    return note_started_processes(monkeypatch)
 
 
 async def test_a_process_that_ended_while_idle_is_replaced(started):

@@ -24,6 +24,7 @@ from services.frontend.http.body_worker import MAX_CONTAINERS, MAX_KEYS, check_s
 from services.frontend.http.calls import Call, read_chat, read_completion
 from services.telemetry.counts import LocalCounts
 from tests.support.loop_time import LoopTime
+from tests.support.started_processes import note_started_processes
 from tests.support.waiting import until
 
 PATIENCE_S = 60.0
@@ -44,15 +45,7 @@ async def reader(monkeypatch):
 @pytest.fixture
 def started(monkeypatch):
     """The processes that are started, oldest first."""
-    processes = []
-    start = asyncio.create_subprocess_exec
-
-    async def note(*arguments, **options):
-        processes.append(await start(*arguments, **options))
-        return processes[-1]
-
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", note)
-    return processes
+    return note_started_processes(monkeypatch)
 
 
 def completion(prompt="x", **fields) -> bytes:
