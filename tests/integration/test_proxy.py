@@ -113,25 +113,27 @@ async def test_headers_that_expand_never_reach_the_frontend(tmp_path):
 
 async def test_an_address_has_a_limited_number_of_connections(tmp_path):
     async with proxied(tmp_path) as proxy:
-        host, _, port = proxy.address.rpartition(":")
+        writers: list[asyncio.StreamWriter] = []
         # The channel that waited for the proxy may count for a while, so any of them may be closed.
-        connections = [
-            await asyncio.open_connection(host, int(port))
+        connecting = [
+            asyncio.create_task(is_closed(proxy.address, writers))
             for _ in range(MAX_CONNECTIONS_OF_AN_ADDRESS + 1)
         ]
-        reading = [asyncio.create_task(is_closed(reader)) for reader, _ in connections]
-        ended, waiting = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+        ended, waiting = await asyncio.wait(connecting, return_when=asyncio.FIRST_COMPLETED)
         assert all(task.result() for task in ended)
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        for _, writer in connections:
+        for writer in writers:
             writer.transport.abort()
 
 
-async def is_closed(reader: asyncio.StreamReader) -> bool:
-    """Waits until something comes; returns whether that is the connection's end."""
+async def is_closed(address: str, writers: list[asyncio.StreamWriter]) -> bool:
+    """Connects, says nothing, and returns whether the other end hung up rather than answered."""
+    host, _, port = address.rpartition(":")
     try:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writers.append(writer)
         return not await reader.read(1)
     except ConnectionError:
         return True
