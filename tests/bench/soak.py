@@ -32,7 +32,7 @@ SETTLE_S = 60.0
 
 
 class Samples:
-    """What processes and the engine hold, over time."""
+    """Samples of what processes and the engine hold, over time."""
 
     def __init__(self, services: Stack) -> None:
         self._services = services

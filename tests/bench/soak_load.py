@@ -1,4 +1,4 @@
-"""What the clients of a soak do: generate, chat, follow grammars, send long prompts, cancel, read
+"""The clients of a soak: they generate, chat, follow grammars, send long prompts, cancel, read
 slowly, ask for nonsense, share sessions and speak HTTP, well and badly."""
 
 import asyncio

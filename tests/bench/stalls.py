@@ -74,7 +74,7 @@ class Streams:
 
 
 class LagFigures:
-    """What the services' event loops have waited and worked since the last look."""
+    """Time that the services' event loops waited and worked since the last look."""
 
     def __init__(self, ports: dict[str, int]) -> None:
         self._ports = ports

@@ -1,4 +1,4 @@
-"""What is pinned was tested, and what was tested is pinned."""
+"""Pinned versions are the tested ones, and the other way round."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""What compiled pieces depend on: settings, model, sources, device, versions and environment.
+"""Facts that compiled pieces depend on: settings, model, sources, device, versions, environment.
 
 `key_fields` says which settings take part.
 """

@@ -1,4 +1,4 @@
-"""What a caller chooses, its key keeps apart from what others choose: salts, ids, priorities."""
+"""A key keeps its caller's choices apart from those of others: salts, ids, priorities."""
 
 import grpc
 import pytest

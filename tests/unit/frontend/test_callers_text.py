@@ -1,4 +1,4 @@
-"""What callers write is text to the engine, over every way in, unless they ask for more."""
+"""Callers' text is text to the engine, over every way in, unless they ask for more."""
 
 from contextlib import asynccontextmanager
 

@@ -1,4 +1,4 @@
-"""What a server's options promise each other."""
+"""A server's options fit each other."""
 
 from services.telemetry.grpc_options import ServerLimits, server_options
 

@@ -1,4 +1,4 @@
-"""What a message may hold is checked on its bytes, at a bounded cost."""
+"""A message's limits are checked on its bytes, at a bounded cost."""
 
 import random
 

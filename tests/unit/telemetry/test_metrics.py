@@ -153,7 +153,7 @@ async def test_new_certificates_count_for_the_next_scrape(tmp_path, authority, s
 
 
 async def raw_answer(port: int, sent: bytes) -> bytes:
-    """What comes back until the server closes the connection."""
+    """Returns everything that comes until the server closes the connection."""
     reader, writer = await asyncio.open_connection(LOOPBACK, port)
     writer.write(sent)
     try:

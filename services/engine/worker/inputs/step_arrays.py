@@ -62,7 +62,7 @@ class StepLimits:
 class StepDrafts:
     """Drafts of the S requests that sample, k at most of each.
 
-    Each is sampled for at k + 1 places: behind its last query token that is no draft and behind
+    Each is sampled for at k + 1 places: after its last query token that is no draft and after
     each draft. Where there are fewer, the last place stands for the rest.
 
     token_ids: [S, k], padded with NO_DRAFT.

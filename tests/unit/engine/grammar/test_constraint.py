@@ -108,7 +108,7 @@ async def test_a_request_that_waits_for_busy_threads_is_not_to_blame(threads, ma
 
 
 class PanicError(BaseException):
-    """What a panic of the Rust library is: no Exception."""
+    """Stands for a panic of the Rust library, which is no Exception."""
 
 
 async def test_a_panic_of_the_library_ends_its_request_alone(threads):

@@ -155,7 +155,7 @@ async def test_drained_requests_give_their_places_back():
 
 
 class SurpriseError(Exception):
-    """What nothing expects."""
+    """An error that no code expects."""
 
 
 async def test_whatever_preparing_a_request_raises_ends_that_request_alone(monkeypatch):
