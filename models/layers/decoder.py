@@ -8,7 +8,7 @@ from torch import nn
 
 from models.compile_support import support_torch_compile
 from models.config import ModelConfig
-from models.forward_context import CacheSpec
+from models.kv_cache import CacheSpec
 from models.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from models.layers.linear import GatedColumnParallelLinear, RowParallelLinear
 from models.layers.norm import RMSNorm

@@ -5,7 +5,7 @@ from torch import nn
 
 from models.config import ModelConfig
 from models.config_sections.mla import MlaConfig
-from models.forward_context import LatentCacheSpec
+from models.kv_cache import LatentCacheSpec
 from models.layers.indexer import Indexer
 from models.layers.linear import RowParallelLinear
 from models.layers.norm import RMSNorm

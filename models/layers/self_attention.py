@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from models.config import ModelConfig
-from models.forward_context import KVCacheSpec
+from models.kv_cache import KVCacheSpec
 from models.layers.attention import Attention
 from models.layers.linear import RowParallelLinear
 from models.layers.norm import RMSNorm

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from models.forward_context import Context, ForwardContext, KVCacheData, forward_context
+from models.forward_context import Context, ForwardContext, forward_context
+from models.kv_cache import KVCacheData
 from models.loading.loader import load_model
 from models.ops.attention.attention_metadata import (
     build_attention_metadata,

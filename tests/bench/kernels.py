@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from models.forward_context import KVCacheData
+from models.kv_cache import KVCacheData
 from models.ops.attention.head_transform import transform_heads
 from models.ops.attention.kv_cache import write_kv_cache
 from models.ops.elementwise.rms_norm import add_rms_norm

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
-from models.forward_context import FP8_CACHE_DTYPE
+from models.kv_cache import FP8_CACHE_DTYPE
 from models.layers.decoder import CausalLM
 from models.loading.loader import load_model
 from services.engine.config import TINY_CHECKPOINT

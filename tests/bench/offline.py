@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import torch
 import uvloop
 
-from models.forward_context import FP8_CACHE_DTYPE
+from models.kv_cache import FP8_CACHE_DTYPE
 from services.engine.config import EngineConfig
 from services.engine.core.model_folder import ModelFolderError
 from services.engine.worker.executor import WorkerDiedError

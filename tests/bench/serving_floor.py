@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from models.config import CONFIG_FILE, ModelConfig
-from models.forward_context import FP8_CACHE_DTYPE
+from models.kv_cache import FP8_CACHE_DTYPE
 from tests.bench.floor import BYTES_PER_MS, FLOP_PER_MS, StepFloor, step_floor
 from tests.bench.model_folder import read_shape, shape_names
 from tests.bench.workload import Job, serving_jobs

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from models.forward_context import FP8_CACHE_DTYPE
+from models.kv_cache import FP8_CACHE_DTYPE
 from models.loading.loader import load_model
 from services.engine.config import TINY_CHECKPOINT
 from tests.support.engine_client import engine_stub, generate, get_stats

@@ -10,9 +10,9 @@ from models.forward_context import (
     AttentionWorkspace,
     Context,
     ForwardContext,
-    KVCacheData,
     forward_context,
 )
+from models.kv_cache import KVCacheData
 from models.ops.attention.attention_metadata import build_attention_metadata
 from models.ops.attention.head_transform import HeadTransform
 from models.ops.attention.kv_cache import quantize_heads

@@ -10,9 +10,9 @@ from models.forward_context import (
     AttentionWorkspace,
     Context,
     ForwardContext,
-    LatentCacheData,
     forward_context,
 )
+from models.kv_cache import LatentCacheData
 from models.ops.attention.attention_metadata import build_attention_metadata
 from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS
 from tests.support.attention_case import scattered_blocks, token_request

@@ -8,7 +8,8 @@ import torch
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 
-from models.forward_context import AttentionGroup, KVCacheData, get_forward_context
+from models.forward_context import AttentionGroup, get_forward_context
+from models.kv_cache import KVCacheData
 from models.ops.attention.head_transform import HeadTransform, transform_heads
 from models.ops.attention.kv_cache import read_kv_cache, write_kv_cache
 from models.ops.attention.unseen_keys import clear_unseen

@@ -4,13 +4,8 @@ import sys
 
 import torch
 
-from models.forward_context import (
-    AttentionGroup,
-    AttentionMetadata,
-    AttentionWorkspace,
-    CacheSpec,
-    LatentCacheSpec,
-)
+from models.forward_context import AttentionGroup, AttentionMetadata, AttentionWorkspace
+from models.kv_cache import CacheSpec, LatentCacheSpec
 from models.ops.kernel_choice import has_kernels
 from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS, MAX_PARTIALS
 

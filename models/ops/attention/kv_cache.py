@@ -2,7 +2,7 @@
 
 import torch
 
-from models.forward_context import FP8_CACHE_DTYPE, KVCacheData
+from models.kv_cache import FP8_CACHE_DTYPE, KVCacheData
 
 FP8_MAX = 448.0
 """The largest number that float8_e4m3fn holds."""

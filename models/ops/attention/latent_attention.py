@@ -6,7 +6,8 @@ Like models.ops.attention.attention it has no output and writes into a tensor th
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from models.forward_context import AttentionGroup, LatentCacheData, get_forward_context
+from models.forward_context import AttentionGroup, get_forward_context
+from models.kv_cache import LatentCacheData
 from models.ops.attention.index_queries import IndexQueries
 from models.ops.attention.unseen_keys import clear_unseen
 from models.ops.custom_op import direct_register_custom_op

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.forward_context import FP8_CACHE_DTYPE
+from models.kv_cache import FP8_CACHE_DTYPE
 from services.engine.compilation.graphs.verdict import RELATIVE_TOLERANCE
 
 FP8_STEP = 0.125

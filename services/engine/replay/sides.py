@@ -8,7 +8,7 @@ from torch import Tensor
 
 from models import forward_context
 from models.cudagraph_mode import CUDAGraphMode
-from models.forward_context import CacheData
+from models.kv_cache import CacheData
 from models.layers.decoder import CausalLM
 from models.loading.loader import load_model
 from models.ops.attention.cudagraph_support import attention_cudagraph_support

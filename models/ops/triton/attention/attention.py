@@ -2,7 +2,8 @@
 
 import torch
 
-from models.forward_context import AttentionMetadata, KVCacheData
+from models.forward_context import AttentionMetadata
+from models.kv_cache import KVCacheData
 from models.ops.attention.head_transform import HeadTransform
 from models.ops.triton.attention.decode_attention import NewTokens, decode_attention
 from models.ops.triton.attention.prefill_attention import prefill_attention

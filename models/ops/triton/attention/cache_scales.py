@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from models.forward_context import KVCacheData
+from models.kv_cache import KVCacheData
 
 
 @triton.jit

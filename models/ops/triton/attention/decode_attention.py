@@ -7,7 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from models.forward_context import AttentionMetadata, KVCacheData
+from models.forward_context import AttentionMetadata
+from models.kv_cache import KVCacheData
 from models.ops.attention.head_transform import HeadTransform
 from models.ops.triton.attention.cache_scales import cache_scales
 from models.ops.triton.attention.configurations import (

@@ -15,7 +15,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from models.forward_context import AttentionMetadata, KVCacheData
+from models.forward_context import AttentionMetadata
+from models.kv_cache import KVCacheData
 from models.ops.triton.attention.configurations import Tiles
 from models.ops.triton.attention.hopper_copies import CHUNK_DIMS, NUM_NOTES, copy_all
 from models.ops.triton.attention.hopper_softmax import ROWS, attend_all

@@ -4,7 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
-from models.forward_context import AttentionMetadata, LatentCacheData
+from models.forward_context import AttentionMetadata
+from models.kv_cache import LatentCacheData
 from models.ops.attention.index_queries import IndexQueries
 from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS, MAX_SPLITS
 from models.ops.triton.attention.index_choice import choose_keys

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from models.forward_context import AttentionMetadata, KVCacheData
+from models.forward_context import AttentionMetadata
+from models.kv_cache import KVCacheData
 from models.ops.triton.attention.cache_scales import cache_scales
 from models.ops.triton.attention.configurations import Tiles, hopper_tiles, prefill_tiles
 from models.ops.triton.attention.hopper_attention import hopper_attention

@@ -11,12 +11,12 @@ from torch import Tensor
 from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import (
     AttentionMetadata,
-    CacheData,
     Context,
     ForwardContext,
     GraphKey,
     forward_context,
 )
+from models.kv_cache import CacheData
 from models.layers.decoder import CausalLM
 from models.ops.attention.attention_metadata import (
     build_attention_metadata,

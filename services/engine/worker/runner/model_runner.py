@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from models.cudagraph_mode import CUDAGraphMode
-from models.forward_context import CacheData, GraphKey
+from models.forward_context import GraphKey
+from models.kv_cache import CacheData
 from models.layers.decoder import CausalLM
 from models.ops.sampling.step_tokens import choose_greedily
 from services.engine.batch import (

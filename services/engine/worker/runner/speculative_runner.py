@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models.cudagraph_mode import CUDAGraphMode
 from models.deepseek_mtp import DeepseekMTP
-from models.forward_context import CacheData
+from models.kv_cache import CacheData
 from models.layers.decoder import CausalLM
 from models.ops.elementwise.table_entries import write_entries
 from services.engine.batch import BatchDescriptor, runtime_mode

@@ -3,7 +3,7 @@
 import torch
 
 from models.config import ModelConfig
-from models.forward_context import FP8_CACHE_DTYPE
+from models.kv_cache import FP8_CACHE_DTYPE
 from services.engine.config import EngineConfig
 
 FP8_CAPABILITY = (8, 9)

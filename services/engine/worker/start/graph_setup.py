@@ -8,7 +8,8 @@ import structlog
 import torch
 
 from models.cudagraph_mode import CUDAGraphMode
-from models.forward_context import GraphKey, KVCacheData
+from models.forward_context import GraphKey
+from models.kv_cache import KVCacheData
 from models.ops.attention.cudagraph_support import attention_cudagraph_support
 from protos.engine.v1.worker_pb2 import GraphReport, GraphState
 from services.engine import batch

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import structlog
 import torch
 
-from models.forward_context import CacheData
+from models.kv_cache import CacheData
 from models.layers.decoder import CausalLM
 from services.engine.config import EngineConfig
 from services.engine.kv_cache.cache_groups import CacheGroups, LayerGroup

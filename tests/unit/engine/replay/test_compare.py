@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.forward_context import FP8_CACHE_DTYPE
+from models.kv_cache import FP8_CACHE_DTYPE
 from services.engine.compilation.graphs.verdict import RELATIVE_TOLERANCE
 from services.engine.replay.compare import deviation
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from models.cudagraph_mode import CUDAGraphMode
-from models.forward_context import FP8_CACHE_DTYPE, get_forward_context
+from models.forward_context import get_forward_context
+from models.kv_cache import FP8_CACHE_DTYPE
 from protos.engine.v1.recording_pb2 import Snapshot
 from services.engine.batch import pack_int32, read_int32
 from services.engine.compilation_config import CompilationConfig

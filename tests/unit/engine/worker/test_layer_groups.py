@@ -5,7 +5,7 @@ import torch
 
 from models.config import ModelConfig
 from models.cudagraph_mode import CUDAGraphMode
-from models.forward_context import FP8_CACHE_DTYPE
+from models.kv_cache import FP8_CACHE_DTYPE
 from models.loading.loader import load_model
 from services.engine.compilation_config import CompilationConfig, CompilationLevel
 from services.engine.kv_cache.cache_groups import group_layers

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from models.config import ModelConfig
-from models.forward_context import FP8_CACHE_DTYPE
+from models.kv_cache import FP8_CACHE_DTYPE
 from services.engine.config import TINY_CHECKPOINT, EngineConfig
 from services.engine.worker.start.device import choose_cache_dtype
 from tests.support.random_checkpoints import write_checkpoint

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from models.forward_context import FP8_CACHE_DTYPE
+from models.kv_cache import FP8_CACHE_DTYPE
 from models.loading.loader import load_model
 from services.engine.batch import read_int32
 from services.engine.config import EngineConfig

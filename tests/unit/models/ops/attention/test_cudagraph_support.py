@@ -3,7 +3,7 @@ import sys
 
 import torch
 
-from models.forward_context import KVCacheSpec
+from models.kv_cache import KVCacheSpec
 from models.ops import kernel_choice
 from models.ops.attention.attention_metadata import make_attention_workspace
 from models.ops.attention.cudagraph_support import AttentionCGSupport, attention_cudagraph_support

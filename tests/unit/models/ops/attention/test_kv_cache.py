@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from models.forward_context import FP8_CACHE_DTYPE
+from models.kv_cache import FP8_CACHE_DTYPE
 from models.loading.loader import load_model
 from models.ops.attention.kv_cache import quantize_heads
 from tests.support.attention_case import Heads, exact_cache, make_case

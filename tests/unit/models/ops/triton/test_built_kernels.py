@@ -20,7 +20,7 @@ folder = Path(os.environ["TRITON_CACHE_DIR"]).parent
 import torch
 from tests.support.absent_hopper import check_types, launched_by, pretend
 pretend()
-from models.forward_context import FP8_CACHE_DTYPE
+from models.kv_cache import FP8_CACHE_DTYPE
 from models.ops.triton.launching.kernel_builds import kernel_functions, load_kernel_functions
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.kernel_launches import absent_gpu
