@@ -16,10 +16,10 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from models.config import ModelConfig
+from services.engine.capture_sizes.choice import with_planned_sizes
+from services.engine.checkpoint.model_folder import ModelFolder, ModelFolderError
+from services.engine.checkpoint.table_memory import check_table_memory
 from services.engine.config import EngineConfig
-from services.engine.core.capture_choice import with_planned_sizes
-from services.engine.core.model_folder import ModelFolder, ModelFolderError
-from services.engine.core.table_memory import check_table_memory
 from services.processes.standard_error import replace_standard_error
 from services.telemetry.logging import configure_logging
 
@@ -107,7 +107,7 @@ def _replay(arguments: Sequence[str]) -> int:
 
 def _plan_graphs(arguments: Sequence[str]) -> int:
     """Proposes capture sizes for the steps that were seen."""
-    from services.engine.core.plan_command import plan_graphs
+    from services.engine.capture_sizes.command import plan_graphs
 
     return plan_graphs(list(arguments))
 

@@ -9,9 +9,9 @@ import grpc
 import structlog
 
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
+from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
-from services.engine.core.model_folder import ModelFolder
 from services.engine.core.worker_supervisor import Executor
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.rpc.known_clients import KnownClients

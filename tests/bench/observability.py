@@ -24,8 +24,8 @@ import uvloop
 from protos.common.v1.sampling_pb2 import FinishReason, SamplingParams, Usage
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
+from services.engine.checkpoint.tokenizer_files import TokenizerFile, TokenizerFiles
 from services.engine.core.latencies import Latencies
-from services.engine.core.tokenizer_files import TokenizerFile, TokenizerFiles
 from services.engine.request import RequestOutput, StepMark
 from services.engine.server import EngineServer
 from services.frontend.engine_client.tokenizer_files import tokenizer_sha256

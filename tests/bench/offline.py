@@ -18,8 +18,8 @@ import torch
 import uvloop
 
 from models.kv_cache import FP8_CACHE_DTYPE
+from services.engine.checkpoint.model_folder import ModelFolderError
 from services.engine.config import EngineConfig
-from services.engine.core.model_folder import ModelFolderError
 from services.engine.worker.executor import WorkerDiedError
 from tests.bench.empty_caches import empty_caches
 from tests.bench.figures import Bench

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from protos.engine.v1.worker_pb2 import WorkerReady
+from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.core.graph_ledger import GraphFigures
-from services.engine.core.model_folder import ModelFolder
 from services.engine.errors import EngineError
 from services.engine.request import Request, RequestOutput, SamplingParams
 from services.engine.server import collect_garbage_rarely

@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
+from services.engine.checkpoint.model_folder import DefaultSampling, ModelFolder
+from services.engine.checkpoint.tokenizer_files import TokenizerFile, TokenizerFiles
 from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
-from services.engine.core.model_folder import DefaultSampling, ModelFolder
-from services.engine.core.tokenizer_files import TokenizerFile, TokenizerFiles
 from services.engine.request import Request, RequestOutput, SamplingParams
 from services.engine.server import EngineServer
 from tests.support.fake_executor import FakeExecutor

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, NoReturn
 import structlog
 
 from protos.engine.v1.worker_pb2 import WorkerReady
+from services.engine.capture_sizes.coverage import GraphCoverage
+from services.engine.capture_sizes.history import HistoryKeeper, StepHistory
 from services.engine.config import EngineConfig
-from services.engine.core.graph_coverage import GraphCoverage
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.live_requests import LiveRequests
 from services.engine.core.request_ends import RequestEnds
 from services.engine.core.stats import Counters, EngineLoad, EngineStats
-from services.engine.core.step_history import HistoryKeeper, StepHistory
 from services.engine.core.step_loop import StepLoop
 from services.engine.core.survivors import Survivors
 from services.engine.core.watchers import StepWatcher, StepWatchers

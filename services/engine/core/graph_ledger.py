@@ -6,7 +6,7 @@ import structlog
 
 from protos.engine.v1.worker_pb2 import GraphReport, GraphState, WorkerReady
 from services.engine.batch import BatchDescriptor, FallbackReason, GraphKey, StepResult
-from services.engine.core.step_history import GraphCost
+from services.engine.capture_sizes.history import GraphCost
 from services.engine.scheduler.dispatcher import GraphDispatcher
 
 log = structlog.get_logger()

@@ -4,10 +4,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from services.engine.batch import BatchDescriptor, FallbackReason, StepResult, read_int32
-from services.engine.core.graph_coverage import GraphCoverage
+from services.engine.capture_sizes.coverage import GraphCoverage
+from services.engine.capture_sizes.histogram import StepHistogram
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.latencies import Latencies
-from services.engine.core.step_histogram import StepHistogram
 
 
 @dataclass(slots=True)

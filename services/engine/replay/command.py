@@ -8,7 +8,7 @@ from models.config import ModelConfig
 from models.layers.decoder import CausalLM
 from protos.engine.v1.recording_pb2 import EngineSettings
 from services.engine.batch import BatchDescriptor, GraphKey
-from services.engine.core.model_folder import config_sha256
+from services.engine.checkpoint.model_folder import config_sha256
 from services.engine.kv_cache.cache_groups import group_layers
 from services.engine.replay.cache_content import BlockNumbers
 from services.engine.replay.config import ReplayConfig

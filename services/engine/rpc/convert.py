@@ -19,11 +19,11 @@ from protos.engine.v1.engine_pb2 import (
     GraphStats,
     Submit,
 )
-from services.engine.core.graph_coverage import Coverage
+from services.engine.capture_sizes.coverage import Coverage
+from services.engine.capture_sizes.histogram import StepHistogram
+from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.core.graph_ledger import GraphFigures
-from services.engine.core.model_folder import ModelFolder
 from services.engine.core.stats import EngineStats
-from services.engine.core.step_histogram import StepHistogram
 from services.engine.errors import InvalidRequestError, UnknownModelError, UnsupportedError
 from services.engine.request import (
     MAX_LOGIT_BIAS,

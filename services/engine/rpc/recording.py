@@ -3,8 +3,8 @@
 from protos.engine.v1.engine_pb2 import WatchStepsResponse
 from protos.engine.v1.recording_pb2 import EngineSettings
 from protos.engine.v1.worker_pb2 import WorkerReady
+from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config import EngineConfig
-from services.engine.core.model_folder import ModelFolder
 from services.engine.core.watchers import StepWatcher
 from services.engine.errors import EngineUnavailableError
 

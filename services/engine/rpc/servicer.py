@@ -23,9 +23,9 @@ from protos.engine.v1.engine_pb2 import (
 )
 from protos.engine.v1.engine_pb2_grpc import EngineServiceServicer
 from protos.engine.v1.recording_pb2 import EngineSettings
+from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
-from services.engine.core.model_folder import ModelFolder
 from services.engine.core.watchers import StepWatcher
 from services.engine.errors import NotPermittedError
 from services.engine.grammar.compiler import GrammarCompiler

@@ -7,7 +7,7 @@ import torch
 
 from models.config import ModelConfig
 from models.loading.loader import load_model
-from services.engine.core.model_folder import ModelFolder
+from services.engine.checkpoint.model_folder import ModelFolder
 from tests.bench.model_folder import make_model_folder, read_shape, shape_names, with_depth
 from tests.support.paged_runner import PagedRunner
 

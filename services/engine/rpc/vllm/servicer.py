@@ -13,9 +13,9 @@ import grpc
 from google.protobuf import message_factory
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2
 
+from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
-from services.engine.core.model_folder import ModelFolder
 from services.engine.errors import DuplicateRequestError, InvalidRequestError, UnsupportedError
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.rpc.convert import RequestReader, check_known

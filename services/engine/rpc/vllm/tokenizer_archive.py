@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from smg_grpc_proto.generated.common_pb2 import GetTokenizerChunk
 
-from services.engine.core.tokenizer_files import TokenizerFiles
+from services.engine.checkpoint.tokenizer_files import TokenizerFiles
 
 CHUNK_BYTES = 2**16
 

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 import structlog
 
+from services.engine.capture_sizes.history import history_path, read_history
 from services.engine.core import engine_core
 from services.engine.core.engine_core import EngineCore
-from services.engine.core.step_history import history_path, read_history
 from services.engine.errors import (
     DeadlineExpiredError,
     DuplicateRequestError,

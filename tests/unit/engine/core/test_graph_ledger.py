@@ -10,8 +10,8 @@ from services.engine.batch import (
     GraphKey,
     step_result,
 )
+from services.engine.capture_sizes.history import GraphCost
 from services.engine.core.graph_ledger import GraphLedger
-from services.engine.core.step_history import GraphCost
 from services.engine.scheduler.dispatcher import BatchShape
 
 

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
+from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config import TINY_CHECKPOINT
-from services.engine.core.model_folder import ModelFolder
 from services.engine.errors import InvalidRequestError, QueueFullError, UnsupportedError
 from services.engine.grammar.compiler import LIVE, MAX_COMPILING, GrammarCompiler
 from services.engine.request import GrammarKind, StructuredOutput

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config import TINY_CHECKPOINT
-from services.engine.core.model_folder import ModelFolder
 from services.engine.errors import InvalidRequestError, QueueFullError
 from services.engine.grammar.probe_pool import NUM_PROBES, ProbePool
 from services.engine.request import GrammarKind, StructuredOutput

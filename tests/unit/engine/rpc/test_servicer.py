@@ -16,8 +16,8 @@ from protos.engine.v1.engine_pb2 import (
     GetTokenizerRequest,
     WatchStepsRequest,
 )
+from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config import TINY_CHECKPOINT
-from services.engine.core.model_folder import ModelFolder
 from services.engine.request import SamplingParams
 from tests.support.engine_harness import SEED, engine_config, model_folder, running_service
 from tests.support.fake_worker import expected_output

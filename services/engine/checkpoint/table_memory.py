@@ -1,8 +1,8 @@
 """Refuses limits whose tables would not fit into any machine, before a worker allocates them."""
 
 from models.config import ModelConfig
+from services.engine.checkpoint.model_files import ModelFolderError
 from services.engine.config import EngineConfig
-from services.engine.core.model_files import ModelFolderError
 
 MAX_TABLE_BYTES = 2**32
 """Most bytes of tables whose size depends on the longest sequence.

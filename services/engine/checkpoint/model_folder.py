@@ -8,9 +8,9 @@ from typing import Any
 
 from models.config import ConfigError, ModelConfig
 from models.config_sections.fields import MAX_FILE_BYTES, shown
-from services.engine.core.model_files import ModelFolderError as ModelFolderError
-from services.engine.core.model_files import read_bounded
-from services.engine.core.tokenizer_files import TokenizerFiles, check_token_ids
+from services.engine.checkpoint.model_files import ModelFolderError as ModelFolderError
+from services.engine.checkpoint.model_files import read_bounded
+from services.engine.checkpoint.tokenizer_files import TokenizerFiles, check_token_ids
 from services.engine.errors import InvalidRequestError
 from services.engine.request import MAX_EOS_TOKEN_IDS, SamplingParams
 

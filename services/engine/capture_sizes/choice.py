@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import structlog
 
+from services.engine.capture_sizes.histogram import StepHistogram
+from services.engine.capture_sizes.history import HistoryKeeper
+from services.engine.capture_sizes.planner import fit, plan_sizes
 from services.engine.config import AUTO, EngineConfig
-from services.engine.core.capture_planner import fit, plan_sizes
-from services.engine.core.step_histogram import StepHistogram
-from services.engine.core.step_history import HistoryKeeper
 
 log = structlog.get_logger()
 

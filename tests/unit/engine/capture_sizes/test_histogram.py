@@ -4,7 +4,7 @@ from collections import Counter
 
 from models.cudagraph_mode import CUDAGraphMode
 from protos.engine.v1.batch_pb2 import Context
-from services.engine.core.step_histogram import StepHistogram
+from services.engine.capture_sizes.histogram import StepHistogram
 
 
 def context(num_tokens, batch_size):

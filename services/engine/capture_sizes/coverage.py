@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import structlog
 
 from services.engine.batch import GraphKey
-from services.engine.core.capture_planner import fit
-from services.engine.core.step_history import StepHistory
+from services.engine.capture_sizes.history import StepHistory
+from services.engine.capture_sizes.planner import fit
 
 log = structlog.get_logger()
 

@@ -3,8 +3,8 @@
 from structlog.testing import capture_logs
 
 from services.engine.batch import GraphKey
-from services.engine.core.graph_coverage import Coverage, GraphCoverage
-from services.engine.core.step_history import StepHistory
+from services.engine.capture_sizes.coverage import Coverage, GraphCoverage
+from services.engine.capture_sizes.history import StepHistory
 
 
 def full(size):

@@ -14,10 +14,10 @@ from rich.text import Text
 
 from models.cudagraph_mode import CUDAGraphMode
 from protos.engine.v1.engine_pb2 import GetStatsResponse
+from services.engine.capture_sizes.choice import MIN_STEPS
+from services.engine.capture_sizes.history import GraphCost, StepHistory, read_history
+from services.engine.capture_sizes.planner import Fit, GraphMemory, fit, plan_sizes, plan_within
 from services.engine.compilation_config import CompilationConfig
-from services.engine.core.capture_choice import MIN_STEPS
-from services.engine.core.capture_planner import Fit, GraphMemory, fit, plan_sizes, plan_within
-from services.engine.core.step_history import GraphCost, StepHistory, read_history
 
 USAGE_ERROR = 2
 UNKNOWN = "-"

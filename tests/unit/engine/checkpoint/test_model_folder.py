@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from services.engine.core.model_folder import DefaultSampling, ModelFolder, ModelFolderError
+from services.engine.checkpoint.model_folder import DefaultSampling, ModelFolder, ModelFolderError
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],

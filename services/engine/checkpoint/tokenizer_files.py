@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from models.config_sections.fields import shown
-from services.engine.core.model_files import ModelFolderError, read_bounded, require_inside
+from services.engine.checkpoint.model_files import ModelFolderError, read_bounded, require_inside
 
 TOKENIZER_FILE_BYTES = {
     "added_tokens.json": 2**24,

@@ -11,11 +11,11 @@ import pytest
 from models.cudagraph_mode import CUDAGraphMode
 from models.ops.attention.cudagraph_support import AttentionCGSupport
 from protos.engine.v1.engine_pb2 import GetStatsResponse, GraphCoverage, GraphStats
+from services.engine.capture_sizes.command import PlanError, make_plans
+from services.engine.capture_sizes.history import GraphCost, StepHistory
+from services.engine.capture_sizes.planner import plan_sizes
 from services.engine.compilation.graphs.capture_plan import graph_support, supported_mode
 from services.engine.compilation_config import CompilationLevel
-from services.engine.core.capture_planner import plan_sizes
-from services.engine.core.plan_command import PlanError, make_plans
-from services.engine.core.step_history import GraphCost, StepHistory
 
 ROOT = Path(__file__).resolve().parents[4]
 MIB = 2**20

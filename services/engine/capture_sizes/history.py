@@ -18,8 +18,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from models.config import CONFIG_FILE
 from models.cudagraph_mode import CUDAGraphMode
+from services.engine.capture_sizes.histogram import StepHistogram
 from services.engine.config import EngineConfig
-from services.engine.core.step_histogram import StepHistogram
 
 log = structlog.get_logger()
 

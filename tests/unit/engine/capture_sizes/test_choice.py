@@ -3,10 +3,10 @@
 import pytest
 from structlog.testing import capture_logs
 
+from services.engine.capture_sizes.choice import with_planned_sizes
+from services.engine.capture_sizes.histogram import StepHistogram
+from services.engine.capture_sizes.history import HistoryKeeper
 from services.engine.config import EngineConfig
-from services.engine.core.capture_choice import with_planned_sizes
-from services.engine.core.step_histogram import StepHistogram
-from services.engine.core.step_history import HistoryKeeper
 from tests.support.engine_harness import engine_config
 
 PIECES = {"compilation_level": 3, "cudagraph_mode": "full_and_piecewise"}

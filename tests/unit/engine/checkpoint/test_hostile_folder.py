@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from models.config import ModelConfig
+from services.engine.checkpoint.model_folder import ModelFolder, ModelFolderError
+from services.engine.checkpoint.table_memory import MAX_TABLE_BYTES, check_table_memory
+from services.engine.checkpoint.tokenizer_files import MAX_TOKENS_BEYOND, TOKENIZER_FILE_BYTES
 from services.engine.config import TINY_CHECKPOINT, EngineConfig
-from services.engine.core.model_folder import ModelFolder, ModelFolderError
-from services.engine.core.table_memory import MAX_TABLE_BYTES, check_table_memory
-from services.engine.core.tokenizer_files import MAX_TOKENS_BEYOND, TOKENIZER_FILE_BYTES
 
 VOCAB_SIZE = 1024
 HOSTILE = st.one_of(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.engine.core.capture_planner import (
+from services.engine.capture_sizes.planner import (
     GraphMemory,
     fit,
     plan_sizes,

@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 from structlog.testing import capture_logs
 
-from services.engine.core import step_history
-from services.engine.core.step_histogram import StepHistogram
-from services.engine.core.step_history import (
+from services.engine.capture_sizes import history as history_module
+from services.engine.capture_sizes.histogram import StepHistogram
+from services.engine.capture_sizes.history import (
     GraphCost,
     HistoryKeeper,
     StepHistory,
@@ -82,7 +82,7 @@ def test_engines_that_share_a_folder_add_up(config):
 
 
 def test_old_steps_weigh_less_where_there_are_many(config, monkeypatch):
-    monkeypatch.setattr(step_history, "MAX_STEPS_KEPT", 100)
+    monkeypatch.setattr(history_module, "MAX_STEPS_KEPT", 100)
     engine = Engine(config)
     engine.run(decodes={1: 90, 7: 1})
     engine.save()
