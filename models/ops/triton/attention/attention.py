@@ -4,7 +4,7 @@ import torch
 
 from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
-from models.ops.attention.head_transform import HeadTransform
+from models.ops.operands.head_transform import HeadTransform
 from models.ops.triton.attention.decode_attention import NewTokens, decode_attention
 from models.ops.triton.attention.prefill_attention import prefill_attention
 from models.ops.triton.attention.rotate_and_cache import rotate_and_cache

@@ -4,13 +4,17 @@ import torch
 import triton
 import triton.language as tl
 
-from models.kv_cache import KVCacheData
+from models.kv_cache import SMALLEST_HEAD, KVCacheData
+from models.number_formats import FP8_MAX
+
+_FP8_MAX = tl.constexpr(FP8_MAX)
+_SMALLEST_HEAD = tl.constexpr(SMALLEST_HEAD)
 
 
 @triton.jit
 def scale_of(largest):
     """Returns what heads are divided by, given each head's largest number; see quantize_heads."""
-    return tl.maximum(largest, 1e-30) / 448.0
+    return tl.maximum(largest, _SMALLEST_HEAD) / _FP8_MAX
 
 
 def cache_scales(cache: KVCacheData) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,6 +6,7 @@ from math import inf
 import torch
 
 from models.forward_context import AttentionWorkspace
+from models.ops.kernel_choice import HOPPER
 
 MAX_SPLITS = 32
 """Most parts that one sequence's keys are split into; a power of two."""
@@ -216,7 +217,7 @@ def hopper_tiles(
         or q.shape[1] // num_kv_heads > _MOST_HOPPER_GROUP
         or block_size < _LEAST_HOPPER_BLOCK
         or block_size.bit_count() > 1
-        or torch.cuda.get_device_capability(q.device) != (9, 0)
+        or torch.cuda.get_device_capability(q.device) != HOPPER
     ):
         return None
     return tiles

@@ -9,7 +9,8 @@ import triton.language as tl
 
 from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
-from models.ops.attention.head_transform import HeadTransform
+from models.ops.operands.base_two import LOG2_E
+from models.ops.operands.head_transform import HeadTransform
 from models.ops.triton.attention.cache_scales import cache_scales
 from models.ops.triton.attention.configurations import (
     EARLY_REQUESTS,
@@ -18,6 +19,7 @@ from models.ops.triton.attention.configurations import (
     decode_tiles,
     num_splits,
 )
+from models.ops.triton.attention.key_parts import LEAST_PART, combine_parts, fair_part
 from models.ops.triton.attention.keys_of_8_bits import attend_keys_of_8_bits
 from models.ops.triton.attention.newest_token import (
     load_gain,
@@ -35,13 +37,12 @@ from models.ops.triton.launching.dependent_launch import (
 )
 from models.ops.triton.launching.launch import Launch
 
+_LOG2_E = tl.constexpr(LOG2_E)
+
 _VARYING = [
     "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "slots_ptr", "table_stride",
     "num_splits", "q_stride", "new_k_stride", "new_v_stride", "rotation_stride",
 ]  # fmt: skip  # specialising on these would compile again while serving
-
-_LEAST_PART = tl.constexpr(256)
-"""Keys that a program reads in less time than adding parts up takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,70 +57,6 @@ class NewTokens:
     v: torch.Tensor
     transform: HeadTransform
     slot_mapping: torch.Tensor
-
-
-@triton.jit
-def _combine(
-    partials_ptr, lse_ptr, output_ptr, active,
-    GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    MAX_SPLITS: tl.constexpr, UNROLL: tl.constexpr,
-):  # fmt: skip
-    """Stores the mean of `active` partial results, weighted by their sums of exponentials.
-
-    .cg reads past the first-level cache, which may hold what was there before other programs wrote.
-    """
-    rows = tl.arange(0, PADDED_GROUP)
-    dims = tl.arange(0, BLOCK_D)
-    in_rows = rows < GROUP
-    in_tile = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
-    at_tile = rows[:, None] * HEAD_DIM + dims[None, :]
-    splits = tl.arange(0, MAX_SPLITS)
-    all_lse = tl.load(
-        lse_ptr + splits[:, None] * GROUP + rows[None, :],
-        mask=(splits < active)[:, None] & in_rows[None, :],
-        other=float("-inf"),
-        cache_modifier=".cg",
-    )
-    # A padding row has no partial result; zero keeps its difference from being inf - inf.
-    highest = tl.where(in_rows, tl.max(all_lse, 0), 0.0)
-    total = tl.sum(tl.exp2(all_lse - highest[None, :]), 0)
-    acc = tl.zeros([PADDED_GROUP, BLOCK_D], tl.float32)
-    for first in range(0, active, UNROLL):
-        # Unrolled, so that the reads of many parts are under way at once.
-        for offset in tl.static_range(UNROLL):
-            split = first + offset
-            is_active = split < active
-            lse = tl.load(
-                lse_ptr + split * GROUP + rows,
-                mask=in_rows & is_active,
-                other=float("-inf"),
-                cache_modifier=".cg",
-            )
-            partial = tl.load(
-                partials_ptr + split * GROUP * HEAD_DIM + at_tile,
-                mask=in_tile & is_active,
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            acc += tl.exp2(lse - highest)[:, None] * partial
-    acc = acc / tl.where(in_rows, total, 1.0)[:, None]
-    tl.store(output_ptr + at_tile, acc.to(output_ptr.dtype.element_ty), mask=in_tile)
-
-
-@triton.jit
-def _fair_part(
-    seq_lens_ptr, NUM_KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, NUM_PROGRAMS: tl.constexpr
-):
-    """Returns how many keys each of NUM_PROGRAMS has if all have equally many.
-
-    There are at most as many requests.
-    """
-    requests = tl.arange(0, NUM_PROGRAMS)
-    lens = tl.load(seq_lens_ptr + requests, mask=requests < tl.num_programs(1), other=0)
-    if WINDOW > 0:
-        lens = tl.minimum(lens, WINDOW)
-    # In float32, as the product may not fit into 32 bits; it need not be exact.
-    return (tl.sum(lens.to(tl.float32), 0) * (NUM_KV_HEADS / NUM_PROGRAMS)).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=_VARYING)
@@ -170,8 +107,8 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
         num_keys = tl.maximum(end - first_key, 1)
         part = tl.cdiv(num_keys, num_splits)
         if NUM_PROGRAMS > 0:
-            fair = _fair_part(seq_lens_ptr, NUM_KV_HEADS, WINDOW, NUM_PROGRAMS)
-            part = tl.maximum(part, tl.maximum(fair, _LEAST_PART))
+            fair = fair_part(seq_lens_ptr, NUM_KV_HEADS, WINDOW, NUM_PROGRAMS)
+            part = tl.maximum(part, tl.maximum(fair, LEAST_PART))
         part = tl.cdiv(part, KEYS) * KEYS
         active = tl.cdiv(num_keys, part)
         if split >= active:
@@ -205,7 +142,7 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     if HAS_SINKS and split == 0:
         # A score without a key, as if it had been seen first.
         sinks = tl.load(sinks_ptr + kv_head * GROUP + heads, mask=in_group, other=0.0)
-        highest = sinks.to(tl.float32) * 1.4426950408889634
+        highest = sinks.to(tl.float32) * _LOG2_E
         total = tl.full([HEAD_ROWS], 1.0, tl.float32)
     if HAS_NEW:
         is_last = (split == active - 1) & (seq_len > 0)
@@ -285,7 +222,7 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
         num_arrived = tl.atomic_add(counters_ptr + pair, 1, sem="acq_rel")
         if num_arrived == active - 1:
             tl.store(counters_ptr + pair, 0)
-            _combine(
+            combine_parts(
                 partials_ptr, lse_ptr,
                 output_ptr + (token * NUM_KV_HEADS + kv_head) * GROUP * HEAD_DIM, active,
                 GROUP, PADDED_GROUP, HEAD_DIM, BLOCK_D, MAX_SPLITS, 16,
@@ -363,7 +300,7 @@ def decode_attention(
         k, v, slots, cos, sin, q_weight, k_weight, metadata.seq_lens if sinks is None else sinks,
         metadata.block_tables.stride(0), splits,
         *(x.stride(0) // head_dim for x in (q, k, v, cos)),
-        head_dim**-0.5 * 1.4426950408889634, eps,
+        head_dim**-0.5 * LOG2_E, eps,
     )  # fmt: skip
 
 

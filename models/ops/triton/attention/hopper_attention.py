@@ -17,6 +17,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
+from models.ops.operands.base_two import LOG2_E
 from models.ops.triton.attention.configurations import Tiles
 from models.ops.triton.attention.hopper_copies import CHUNK_DIMS, NUM_NOTES, copy_all
 from models.ops.triton.attention.hopper_softmax import ROWS, attend_all
@@ -138,7 +139,7 @@ def hopper_attention(
         queries, new_k, new_v, k_cache, v_cache, output, tickets,
         metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
         q if sinks is None else sinks, metadata.block_tables.stride(0),
-        metadata.seq_lens.shape[0], min_queries, num_tiles, head_dim**-0.5 * 1.4426950408889634,
+        metadata.seq_lens.shape[0], min_queries, num_tiles, head_dim**-0.5 * LOG2_E,
     )  # fmt: skip
 
 

@@ -9,7 +9,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from models.ops.operands.base_two import LOG2_E
 from models.ops.triton.attention.hopper_copies import NUM_NOTES
+
+_LOG2_E = gl.constexpr(LOG2_E)
 
 ROWS = gl.constexpr(64)
 """Rows of a warpgroup's products (PTX ISA, wgmma)."""
@@ -31,7 +34,7 @@ def _before_keys(
     if HAS_SINKS:
         # Scores without keys, as if they had been seen first.
         sinks = gl.load(sinks_ptr + head, mask=head < GROUP, other=0.0)
-        highest = sinks.to(gl.float32) * 1.4426950408889634
+        highest = sinks.to(gl.float32) * _LOG2_E
         total = gl.full([ROWS], 1.0, gl.float32, gl.SliceLayout(1, layout))
     return highest, total
 

@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 
 from models.forward_context import AttentionMetadata
-from models.ops.attention.index_queries import IndexQueries
-from models.ops.triton.attention.token_request import request_of
+from models.ops.operands.index_queries import IndexQueries
+from models.ops.triton.attention.request_search import request_of
 
 MOST_SCORES = 2**26
 """Scores that exist at once, 256 MB; longer steps are scored in runs of tokens."""

@@ -6,10 +6,11 @@ import triton.language as tl
 
 from models.forward_context import AttentionMetadata
 from models.kv_cache import LatentCacheData
-from models.ops.attention.index_queries import IndexQueries
+from models.ops.operands.base_two import LOG2_E
+from models.ops.operands.index_queries import IndexQueries
 from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS, MAX_SPLITS
 from models.ops.triton.attention.index_choice import choose_keys
-from models.ops.triton.attention.token_request import request_of
+from models.ops.triton.attention.request_search import request_of
 
 _METADATA = [
     "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "table_stride", "num_requests",
@@ -197,7 +198,7 @@ def latent_attention(
         q, cache.latent, target, lse, metadata.block_tables, metadata.seq_lens,
         metadata.query_start_loc, metadata.seq_lens if chosen is None else chosen,
         metadata.block_tables.stride(0), metadata.seq_lens.shape[0], splits,
-        0 if chosen is None else chosen.shape[1], scale * 1.4426950408889634,
+        0 if chosen is None else chosen.shape[1], scale * LOG2_E,
         NUM_HEADS=num_heads, LATENT=latent, ROTATED=size - latent,
         BLOCK_SIZE=cache.latent.shape[1], HEADS=heads,
         KEYS=16 if is_float else 32, BLOCK_C=block_c,

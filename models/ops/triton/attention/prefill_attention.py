@@ -9,15 +9,16 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
+from models.ops.operands.base_two import LOG2_E
 from models.ops.triton.attention.cache_scales import cache_scales
 from models.ops.triton.attention.configurations import Tiles, hopper_tiles, prefill_tiles
 from models.ops.triton.attention.hopper_attention import hopper_attention
 from models.ops.triton.attention.online_softmax import attend_keys, attend_new_keys
-from models.ops.triton.attention.tile_request import request_of_tile
+from models.ops.triton.attention.request_search import request_of_tile
+from models.ops.triton.launching.copy_engine import COPY_ALIGNMENT
 from models.ops.triton.launching.launch import Launch
 
-COPY_ALIGNMENT = 16
-"""Bytes that rows start at a multiple of for the copy engine (CUDA C++ Programming Guide, TMA)."""
+_LOG2_E = tl.constexpr(LOG2_E)
 
 _METADATA = [
     "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "table_stride", "num_requests",
@@ -71,7 +72,7 @@ def _prefill_kernel(
     if HAS_SINKS:
         # Scores without keys, as if they had been seen first.
         sinks = tl.load(sinks_ptr + kv_head * GROUP + head, mask=head < GROUP, other=0.0)
-        highest = sinks.to(tl.float32) * 1.4426950408889634
+        highest = sinks.to(tl.float32) * _LOG2_E
         total = tl.full([QUERIES * PADDED_GROUP], 1.0, tl.float32)
     # Every query sees the keys up to the first one's position; whole tiles of them need no mask.
     diagonal = (num_cached + first_query + 1) // KEYS * KEYS
@@ -166,7 +167,7 @@ def prefill_attention(
             q, cache.k, cache.v, *cache_scales(cache), new_k, new_v, k.stride(1), v.stride(1),
             output, metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
             q if sinks is None else sinks, metadata.block_tables.stride(0),
-            num_requests, min_queries, head_dim**-0.5 * 1.4426950408889634,
+            num_requests, min_queries, head_dim**-0.5 * LOG2_E,
         )  # fmt: skip
 
 

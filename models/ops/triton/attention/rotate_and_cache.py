@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from models.kv_cache import KVCacheData
-from models.ops.attention.head_transform import HeadTransform
+from models.ops.operands.head_transform import HeadTransform
 from models.ops.triton.attention.cache_scales import cache_scales, scale_of
 from models.ops.triton.launching.dependent_launch import (
     launch_options,

@@ -22,8 +22,9 @@ import triton
 import triton.language as tl
 from triton.backends.nvidia.compiler import CUDAOptions
 
+from models.ops.kernel_choice import HOPPER
+
 _IS_KNOWN = hasattr(tl.extra.cuda, "gdc_wait") and "launch_pdl" in CUDAOptions.__dataclass_fields__
-_MIN_CAPABILITY = (9, 0)
 
 
 @triton.jit
@@ -44,7 +45,7 @@ def wait_for_previous(DEPENDENT: tl.constexpr):
 def launch_options(device: torch.device) -> dict[str, bool]:
     """Returns what a kernel with a constant DEPENDENT is launched with on `device`."""
     if _IS_KNOWN and device.type == "cuda":
-        is_dependent = torch.cuda.get_device_capability(device) >= _MIN_CAPABILITY
+        is_dependent = torch.cuda.get_device_capability(device) >= HOPPER
         if is_dependent:
             return {"DEPENDENT": True, "launch_pdl": True}
     return {"DEPENDENT": False}

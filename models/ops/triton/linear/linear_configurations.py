@@ -9,6 +9,9 @@ from functools import lru_cache
 
 import torch
 
+from models.ops.kernel_choice import HOPPER
+from models.ops.triton.launching.copy_engine import COPY_ALIGNMENT
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorTiles:
@@ -42,8 +45,6 @@ Tiles = VectorTiles | MatrixTiles
 
 MOST_TOKENS = 64
 """With more, products are torch's or those of wide_configurations."""
-_COPIED_NUMBERS = 8
-"""The copy engine takes rows that are multiples of 16 bytes."""
 _FEW_OUTPUTS = 256
 """Up to so many, as a router has, tall tiles are too few programs for more than two tokens."""
 
@@ -63,13 +64,13 @@ def skinny_tiles(
     Sizes are those of the result: a gated product reads 2 * N rows. Devices and dtypes that were
     not measured are left to torch.
     """
-    if dtype is not torch.bfloat16 or num_tokens > MOST_TOKENS or _capability(device) != (9, 0):
+    if dtype is not torch.bfloat16 or num_tokens > MOST_TOKENS or _capability(device) != HOPPER:
         return None
     if num_tokens <= 2:
         return _hopper_vector_tiles(num_tokens, num_outputs, num_inputs, is_gated=is_gated)
     if num_outputs <= _FEW_OUTPUTS:
         return None
-    if num_inputs % _COPIED_NUMBERS:
+    if num_inputs * dtype.itemsize % COPY_ALIGNMENT:
         return None
     # Up to 8, 16, 32 or 64 tokens.
     tokens = max(8, 1 << (num_tokens - 1).bit_length())

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from models.ops.linear.input_norm import InputNorm
+from models.ops.operands.input_norm import InputNorm
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,

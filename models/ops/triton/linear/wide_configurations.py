@@ -10,6 +10,9 @@ from functools import lru_cache
 
 import torch
 
+from models.ops.kernel_choice import HOPPER
+from models.ops.triton.launching.copy_engine import COPY_ALIGNMENT
+
 GROUP_ROWS = 64
 """Rows of the weight that a warp group multiplies."""
 MULTIPROCESSORS = 132
@@ -60,9 +63,9 @@ def wide_tiles(
     Sizes are those of the result: a gated product reads 2 * N rows. Devices and dtypes that were
     not measured are left to torch, as are sizes that the copy engine cannot take.
     """
-    if dtype is not torch.bfloat16 or torch.cuda.get_device_capability(device) != (9, 0):
+    if dtype is not torch.bfloat16 or torch.cuda.get_device_capability(device) != HOPPER:
         return None
-    if num_outputs % 8 or num_inputs % 8:
+    if any(size * dtype.itemsize % COPY_ALIGNMENT for size in (num_outputs, num_inputs)):
         return None
     if is_gated:
         return _gated_tiles(num_tokens, 2 * num_outputs)
