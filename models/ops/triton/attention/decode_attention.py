@@ -1,4 +1,4 @@
-"""Paged attention of single-token queries, the keys of a sequence split over several programs."""
+"""Paged attention of single-token queries; several programs share the keys of a sequence."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -47,10 +47,11 @@ _VARYING = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTokens:
-    """What the tokens of a step bring, before it is transformed and stored.
+    """A step's keys and values before they are transformed and stored.
 
     k, v: [T, Hk, D], each token's heads contiguous, tokens whole heads apart.
-    transform: of queries and keys. slot_mapping: [T] int64.
+    transform: of queries and keys.
+    slot_mapping: [T] int64.
     """
 
     k: torch.Tensor
@@ -77,14 +78,14 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
 ):  # fmt: skip
     """Attends the GROUP query heads of one kv head of one request to one part of its keys.
 
-    HAS_NEW: queries and the newest key are transformed here, and the program whose part the newest
-    key ends stores it with its value; nobody else needs them.
+    HAS_NEW: transforms the queries and the newest key. The program of the last part stores that key
+        and its value; no other program needs them.
     """
     if not HAS_NEW:
         wait_for_previous(DEPENDENT)
     kv_head = tl.program_id(0)
     request = tl.program_id(1).to(tl.int64)
-    # The parts that not all sequences have start last.
+    # Parts that only long sequences have start last.
     split = tl.program_id(2)
     token = request
     if not ONLY_SINGLE_TOKENS:
@@ -100,10 +101,10 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
         # The newest key is seen while it is in registers: no thread waits for it to be stored.
         end -= 1
     start = first_key
-    # Without parts a program needs none of the registers that adding them up takes.
+    # Without parts a program saves the registers that adding them up takes.
     active = 1
     if IS_SPLIT:
-        # Equal parts of whole tiles; short sequences have fewer parts than there are programs.
+        # Equal parts of whole tiles; short sequences leave programs without a part.
         num_keys = tl.maximum(end - first_key, 1)
         part = tl.cdiv(num_keys, num_splits)
         if NUM_PROGRAMS > 0:
@@ -119,7 +120,7 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     dims = tl.arange(0, BLOCK_D)
     table_ptr = block_tables_ptr + request * table_stride
     if HELD_KEYS > 0:
-        # All but the newest keys were written steps ago: they come while the queries are computed.
+        # All but the newest keys are from earlier steps: load them while the queries are computed.
         held_k, held_v = load_keys(
             start, end, table_ptr, k_ptr, v_ptr, kv_head, dims,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, HELD_KEYS,
@@ -133,10 +134,10 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
         wait_for_previous(DEPENDENT)
     if not STARTS_NEXT_LATE:
         let_next_start(DEPENDENT)
-    # Each head of the group several times, so that a warp has all of the heads that it computes.
+    # Heads of the group repeat, so that a warp holds every head that it computes.
     heads = tl.arange(0, HEAD_ROWS) % PADDED_GROUP
     in_group = heads < GROUP
-    # A number, as a program of a dummy request sees no key and inf - inf is none.
+    # Finite, as a dummy request sees no key and inf - inf is NaN.
     highest = tl.full([HEAD_ROWS], -1e30, tl.float32)
     total = tl.zeros([HEAD_ROWS], tl.float32)
     if HAS_SINKS and split == 0:
@@ -239,22 +240,22 @@ def decode_attention(
     sliding_window: int | None,
     sinks: torch.Tensor | None,
 ) -> None:
-    """Attends each single-token request's query to all its keys; other requests are left alone.
+    """Attends each single-token request's query to all its keys; skips other requests.
 
-    T tokens, R requests, Hq/Hk query/kv heads, D head dim. Keys are split over up to MAX_SPLITS
-    programs if metadata has a workspace; the last one of a sequence to finish adds the partial
-    results up, in a fixed order. The grid depends on R, Hq, Hk and the workspace only, and nothing
-    is read on the host, so that a launch may be captured and replayed.
+    T tokens, R requests, Hq/Hk query/kv heads, D head dim. With a workspace up to MAX_SPLITS
+    programs share a sequence's keys; the last one to finish adds the partial results up in a fixed
+    order. The grid depends on R, Hq, Hk and the workspace only and the host reads nothing, so a
+    launch may be captured.
 
     Args:
-        q: [T, Hq, D]. Without `new` contiguous, perhaps `output` itself; with it not transformed
-            yet, each token's heads contiguous, apart from `output`.
+        q: [T, Hq, D]. Without `new` contiguous, possibly `output` itself; with it not yet
+            transformed, each token's heads contiguous, separate from `output`.
         cache: the layer's keys and values.
         metadata: the step's, on the GPU.
         output: [T, Hq, D], contiguous; a request without tokens gets zeros.
-        new: the step's keys and values, to be transformed and stored here; only if every request
-            brings one token. None: the cache holds them already.
-        sliding_window: how many keys a query sees at most.
+        new: keys and values to transform and store, if every request has one token; None: the cache
+            holds them already.
+        sliding_window: most keys that a query sees.
         sinks: [Hq], scores without keys.
 
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
@@ -274,7 +275,7 @@ def decode_attention(
         workspace, num_requests, num_heads, num_kv_heads, cache.k.dtype,
         beside_chunks=metadata.max_seqlen_q > 1,
     )  # fmt: skip
-    # Unsplit, the kernel touches none of these three.
+    # Without splits the kernel touches none of these three.
     partials, lse, counters = (
         (output, output, metadata.seq_lens)
         if workspace is None
@@ -332,7 +333,7 @@ def _launcher(
         num_warps=tiles.num_warps, WINDOW=window, HAS_SINKS=has_sinks, HAS_SCALES=has_scales,
         STARTS_NEXT_LATE=starts_next_late, IS_SPLIT=is_split, HELD_KEYS=tiles.held_keys,
         NUM_PROGRAMS=tiles.num_programs,
-        # With two rows for each warp no sum over a head needs another warp.
+        # With two rows per warp, a sum over a head stays within its warp.
         HEAD_ROWS=max(padded_group, min(tiles.rows, 2 * tiles.num_warps)),
         **launch_options(device),
     )  # fmt: skip

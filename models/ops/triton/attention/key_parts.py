@@ -1,10 +1,10 @@
-"""Splits a sequence's keys into parts for several programs, and adds their results up."""
+"""Splits a sequence's keys into parts for several programs, and adds up their results."""
 
 import triton
 import triton.language as tl
 
 LEAST_PART = tl.constexpr(256)
-"""Keys that a program reads in less time than adding parts up takes."""
+"""Most keys that a program reads faster than parts are added up."""
 
 
 @triton.jit
@@ -15,7 +15,7 @@ def combine_parts(
 ):  # fmt: skip
     """Stores the mean of `active` partial results, weighted by their sums of exponentials.
 
-    .cg reads past the first-level cache, which may hold what was there before other programs wrote.
+    .cg bypasses the first-level cache, which may hold values from before other programs wrote.
     """
     rows = tl.arange(0, PADDED_GROUP)
     dims = tl.arange(0, BLOCK_D)
@@ -34,7 +34,7 @@ def combine_parts(
     total = tl.sum(tl.exp2(all_lse - highest[None, :]), 0)
     acc = tl.zeros([PADDED_GROUP, BLOCK_D], tl.float32)
     for first in range(0, active, UNROLL):
-        # Unrolled, so that the reads of many parts are under way at once.
+        # Unrolled, so that many parts are read at once.
         for offset in tl.static_range(UNROLL):
             split = first + offset
             is_active = split < active
@@ -59,13 +59,13 @@ def combine_parts(
 def fair_part(
     seq_lens_ptr, NUM_KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, NUM_PROGRAMS: tl.constexpr
 ):
-    """Returns how many keys each of NUM_PROGRAMS has if all have equally many.
+    """Returns how many keys each of NUM_PROGRAMS gets in an equal split.
 
-    There are at most as many requests.
+    NUM_PROGRAMS is at least the number of requests.
     """
     requests = tl.arange(0, NUM_PROGRAMS)
     lens = tl.load(seq_lens_ptr + requests, mask=requests < tl.num_programs(1), other=0)
     if WINDOW > 0:
         lens = tl.minimum(lens, WINDOW)
-    # In float32, as the product may not fit into 32 bits; it need not be exact.
+    # In float32: the product may exceed 32 bits and need not be exact.
     return (tl.sum(lens.to(tl.float32), 0) * (NUM_KV_HEADS / NUM_PROGRAMS)).to(tl.int32)

@@ -44,7 +44,7 @@ def _block_linear_kernel(
     NUM_COLUMNS: tl.constexpr, SIZE: tl.constexpr, HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Computes one tile of the output, one block of the weight's columns after the other."""
+    """Computes one tile of the output, looping over blocks of the weight's columns."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
@@ -68,7 +68,7 @@ def _block_linear_kernel(
             )
         x_scale = tl.load(x_scale_at + block, mask=is_row, other=0.0)
         weight_scale = tl.load(weight_scale_at + block, mask=is_column, other=0.0)
-        # A sum of its own per block: the tensor cores add FP8 products in fewer than 32 bits.
+        # One sum per block: tensor cores add FP8 products in fewer than 32 bits.
         total += tl.dot(x, weight) * x_scale[:, None] * weight_scale[None, :]
     if HAS_BIAS:
         total += tl.load(bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
@@ -115,7 +115,7 @@ def fp8_block_linear(
 def _tile(num_rows: int) -> tuple[int, int, int, int]:
     """Returns rows and columns of a tile, warps and pipeline stages.
 
-    Few rows leave the product bound by reading weights: narrow tiles make enough programs to keep
+    With few rows the product is bound by reading weights: narrow tiles make enough programs to keep
     every multiprocessor reading.
     """
     if num_rows <= 16:
