@@ -5,14 +5,12 @@ indexer chooses what a query attends to. config.json says which; they are one mo
 Source: DeepSeek-AI 2024, "DeepSeek-V2" and "DeepSeek-V3 Technical Report", section 2.1.
 """
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM, DecoderLayer
 from models.layers.latent_attention import LatentAttention
-from models.layers.moe import feed_forward, per_expert_tensors
-from models.layers.weight import ExpertTensor
+from models.layers.moe import feed_forward
 from models.parallel.group import SINGLE, ParallelGroup
 
 
@@ -34,8 +32,3 @@ class DeepseekV2ForCausalLM(CausalLM):
             for index in range(config.num_hidden_layers)
         ]
         super().__init__(config, layers, group)
-
-    @classmethod
-    def expert_mapping(cls, config: ModelConfig) -> Sequence[ExpertTensor]:
-        """Returns where each expert's tensors go."""
-        return per_expert_tensors(config, gate="gate_proj", up="up_proj", down="down_proj")

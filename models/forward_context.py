@@ -81,6 +81,11 @@ class AttentionGroup:
     block_ids: torch.Tensor
     mask: torch.Tensor
 
+    @property
+    def tokens(self) -> slice:
+        """The group's query tokens among the step's."""
+        return slice(self.first_token, self.first_token + self.num_requests * self.num_queries)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionWorkspace:

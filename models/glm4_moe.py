@@ -4,13 +4,10 @@ Half of each head is rotated, and in some sizes heads are normalised before that
 Source: Zeng et al. 2025, "GLM-4.5", section 2.1.
 """
 
-from collections.abc import Sequence
-
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM, DecoderLayer
-from models.layers.moe import feed_forward, per_expert_tensors
+from models.layers.moe import feed_forward
 from models.layers.self_attention import SelfAttention
-from models.layers.weight import ExpertTensor
 from models.parallel.group import SINGLE, ParallelGroup
 
 
@@ -27,8 +24,3 @@ class Glm4MoeForCausalLM(CausalLM):
             for index in range(config.num_hidden_layers)
         ]
         super().__init__(config, layers, group)
-
-    @classmethod
-    def expert_mapping(cls, config: ModelConfig) -> Sequence[ExpertTensor]:
-        """Returns where each expert's tensors go."""
-        return per_expert_tensors(config, gate="gate_proj", up="up_proj", down="down_proj")

@@ -14,7 +14,7 @@ from models.layers.decoder import CausalLM, DecoderLayer
 from models.layers.moe import Experts, FusedMoE, moe_config
 from models.layers.self_attention import SelfAttention
 from models.layers.weight import ShardId
-from models.ops.moe.expert_formats import MXFP4
+from models.number_formats import MXFP4
 from models.parallel.group import SINGLE, ParallelGroup
 
 
@@ -45,6 +45,7 @@ class GptOssForCausalLM(CausalLM):
     """gpt-oss with its language-model head."""
 
     weights_mapping: ClassVar[dict[str, str]] = {".mlp.router.": ".mlp.gate."}
+    expert_names = None
 
     def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
         super().__init__(

@@ -4,8 +4,12 @@ from dataclasses import dataclass
 
 import torch
 
-FP8_CACHE_DTYPE = torch.float8_e4m3fn
-"""The dtype of keys and values that have scales beside them."""
+from models.number_formats import FP8
+
+FP8_CACHE_DTYPE = FP8
+"""Dtype of cached keys and values that have scales."""
+SMALLEST_HEAD = 1e-30
+"""Least magnitude that the scale of a cached head is made from; it keeps scales normal floats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,14 +3,12 @@
 Source: Jiang et al. 2024, "Mixtral of Experts", section 2.
 """
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM, DecoderLayer
-from models.layers.moe import feed_forward, per_expert_tensors
+from models.layers.moe import feed_forward
 from models.layers.self_attention import SelfAttention
-from models.layers.weight import ExpertTensor
 from models.parallel.group import SINGLE, ParallelGroup
 
 
@@ -18,6 +16,7 @@ class MixtralForCausalLM(CausalLM):
     """Mixtral with its language-model head."""
 
     weights_mapping: ClassVar[dict[str, str]] = {".block_sparse_moe.": ".mlp."}
+    expert_names: ClassVar[tuple[str, str, str]] = ("w1", "w3", "w2")
 
     def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
         layers = [
@@ -29,8 +28,3 @@ class MixtralForCausalLM(CausalLM):
             for index in range(config.num_hidden_layers)
         ]
         super().__init__(config, layers, group)
-
-    @classmethod
-    def expert_mapping(cls, config: ModelConfig) -> Sequence[ExpertTensor]:
-        """Returns where each expert's tensors go."""
-        return per_expert_tensors(config, gate="w1", up="w3", down="w2")

@@ -3,13 +3,10 @@
 Source: Yang et al. 2025, "Qwen3 Technical Report", section 2.
 """
 
-from collections.abc import Sequence
-
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM, DecoderLayer
-from models.layers.moe import feed_forward, per_expert_tensors
+from models.layers.moe import feed_forward
 from models.layers.self_attention import SelfAttention
-from models.layers.weight import ExpertTensor
 from models.parallel.group import SINGLE, ParallelGroup
 
 
@@ -26,8 +23,3 @@ class Qwen3MoeForCausalLM(CausalLM):
             for index in range(config.num_hidden_layers)
         ]
         super().__init__(config, layers, group)
-
-    @classmethod
-    def expert_mapping(cls, config: ModelConfig) -> Sequence[ExpertTensor]:
-        """Returns where each expert's tensors go."""
-        return per_expert_tensors(config, gate="gate_proj", up="up_proj", down="down_proj")

@@ -102,11 +102,21 @@ class CausalLM(nn.Module):
     weights_mapping: ClassVar[dict[str, str]] = {}
     """What to replace in the checkpoint's tensor names, part by part, before anything else."""
 
+    expert_names: ClassVar[tuple[str, str, str] | None] = ("gate_proj", "up_proj", "down_proj")
+    """The checkpoint's names of an expert's gate, up and down; None: each stacks all experts."""
+
     @classmethod
     def expert_mapping(cls, config: ModelConfig) -> Sequence[ExpertTensor]:
-        """Returns where the tensors of a mixture's experts go; a dense model has none."""
-        del config
-        return ()
+        """Returns where the tensors of single experts go; none of a dense model."""
+        if config.moe is None or cls.expert_names is None:
+            return ()
+        gate, up, down = cls.expert_names
+        places = ((gate, "gate_up_proj", 0), (up, "gate_up_proj", 1), (down, "down_proj", 0))
+        return [
+            ExpertTensor(f"experts.{parameter}", f"experts.{expert}.{name}.weight", expert, part)
+            for expert in range(config.moe.num_experts)
+            for name, parameter, part in places
+        ]
 
     def __init__(
         self, config: ModelConfig, layers: Sequence[DecoderLayer], group: ParallelGroup

@@ -12,7 +12,7 @@ from models.config import ModelConfig
 from models.config_sections.mla import IndexConfig, MlaConfig
 from models.layers.linear import MergedColumnParallelLinear
 from models.layers.rotary import Rotation
-from models.layers.weight import check_shape, empty_parameter
+from models.layers.weight import Replicated, empty_parameter
 from models.ops.elementwise.rotary import apply_rotary
 from models.parallel.group import SINGLE
 
@@ -61,7 +61,7 @@ class Indexer(nn.Module):
         return torch.cat((rotated, heads[..., self._rope_dim :]), dim=-1)
 
 
-class KeyNorm(nn.Module):
+class KeyNorm(Replicated, nn.Module):
     """Layer normalisation with a gain and a bias."""
 
     def __init__(self, size: int) -> None:
@@ -72,11 +72,6 @@ class KeyNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the normalised x."""
         return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, KEY_NORM_EPS)
-
-    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
-        """Copies the whole tensor."""
-        check_shape(loaded, tuple(param.shape))
-        param.copy_(loaded)
 
 
 def _replicated(input_size: int, output_size: int) -> MergedColumnParallelLinear:

@@ -9,16 +9,15 @@ import models.ops.moe.moe  # noqa: F401  # registers the operator
 from models.config import ModelConfig
 from models.config_sections.moe import MoeConfig
 from models.layers.decoder import GatedMLP
-from models.layers.weight import ExpertTensor, ShardId, check_shape, empty_parameter
-from models.ops.linear.fp8_linear import BLOCK, FP8
+from models.layers.weight import Replicated, ShardId, check_shape, empty_parameter
+from models.number_formats import BLOCK, FP8, MXFP4, MXFP4_RUN
 from models.ops.linear.linear import linear
-from models.ops.moe.expert_formats import MXFP4, MXFP4_RUN
 from models.parallel.group import ParallelGroup
 
 Shape = tuple[int, int, int]
 
 
-class Router(nn.Module):
+class Router(Replicated, nn.Module):
     """Scores every expert for every token; all ranks hold the whole of it.
 
     With sigmoid scores it works in float32, whatever the model's dtype: they lie close together.
@@ -39,11 +38,6 @@ class Router(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [T, hidden] to logits, [T, experts]."""
         return linear(hidden.to(self.weight.dtype), self.weight, self.bias)
-
-    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
-        """Copies the whole tensor."""
-        check_shape(loaded, tuple(param.shape))
-        param.copy_(loaded)
 
 
 class Experts(nn.Module):
@@ -227,18 +221,6 @@ def feed_forward(config: ModelConfig, layer_index: int, group: ParallelGroup) ->
     if layer_index in moe_config(config).dense_layers:
         return GatedMLP(config, group)
     return FusedMoE(config, group)
-
-
-def per_expert_tensors(
-    config: ModelConfig, *, gate: str, up: str, down: str
-) -> Sequence[ExpertTensor]:
-    """Returns where each expert's tensors go, given what a checkpoint calls them."""
-    places = ((gate, "gate_up_proj", 0), (up, "gate_up_proj", 1), (down, "down_proj", 0))
-    return [
-        ExpertTensor(f"experts.{parameter}", f"experts.{expert}.{name}.weight", expert, part)
-        for expert in range(moe_config(config).num_experts)
-        for name, parameter, part in places
-    ]
 
 
 def moe_config(config: ModelConfig) -> MoeConfig:

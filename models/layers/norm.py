@@ -3,12 +3,12 @@
 import torch
 from torch import nn
 
-from models.layers.weight import check_shape, empty_parameter
+from models.layers.weight import Replicated, empty_parameter
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
-from models.ops.linear.input_norm import InputNorm
+from models.ops.operands.input_norm import InputNorm
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Replicated, nn.Module):
     """Divides by the root mean square of the last dimension and scales each feature."""
 
     def __init__(self, size: int, eps: float) -> None:
@@ -31,8 +31,3 @@ class RMSNorm(nn.Module):
     def as_input_norm(self) -> InputNorm:
         """Returns the norm for an operation to apply to its input."""
         return InputNorm(weight=self.weight, eps=self.eps)
-
-    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
-        """Copies the whole tensor; every rank holds all of it."""
-        check_shape(loaded, tuple(param.shape))
-        param.copy_(loaded)

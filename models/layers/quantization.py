@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from models.ops.linear.fp8_linear import BLOCK, FP8, fp8_block_linear, fp8_row_linear
+from models.number_formats import BLOCK, FP8
+from models.ops.kernel_choice import HOPPER
+from models.ops.linear.fp8_linear import fp8_block_linear, fp8_row_linear
 from models.ops.linear.linear import linear
 
 SCALED_MM_MULTIPLE = 16
@@ -40,7 +42,7 @@ class QuantizableLinear(nn.Module, ABC):
 
 def can_run_fp8(device: torch.device) -> bool:
     """Returns whether the device multiplies 8-bit floats: Hopper and what came after."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= HOPPER
 
 
 def fits_fp8(layer: QuantizableLinear, block_size: tuple[int, int] | None) -> bool:

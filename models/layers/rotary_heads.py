@@ -15,6 +15,7 @@ from models.config_sections.rope import RopeConfig
 from models.layers.linear import MergedColumnParallelLinear, QKVParallelLinear
 from models.layers.norm import RMSNorm
 from models.layers.rotary import rotary_dim
+from models.layers.weight import ShardId
 from models.parallel.group import ParallelGroup
 
 
@@ -109,6 +110,6 @@ class RotaryHeadNorm(RMSNorm):
         super().__init__(head_dim, eps)
         self._order = head_order(head_dim, rope)
 
-    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
+    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:
         """Copies the whole tensor, reordered."""
         super().weight_loader(param, reorder_heads(loaded, self._order), shard_id)

@@ -42,6 +42,15 @@ class LoadsWeights(Protocol):
         """
 
 
+class Replicated:
+    """A layer whose ranks all hold its whole parameters."""
+
+    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:
+        """Copies the whole tensor."""
+        check_shape(loaded, tuple(param.shape))
+        param.copy_(loaded)
+
+
 def empty_parameter(*shape: int) -> nn.Parameter:
     """Returns a parameter without values, of torch's default dtype and device, not trained."""
     return nn.Parameter(torch.empty(*shape), requires_grad=False)

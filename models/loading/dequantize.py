@@ -6,7 +6,8 @@ Sources: Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; Open Compute
 
 import torch
 
-from models.ops.moe.expert_formats import E2M1_VALUES, MXFP4_RUN, powers_of_two
+from models.number_formats import MXFP4_RUN
+from models.ops.moe.expert_formats import e2m1_values, powers_of_two
 
 STRIP_ROWS = 1024
 """Rows of an FP8 weight that are multiplied out at a time, rounded up to whole blocks."""
@@ -95,12 +96,9 @@ def dequantize_mxfp4(
     num_experts, num_rows, num_blocks, _ = blocks.shape
     shape = (num_experts, num_blocks * MXFP4_RUN, num_rows)
     result = torch.empty(shape, dtype=dtype, device=blocks.device)
-    signed = (*E2M1_VALUES, *(-value for value in E2M1_VALUES))
-    table = torch.tensor(signed, dtype=torch.float32, device=blocks.device)
     # One expert at a time: indices and float32 values take many times the memory of the blocks.
     for target, expert, exponents in zip(result, blocks, scales, strict=True):
-        nibbles = torch.stack((expert & 0xF, expert >> 4), dim=-1).flatten(-2)
-        values = table[nibbles.int()] * powers_of_two(exponents).unsqueeze(-1)
+        values = e2m1_values(expert, torch.float32) * powers_of_two(exponents).unsqueeze(-1)
         target.copy_(values.flatten(-2).transpose(0, 1))
     return result
 

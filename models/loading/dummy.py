@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from models.layers.decoder import CausalLM
-from models.ops.linear.fp8_linear import FP8, FP8_MAX
-from models.ops.moe.expert_formats import E2M1_VALUES, MXFP4, MXFP4_RUN
+from models.number_formats import E2M1_VALUES, FP8, FP8_MAX, MXFP4, MXFP4_RUN
 
 SEED = 0
 SLICE_VALUES = 2**24

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from models.ops.moe.expert_formats import MXFP4
+from models.number_formats import MXFP4
 
 NUMBERS_PER_MXFP4_BYTE = 2
 

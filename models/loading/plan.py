@@ -23,10 +23,8 @@ from models.loading.names import (
     is_past_the_last_layer,
     renamed,
 )
-from models.ops.moe.expert_formats import MXFP4
+from models.number_formats import E8M0, FP8, MXFP4
 
-FP8 = torch.float8_e4m3fn
-EXPONENTS = torch.float8_e8m0fnu
 PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SCALE, INPUT_SCALE = "_scale", "input_scale"
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -145,7 +143,7 @@ class _Plan:
         if name.endswith(BLOCKS) and name not in self._destinations:
             return self._mxfp4_source(name, values, param)
         if name.endswith(SCALES) and name not in self._destinations:
-            return (values.view(EXPONENTS),), as_it_is
+            return (values.view(E8M0),), as_it_is
         if values.dtype == FP8 and param.dtype != FP8:
             return (values, self._scale_of(name, values)), self._dequantize_fp8
         if name.endswith(SCALE) and param.dtype == torch.float32:
@@ -187,7 +185,7 @@ class _Plan:
     def _normalized(self, scale: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Checks a scale against its weight."""
         assert self._quantization is not None, "callers checked, or the model has FP8 parameters"
-        if scale.dtype not in (*PLAIN_DTYPES, torch.float8_e8m0fnu):
+        if scale.dtype not in (*PLAIN_DTYPES, E8M0):
             raise ValueError(f"its scale's dtype is {_name(scale)}")
         if weight.dim() != 2:
             raise ValueError(f"its shape is {tuple(weight.shape)}; FP8 weights are matrices")

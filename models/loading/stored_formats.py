@@ -9,7 +9,8 @@ from models.layers.moe import Experts
 from models.layers.quantization import QuantizableLinear, can_run_fp8, fits_fp8, use_fp8
 from models.loading.checkpoint import CheckpointTensor
 from models.loading.names import stored_modules
-from models.loading.plan import BLOCKS, FP8, SCALE
+from models.loading.plan import BLOCKS, SCALE
+from models.number_formats import FP8
 from models.quantization_config import QuantizationConfig
 
 Stored = Mapping[str, CheckpointTensor] | None

@@ -10,6 +10,7 @@ import torch
 from models.loading.checkpoint import CheckpointError
 from models.loading.plan import Load
 from models.loading.staging import BytesInFlight, PinnedStaging, Staging, stay_on_the_cpu
+from models.number_formats import E8M0, FP8
 
 MAX_THREADS = 8
 DECODED_GROWTH = 4
@@ -77,9 +78,9 @@ def _is_finite(values: torch.Tensor) -> torch.Tensor:
     """Returns a boolean without dimensions, on the device of `values`."""
     if not values.numel() or not values.is_floating_point():
         return torch.ones((), dtype=torch.bool, device=values.device)
-    if values.dtype == torch.float8_e4m3fn:
+    if values.dtype == FP8:
         return ((values.view(torch.uint8) & FP8_NAN) != FP8_NAN).all()
-    if values.dtype == torch.float8_e8m0fnu:
+    if values.dtype == E8M0:
         return (values.view(torch.uint8) != E8M0_NAN).all()
     # The extremes take no memory of the tensor's size, and NaN is passed on.
     smallest, largest = values.aminmax()

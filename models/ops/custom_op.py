@@ -52,7 +52,8 @@ def direct_register_custom_op(
         op_name: name inside the namespace of `target_lib`.
         op_func: the implementation; its annotations give the schema.
         mutates_args: arguments that it writes to.
-        fake_impl: makes outputs of the right shape without computing, for tracing.
+        fake_impl: makes outputs of the right shape without computing, for tracing; not needed by
+            operators without output.
         target_lib: where to register, if not in Octavo's own library; it must stay alive.
         dispatch_key: the device class that `op_func` serves; by default all of them.
         tags: torch's tags for the operator.
@@ -76,6 +77,8 @@ def direct_register_custom_op(
     implementation = interruptible if schema.endswith("-> ()") else op_func
     library.define(op_name + schema, tags=tuple(tags))  # type: ignore[no-untyped-call]  # torch
     library.impl(op_name, implementation, dispatch_key)  # type: ignore[no-untyped-call]  # torch
+    if fake_impl is None and schema.endswith("-> ()"):
+        fake_impl = _make_nothing
     if fake_impl is not None:
         torch.library.register_fake(name, fake_impl, lib=library)
     operator = getattr(getattr(torch.ops, library.ns), op_name).default
@@ -87,6 +90,10 @@ def direct_register_custom_op(
         return implementation(*args)
 
     return call
+
+
+def _make_nothing(*args: Any, **kwargs: Any) -> None:
+    """Fakes an operator without output."""
 
 
 @contextmanager

@@ -4,6 +4,8 @@ import importlib.util
 
 import torch
 
+HOPPER = (9, 0)
+"""Compute capability of H100 and H200."""
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 """Triton comes with CUDA builds of torch; a CPU installation has none."""
 

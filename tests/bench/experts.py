@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
-from models.ops.moe.expert_forms import first_tokens_of_each_form
-from models.ops.moe.experts import ExpertWeights, Routing
+from models.ops.operands.experts import ExpertWeights, Routing
 from models.ops.triton.attention.latent_attention import latent_attention
+from models.ops.triton.moe.expert_forms import first_tokens_of_each_form
 from models.ops.triton.moe.moe import apply_experts, route
 from tests.bench.kernels import BYTES_PER_US, FLOP_PER_US, copies, microseconds
 from tests.support.latent_case import make_latent_case

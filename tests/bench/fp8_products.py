@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from models.ops.linear.fp8_linear import BLOCK, FP8, fp8_block_linear, fp8_row_linear
+from models.number_formats import BLOCK, FP8
+from models.ops.linear.fp8_linear import fp8_block_linear, fp8_row_linear
 from tests.bench.kernels import BYTES_PER_US, FLOP_PER_US, copies, microseconds
 
 SHAPES = {

@@ -21,7 +21,7 @@ from triton.runtime.errors import OutOfResources
 
 from models.ops.elementwise.rms_norm import add_rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
-from models.ops.linear.input_norm import InputNorm
+from models.ops.operands.input_norm import InputNorm
 from models.ops.triton.linear.linear_configurations import MatrixTiles, VectorTiles
 from models.ops.triton.linear.matrix_linear import matrix_linear
 from models.ops.triton.linear.vector_linear import vector_linear

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
-from models.ops.linear.input_norm import InputNorm
 from models.ops.linear.linear import add_linear, linear, norm_linear
+from models.ops.operands.input_norm import InputNorm
 from models.ops.triton.linear.linear_configurations import MatrixTiles, VectorTiles
 from models.ops.triton.linear.wide_configurations import WideTiles
 from tests.support.linear_case import OPTIONS, make_linear_case

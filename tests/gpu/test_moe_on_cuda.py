@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from models.ops.moe import moe as reference
-from models.ops.moe.expert_forms import are_few
-from models.ops.moe.experts import Routing
+from models.ops.operands.experts import Routing
+from models.ops.triton.moe.expert_forms import are_few
 from tests.support.moe_case import (
     NUM_EXPERTS,
     ROUTINGS,

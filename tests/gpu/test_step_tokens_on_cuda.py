@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from models.ops.elementwise.table_entries import write_entries
-from models.ops.sampling.sample_tokens import NO_TOKEN
+from models.ops.operands.draws import NO_TOKEN
 from models.ops.sampling.step_tokens import choose_greedily, last_tokens
 from tests.support.step_tokens_case import check_choice, check_last_tokens
 

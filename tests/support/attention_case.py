@@ -14,8 +14,8 @@ from models.forward_context import (
 )
 from models.kv_cache import KVCacheData
 from models.ops.attention.attention_metadata import build_attention_metadata
-from models.ops.attention.head_transform import HeadTransform
 from models.ops.attention.kv_cache import quantize_heads
+from models.ops.operands.head_transform import HeadTransform
 from models.ops.triton.attention.configurations import MAX_PARTIALS
 
 

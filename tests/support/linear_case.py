@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from models.ops.elementwise.rms_norm import rms_norm
-from models.ops.linear.input_norm import InputNorm
 from models.ops.linear.linear import add_linear, linear, norm_linear
+from models.ops.operands.input_norm import InputNorm
 
 OPTIONS = {
     "plain": {},

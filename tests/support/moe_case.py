@@ -4,9 +4,9 @@ import math
 
 import torch
 
-from models.ops.linear.fp8_linear import BLOCK, FP8
+from models.number_formats import BLOCK, FP8
 from models.ops.moe.expert_formats import expert_values
-from models.ops.moe.experts import ExpertWeights, Routing
+from models.ops.operands.experts import ExpertWeights, Routing
 
 ROUTINGS = {
     "softmax": Routing(

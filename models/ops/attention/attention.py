@@ -10,11 +10,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from models.forward_context import AttentionGroup, get_forward_context
 from models.kv_cache import KVCacheData
-from models.ops.attention.head_transform import HeadTransform, transform_heads
+from models.ops.attention.head_transform import transform_heads
 from models.ops.attention.kv_cache import read_kv_cache, write_kv_cache
 from models.ops.attention.unseen_keys import clear_unseen
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.kernel_choice import has_kernels
+from models.ops.operands.head_transform import HeadTransform
 
 
 def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dataclasses
@@ -73,8 +74,7 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
         q, k = transform_heads(q, k, transform)
     write_kv_cache(cache, k, v, metadata.slot_mapping)
     for group in metadata.groups:
-        end = group.first_token + group.num_requests * group.num_queries
-        tokens = slice(group.first_token, end)
+        tokens = group.tokens
         _attend(q[tokens], cache, group, output[tokens], sliding_window, sinks)
 
 
@@ -147,26 +147,6 @@ def _with_sinks(
     )
 
 
-def _unified_attention_with_output_fake(  # noqa: PLR0913  # the operator's arguments
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    output: torch.Tensor,
-    layer_index: int,
-    cos: torch.Tensor | None = None,
-    signed_sin: torch.Tensor | None = None,
-    q_weight: torch.Tensor | None = None,
-    k_weight: torch.Tensor | None = None,
-    eps: float = 0.0,
-    sliding_window: int | None = None,
-    sinks: torch.Tensor | None = None,
-) -> None:
-    """Makes nothing: the operator has no output."""
-
-
 unified_attention_with_output = direct_register_custom_op(
-    "unified_attention_with_output",
-    _unified_attention_with_output,
-    mutates_args=("output",),
-    fake_impl=_unified_attention_with_output_fake,
+    "unified_attention_with_output", _unified_attention_with_output, mutates_args=("output",)
 )

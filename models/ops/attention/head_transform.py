@@ -1,26 +1,10 @@
-"""What happens to queries and keys between their projection and attention."""
-
-from dataclasses import dataclass
+"""Normalises and rotates query and key heads."""
 
 import torch
 
 from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.elementwise.rotary import apply_rotary
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadTransform:
-    """Rotary positions, and each head's norm before them if there are weights.
-
-    cos, signed_sin: [T, 1, D], see `models.ops.elementwise.rotary.apply_rotary`.
-    q_weight, k_weight: [D], of the norms; both or neither. eps: theirs.
-    """
-
-    cos: torch.Tensor
-    signed_sin: torch.Tensor
-    q_weight: torch.Tensor | None
-    k_weight: torch.Tensor | None
-    eps: float
+from models.ops.operands.head_transform import HeadTransform
 
 
 def transform_heads(

@@ -2,12 +2,8 @@
 
 import torch
 
-from models.kv_cache import FP8_CACHE_DTYPE, KVCacheData
-
-FP8_MAX = 448.0
-"""The largest number that float8_e4m3fn holds."""
-SMALLEST_HEAD = 1e-30
-"""A head whose largest number is below this is stored as if it were this: scales stay normal."""
+from models.kv_cache import FP8_CACHE_DTYPE, SMALLEST_HEAD, KVCacheData
+from models.number_formats import FP8_MAX
 
 
 def write_kv_cache(

@@ -8,10 +8,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from models.forward_context import AttentionGroup, get_forward_context
 from models.kv_cache import LatentCacheData
-from models.ops.attention.index_queries import IndexQueries
 from models.ops.attention.unseen_keys import clear_unseen
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.kernel_choice import has_kernels
+from models.ops.operands.index_queries import IndexQueries
 
 
 def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no dataclasses
@@ -65,8 +65,7 @@ def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no data
         latent_attention(q, cache, metadata, output, scale, index, is_prefill=is_prefill)
         return
     for group in metadata.groups:
-        end = group.first_token + group.num_requests * group.num_queries
-        tokens = slice(group.first_token, end)
+        tokens = group.tokens
         mask = group.mask
         if index is not None:
             mask = _chosen(index.of(tokens), cache, group)
@@ -110,23 +109,6 @@ def _chosen(index: IndexQueries, cache: LatentCacheData, group: AttentionGroup) 
     return chosen.scatter(-1, best, value=True) & group.mask
 
 
-def _latent_attention_with_output_fake(  # noqa: PLR0913  # the operator's arguments
-    q: torch.Tensor,
-    entry: torch.Tensor,
-    output: torch.Tensor,
-    layer_index: int,
-    scale: float,
-    index_q: torch.Tensor | None = None,
-    index_k: torch.Tensor | None = None,
-    index_weights: torch.Tensor | None = None,
-    top_k: int = 0,
-) -> None:
-    """Makes nothing: the operator has no output."""
-
-
 latent_attention_with_output = direct_register_custom_op(
-    "latent_attention_with_output",
-    _latent_attention_with_output,
-    mutates_args=("output",),
-    fake_impl=_latent_attention_with_output_fake,
+    "latent_attention_with_output", _latent_attention_with_output, mutates_args=("output",)
 )

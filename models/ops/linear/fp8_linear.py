@@ -6,15 +6,9 @@ DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.3.
 
 import torch
 
+from models.number_formats import BLOCK, FP8, FP8_MAX, SMALLEST_AMAX
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.kernel_choice import has_kernels
-
-FP8 = torch.float8_e4m3fn
-FP8_MAX = 448.0
-SMALLEST_AMAX = 1e-10
-"""Stands in for the largest magnitude of activations that are all zero."""
-BLOCK = 128
-"""Rows and columns of a weight block, and activations of one token that share a scale."""
 
 
 def fp8_row_linear(
@@ -71,6 +65,11 @@ def quantize(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tens
     return scaled.clamp(-FP8_MAX, FP8_MAX).to(FP8), scale
 
 
+def by_element(scale: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Repeats the scales of blocks for each element of a weight of `shape`."""
+    return scale.repeat_interleave(BLOCK, 0)[: shape[0]].repeat_interleave(BLOCK, 1)[:, : shape[1]]
+
+
 def _fp8_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -93,15 +92,9 @@ def _fp8_linear(
     return output if bias is None else output + bias
 
 
-def _fake_fp8_linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    is_blocked: bool,
-) -> torch.Tensor:
+def _fake_fp8_linear(x: torch.Tensor, weight: torch.Tensor, *others: object) -> torch.Tensor:
     """Makes the output without computing it."""
-    del weight_scale, bias, is_blocked
+    del others
     return x.new_empty((x.shape[0], weight.shape[0]))
 
 
@@ -118,8 +111,7 @@ def _reference(
     rounded, scale = quantize(x, group_size)
     x_scale = scale.repeat_interleave(group_size, -1)[:, :num_features]
     if is_blocked:
-        weight_scale = weight_scale.repeat_interleave(BLOCK, 0)[: len(weight)]
-        weight_scale = weight_scale.repeat_interleave(BLOCK, 1)[:, :num_features]
+        weight_scale = by_element(weight_scale, weight.shape)
     product = (rounded.float() * x_scale) @ (weight.float() * weight_scale).t()
     return (product if bias is None else product + bias.float()).to(x.dtype)
 

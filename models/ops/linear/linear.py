@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.kernel_choice import runs_as_kernel
-from models.ops.linear.input_norm import InputNorm
+from models.ops.operands.input_norm import InputNorm
 from models.ops.triton.linear.linear_configurations import (
     MOST_TOKENS,
     Tiles,

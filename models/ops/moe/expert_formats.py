@@ -14,14 +14,8 @@ Sources: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.3; Open Com
 
 import torch
 
-from models.ops.linear.fp8_linear import BLOCK, FP8
-
-MXFP4 = torch.uint8
-"""Dtype of packed weights and of their scales."""
-MXFP4_RUN = 32
-"""Numbers of a row that share an MXFP4 scale; 16 bytes."""
-E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""What the lower three bits of a 4-bit float mean; the fourth is the sign."""
+from models.number_formats import E2M1_VALUES, E8M0, FP8, MXFP4_RUN
+from models.ops.linear.fp8_linear import by_element
 
 
 def expert_values(
@@ -48,19 +42,22 @@ def _fp8_values(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -
     """Returns the numbers of a matrix with a scale per row or block."""
     if scale.shape == (len(weight), 1):
         return weight.to(dtype) * scale.to(dtype)
-    scales = scale.repeat_interleave(BLOCK, 0)[: weight.shape[0]]
-    return weight.to(dtype) * scales.repeat_interleave(BLOCK, 1)[:, : weight.shape[1]].to(dtype)
+    return weight.to(dtype) * by_element(scale, weight.shape).to(dtype)
 
 
 def _mxfp4_values(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Returns the numbers of a packed matrix."""
-    signed = (*E2M1_VALUES, *(-value for value in E2M1_VALUES))
-    table = torch.tensor(signed, dtype=dtype, device=weight.device)
-    values = table[torch.stack((weight & 0xF, weight >> 4), dim=-1).flatten(-2).int()]
+    values = e2m1_values(weight, dtype)
     scales = powers_of_two(scale).to(dtype).repeat_interleave(MXFP4_RUN, -1)
     return values * scales
 
 
+def e2m1_values(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns the 4-bit floats of packed bytes, [..., 2 * n] of `dtype`, lower halves first."""
+    table = torch.tensor(E2M1_VALUES, dtype=dtype, device=packed.device)
+    return table[torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2).int()]
+
+
 def powers_of_two(exponents: torch.Tensor) -> torch.Tensor:
     """Returns what unsigned exponent bytes mean, in float32; 255 means not a number."""
-    return exponents.view(torch.float8_e8m0fnu).to(torch.float32)
+    return exponents.view(E8M0).to(torch.float32)

@@ -3,11 +3,12 @@
 import torch
 from torch.nn import functional
 
+from models.number_formats import BLOCK
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.kernel_choice import has_kernels
-from models.ops.linear.fp8_linear import BLOCK, quantize
+from models.ops.linear.fp8_linear import quantize
 from models.ops.moe.expert_formats import expert_values
-from models.ops.moe.experts import ExpertWeights, Routing
+from models.ops.operands.experts import ExpertWeights, Routing
 
 
 def fused_moe(  # noqa: PLR0913  # an operator takes no dataclasses
@@ -197,27 +198,10 @@ def gated(gate_up: torch.Tensor, alpha: float, limit: float | None) -> torch.Ten
     return gate * torch.sigmoid(alpha * gate) * (up + 1)
 
 
-def _fused_moe_fake(  # noqa: PLR0913  # the operator's arguments
-    hidden: torch.Tensor,
-    router_logits: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    gate_up_bias: torch.Tensor | None,
-    down_bias: torch.Tensor | None,
-    gate_up_scale: torch.Tensor | None,
-    down_scale: torch.Tensor | None,
-    correction_bias: torch.Tensor | None,
-    top_k: int,
-    is_sigmoid: bool,
-    is_normed: bool,
-    scaling: float,
-    num_groups: int,
-    top_groups: int,
-    alpha: float,
-    limit: float | None,
-) -> torch.Tensor:
-    """Makes an output of the right shape."""
+def _fake_fused_moe(hidden: torch.Tensor, *others: object) -> torch.Tensor:
+    """Makes the output without computing it."""
+    del others
     return torch.empty_like(hidden, memory_format=torch.contiguous_format)
 
 
-direct_register_custom_op("fused_moe", fused_moe, mutates_args=(), fake_impl=_fused_moe_fake)
+direct_register_custom_op("fused_moe", fused_moe, (), _fake_fused_moe)

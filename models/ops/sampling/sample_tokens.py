@@ -16,11 +16,9 @@ import torch
 from torch import Tensor
 
 from models.ops.kernel_choice import has_kernels
-from models.ops.sampling.token_weights import WEIGHT_BITS, scale_of, weights_at
+from models.ops.operands.draws import NO_TOKEN, WEIGHT_BITS
+from models.ops.sampling.token_weights import scale_of, weights_at
 from models.ops.sampling.uniform import uniform
-
-NO_TOKEN = -1
-"""Stands for the token of a row whose logits mean nothing; it is not to be looked up."""
 
 
 def sample_tokens(

@@ -6,22 +6,17 @@ programs, and on whichever device, the same tokens survive a truncation and the 
 For that reason exp2 is written out in operations that every device rounds in the same way.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
-LOG2_E = math.log2(math.e)
-WEIGHT_BITS = 44
-"""Bits of the largest weight: 2**19 tokens of it still fit into int64."""
-
-FRACTION_BITS = 24
-MIN_TEMPERATURE = 1e-30
-"""Lower ones count as this one: their scale would overflow, and 0 * scale would not be 0."""
-
-MAX_HALVINGS = 60.0
-EXP2_TERMS = tuple(math.log(2) ** k / math.factorial(k) for k in range(7))
-"""Taylor's series of 2**x. Up to |x| = 1/2 what follows is below float32's own rounding."""
+from models.ops.operands.base_two import LOG2_E
+from models.ops.operands.draws import (
+    EXP2_TERMS,
+    FRACTION_BITS,
+    MAX_HALVINGS,
+    MIN_TEMPERATURE,
+    WEIGHT_BITS,
+)
 
 
 def scale_of(temperature: Tensor) -> Tensor:

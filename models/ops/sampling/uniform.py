@@ -9,10 +9,7 @@ figure 16 (the constants are Stafford's variant 13).
 
 from torch import Tensor
 
-GOLDEN_GAMMA = 0x9E3779B97F4A7C15
-MIX_1 = 0xBF58476D1CE4E5B9
-MIX_2 = 0x94D049BB133111EB
-MANTISSA_BITS = 48  # few enough that u * total < total survives rounding in fp64
+from models.ops.operands.draws import GOLDEN_GAMMA, MANTISSA_BITS, MIX_1, MIX_2
 
 
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
-"""Attention of one layer on a GPU: which kernels run, in which order."""
+"""Attention of one layer on a GPU: chooses the kernels and their order."""
 
 import torch
 
 from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
-from models.ops.attention.head_transform import HeadTransform
+from models.ops.operands.head_transform import HeadTransform
 from models.ops.triton.attention.decode_attention import NewTokens, decode_attention
 from models.ops.triton.attention.prefill_attention import prefill_attention
 from models.ops.triton.attention.rotate_and_cache import rotate_and_cache
@@ -21,15 +21,15 @@ def attend(
     sliding_window: int | None = None,
     sinks: torch.Tensor | None = None,
 ) -> None:
-    """Does what models.ops.attention.attention.unified_attention_with_output says, on a GPU."""
+    """Runs models.ops.attention.attention.unified_attention_with_output on a GPU."""
     if transform is not None and metadata.max_seqlen_q == 1:
         new = NewTokens(k=k, v=v, transform=transform, slot_mapping=metadata.slot_mapping)
         decode_attention(
             q, cache, metadata, output, new, sliding_window=sliding_window, sinks=sinks
         )
         return
-    # The output holds the transformed queries until it is written: every program reads its own
-    # queries before anything is written over them, and no other program's.
+    # The output holds the transformed queries at first: every program reads only its own queries,
+    # and reads them before it overwrites them.
     queries, keys = (q, k) if transform is None else (output, k.new_empty(k.shape))
     rotate_and_cache(q, k, v, queries, keys, cache, metadata.slot_mapping, transform)
     has_single_tokens = metadata.max_seqlen_q == 1 or metadata.seq_lens.shape[0] > 1

@@ -1,4 +1,4 @@
-"""Tile sizes of the attention kernels: a table, so that nothing is tuned while serving."""
+"""Tile sizes of the attention kernels, in tables: nothing is tuned while serving."""
 
 from dataclasses import dataclass
 from math import inf
@@ -6,61 +6,62 @@ from math import inf
 import torch
 
 from models.forward_context import AttentionWorkspace
+from models.ops.kernel_choice import HOPPER
 
 MAX_SPLITS = 32
-"""Most parts that one sequence's keys are split into; a power of two."""
+"""Most parts of one sequence's keys; a power of two."""
 
 MAX_PARTIALS = 2048
-"""Most partial results of one launch, which the workspace has room for.
+"""Most partial results of one launch, the size of the workspace.
 
-So many are made in steps with chunks of prompts, where most requests may be no single token, and in
-a captured one nobody's: two sequences of 32k tokens shall be split there too.
+Only steps with prompt chunks make that many: few of their requests may be single tokens, and a
+captured step may be padded with dummy requests, yet two sequences of 32k tokens must be split
+there.
 """
 
 _PARTIALS = {1: 1024, 2: 512, 4: 512}
-"""How many one launch makes, by bytes of a cached element: 512 are four programs for each
+"""Partial results of one launch by bytes of a cached element: 512 are four programs for each
 multiprocessor of an H200.
 
-With 1024 in bf16, 32 requests of 256 tokens took 23.8 us instead of 17.7; with 256, 8 of 4096 took
-46.1 instead of 41.9. In 8 bits 1024 are better, as programs compute more for each byte: 32 requests
-of 4096 tokens 82.9 us instead of 108 (H200, 8 kv heads of dimension 128, 2026-11).
+In bf16, 1024 took 23.8 us instead of 17.7 for 32 requests of 256 tokens; 256 took 46.1 instead of
+41.9 for 8 of 4096. In 8 bits programs compute more per byte: 1024 took 82.9 us instead of 108 for
+32 requests of 4096 tokens (H200, 8 kv heads of dimension 128, 2026-11).
 """
 
 EARLY_REQUESTS = 2
-"""Up to this many single-token requests, attention lets the next kernel start when its own queries
-are there, not when it has seen its keys."""
+"""Up to this many single-token requests, the next kernel may start when the queries are loaded,
+before the keys are."""
 
 _HEADS_OF_WHOLE = 16
-"""Query heads with which so few requests take _WHOLE.
+"""Most query heads with which up to EARLY_REQUESTS requests take _WHOLE.
 
-What the next product reads ahead delays what is still to be read, the more the larger it is. With
-16 heads one request took 0.54 ms a step up to 256 tokens, and 0.64 beyond, where parts are added
-up; with _WIDE 0.70. With 32 heads it was 3.80 and 4.19 ms, starting the next kernel late, and 4.10
-up to 256 tokens starting it early; with _WIDE 3.86 to 3.91 at 256 tokens, and before keys were read
-early 3.83 at 140 to 340 (Qwen3-0.6B and 8B, H200, 2026-11).
+The next product's early reads delay the reads of keys, more so the larger it is. With 16 heads one
+request took 0.54 ms a step up to 256 tokens and 0.64 beyond, where parts are added up; _WIDE took
+0.70. With 32 heads it took 3.80 and 4.19 ms when the next kernel starts late, and 4.10 up to 256
+tokens when it starts early; _WIDE took 3.86 to 3.91 at 256 tokens, and without early reads of keys
+3.83 at 140 to 340 (Qwen3-0.6B and 8B, H200, 2026-11).
 """
 
 MOST_WHOLE = 128
-"""Programs of which each has a multiprocessor of an H200 for itself."""
+"""Most programs that each have a multiprocessor of an H200 to themselves."""
 
 MAX_LATENT_PARTIALS = 64
 """Most partial results of one launch of latent attention, each of all heads of a request.
 
-With 16 heads to a program, 128 heads of one request are 512 programs.
+With 16 heads per program, 128 heads of one request are 512 programs.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
-    """Shape of one program: query rows and keys of a tile, warps, and depth of the pipeline.
+    """Shape of one program: query rows and keys of a tile, warps, pipeline stages.
 
-    Of decode attention in steps of single tokens also:
-        held_keys: the first keys of a part, which are read into registers before the step's own
-            queries are there; 0: none.
-        num_programs: programs that the keys of all requests are dealt out to, in equal parts as
-            long as those are not short; 0: each sequence has as many parts as there may be.
-        starts_next_late: the next kernel may start when all keys were seen; else when the queries
-            are there.
+    Decode attention of single-token steps also uses:
+        held_keys: first keys of a part, read into registers before the step's own queries are
+            ready; 0 holds none.
+        num_programs: programs that share the keys of all requests in equal parts, unless parts get
+            short; 0 gives each sequence as many parts as it may have.
+        starts_next_late: the next kernel starts after all keys are read, not after the queries are.
     """
 
     rows: int
@@ -92,13 +93,12 @@ _HALF = Tiles(
 )  # fmt: skip
 
 _SINGLE_TOKENS = ((MOST_WHOLE, _WHOLE), (256, _HALF), (512, _WIDE), (inf, _SHALLOW))
-"""Tiles of steps of single tokens with elements of 2 bytes and heads of up to 128, up to a number
-of requests times kv heads.
+"""Tiles of single-token steps with 2-byte elements and heads of up to 128, by the largest number of
+requests times kv heads.
 
-Up to one program for each multiprocessor, a program holds the keys of a short sequence: nothing is
-added up, and the keys come while the queries are computed. Then two programs share a
-multiprocessor, then four. With more, a warp that waits for no other one loses least between tiles,
-and small tiles let most programs run at once.
+Up to one program per multiprocessor, a program holds the keys of a short sequence: nothing is added
+up, and keys arrive while queries are computed. Then two programs share a multiprocessor, then four.
+Beyond that, single warps lose least between tiles, and small tiles let most programs run at once.
 """
 
 _DECODE_8_BITS = {
@@ -107,7 +107,7 @@ _DECODE_8_BITS = {
     (2, 256): Tiles(rows=16, keys=32, num_warps=4, num_stages=3),
     **{key: tiles for key, tiles in _DECODE.items() if key[0] == 4},
 }
-"""With keys and values of 8 bits: 128 requests of 4096 tokens 285 us instead of 465 with _WIDE."""
+"""For FP8 keys and values: 128 requests of 4096 tokens took 285 us instead of 465 with _WIDE."""
 
 _FIRST_CHUNK = {
     (2, 64): Tiles(rows=128, keys=64, num_warps=8, num_stages=3),
@@ -117,11 +117,11 @@ _FIRST_CHUNK = {
     (4, 128): Tiles(rows=32, keys=32, num_warps=4, num_stages=2),
     (4, 256): Tiles(rows=16, keys=16, num_warps=4, num_stages=1),
 }
-"""With what was projected in this step, of a chunk that begins its sequence.
+"""For chunks that begin their sequence and attend to keys of this step only.
 
-Smaller tiles are better where chunks are short (64 rows, 32 keys: 16 of 512 tokens in 137 us
-instead of 184), but lose more where attention matters (8192 tokens in 1128 instead of 1031, H200,
-32 heads, 8 kv heads of 128, 2026-11).
+Smaller tiles are faster for short chunks (64 rows, 32 keys: 16 chunks of 512 tokens in 137 us
+instead of 184) but slower for long ones (8192 tokens in 1128 us instead of 1031; H200, 32 heads, 8
+kv heads of 128, 2026-11).
 """
 
 _LATER_CHUNK = {
@@ -137,20 +137,20 @@ _HOPPER = {
     64: Tiles(rows=128, keys=128, num_warps=4, num_stages=4),
     128: Tiles(rows=128, keys=128, num_warps=4, num_stages=2),
 }
-"""By head dimension; as many stages as shared memory has room for."""
+"""By head dimension; stages fill the shared memory."""
 
 _LEAST_HOPPER_BLOCK = 8
-"""Tokens of the smallest block that fills whole rows of the copy engine's swizzled pattern."""
+"""Smallest block, in tokens, that fills whole rows of the copy engine's swizzle pattern."""
 
 _MOST_HOPPER_GROUP = 64
-"""Query heads to a kv head that one warpgroup has rows for."""
+"""Most query heads per kv head, by the rows of one warpgroup."""
 
 
 def first_requests_of_each_form(num_kv_heads: int) -> list[int]:
-    """Returns the smallest numbers of single-token requests that may take other kernels, rising.
+    """Returns the smallest numbers of single-token requests that take other kernels, rising.
 
-    Each set of tiles is a kernel to build, and so is whether there are parts, which ends with a set
-    of tiles, and when the next kernel starts: whoever rehearses steps asks here.
+    Warm-up runs these: each set of tiles is a kernel to build, as are splitting or not, which ends
+    with a set of tiles, and when the next kernel starts.
     """
     last_pairs = [int(most) for most, _ in _SINGLE_TOKENS if most != inf]
     return sorted({1, EARLY_REQUESTS + 1, *(most // num_kv_heads + 1 for most in last_pairs)})
@@ -171,12 +171,12 @@ def decode_tiles(
         dtype: of queries.
         cache_dtype: of cached keys and values.
         padded_head_dim: a power of two.
-        num_requests: of a step of single tokens; None in other steps.
+        num_requests: of a single-token step; None in other steps.
         num_heads: Hq.
         num_kv_heads: Hk.
 
     Raises:
-        ValueError: the kernels do not take such heads.
+        ValueError: no kernel takes such heads.
     """
     if cache_dtype.itemsize == 1:
         return _look_up(_DECODE_8_BITS, dtype, padded_head_dim)
@@ -189,10 +189,10 @@ def decode_tiles(
 
 
 def prefill_tiles(dtype: torch.dtype, padded_head_dim: int, *, has_prefix: bool) -> Tiles:
-    """Returns the tiles of prefill attention, for chunks with cached tokens before them or without.
+    """Returns the tiles of prefill attention, for chunks after cached tokens or without.
 
     Raises:
-        ValueError: the kernels do not take such heads.
+        ValueError: no kernel takes such heads.
     """
     return _look_up(_LATER_CHUNK if has_prefix else _FIRST_CHUNK, dtype, padded_head_dim)
 
@@ -216,7 +216,7 @@ def hopper_tiles(
         or q.shape[1] // num_kv_heads > _MOST_HOPPER_GROUP
         or block_size < _LEAST_HOPPER_BLOCK
         or block_size.bit_count() > 1
-        or torch.cuda.get_device_capability(q.device) != (9, 0)
+        or torch.cuda.get_device_capability(q.device) != HOPPER
     ):
         return None
     return tiles
@@ -231,9 +231,9 @@ def num_splits(
     *,
     beside_chunks: bool = False,
 ) -> int:
-    """Returns how many parts each sequence's keys are split into at most.
+    """Returns the most parts that each sequence's keys are split into.
 
-    It depends on nothing that changes between replays of a graph.
+    The number is the same in every replay of a graph.
     """
     if workspace is None:
         return 1
@@ -244,7 +244,7 @@ def num_splits(
 
 
 def _look_up(table: dict[tuple[int, int], Tiles], dtype: torch.dtype, head_dim: int) -> Tiles:
-    """Returns a table's entry; small head dimensions share one."""
+    """Returns a table's entry; head dimensions up to 64 share one."""
     tiles = table.get((dtype.itemsize, max(64, head_dim)))
     if tiles is None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Paged attention of single-token queries, the keys of a sequence split over several programs."""
+"""Paged attention of single-token queries; several programs share the keys of a sequence."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -9,7 +9,8 @@ import triton.language as tl
 
 from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
-from models.ops.attention.head_transform import HeadTransform
+from models.ops.operands.base_two import LOG2_E
+from models.ops.operands.head_transform import HeadTransform
 from models.ops.triton.attention.cache_scales import cache_scales
 from models.ops.triton.attention.configurations import (
     EARLY_REQUESTS,
@@ -18,6 +19,7 @@ from models.ops.triton.attention.configurations import (
     decode_tiles,
     num_splits,
 )
+from models.ops.triton.attention.key_parts import LEAST_PART, combine_parts, fair_part
 from models.ops.triton.attention.keys_of_8_bits import attend_keys_of_8_bits
 from models.ops.triton.attention.newest_token import (
     load_gain,
@@ -35,91 +37,27 @@ from models.ops.triton.launching.dependent_launch import (
 )
 from models.ops.triton.launching.launch import Launch
 
+_LOG2_E = tl.constexpr(LOG2_E)
+
 _VARYING = [
     "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "slots_ptr", "table_stride",
     "num_splits", "q_stride", "new_k_stride", "new_v_stride", "rotation_stride",
 ]  # fmt: skip  # specialising on these would compile again while serving
 
-_LEAST_PART = tl.constexpr(256)
-"""Keys that a program reads in less time than adding parts up takes."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTokens:
-    """What the tokens of a step bring, before it is transformed and stored.
+    """A step's keys and values before they are transformed and stored.
 
     k, v: [T, Hk, D], each token's heads contiguous, tokens whole heads apart.
-    transform: of queries and keys. slot_mapping: [T] int64.
+    transform: of queries and keys.
+    slot_mapping: [T] int64.
     """
 
     k: torch.Tensor
     v: torch.Tensor
     transform: HeadTransform
     slot_mapping: torch.Tensor
-
-
-@triton.jit
-def _combine(
-    partials_ptr, lse_ptr, output_ptr, active,
-    GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    MAX_SPLITS: tl.constexpr, UNROLL: tl.constexpr,
-):  # fmt: skip
-    """Stores the mean of `active` partial results, weighted by their sums of exponentials.
-
-    .cg reads past the first-level cache, which may hold what was there before other programs wrote.
-    """
-    rows = tl.arange(0, PADDED_GROUP)
-    dims = tl.arange(0, BLOCK_D)
-    in_rows = rows < GROUP
-    in_tile = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
-    at_tile = rows[:, None] * HEAD_DIM + dims[None, :]
-    splits = tl.arange(0, MAX_SPLITS)
-    all_lse = tl.load(
-        lse_ptr + splits[:, None] * GROUP + rows[None, :],
-        mask=(splits < active)[:, None] & in_rows[None, :],
-        other=float("-inf"),
-        cache_modifier=".cg",
-    )
-    # A padding row has no partial result; zero keeps its difference from being inf - inf.
-    highest = tl.where(in_rows, tl.max(all_lse, 0), 0.0)
-    total = tl.sum(tl.exp2(all_lse - highest[None, :]), 0)
-    acc = tl.zeros([PADDED_GROUP, BLOCK_D], tl.float32)
-    for first in range(0, active, UNROLL):
-        # Unrolled, so that the reads of many parts are under way at once.
-        for offset in tl.static_range(UNROLL):
-            split = first + offset
-            is_active = split < active
-            lse = tl.load(
-                lse_ptr + split * GROUP + rows,
-                mask=in_rows & is_active,
-                other=float("-inf"),
-                cache_modifier=".cg",
-            )
-            partial = tl.load(
-                partials_ptr + split * GROUP * HEAD_DIM + at_tile,
-                mask=in_tile & is_active,
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            acc += tl.exp2(lse - highest)[:, None] * partial
-    acc = acc / tl.where(in_rows, total, 1.0)[:, None]
-    tl.store(output_ptr + at_tile, acc.to(output_ptr.dtype.element_ty), mask=in_tile)
-
-
-@triton.jit
-def _fair_part(
-    seq_lens_ptr, NUM_KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, NUM_PROGRAMS: tl.constexpr
-):
-    """Returns how many keys each of NUM_PROGRAMS has if all have equally many.
-
-    There are at most as many requests.
-    """
-    requests = tl.arange(0, NUM_PROGRAMS)
-    lens = tl.load(seq_lens_ptr + requests, mask=requests < tl.num_programs(1), other=0)
-    if WINDOW > 0:
-        lens = tl.minimum(lens, WINDOW)
-    # In float32, as the product may not fit into 32 bits; it need not be exact.
-    return (tl.sum(lens.to(tl.float32), 0) * (NUM_KV_HEADS / NUM_PROGRAMS)).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=_VARYING)
@@ -140,14 +78,14 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
 ):  # fmt: skip
     """Attends the GROUP query heads of one kv head of one request to one part of its keys.
 
-    HAS_NEW: queries and the newest key are transformed here, and the program whose part the newest
-    key ends stores it with its value; nobody else needs them.
+    HAS_NEW: transforms the queries and the newest key. The program of the last part stores that key
+        and its value; no other program needs them.
     """
     if not HAS_NEW:
         wait_for_previous(DEPENDENT)
     kv_head = tl.program_id(0)
     request = tl.program_id(1).to(tl.int64)
-    # The parts that not all sequences have start last.
+    # Parts that only long sequences have start last.
     split = tl.program_id(2)
     token = request
     if not ONLY_SINGLE_TOKENS:
@@ -163,15 +101,15 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
         # The newest key is seen while it is in registers: no thread waits for it to be stored.
         end -= 1
     start = first_key
-    # Without parts a program needs none of the registers that adding them up takes.
+    # Without parts a program saves the registers that adding them up takes.
     active = 1
     if IS_SPLIT:
-        # Equal parts of whole tiles; short sequences have fewer parts than there are programs.
+        # Equal parts of whole tiles; short sequences leave programs without a part.
         num_keys = tl.maximum(end - first_key, 1)
         part = tl.cdiv(num_keys, num_splits)
         if NUM_PROGRAMS > 0:
-            fair = _fair_part(seq_lens_ptr, NUM_KV_HEADS, WINDOW, NUM_PROGRAMS)
-            part = tl.maximum(part, tl.maximum(fair, _LEAST_PART))
+            fair = fair_part(seq_lens_ptr, NUM_KV_HEADS, WINDOW, NUM_PROGRAMS)
+            part = tl.maximum(part, tl.maximum(fair, LEAST_PART))
         part = tl.cdiv(part, KEYS) * KEYS
         active = tl.cdiv(num_keys, part)
         if split >= active:
@@ -182,7 +120,7 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     dims = tl.arange(0, BLOCK_D)
     table_ptr = block_tables_ptr + request * table_stride
     if HELD_KEYS > 0:
-        # All but the newest keys were written steps ago: they come while the queries are computed.
+        # All but the newest keys are from earlier steps: load them while the queries are computed.
         held_k, held_v = load_keys(
             start, end, table_ptr, k_ptr, v_ptr, kv_head, dims,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, HELD_KEYS,
@@ -196,16 +134,16 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
         wait_for_previous(DEPENDENT)
     if not STARTS_NEXT_LATE:
         let_next_start(DEPENDENT)
-    # Each head of the group several times, so that a warp has all of the heads that it computes.
+    # Heads of the group repeat, so that a warp holds every head that it computes.
     heads = tl.arange(0, HEAD_ROWS) % PADDED_GROUP
     in_group = heads < GROUP
-    # A number, as a program of a dummy request sees no key and inf - inf is none.
+    # Finite, as a dummy request sees no key and inf - inf is NaN.
     highest = tl.full([HEAD_ROWS], -1e30, tl.float32)
     total = tl.zeros([HEAD_ROWS], tl.float32)
     if HAS_SINKS and split == 0:
         # A score without a key, as if it had been seen first.
         sinks = tl.load(sinks_ptr + kv_head * GROUP + heads, mask=in_group, other=0.0)
-        highest = sinks.to(tl.float32) * 1.4426950408889634
+        highest = sinks.to(tl.float32) * _LOG2_E
         total = tl.full([HEAD_ROWS], 1.0, tl.float32)
     if HAS_NEW:
         is_last = (split == active - 1) & (seq_len > 0)
@@ -285,7 +223,7 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
         num_arrived = tl.atomic_add(counters_ptr + pair, 1, sem="acq_rel")
         if num_arrived == active - 1:
             tl.store(counters_ptr + pair, 0)
-            _combine(
+            combine_parts(
                 partials_ptr, lse_ptr,
                 output_ptr + (token * NUM_KV_HEADS + kv_head) * GROUP * HEAD_DIM, active,
                 GROUP, PADDED_GROUP, HEAD_DIM, BLOCK_D, MAX_SPLITS, 16,
@@ -302,22 +240,22 @@ def decode_attention(
     sliding_window: int | None,
     sinks: torch.Tensor | None,
 ) -> None:
-    """Attends each single-token request's query to all its keys; other requests are left alone.
+    """Attends each single-token request's query to all its keys; skips other requests.
 
-    T tokens, R requests, Hq/Hk query/kv heads, D head dim. Keys are split over up to MAX_SPLITS
-    programs if metadata has a workspace; the last one of a sequence to finish adds the partial
-    results up, in a fixed order. The grid depends on R, Hq, Hk and the workspace only, and nothing
-    is read on the host, so that a launch may be captured and replayed.
+    T tokens, R requests, Hq/Hk query/kv heads, D head dim. With a workspace up to MAX_SPLITS
+    programs share a sequence's keys; the last one to finish adds the partial results up in a fixed
+    order. The grid depends on R, Hq, Hk and the workspace only and the host reads nothing, so a
+    launch may be captured.
 
     Args:
-        q: [T, Hq, D]. Without `new` contiguous, perhaps `output` itself; with it not transformed
-            yet, each token's heads contiguous, apart from `output`.
+        q: [T, Hq, D]. Without `new` contiguous, possibly `output` itself; with it not yet
+            transformed, each token's heads contiguous, separate from `output`.
         cache: the layer's keys and values.
         metadata: the step's, on the GPU.
         output: [T, Hq, D], contiguous; a request without tokens gets zeros.
-        new: the step's keys and values, to be transformed and stored here; only if every request
-            brings one token. None: the cache holds them already.
-        sliding_window: how many keys a query sees at most.
+        new: keys and values to transform and store, if every request has one token; None: the cache
+            holds them already.
+        sliding_window: most keys that a query sees.
         sinks: [Hq], scores without keys.
 
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
@@ -337,7 +275,7 @@ def decode_attention(
         workspace, num_requests, num_heads, num_kv_heads, cache.k.dtype,
         beside_chunks=metadata.max_seqlen_q > 1,
     )  # fmt: skip
-    # Unsplit, the kernel touches none of these three.
+    # Without splits the kernel touches none of these three.
     partials, lse, counters = (
         (output, output, metadata.seq_lens)
         if workspace is None
@@ -363,7 +301,7 @@ def decode_attention(
         k, v, slots, cos, sin, q_weight, k_weight, metadata.seq_lens if sinks is None else sinks,
         metadata.block_tables.stride(0), splits,
         *(x.stride(0) // head_dim for x in (q, k, v, cos)),
-        head_dim**-0.5 * 1.4426950408889634, eps,
+        head_dim**-0.5 * LOG2_E, eps,
     )  # fmt: skip
 
 
@@ -395,7 +333,7 @@ def _launcher(
         num_warps=tiles.num_warps, WINDOW=window, HAS_SINKS=has_sinks, HAS_SCALES=has_scales,
         STARTS_NEXT_LATE=starts_next_late, IS_SPLIT=is_split, HELD_KEYS=tiles.held_keys,
         NUM_PROGRAMS=tiles.num_programs,
-        # With two rows for each warp no sum over a head needs another warp.
+        # With two rows per warp, a sum over a head stays within its warp.
         HEAD_ROWS=max(padded_group, min(tiles.rows, 2 * tiles.num_warps)),
         **launch_options(device),
     )  # fmt: skip

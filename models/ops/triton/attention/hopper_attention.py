@@ -1,7 +1,7 @@
 """Paged causal attention of chunks on GPUs of compute capability 9.0.
 
-A program is three parts that run beside each other: one warp finds work and has the copy engine
-fetch it into rings in shared memory (hopper_copies), two warpgroups compute (hopper_softmax).
+A program has three concurrent parts: one warp finds work and has the copy engine load it into rings
+in shared memory (hopper_copies), and two warpgroups compute (hopper_softmax).
 
 Source: Shah et al. 2024, "FlashAttention-3", sections 3.1 and 3.2.
 """
@@ -17,24 +17,25 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
+from models.ops.operands.base_two import LOG2_E
 from models.ops.triton.attention.configurations import Tiles
 from models.ops.triton.attention.hopper_copies import CHUNK_DIMS, NUM_NOTES, copy_all
 from models.ops.triton.attention.hopper_softmax import ROWS, attend_all
 from models.ops.triton.launching.launch import Launch
 
 SLOTS = gl.constexpr(2)
-"""Pieces of work in shared memory at a time: the next one's queries are there when one is done."""
+"""Pieces of work in shared memory: the next one's queries load while one is computed."""
 
 COMPUTING_REGISTERS = gl.constexpr(224)
 COPYING_REGISTERS = gl.constexpr(56)
-"""Registers of a thread of each part; two of one and one of the other make 504 of 512."""
+"""Registers per thread of each part: two computing parts and one copying part use 504 of 512."""
 
 _METADATA = ["table_stride", "num_requests", "min_queries", "num_tiles"]
 
 
 @gluon.jit
 def _barriers(number: gl.constexpr, count: gl.constexpr):
-    """Returns barriers in shared memory, each for so many arrivals."""
+    """Returns barriers in shared memory that wait for `count` arrivals each."""
     barriers = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(number):
         mbarrier.init(barriers.index(i), count=count)
@@ -102,10 +103,10 @@ def hopper_attention(
     sliding_window: int | None,
     sinks: torch.Tensor | None,
 ) -> None:
-    """Does what prefill_attention says, for what hopper_tiles has tiles for.
+    """Runs prefill_attention with the tiles of hopper_tiles.
 
-    There are as many programs as multiprocessors, as one fills what a multiprocessor has of
-    registers and shared memory; they draw tickets for work.
+    There is one program per multiprocessor, as one fills its registers and shared memory; programs
+    draw tickets for work.
 
     Args:
         q: [T, Hq, D], contiguous; may be `output`.
@@ -113,7 +114,7 @@ def hopper_attention(
         v: likewise.
         tickets: int32; the first is 0 before and after.
         tiles: from hopper_tiles.
-        cache: this and the rest as there.
+        cache: this and the rest as in prefill_attention.
         metadata: likewise.
         output: likewise.
         min_queries: likewise.
@@ -138,12 +139,12 @@ def hopper_attention(
         queries, new_k, new_v, k_cache, v_cache, output, tickets,
         metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
         q if sinks is None else sinks, metadata.block_tables.stride(0),
-        metadata.seq_lens.shape[0], min_queries, num_tiles, head_dim**-0.5 * 1.4426950408889634,
+        metadata.seq_lens.shape[0], min_queries, num_tiles, head_dim**-0.5 * LOG2_E,
     )  # fmt: skip
 
 
 def _described(x: torch.Tensor, box: list[int]) -> TensorDescriptor:
-    """Describes a tensor to the copy engine, which takes boxes of it."""
+    """Describes a tensor to the copy engine, which loads boxes of it."""
     return TensorDescriptor(x, list(x.shape), list(x.stride()), box, _layout(x.dim()))
 
 

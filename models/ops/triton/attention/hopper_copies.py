@@ -1,24 +1,24 @@
-"""The warp of hopper_attention that finds work and has the copy engine fetch what it takes."""
+"""The warp of hopper_attention that finds work and has the copy engine load it."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 CHUNK_DIMS = gl.constexpr(64)
-"""Most dimensions of a head that one copy takes: rows of 128 bytes (CUDA C++ Programming Guide)."""
+"""Most dimensions of a head in one copy: rows of 128 bytes (CUDA C++ Programming Guide)."""
 
 NUM_NOTES = gl.constexpr(7)
-"""What the warpgroups are told of a piece of work: _announce writes it, attend_all reads it."""
+"""Integers that describe a piece of work: _announce writes them, attend_all reads them."""
 
 _SEEN_AT_ONCE = gl.constexpr(256)
-"""Requests that the warp looks at together."""
+"""Requests that the warp reads together."""
 
 
 @gluon.jit
 def _request_of_tile(tile, query_start_ptr, num_requests, QUERIES: gl.constexpr):
-    """Returns what request_of_tile does; all lanes look, as each search is a piece of work's start.
+    """Returns what request_search.request_of_tile does, with all lanes, as every piece begins so.
 
-    The requests whose first tile is no later are those up to the tile's own.
+    Counts the requests whose first tile is not after this one.
     """
     layout: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
     request = -1
@@ -42,7 +42,7 @@ def _announce(
     q_ring, number, queries, first, end, kv_head, query_start, num_queries, num_cached,
     first_query, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """Fetches a piece's queries, half of the rows for each warpgroup, and notes what it is."""
+    """Loads a piece's queries, half of the rows for each warpgroup, and notes its numbers."""
     tiles, notes, full, empty = q_ring
     SLOTS: gl.constexpr = full.shape[0]
     QUERIES: gl.constexpr = queries.block_type.shape[0]
@@ -50,9 +50,9 @@ def _announce(
     HEAD_DIM: gl.constexpr = queries.block_type.shape[2]
     slot = number % SLOTS
     mbarrier.wait(empty.index(slot), (number // SLOTS & 1) ^ 1)
-    told = (first, end, kv_head, query_start, num_queries, num_cached, first_query)
+    numbers = (first, end, kv_head, query_start, num_queries, num_cached, first_query)
     for i in gl.static_range(NUM_NOTES):
-        _note(notes, slot * NUM_NOTES + i, told[i])
+        _note(notes, slot * NUM_NOTES + i, numbers[i])
     boxes = tiles._reinterpret(tiles.dtype, [2 * SLOTS, QUERIES, HEADS, HEAD_DIM], queries.layout)
     mbarrier.expect(full.index(slot), 2 * QUERIES * HEADS * HEAD_DIM * 2)
     for half in gl.static_range(2):
@@ -64,7 +64,7 @@ def _announce(
 
 @gluon.jit
 def _announce_end(q_ring, number):
-    """Tells of a piece without keys, behind which there is none."""
+    """Announces a piece without keys, which ends the work."""
     _, notes, full, empty = q_ring
     SLOTS: gl.constexpr = full.shape[0]
     slot = number % SLOTS
@@ -78,7 +78,7 @@ def _announce_end(q_ring, number):
 def _rows_of(
     table_ptr, first_key, seq_len, BLOCK_SIZE: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr
 ):
-    """Returns where in the cache every ROWS keys of a tile start; behind the end, the last ones."""
+    """Returns the cache rows where every ROWS keys of a tile start; past the end, the last ones."""
     rows = ()
     for i in gl.static_range(KEYS // ROWS):
         key = gl.minimum(first_key + i * ROWS, seq_len - 1)
@@ -90,9 +90,9 @@ def _rows_of(
 
 @gluon.jit
 def _pieces_of(tiles, cache):
-    """Returns tiles as the pieces that are copied from the cache, first those of first dimensions.
+    """Returns tiles as the pieces that are copied from the cache, first dimensions first.
 
-    That is how tiles lie in shared memory (NVMMASharedLayout).
+    That is their order in shared memory (NVMMASharedLayout).
     """
     NUM_PIECES: gl.constexpr = tiles.numel // (cache.block_type.shape[0] * CHUNK_DIMS)
     return tiles._reinterpret(
@@ -102,7 +102,7 @@ def _pieces_of(tiles, cache):
 
 @gluon.jit
 def _copy_tile(tiles, stage, arrived, new, cache, is_new, new_row, cache_rows, kv_head):
-    """Has a tile fetched from where it was computed, or piece by piece from the cache."""
+    """Copies a tile from the step's own keys or values, or piece by piece from the cache."""
     KEYS: gl.constexpr = tiles.shape[1]
     HEAD_DIM: gl.constexpr = tiles.shape[2]
     ROWS: gl.constexpr = cache.block_type.shape[0]
@@ -125,9 +125,9 @@ def _copy_tile(tiles, stage, arrived, new, cache, is_new, new_row, cache_rows, k
 
 @gluon.jit
 def _clear_behind(v_tiles, stage, v_cache, num_keys):
-    """Writes zeros where a tile of values has those of nobody or of other requests.
+    """Zeroes a tile's values past its sequence's end.
 
-    They may be no numbers, and those a weight of zero must not multiply.
+    They may be NaN, and a weight of zero times NaN is NaN.
     """
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
     ROWS: gl.constexpr = v_cache.block_type.shape[0]
@@ -145,7 +145,7 @@ def _clear_behind(v_tiles, stage, v_cache, num_keys):
 
 @gluon.jit
 def _copy_k(k_ring, released, number, new_k, k_cache, is_new, new_row, rows, kv_head):
-    """Fetches a tile of keys as soon as there is room."""
+    """Loads a tile of keys as soon as there is room."""
     tiles, full = k_ring
     STAGES: gl.constexpr = tiles.shape[0]
     stage = number % STAGES
@@ -158,9 +158,9 @@ def _copy_v(
     v_ring, released, cleared, number, num_cleared, new_v, v_cache, is_new, new_row, rows,
     kv_head, num_keys,
 ):  # fmt: skip
-    """Fetches a tile of values; returns how many tiles have been cleared so far.
+    """Loads a tile of values; returns how many tiles have been cleared so far.
 
-    The warpgroups are done with values when they have read the keys of the tile behind them.
+    The warpgroups are done with a tile's values once they have read the keys of the next tile.
     """
     tiles, full = v_ring
     STAGES: gl.constexpr = tiles.shape[0]
@@ -185,11 +185,11 @@ def _copy_piece(
     k_ring, v_ring, released, cleared, num_copied, num_cleared, new_k, new_v, k_cache, v_cache,
     table_ptr, first, end, query_start, num_cached, seq_len, kv_head, BLOCK_SIZE: gl.constexpr,
 ):  # fmt: skip
-    """Fetches a piece's keys and values; returns how many tiles were fetched and cleared so far."""
+    """Loads a piece's keys and values; returns how many tiles were loaded and cleared so far."""
     KEYS: gl.constexpr = new_k.block_type.shape[0]
     ROWS: gl.constexpr = k_cache.block_type.shape[0]
     is_new = num_cached == 0
-    # New keys are found without the table; its first entry is read for nothing then.
+    # New keys need no table; only its first entry is read then, and not used.
     table_len = gl.where(is_new, 1, seq_len)
     rows = _rows_of(table_ptr, first, table_len, BLOCK_SIZE, KEYS, ROWS)
     for first_key in range(first, end, KEYS):
@@ -214,10 +214,10 @@ def copy_all(
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     WINDOW: gl.constexpr,
 ):  # fmt: skip
-    """Fetches piece after piece of work until there is no more: hopper_attention.
+    """Loads pieces of work until there are none left: hopper_attention.
 
-    Work is a tile of queries and a kv head. Who has time draws the next ticket; whoever draws the
-    last one leaves them as they were found. A piece without keys tells the warpgroups to end.
+    A piece is a tile of queries and a kv head. A free program draws the next ticket, and the one
+    that draws the last resets the counter. A piece without keys ends the warpgroups.
     """
     QUERIES: gl.constexpr = 2 * queries.block_type.shape[0]
     KEYS: gl.constexpr = new_k.block_type.shape[0]
@@ -233,7 +233,7 @@ def copy_all(
         request = _request_of_tile(tile, query_start_ptr, num_requests, QUERIES)
         query_start = gl.load(query_start_ptr + request)
         num_queries = gl.load(query_start_ptr + request + 1) - query_start
-        # Dummy requests have no keys; they get some.
+        # Dummy requests have no keys; give them as many as queries.
         seq_len = gl.maximum(gl.load(seq_lens_ptr + request), num_queries)
         num_cached = seq_len - num_queries
         first_query = (tile - query_start // QUERIES - request) * QUERIES
@@ -252,7 +252,7 @@ def copy_all(
                 v_cache, block_tables_ptr + request.to(gl.int64) * table_stride, first, end,
                 query_start, num_cached, seq_len, kv_head, BLOCK_SIZE,
             )  # fmt: skip
-        # Drawn no earlier, so that whoever is done first gets the longest piece that is left.
+        # Drawn no earlier, so that the first free program gets the longest piece left.
         ticket = gl.atomic_add(ticket_ptr, 1, sem="relaxed")
         if ticket == num_pieces - 1:
             gl.store(ticket_ptr, 0)

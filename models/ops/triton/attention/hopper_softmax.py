@@ -9,7 +9,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from models.ops.operands.base_two import LOG2_E
 from models.ops.triton.attention.hopper_copies import NUM_NOTES
+
+_LOG2_E = gl.constexpr(LOG2_E)
 
 ROWS = gl.constexpr(64)
 """Rows of a warpgroup's products (PTX ISA, wgmma)."""
@@ -25,20 +28,20 @@ def _read(notes, place):
 def _before_keys(
     head, sinks_ptr, layout: gl.constexpr, GROUP: gl.constexpr, HAS_SINKS: gl.constexpr
 ):
-    """Returns the highest score and the total of rows that have seen no key."""
+    """Returns the highest score and the total of rows before they see any key."""
     highest = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, layout))
     total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, layout))
     if HAS_SINKS:
-        # Scores without keys, as if they had been seen first.
+        # Scores without keys count as if seen first.
         sinks = gl.load(sinks_ptr + head, mask=head < GROUP, other=0.0)
-        highest = sinks.to(gl.float32) * 1.4426950408889634
+        highest = sinks.to(gl.float32) * _LOG2_E
         total = gl.full([ROWS], 1.0, gl.float32, gl.SliceLayout(1, layout))
     return highest, total
 
 
 @gluon.jit
 def _score(q, k_ring, num_tiles, layout: gl.constexpr):
-    """Has the tensor cores multiply queries and a tile of keys as soon as that is there."""
+    """Starts the product of queries and a tile of keys once the tile has arrived."""
     tiles, full = k_ring
     STAGES: gl.constexpr = tiles.shape[0]
     KEYS: gl.constexpr = tiles.shape[1]
@@ -54,9 +57,9 @@ def _weigh(
     scores, highest, total, first_key, first_position, positions, scale_log2, DTYPE: gl.constexpr,
     WINDOW: gl.constexpr,
 ):  # fmt: skip
-    """Returns the weights of one tile of keys, what is kept of earlier ones, highest and total.
+    """Returns the weights of one tile of keys, the factor of earlier ones, highest and total.
 
-    As online_softmax.weigh_keys, in the registers where the tensor cores take weights.
+    Like online_softmax.weigh_keys, in the register layout that tensor cores take weights in.
     """
     layout: gl.constexpr = scores.type.layout
     KEYS: gl.constexpr = scores.shape[1]
@@ -69,7 +72,7 @@ def _weigh(
         scores = gl.where(is_seen, scores, float("-inf"))
     new_highest = gl.maximum(highest, gl.max(scores, 1) * scale_log2)
     if WINDOW > 0:
-        # A row may see no key of its first tiles; a number keeps that from being inf - inf.
+        # A row may see no key of its first tiles; a finite number avoids inf - inf.
         new_highest = gl.where(new_highest == float("-inf"), -1e30, new_highest)
     weights = gl.exp2(scores * scale_log2 - new_highest[:, None])
     kept = gl.exp2(highest - new_highest)
@@ -86,9 +89,9 @@ def _attend(
 ):  # fmt: skip
     """Returns the attention of a warpgroup's rows to the keys in [first, end), and num_tiles.
 
-    num_tiles counts the tiles of keys so far. The product with the values of a tile and that with
-    the keys of the next one are given to the tensor cores together; while one warpgroup waits for
-    them, the other one computes weights.
+    num_tiles counts the tiles of keys so far. The product with a tile's values and that with the
+    next tile's keys are issued together; while one warpgroup waits for them, the other computes
+    weights.
     """
     v_tiles, v_full = v_ring
     STAGES: gl.constexpr = v_tiles.shape[0]
@@ -127,7 +130,7 @@ def _write(
     half: gl.constexpr, tile, output_ptr, query_start, first_query, num_queries, kv_head,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PADDED_GROUP: gl.constexpr,
 ):  # fmt: skip
-    """Writes a warpgroup's rows, which are in shared memory, to the output."""
+    """Writes a warpgroup's rows from shared memory to the output."""
     HEAD_DIM: gl.constexpr = tile.shape[1]
     layout: gl.constexpr = gl.BlockedLayout(
         [1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0]
@@ -148,7 +151,7 @@ def attend_all(
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PADDED_GROUP: gl.constexpr,
     WINDOW: gl.constexpr, HAS_SINKS: gl.constexpr,
 ):  # fmt: skip
-    """Attends the rows of piece after piece of work, as hopper_copies announces them."""
+    """Attends the rows of one piece of work after another, as hopper_copies announces them."""
     q_tiles, notes, q_full, q_empty = q_ring
     SLOTS: gl.constexpr = q_full.shape[0]
     number = 0

@@ -1,15 +1,15 @@
-"""The indexer of sparse attention: which of its sequence's tokens each query attends to."""
+"""The indexer of sparse attention: chooses which of its sequence's tokens each query attends to."""
 
 import torch
 import triton
 import triton.language as tl
 
 from models.forward_context import AttentionMetadata
-from models.ops.attention.index_queries import IndexQueries
-from models.ops.triton.attention.token_request import request_of
+from models.ops.operands.index_queries import IndexQueries
+from models.ops.triton.attention.request_search import request_of
 
 MOST_SCORES = 2**26
-"""Scores that exist at once, 256 MB; longer steps are scored in runs of tokens."""
+"""Most scores at once, 256 MB; longer steps are scored in runs of tokens."""
 
 _KEYS = 64
 _METADATA = [
@@ -25,7 +25,7 @@ def _score_kernel(
     NUM_HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Scores KEYS tokens for one query; those it does not see get minus infinity."""
+    """Scores KEYS tokens for one query; keys that it does not see get minus infinity."""
     row = tl.program_id(1)
     token = first_token + row
     keys = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
@@ -33,7 +33,7 @@ def _score_kernel(
     query_start = tl.load(query_start_ptr + request)
     num_queries = tl.load(query_start_ptr + request + 1) - query_start
     num_keys = tl.load(seq_lens_ptr + request) - num_queries + token - query_start + 1
-    # Padding behind the last request sees nothing.
+    # Padding after the last request sees nothing.
     num_keys = tl.where(token - query_start < num_queries, num_keys, 0)
     is_key = keys < num_keys
     scores = tl.full([KEYS], float("-inf"), tl.float32)
@@ -63,14 +63,14 @@ def _score_kernel(
 def choose_keys(
     index: IndexQueries, keys: torch.Tensor, metadata: AttentionMetadata
 ) -> torch.Tensor | None:
-    """Returns the positions that each query attends to, in no order.
+    """Returns the positions that each query attends to, unordered.
 
-    Those that it does not see may be among them, if it sees fewer than there are places. Depends on
-    shapes alone; nothing is read on the host.
+    A query that sees fewer than top_k keys also gets positions that it does not see. Depends on
+    shapes alone; the host reads nothing.
 
     Args:
         index: of T tokens.
-        keys: [N, B, D], the layer's cache, this step's among them.
+        keys: [N, B, D], the layer's cache with this step's keys.
         metadata: the step's, on the GPU.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The inner loop of decode attention over keys and values of 8 bits."""
+"""The inner loop of decode attention over FP8 keys and values."""
 
 import triton
 import triton.language as tl
@@ -14,7 +14,7 @@ def _quarter(words, SHIFT: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def split_quarters(acc, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Returns columns 0, 4, 8 and so on of acc, then those beside them: four of [ROWS, D / 4]."""
+    """Returns columns 0, 4, 8, ... of acc, then their right neighbours: four of [ROWS, D / 4]."""
     halves = acc.reshape(ROWS, BLOCK_D // 4, 2, 2).permute(0, 1, 3, 2)
     first, second = tl.split(halves)
     a, b = tl.split(first)
@@ -35,17 +35,17 @@ def attend_keys_of_8_bits(
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Does what attend_keys does on the diagonal, with values read four at a time.
+    """Does what attend_keys does on the diagonal, reading values four at a time.
 
-    The tensor cores take pairs of values of two keys, which lie apart: byte by byte that is a load
-    for each. HEAD_DIM is a multiple of 4. Products with keys are of float16, which they become in
-    one instruction, unless queries are of float32.
+    Tensor cores take pairs of values of two keys, which are far apart in memory: byte by byte that
+    is one load each. HEAD_DIM is a multiple of 4. Keys are multiplied in float16, to which FP8
+    converts in one instruction, unless queries are float32.
     """
     q_scale = tl.full([ROWS], 1.0, tl.float32)
     weight_type: tl.constexpr = q.dtype
     if q.dtype == tl.bfloat16:
-        # Over a power of two near their largest number queries fit into float16: they are as they
-        # were, but for numbers below 2^-14 of it, which are rounded to multiples of 2^-24.
+        # Divided by a power of two near their largest magnitude, queries fit into float16. Only
+        # elements below 2^-14 of it change: they round to multiples of 2^-24.
         largest = tl.max(tl.abs(q.to(tl.float32)), 1)
         power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
         q_scale = tl.where(power > 0.0, power, 1.0)

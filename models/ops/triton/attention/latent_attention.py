@@ -1,4 +1,4 @@
-"""Attention to paged latent vectors, in which all heads of a token read the same keys."""
+"""Attention to paged latent vectors; all heads of a token read the same keys."""
 
 import torch
 import triton
@@ -6,10 +6,11 @@ import triton.language as tl
 
 from models.forward_context import AttentionMetadata
 from models.kv_cache import LatentCacheData
-from models.ops.attention.index_queries import IndexQueries
+from models.ops.operands.base_two import LOG2_E
+from models.ops.operands.index_queries import IndexQueries
 from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS, MAX_SPLITS
 from models.ops.triton.attention.index_choice import choose_keys
-from models.ops.triton.attention.token_request import request_of
+from models.ops.triton.attention.request_search import request_of
 
 _METADATA = [
     "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "table_stride", "num_requests",
@@ -17,15 +18,15 @@ _METADATA = [
 ]  # fmt: skip  # specialising on these would compile again while serving
 
 ENTRY_ALIGNMENT = 16
-"""Bytes that the size of a token's cache entry is a multiple of."""
+"""Bytes that a token's cache entry is a multiple of."""
 
 _MANY_TOKENS = 256
-"""From so many tokens on, programs are plenty, and each takes more heads."""
+"""From this many tokens on there are enough programs that each takes more heads."""
 
 _STAGES = {True: 5, False: 2}
-"""Depth of the pipeline with 16 heads to a program and with more.
+"""Pipeline stages with 16 heads per program and with more.
 
-Where keys lie is read first, which takes stages: 5 keep two tiles of keys under way, 2 keep one.
+Block ids are read first, which takes stages: 5 keep two tiles of keys loading, 2 keep one.
 """
 
 
@@ -44,7 +45,7 @@ def _latent_kernel(  # noqa: PLR0915  # one launch for all kinds of steps
     query_start = tl.load(query_start_ptr + request)
     num_queries = tl.load(query_start_ptr + request + 1) - query_start
     if token - query_start >= num_queries:
-        return  # padding behind the last request
+        return  # padding after the last request
     # A dummy request has no keys.
     num_keys = tl.load(seq_lens_ptr + request) - num_queries + token - query_start + 1
     num_places = num_keys
@@ -95,7 +96,7 @@ def _latent_kernel(  # noqa: PLR0915  # one launch for all kinds of steps
         scores = tl.where(is_key[None, :], scores * scale_log2, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1))
         if IS_SPARSE:
-            # A tile may hold no key that is seen; a number keeps that from being inf - inf.
+            # A row may see no key of a tile; a finite number avoids inf - inf.
             new_highest = tl.maximum(new_highest, -1e30)
         weights = tl.exp2(scores - new_highest[:, None])
         kept = tl.exp2(highest - new_highest)
@@ -107,7 +108,7 @@ def _latent_kernel(  # noqa: PLR0915  # one launch for all kinds of steps
     in_tile = is_head[:, None] & is_column[None, :]
     if IS_SPLIT:
         row = (token.to(tl.int64) * num_splits + split) * NUM_HEADS + heads
-        # Without keys the sum is 0 and its logarithm minus infinity: such a part counts nothing.
+        # A part without keys has the sum 0 and the logarithm minus infinity: it counts nothing.
         lse = tl.where(total > 0.0, highest + tl.log2(tl.maximum(total, 1e-30)), float("-inf"))
         tl.store(lse_ptr + row, lse, mask=is_head)
     at = row[:, None] * LATENT + columns[None, :]
@@ -152,25 +153,25 @@ def latent_attention(
     *,
     is_prefill: bool = True,
 ) -> None:
-    """Attends each query to its sequence's latent vectors up to its own, or to those chosen.
+    """Attends each query to its sequence's latent vectors up to its own, or to the chosen ones.
 
-    T tokens, H heads, C and P as in models.ops.attention.latent_attention. In steps of single
-    tokens, and of those that verify drafts, the keys of a sequence are split over several programs,
-    and a second kernel adds their results up in a fixed order. Grids depend on T, H and the kind
-    of step only, and nothing is read on the host, so that a launch may be captured and replayed.
+    T tokens, H heads, C and P as in models.ops.attention.latent_attention. In single-token steps
+    and steps that verify drafts, several programs share a sequence's keys, and a second kernel adds
+    their results up in a fixed order. Grids depend on T, H and the kind of step only and the host
+    reads nothing, so launches may be captured.
 
     Args:
         q: [T, H, C + P], contiguous.
-        cache: the layer's, this step's entries among them.
+        cache: the layer's, with this step's entries.
         metadata: the step's, on the GPU.
         output: [T, H, C], contiguous; a request without tokens gets zeros.
         scale: factor of the scores.
-        index: chooses what is attended to; None: everything is.
-        is_prefill: whether a query of several tokens may be a chunk of a prompt.
+        index: chooses the attended tokens; None: all.
+        is_prefill: whether a query of several tokens may be a prompt chunk.
 
     Raises:
-        ValueError: an entry of the cache is not a multiple of 16 bytes; such rows were read from
-            misaligned addresses (H200, Triton 3.6, 30 float32).
+        ValueError: a cache entry is not a multiple of 16 bytes; such rows were read from misaligned
+            addresses (H200, Triton 3.6, 30 float32).
     """
     entry_bytes = q.shape[-1] * q.dtype.itemsize
     if entry_bytes % ENTRY_ALIGNMENT:
@@ -189,7 +190,7 @@ def latent_attention(
     target, lse = output, metadata.seq_lens
     if is_split and workspace is not None:
         target, lse = workspace.partials, workspace.lse
-    is_float = q.dtype.itemsize > 2  # a half takes two bytes
+    is_float = q.dtype.itemsize > 2
     is_few = is_float or num_tokens < _MANY_TOKENS
     heads = 16 if is_few else min(64, max(16, triton.next_power_of_2(num_heads)))
     block_c = max(16, triton.next_power_of_2(latent))
@@ -197,7 +198,7 @@ def latent_attention(
         q, cache.latent, target, lse, metadata.block_tables, metadata.seq_lens,
         metadata.query_start_loc, metadata.seq_lens if chosen is None else chosen,
         metadata.block_tables.stride(0), metadata.seq_lens.shape[0], splits,
-        0 if chosen is None else chosen.shape[1], scale * 1.4426950408889634,
+        0 if chosen is None else chosen.shape[1], scale * LOG2_E,
         NUM_HEADS=num_heads, LATENT=latent, ROTATED=size - latent,
         BLOCK_SIZE=cache.latent.shape[1], HEADS=heads,
         KEYS=16 if is_float else 32, BLOCK_C=block_c,

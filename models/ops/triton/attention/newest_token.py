@@ -1,4 +1,4 @@
-"""What a request's one new token brings: its heads are transformed, stored, and seen at once."""
+"""Transforms, stores and attends to the one new token of a request."""
 
 import triton
 import triton.language as tl
@@ -11,7 +11,7 @@ def partners_of(dims, HEAD_DIM: tl.constexpr):
     """Returns the dimension that each one is rotated with, in the other half of the head."""
     HALF: tl.constexpr = HEAD_DIM // 2
     partners = tl.where(dims < HALF, dims + HALF, dims - HALF)
-    # The largest power of two that divides a half: so many partners of neighbours are neighbours.
+    # The largest power of two that divides a half: runs of this length have partners in a run.
     RUN: tl.constexpr = HALF & -HALF
     return tl.max_contiguous(tl.multiple_of(partners, RUN), RUN)
 
@@ -52,11 +52,11 @@ def store_newest(
 ):  # fmt: skip
     """Stores one token's key and value if is_last, unless their slot is in block 0.
 
-    key: [rows, BLOCK_D], all rows alike. value: [1, BLOCK_D]. Returns both as the cache gives them
-    back, in float32.
+    key: [rows, BLOCK_D], equal rows. value: [1, BLOCK_D]. Returns both as read back from the cache,
+        in float32.
     """
-    # Block 0 is nobody's. Requests that only fill up a step share it: writing while others read it
-    # would make their outputs, by which graphs are tested, depend on who comes first.
+    # Dummy requests share block 0: writing while others read it would make their outputs, which
+    # tests of graphs compare, depend on the order of programs.
     has_slot = (slot >= BLOCK_SIZE) & is_last
     at_head = slot * NUM_KV_HEADS + kv_head
     rows = tl.arange(0, key.shape[0])
@@ -84,7 +84,7 @@ def store_newest(
 
 @triton.jit
 def see_newest(q, key, is_last, highest, total, scale_log2):
-    """Has a softmax that has seen at most a sink see the newest key if is_last: weigh_keys.
+    """Adds the newest key, if is_last, to a softmax that has seen at most a sink: weigh_keys.
 
     Returns the key's weight, highest and total.
     """
@@ -97,7 +97,7 @@ def see_newest(q, key, is_last, highest, total, scale_log2):
 
 @triton.jit
 def repeated(x, ROWS: tl.constexpr):
-    """Repeats the rows of x until there are ROWS; both numbers are powers of two."""
+    """Repeats the rows of x until there are ROWS; both counts are powers of two."""
     TIMES: tl.constexpr = ROWS // x.shape[0]
     if len(x.shape) == 1:
         return tl.reshape(tl.broadcast_to(x[None, :], (TIMES, x.shape[0])), (ROWS,))

@@ -9,12 +9,12 @@ def weigh_keys(
     q, k, k_scale, highest, total, keys, end, positions, scale_log2,
     IS_DIAGONAL: tl.constexpr, WINDOW: tl.constexpr, HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
-    """Returns the weights of one tile of keys, what is kept of earlier ones, highest and total.
+    """Returns the weights of one tile of keys, the factor of earlier ones, highest and total.
 
-    highest and total are the highest scaled score and the sum of base-2 exponentials of each row of
-    q so far. On the diagonal a row sees the keys up to its position and before the end; off it all
-    rows see all keys. With a WINDOW, on the diagonal, it sees no more than so many. HAS_SCALES:
-    scores take those of the heads of k, [1, KEYS], which are fewer numbers than keys.
+    highest and total are each row's highest scaled score and sum of base-2 exponentials so far. On
+    the diagonal a row sees keys up to its position and before the end, and with a WINDOW only the
+    last WINDOW of them; off it, all rows see all keys. HAS_SCALES: scores are multiplied by the
+    scales of k's heads, [1, KEYS].
 
     Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
     """
@@ -29,7 +29,7 @@ def weigh_keys(
     # Scaled after the maximum, so that scaling and subtraction are one instruction.
     new_highest = tl.maximum(highest, tl.max(scores, 1) * scale_log2)
     if WINDOW > 0:
-        # A row may see no key of its first tiles; a number keeps that from being inf - inf.
+        # A row may see no key of its first tiles; a finite number avoids inf - inf.
         new_highest = tl.where(new_highest == float("-inf"), -1e30, new_highest)
     weights = tl.exp2(scores * scale_log2 - new_highest[:, None])
     kept = tl.exp2(highest - new_highest)
@@ -43,7 +43,8 @@ def fold_tile(
 ):  # fmt: skip
     """Folds one tile of keys and values of one kv head into a running softmax: weigh_keys.
 
-    acc is the weighted values of each row of q so far. HAS_SCALES: weights take those of v too.
+    acc holds the weighted values of each row of q so far. HAS_SCALES: weights are multiplied by
+    v_scale.
     """
     weights, kept, highest, total = weigh_keys(
         q, k, k_scale, highest, total, keys, end, positions, scale_log2,
@@ -57,10 +58,10 @@ def fold_tile(
 
 @triton.jit
 def widened(x, dtype: tl.constexpr):
-    """Returns 8-bit floats in another dtype, which is exact.
+    """Converts FP8 to another dtype, exactly.
 
-    The way around float32 takes instructions of which a multiprocessor has more than of the direct
-    one from float16 to bfloat16.
+    To bfloat16 it goes by float32: a multiprocessor runs these instructions at a higher rate than
+    the direct one from float16 to bfloat16.
     """
     x = x.to(tl.float16)
     if dtype == tl.bfloat16:
@@ -96,7 +97,8 @@ def attend_keys(
 ):  # fmt: skip
     """Folds the cached keys in [start, end) of one kv head into a running softmax: fold_tile.
 
-    Off the diagonal end - start is a multiple of KEYS. HAS_SCALES: each head of k and v has one.
+    Off the diagonal end - start is a multiple of KEYS. HAS_SCALES: each head of k and v has a
+    scale.
     """
     for first in tl.range(start, end, KEYS, num_stages=STAGES):
         keys = first + tl.arange(0, KEYS)
@@ -132,15 +134,14 @@ def attend_new_keys(
 ):  # fmt: skip
     """Folds the keys in [start, end) of a chunk, which begins at first_token: fold_tile.
 
-    They are rows of tensors, read in whole tiles. Positions count from the chunk's first token.
+    Keys are rows of tensors, read in whole tiles. Positions count from the chunk's first token.
     """
     for first in tl.range(start, end, KEYS, num_stages=STAGES):
         keys = first + tl.arange(0, KEYS)
         k = new_k.load([first_token + first, k_column])
         v = new_v.load([first_token + first, v_column])
         if IS_DIAGONAL:
-            # Behind the chunk are other requests, whose values a weight of 0 must not multiply:
-            # they may be no numbers.
+            # After the chunk come other requests' values, which may be NaN: 0 * NaN is NaN.
             v = tl.where((keys < end)[:, None], v, 0.0)
         acc, highest, total = fold_tile(
             q, k, v, 1.0, 1.0, acc, highest, total, keys, end, positions, scale_log2,

@@ -1,4 +1,4 @@
-"""Paged causal attention of chunks of queries, of any lengths side by side."""
+"""Paged causal attention of chunks of queries of any lengths."""
 
 from functools import lru_cache
 
@@ -9,15 +9,16 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from models.forward_context import AttentionMetadata
 from models.kv_cache import KVCacheData
+from models.ops.operands.base_two import LOG2_E
 from models.ops.triton.attention.cache_scales import cache_scales
 from models.ops.triton.attention.configurations import Tiles, hopper_tiles, prefill_tiles
 from models.ops.triton.attention.hopper_attention import hopper_attention
 from models.ops.triton.attention.online_softmax import attend_keys, attend_new_keys
-from models.ops.triton.attention.tile_request import request_of_tile
+from models.ops.triton.attention.request_search import request_of_tile
+from models.ops.triton.launching.copy_engine import COPY_ALIGNMENT
 from models.ops.triton.launching.launch import Launch
 
-COPY_ALIGNMENT = 16
-"""Bytes that rows start at a multiple of for the copy engine (CUDA C++ Programming Guide, TMA)."""
+_LOG2_E = tl.constexpr(LOG2_E)
 
 _METADATA = [
     "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "table_stride", "num_requests",
@@ -37,7 +38,7 @@ def _prefill_kernel(
 ):  # fmt: skip
     """Attends QUERIES neighbouring tokens, the heads of one kv head each, to their prefixes.
 
-    Chunks with cached tokens before them are left to the one form, those without to the other.
+    One form takes the chunks after cached tokens (HAS_PREFIX), the other those without.
     """
     kv_head = tl.program_id(0)
     # The last tiles of a chunk have the most keys; they start first.
@@ -46,8 +47,8 @@ def _prefill_kernel(
     query_start = tl.load(query_start_ptr + request)
     num_queries = tl.load(query_start_ptr + request + 1) - query_start
     num_cached = tl.load(seq_lens_ptr + request) - num_queries
-    # From a cache of 8-bit floats all keys are read as they are stored: results do not depend on
-    # how a prompt is cut into chunks.
+    # From an FP8 cache all keys are read as stored, so that results do not depend on how a prompt
+    # is cut into chunks.
     is_mine = HAS_SCALES or (num_cached > 0) == HAS_PREFIX
     first_query = (tile - query_start // QUERIES - request) * QUERIES
     if first_query >= num_queries or num_queries < min_queries or not is_mine:
@@ -69,15 +70,15 @@ def _prefill_kernel(
     highest = tl.full([QUERIES * PADDED_GROUP], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES * PADDED_GROUP], tl.float32)
     if HAS_SINKS:
-        # Scores without keys, as if they had been seen first.
+        # Scores without keys count as if seen first.
         sinks = tl.load(sinks_ptr + kv_head * GROUP + head, mask=head < GROUP, other=0.0)
-        highest = sinks.to(tl.float32) * 1.4426950408889634
+        highest = sinks.to(tl.float32) * _LOG2_E
         total = tl.full([QUERIES * PADDED_GROUP], 1.0, tl.float32)
     # Every query sees the keys up to the first one's position; whole tiles of them need no mask.
     diagonal = (num_cached + first_query + 1) // KEYS * KEYS
     end = num_cached + tl.minimum(first_query + QUERIES, num_queries)
     if WINDOW > 0:
-        # From the first query's first key on, every tile may need the mask of somebody's window.
+        # From the first query's first key on, any tile may need the mask of a query's window.
         diagonal = tl.maximum(num_cached + first_query + 1 - WINDOW, 0) // KEYS * KEYS
     if HAS_PREFIX:
         table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
@@ -122,22 +123,22 @@ def prefill_attention(
     """Attends each query of longer chunks to its sequence's keys up to its own.
 
     A chunk that begins its sequence reads keys where they were computed, in tiles that the copy
-    engine fetches; one with cached tokens before it reads all through the block table. On GPUs of
-    compute capability 9.0 hopper_attention does both. Elsewhere a kernel for both would have half
-    the programs at a time: 8192 tokens took 1270 us instead of 960, and 764 instead of about 610
-    behind a prefix (H200, 32 heads, 8 kv heads of 128, 2026-11).
-    T tokens, R requests, Hq/Hk query/kv heads, D head dim. Grids depend on T, R and Hk only,
-    and nothing is read on the host, so that launches may be captured and replayed.
+    engine loads; a later chunk reads all keys through the block table. hopper_attention does both
+    on GPUs of compute capability 9.0. Elsewhere one kernel for both would run half the programs at
+    a time: 8192 tokens took 1270 us instead of 960, and 764 instead of about 610 after a prefix
+    (H200, 32 heads, 8 kv heads of 128, 2026-11).
+    T tokens, R requests, Hq/Hk query/kv heads, D head dim. Grids depend on T, R and Hk only and the
+    host reads nothing, so launches may be captured.
 
     Args:
         q: [T, Hq, D], contiguous; may be `output`.
-        k: [at least T, Hk, D], this step's keys, ready to attend; each token's heads contiguous.
+        k: [at least T, Hk, D], this step's transformed keys; each token's heads contiguous.
         v: [at least T, Hk, D], this step's values, likewise.
-        cache: the layer's keys and values, this step's among them.
+        cache: the layer's keys and values, with this step's.
         metadata: the step's, on the GPU.
         output: [T, Hq, D], contiguous.
-        min_queries: requests with fewer query tokens are left alone.
-        sliding_window: how many keys a query sees at most.
+        min_queries: skips requests with fewer query tokens.
+        sliding_window: most keys that a query sees.
         sinks: [Hq], scores without keys.
 
     Source: Dao 2023, "FlashAttention-2", section 3.
@@ -166,7 +167,7 @@ def prefill_attention(
             q, cache.k, cache.v, *cache_scales(cache), new_k, new_v, k.stride(1), v.stride(1),
             output, metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
             q if sinks is None else sinks, metadata.block_tables.stride(0),
-            num_requests, min_queries, head_dim**-0.5 * 1.4426950408889634,
+            num_requests, min_queries, head_dim**-0.5 * LOG2_E,
         )  # fmt: skip
 
 
@@ -183,7 +184,7 @@ def _launcher(
     has_prefix: bool,
     device: torch.device,
 ) -> tuple[int, Launch]:
-    """Returns how many queries a program does, and what launches them."""
+    """Returns the queries of one program, and the launcher."""
     del device
     group = num_heads // num_kv_heads
     padded_group = triton.next_power_of_2(group)
@@ -208,10 +209,7 @@ def _forms(cache: KVCacheData, metadata: AttentionMetadata) -> tuple[bool, ...]:
 
 
 def _aligned(x: torch.Tensor) -> torch.Tensor:
-    """Returns [T, Hk, D] with the heads of a token side by side as the copy engine reads them.
-
-    It takes rows and heads that start at a multiple of 16 bytes; others are copied.
-    """
+    """Returns [T, Hk, D] with heads aligned for the copy engine; copies unaligned ones."""
     starts = (x.data_ptr(), x.stride(0) * x.itemsize, x.stride(1) * x.itemsize)
     if all(start % COPY_ALIGNMENT == 0 for start in starts):
         return x

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from models.kv_cache import KVCacheData
-from models.ops.attention.head_transform import HeadTransform
+from models.ops.operands.head_transform import HeadTransform
 from models.ops.triton.attention.cache_scales import cache_scales, scale_of
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
@@ -17,7 +17,8 @@ from models.ops.triton.launching.dependent_launch import (
 from models.ops.triton.launching.launch import Launch
 
 FEW_TOKENS = 64
-"""Up to this many tokens, one program does one head of one token: a decode step wants programs."""
+"""Up to this many tokens, a program does one head of one token, so that decode steps have enough
+programs."""
 
 _VARYING = [
     "slots_ptr", "num_tokens", "q_stride", "k_stride", "v_stride", "rotated_k_stride",
@@ -73,7 +74,7 @@ def _rotate_and_cache_kernel(
     HAS_ROTATION: tl.constexpr, HAS_NORM: tl.constexpr, TOKENS: tl.constexpr,
     BLOCK_HALF: tl.constexpr, HAS_SCALES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Does one head of TOKENS tokens; key heads come first, then value heads, then query heads."""
+    """Does one head of TOKENS tokens: key heads first, then value heads, then query heads."""
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -138,10 +139,10 @@ def rotate_and_cache(
     slot_mapping: torch.Tensor,
     transform: HeadTransform | None,
 ) -> None:
-    """Stores each token's key and value in its slot; transforms queries and keys on the way.
+    """Stores each token's key and value in its slot, and transforms queries and keys.
 
-    Unlike the reference it rounds once, after the rotation. Tokens past the end of slot_mapping
-    are padding and left out.
+    Unlike the reference it rounds once, after the rotation. Tokens past the end of slot_mapping are
+    padding.
 
     Args:
         q: [T, Hq, D], each token's heads contiguous; D is even.
@@ -151,15 +152,14 @@ def rotate_and_cache(
         rotated_k: [T, Hk, D], each token's heads contiguous; takes the transformed keys.
         cache: the layer's, changed in place.
         slot_mapping: [at most T] int64.
-        transform: what to do to queries and keys; None stores the keys as they are and writes
-            nothing else.
+        transform: of queries and keys; None only stores keys and values.
     """
     num_tokens = slot_mapping.shape[0]
     _, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     tokens = 1 if num_tokens <= FEW_TOKENS else 16
     num_programs = 2 * num_kv_heads + (0 if transform is None else num_heads)
-    # Arguments that a kernel without transform does not touch; any tensor will do.
+    # A kernel without transform does not touch these; any tensor will do.
     cos = sin = q_weight = k_weight = slot_mapping
     eps, has_norm = 0.0, False
     if transform is not None:

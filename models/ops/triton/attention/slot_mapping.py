@@ -1,4 +1,4 @@
-"""Where the keys and values of a step's tokens go, in one kernel."""
+"""Computes the slots of a step's tokens in one kernel."""
 
 from functools import lru_cache
 

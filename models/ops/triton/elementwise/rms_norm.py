@@ -20,7 +20,7 @@ def _rms_norm_kernel(
     SIZE: tl.constexpr, PARTS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Normalises one row, which is the sum of PARTS rows of x and perhaps one of the residual."""
+    """Normalises one row, the sum of PARTS rows of x and, if HAS_RESIDUAL, one of the residual."""
     let_next_start(DEPENDENT)
     columns = tl.arange(0, BLOCK)
     is_column = columns < SIZE
@@ -65,10 +65,7 @@ def _launch(
     normed: torch.Tensor,
     total: torch.Tensor,
 ) -> None:
-    """Runs one program per row; `total` takes the sum if there is a residual.
-
-    Only with a residual may x be in parts.
-    """
+    """Runs one program per row; with a residual x may be in parts and `total` takes the sum."""
     size = x.shape[-1]
     num_rows = normed.numel() // size
     launch = _launcher(size, x.numel() // normed.numel(), residual is not None, x.device)
@@ -81,7 +78,7 @@ def _launch(
 @lru_cache
 def _launcher(size: int, num_parts: int, has_residual: bool, device: torch.device) -> Launch:
     block = triton.next_power_of_2(size)
-    # A thread has eight numbers, which it reads at once: with few rows nothing hides a second read.
+    # A thread reads its eight elements at once: with few rows nothing hides a second read.
     return Launch(
         _rms_norm_kernel, SIZE=size, PARTS=num_parts, HAS_RESIDUAL=has_residual, BLOCK=block,
         num_warps=min(16, max(1, block // 256)), **launch_options(device),

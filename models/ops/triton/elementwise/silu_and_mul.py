@@ -45,7 +45,7 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 
 @lru_cache
 def _launcher(size: int, device: torch.device) -> tuple[int, Launch]:
-    """Returns how many programs a row takes, and what launches them."""
+    """Returns the programs of a row, and the launcher."""
     block = min(_BLOCK, triton.next_power_of_2(size))
     launch = Launch(
         _silu_and_mul_kernel, SIZE=size, BLOCK=block, num_warps=max(1, block // 256),

@@ -1,1 +1,1 @@
-"""How kernels are built and launched."""
+"""Builds and launches kernels."""

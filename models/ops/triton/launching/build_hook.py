@@ -1,4 +1,4 @@
-"""Tells when Triton builds a kernel."""
+"""Reports when Triton builds a kernel."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from triton import knobs
 def on_build(listener: Callable[[str], None]) -> None:
     """Calls `listener` with a kernel's name whenever one is built, or loaded from Triton's cache.
 
-    There is one listener: another one takes its place.
+    A new listener replaces the last one.
     """
 
     def hook(*, fn, **details):

@@ -1,7 +1,7 @@
-"""What Triton would build for launches, found without launching, and built where there is no GPU.
+"""Finds the kernels that launches need without launching, and builds them without a GPU.
 
-Triton keeps what it builds in a folder, by a key of all that the code depends on. What another
-process has built is therefore found by the launch that wants it.
+Triton caches kernels in a folder, by a key of all that their code depends on, so a launch finds
+what another process has built.
 """
 
 import hashlib
@@ -28,19 +28,22 @@ from models.ops import triton as kernels
 from models.ops.triton.launching.launch import forget_all_builds
 
 _MOST_FILE_NAME = 150
-"""Characters of a kernel's name that Triton names files by (triton/compiler/compiler.py)."""
+"""Characters of a kernel's name in Triton's file names (triton/compiler/compiler.py)."""
 
 
 class MissingKernelError(Exception):
-    """A launch wants a kernel that nobody has built yet."""
+    """A launch needs a kernel that has not been built."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelBuild:
-    """A kernel and all that its code depends on; travels between processes.
+    """A kernel and all that its code depends on; it can be sent between processes.
 
-    module, name: where the kernel's function is found. signature: types of its arguments by name.
-    constants, attributes: by place of the argument. options: of the compiler. target: of the GPU.
+    module, name: of the kernel's function.
+    signature: types of its arguments by name.
+    constants, attributes: by index of the argument.
+    options: of the compiler.
+    target: the GPU.
     """
 
     module: str
@@ -53,14 +56,14 @@ class KernelBuild:
 
     @property
     def source(self) -> ASTSource:
-        """What Triton's compiler takes."""
+        """The input of Triton's compiler."""
         function = getattr(import_module(self.module), self.name)
         source = GluonASTSource if function.is_gluon() else ASTSource
         return source(function, self.signature, self.constants, self.attributes)
 
     @property
     def key(self) -> str:
-        """What Triton keeps the kernel by."""
+        """The kernel's key in Triton's cache."""
         backend = make_backend(self.target)
         options = backend.parse_options(dict(self.options))
         key = get_cache_key(self.source, backend, options, get_cache_invalidating_env_vars())
@@ -74,14 +77,14 @@ class KernelBuild:
 
     @property
     def num_characters(self) -> int:
-        """Length of the function's source: what takes longer to build is longer, as a rule."""
+        """Length of the function's source, an estimate of how long it takes to build."""
         return len(self.source.fn.src)
 
     def build(self) -> None:
-        """Builds the kernel, and what launches it, into Triton's cache; no GPU takes part."""
+        """Builds the kernel and its launcher into Triton's cache, without a GPU."""
         kernel = triton.compile(self.source, target=self.target, options=dict(self.options))
         if hasattr(nvidia_driver, "make_launcher"):
-            # Up to Triton 3.6 each signature has a launcher in C, which takes a compiler too.
+            # Up to Triton 3.6 each signature has a launcher in C, which must be compiled too.
             nvidia_driver.CudaLauncher(kernel.src, kernel.metadata)
 
 
@@ -89,11 +92,11 @@ class KernelBuild:
 def only_kept_kernels() -> Iterator[None]:
     """Lets launches run as long as their kernels are in Triton's cache.
 
-    When one is missing, all that this process has loaded are forgotten, so that `launches_skipped`
-    skips them too.
+    When one is missing, this process forgets all that it has loaded, so that `launches_skipped`
+    skips those too.
 
     Raises:
-        MissingKernelError: at the first launch of another kernel, which is not built.
+        MissingKernelError: at the first launch of a kernel that is not built.
     """
 
     def refuse_missing(*, fn: Any, compile: dict[str, Any], **details: Any) -> bool:
@@ -115,8 +118,8 @@ def only_kept_kernels() -> Iterator[None]:
 def launches_skipped() -> Iterator[dict[str, KernelBuild]]:
     """Skips launches of kernels that this process has not loaded, in all threads.
 
-    What such a kernel would have written stays as it was. Yields what would have been built or
-    loaded as it comes to be known, by what tells one from the others.
+    A skipped kernel's outputs keep their old content. Yields the skipped builds, by a key, as
+    launches find them.
     """
     builds: dict[str, KernelBuild] = {}
     with ExitStack() as stand_ins:
@@ -124,7 +127,7 @@ def launches_skipped() -> Iterator[dict[str, KernelBuild]]:
 
         def skip(*, fn: Any, compile: dict[str, Any], **details: Any) -> bool:
             builds[f"{fn.module}.{fn.name} {compile['key']}"] = _build_of(fn, compile)
-            # Asking takes Triton longer than launching; of the same kernel it asks once.
+            # The hook takes longer than a launch; with a stand-in Triton calls it once a kernel.
             kernels = fn.jit_function.device_caches[compile["device"]][0]
             kernels[compile["key"]] = _SkippedKernel()
             stand_ins.callback(kernels.pop, compile["key"])
@@ -135,24 +138,24 @@ def launches_skipped() -> Iterator[dict[str, KernelBuild]]:
 
 
 class _SkippedKernel:
-    """Stands for a kernel in Triton's table of those that are loaded; its launches do nothing."""
+    """Stands in for a kernel in Triton's table of loaded kernels; its launches do nothing."""
 
     function = None
     packed_metadata = None
 
     def launch_metadata(self, *arguments: Any) -> None:
-        """Tells nothing of a launch."""
+        """Returns no metadata."""
 
     def run(self, *arguments: Any) -> None:
         """Launches nothing."""
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        """Returns what launches nothing."""
+        """Returns a launcher that does nothing."""
         return self.run
 
 
 def kernel_functions() -> Iterator[JITFunction]:
-    """Yields the functions of all kernels, some of them several times, always in one order."""
+    """Yields the functions of all kernels in a fixed order, some several times."""
     for info in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
         for value in vars(import_module(info.name)).values():
             if isinstance(value, JITFunction):
@@ -160,11 +163,11 @@ def kernel_functions() -> Iterator[JITFunction]:
 
 
 def load_kernel_functions() -> None:
-    """Imports every kernel and computes what keys are made of.
+    """Imports every kernel and computes the parts of cache keys.
 
-    All processes that share a cache must do so before their first build: what a function adds to a
-    key depends on whether those that it calls have been asked before (Triton 3.6 and 3.7,
-    DependenciesFinder._update_hash). Modules hold functions behind those that they call.
+    All processes that share a cache must do so before their first build: a function's part of a key
+    depends on whether the keys of the functions that it calls were computed before (Triton 3.6 and
+    3.7, DependenciesFinder._update_hash). Modules define functions after those that they call.
     """
     for function in kernel_functions():
         _ = function.cache_key
@@ -172,7 +175,7 @@ def load_kernel_functions() -> None:
 
 
 def prepare_launches() -> None:
-    """Does what else a process's first launch would do first: Triton's binding to the driver."""
+    """Does the rest of a process's first launch: Triton's binding to the driver."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="driver") as thread:
         binding = thread.submit(getattr, driver, "active")
         load_kernel_functions()
@@ -181,7 +184,7 @@ def prepare_launches() -> None:
 
 @contextmanager
 def _asked_before_builds(hook: Callable[..., bool]) -> Iterator[None]:
-    """Has Triton ask whether to skip a launch of a kernel that this process has not loaded."""
+    """Has Triton call `hook`, which may skip the launch, before it loads a kernel."""
     before = knobs.runtime.jit_cache_hook
     knobs.runtime.jit_cache_hook = hook
     try:
@@ -191,8 +194,8 @@ def _asked_before_builds(hook: Callable[..., bool]) -> Iterator[None]:
 
 
 def _build_of(fn: Any, compile: dict[str, Any]) -> KernelBuild:  # as Triton calls them
-    """Returns what Triton tells its hook of."""
-    # All options are only in what Triton tells as JSON, which makes lists of tuples.
+    """Returns the build that Triton describes to its hook."""
+    # Only the JSON has all options, and JSON makes lists of tuples.
     options = json.loads(compile["specialization_data"])["options"]
     return KernelBuild(
         module=fn.module,
@@ -206,5 +209,5 @@ def _build_of(fn: Any, compile: dict[str, Any]) -> KernelBuild:  # as Triton cal
 
 
 def _as_tuple(value: Any) -> Any:
-    """Returns a list as a tuple, all the way down."""
+    """Returns a list as a tuple, recursively."""
     return tuple(_as_tuple(item) for item in value) if isinstance(value, list) else value

@@ -1,7 +1,7 @@
-"""Launches a kernel without asking Triton each time which of its builds fits the arguments.
+"""Launches a kernel without Triton's lookup of the build that fits the arguments.
 
-Triton binds, classifies and hashes all arguments of every launch, constants too, which takes longer
-than the launch itself. What decides is little: types, alignments and numbers.
+Triton binds, classifies and hashes all arguments at every launch, constants too, which takes longer
+than the launch itself. The build depends only on types, alignments and scalar values.
 """
 
 import inspect
@@ -13,7 +13,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 MAX_BUILDS = 4096
-"""Combinations of arguments that are remembered; numbers of tokens make many of the same build."""
+"""Most remembered argument combinations; token counts make many of the same build."""
 
 
 class Launch:
@@ -23,15 +23,15 @@ class Launch:
         """Launches nothing yet.
 
         Args:
-            kernel: made by triton.jit; its constants stand behind its other parameters.
-            constants: the kernel's, all of them, and options of the launch such as num_warps.
+            kernel: made by triton.jit; its constants come after its other parameters.
+            constants: all of the kernel's, and launch options such as num_warps.
         """
         names = list(inspect.signature(kernel.fn).parameters)
         self._kernel = kernel
         self._constants = constants
         self._values = tuple(constants[name] for name in names if name in constants)
         num_others = len(names) - len(self._values)
-        assert not constants.keys() & set(names[:num_others]), "constants stand behind the others"
+        assert not constants.keys() & set(names[:num_others]), "constants come last"
         self._builds: dict[tuple[Any, ...], Any] = {}
         _launches.add(self)
 
@@ -40,7 +40,7 @@ class Launch:
         grid: tuple[int, int, int],
         *args: torch.Tensor | TensorDescriptor | GluonDescriptor | float,
     ) -> None:
-        """Launches the kernel; args are all parameters that are no constants, in order."""
+        """Launches the kernel; args are all parameters but constants, in order."""
         kinds = [
             (arg.dtype, arg.data_ptr() % 16)
             if isinstance(arg, torch.Tensor)
@@ -62,7 +62,7 @@ class Launch:
             self._builds[key] = build
 
     def forget_builds(self) -> None:
-        """Has Triton look up the builds of all launches anew."""
+        """Makes Triton look up this kernel's builds again."""
         self._builds.clear()
 
 
@@ -70,6 +70,6 @@ _launches: WeakSet[Launch] = WeakSet()
 
 
 def forget_all_builds() -> None:
-    """Has Triton look up the builds of every kernel anew."""
+    """Makes Triton look up every kernel's builds again."""
     for launch in list(_launches):
         launch.forget_builds()

@@ -4,15 +4,15 @@ import torch
 import triton
 import triton.language as tl
 
+from models.number_formats import BLOCK, FP8, FP8_MAX, SMALLEST_AMAX
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
     wait_for_previous,
 )
 
-FP8_MAX = tl.constexpr(448.0)
-SMALLEST_AMAX = tl.constexpr(1e-10)
-BLOCK = 128
+_FP8_MAX = tl.constexpr(FP8_MAX)
+_SMALLEST_AMAX = tl.constexpr(SMALLEST_AMAX)
 GROUPS_PER_PROGRAM = 16
 
 
@@ -31,8 +31,8 @@ def _quantize_kernel(
     columns = groups[:, None] * GROUP_SIZE + inside[None, :]
     is_column = (columns < SIZE) & (inside[None, :] < GROUP_SIZE)
     x = tl.load(x_ptr + row * SIZE + columns, mask=is_column, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(x), 1), SMALLEST_AMAX) / FP8_MAX
-    scaled = tl.minimum(tl.maximum(x / scale[:, None], -FP8_MAX), FP8_MAX)
+    scale = tl.maximum(tl.max(tl.abs(x), 1), _SMALLEST_AMAX) / _FP8_MAX
+    scaled = tl.minimum(tl.maximum(x / scale[:, None], -_FP8_MAX), _FP8_MAX)
     rounded = scaled.to(rounded_ptr.dtype.element_ty)
     tl.store(rounded_ptr + row * SIZE + columns, rounded, mask=is_column)
     tl.store(scale_ptr + row * num_groups + groups, scale, mask=groups < num_groups)
@@ -44,7 +44,7 @@ def _block_linear_kernel(
     NUM_COLUMNS: tl.constexpr, SIZE: tl.constexpr, HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Computes one tile of the output, one block of the weight's columns after the other."""
+    """Computes one tile of the output, looping over blocks of the weight's columns."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
@@ -68,7 +68,7 @@ def _block_linear_kernel(
             )
         x_scale = tl.load(x_scale_at + block, mask=is_row, other=0.0)
         weight_scale = tl.load(weight_scale_at + block, mask=is_column, other=0.0)
-        # A sum of its own per block: the tensor cores add FP8 products in fewer than 32 bits.
+        # One sum per block: tensor cores add FP8 products in fewer than 32 bits.
         total += tl.dot(x, weight) * x_scale[:, None] * weight_scale[None, :]
     if HAS_BIAS:
         total += tl.load(bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
@@ -82,7 +82,7 @@ def quantize(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tens
     x = x.contiguous()
     num_rows, size = x.shape
     num_groups = triton.cdiv(size, group_size)
-    rounded = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    rounded = torch.empty(x.shape, dtype=FP8, device=x.device)
     scale = torch.empty((num_rows, num_groups), dtype=torch.float32, device=x.device)
     groups = min(GROUPS_PER_PROGRAM, triton.next_power_of_2(num_groups))
     group_block = triton.next_power_of_2(group_size)
@@ -115,7 +115,7 @@ def fp8_block_linear(
 def _tile(num_rows: int) -> tuple[int, int, int, int]:
     """Returns rows and columns of a tile, warps and pipeline stages.
 
-    Few rows leave the product bound by reading weights: narrow tiles make enough programs to keep
+    With few rows the product is bound by reading weights: narrow tiles make enough programs to keep
     every multiprocessor reading.
     """
     if num_rows <= 16:

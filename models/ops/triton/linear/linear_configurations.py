@@ -1,13 +1,16 @@
-"""Which kernel computes a product of few tokens: a table, as nothing is tuned while serving.
+"""Chooses the kernel of a product of few tokens, from a table: nothing is tuned while serving.
 
-Written from what `python -m tests.bench.skinny_linear` printed, and then tried in whole steps, on
-an H200 with the shapes of Qwen3-8B and Qwen3-0.6B (2026-11).
+Measured with `python -m tests.bench.skinny_linear`, then in whole steps, on an H200 with the shapes
+of Qwen3-8B and Qwen3-0.6B (2026-11).
 """
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
+
+from models.ops.kernel_choice import HOPPER
+from models.ops.triton.launching.copy_engine import COPY_ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +24,13 @@ class VectorTiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixTiles:
-    """Tensor cores: tokens; rows of the weight, gate and up together, and inputs of a tile; stages.
+    """Tensor cores: tokens; rows of the weight, gate and up together; inputs of a tile.
 
-    tokens: 8 to 64, a power of two. rows: 64 or 128. columns: 64, 128 or 256. num_stages: tiles of
-    the ring. splits: parts that the inputs are split into, each summed up by programs of its own.
+    tokens: 8 to 64, a power of two.
+    rows: 64 or 128.
+    columns: 64, 128 or 256.
+    num_stages: tiles of the ring.
+    splits: parts of the inputs, each summed by programs of its own.
     """
 
     tokens: int
@@ -34,18 +40,17 @@ class MatrixTiles:
     splits: int = 1
 
     def unsplit(self) -> "MatrixTiles":
-        """Returns the tiles for a caller that needs the sum itself."""
+        """Returns the tiles for a caller that needs the whole sum."""
         return self if self.splits == 1 else _unsplit(self)
 
 
 Tiles = VectorTiles | MatrixTiles
 
 MOST_TOKENS = 64
-"""With more, products are torch's or those of wide_configurations."""
-_COPIED_NUMBERS = 8
-"""The copy engine takes rows that are multiples of 16 bytes."""
+"""Products of more tokens are torch's or those of wide_configurations."""
 _FEW_OUTPUTS = 256
-"""Up to so many, as a router has, tall tiles are too few programs for more than two tokens."""
+"""Up to this many outputs, as of a router, tall tiles make too few programs for more than two
+tokens."""
 
 
 @lru_cache(maxsize=1024)
@@ -60,16 +65,16 @@ def skinny_tiles(
 ) -> Tiles | None:
     """Returns the tiles of the product [T, K] x [N, K]^T; None where torch's is faster.
 
-    Sizes are those of the result: a gated product reads 2 * N rows. Devices and dtypes that were
-    not measured are left to torch.
+    Sizes are those of the result: a gated product reads 2 * N rows. Unmeasured devices and dtypes
+    use torch's product.
     """
-    if dtype is not torch.bfloat16 or num_tokens > MOST_TOKENS or _capability(device) != (9, 0):
+    if dtype is not torch.bfloat16 or num_tokens > MOST_TOKENS or _capability(device) != HOPPER:
         return None
     if num_tokens <= 2:
         return _hopper_vector_tiles(num_tokens, num_outputs, num_inputs, is_gated=is_gated)
     if num_outputs <= _FEW_OUTPUTS:
         return None
-    if num_inputs % _COPIED_NUMBERS:
+    if num_inputs * dtype.itemsize % COPY_ALIGNMENT:
         return None
     # Up to 8, 16, 32 or 64 tokens.
     tokens = max(8, 1 << (num_tokens - 1).bit_length())
@@ -79,7 +84,7 @@ def skinny_tiles(
 def _hopper_vector_tiles(
     num_tokens: int, num_outputs: int, num_inputs: int, *, is_gated: bool
 ) -> VectorTiles:
-    """Returns the tiles of one or two tokens: long rows want long tiles."""
+    """Returns the tiles of one or two tokens: long rows need long tiles."""
     if num_inputs >= 4096:
         if num_tokens == 2 and 5120 < num_outputs <= 8192 and not is_gated:
             return VectorTiles(rows=4, columns=512, num_warps=2)
@@ -100,8 +105,8 @@ def _hopper_matrix_tiles(
 ) -> MatrixTiles | None:
     """Returns the tiles of 3 to 64 tokens.
 
-    Of a gated product's many programs three find room on a multiprocessor. Other programs are few,
-    and have long rings; where they are too few, the inputs are split.
+    A gated product makes many programs, three per multiprocessor. Other products make few, with
+    long rings; where they are too few, the inputs are split.
     """
     if is_gated:
         stages = {8: 4, 16: 3, 32: 3, 64: 2}[tokens]

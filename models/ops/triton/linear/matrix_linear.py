@@ -1,9 +1,8 @@
 """Products of few tokens on the tensor cores.
 
-Such a product takes as long as reading its weight, so what counts is that the memory never rests.
-The copy engine fills a ring of tiles: with weights before the previous kernel has ended, with
-inputs after that. Nothing passes through registers, so as much is on its way as shared memory
-holds.
+Such a product takes as long as reading its weight, so the memory must stay busy. The copy engine
+fills a ring of tiles: with weights before the previous kernel has ended, with inputs after. Nothing
+passes through registers, so all of shared memory can be loading.
 """
 
 from functools import lru_cache
@@ -33,19 +32,19 @@ _LAYOUTS = {
     rank: gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
     for rank in (2, 3)
 }
-"""How tiles lie in shared memory, by their number of dimensions."""
+"""Layouts of tiles in shared memory, by number of dimensions."""
 
 
 @gluon.jit
 def _fetch_weights(weight, tile, ready, row, column, NUM_BYTES: gl.constexpr, is_wanted):
-    """Has a tile of the weight copied; `ready` will have got NUM_BYTES, those of inputs too."""
+    """Loads a tile of the weight; `ready` will receive NUM_BYTES, including those of inputs."""
     mbarrier.expect(ready, NUM_BYTES, pred=is_wanted)
     tma.async_copy_global_to_shared(weight, [0, row, column], ready, tile, pred=is_wanted)
 
 
 @gluon.jit
 def _fetch_inputs(x, tile, ready, column, is_wanted):
-    """Has a tile of the inputs copied."""
+    """Loads a tile of the inputs."""
     tma.async_copy_global_to_shared(x, [0, column], ready, tile, pred=is_wanted)
 
 
@@ -66,7 +65,7 @@ def _store(
     sums, bias_ptr, output_ptr, row, split, num_tokens,
     NUM_OUTPUTS: gl.constexpr, HAS_BIAS: gl.constexpr, IS_GATED: gl.constexpr,
 ):  # fmt: skip
-    """Stores the outputs from `row` on, or this part of them."""
+    """Stores the outputs from `row` on, or this split's part of them."""
     layout: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [1, _NUM_WARPS], [0, 1])
     outputs = _gate_halves(sums, layout, IS_GATED)
     rows = row + gl.arange(0, outputs.shape[0], gl.SliceLayout(1, layout))
@@ -75,7 +74,7 @@ def _store(
     is_stored = is_row[:, None] & (tokens < num_tokens)[None, :]
     at_output = tokens[None, :] * NUM_OUTPUTS + rows[:, None]
     if HAS_BIAS:
-        # The bias belongs to one part of the sum.
+        # Only one part of the sum includes the bias.
         bias = gl.load(bias_ptr + rows, mask=is_row & (split == 0), other=0.0)
         outputs += bias.to(gl.float32)[:, None]
     output_ptr += split * num_tokens * NUM_OUTPUTS
@@ -91,8 +90,8 @@ def _matrix_kernel(
 ):  # fmt: skip
     """Multiplies ROWS rows of the weight with up to TOKENS tokens; sums are [rows, tokens].
 
-    With SPLITS each program sums over its part of the inputs, and stores that. Past its end a
-    matrix is zero.
+    With SPLITS each program sums over its part of the inputs and stores that. Loads past the end of
+    a matrix give zeros.
     """
     let_next_start(DEPENDENT)
     HALVES: gl.constexpr = 2 if IS_GATED else 1
@@ -154,10 +153,10 @@ def matrix_linear(
     *,
     is_gated: bool = False,
 ) -> torch.Tensor:
-    """Computes what models.ops.linear.linear.linear says for up to tiles.tokens tokens.
+    """Computes models.ops.linear.linear.linear for up to tiles.tokens tokens.
 
     Args:
-        x: [T, K], contiguous, of two bytes a number; K is a multiple of 8.
+        x: [T, K], contiguous, 2-byte elements; K is a multiple of 8.
         weight: [N, K], contiguous; [2 * N, K], gate before up, if is_gated.
         bias: [N] or None; None if is_gated.
         tiles: of a program.
@@ -165,7 +164,7 @@ def matrix_linear(
             splits.
 
     Returns:
-        [T, N]; with tiles.splits > 1 [splits, T, N] float32, which the product is the sum of.
+        [T, N]; with tiles.splits > 1 its addends, [splits, T, N] float32.
     """
     num_tokens, num_inputs = x.shape
     halves = 2 if is_gated else 1
@@ -186,7 +185,7 @@ def matrix_linear(
 
 
 def _described(x: torch.Tensor, shape: tuple[int, ...], tile: tuple[int, ...]) -> TensorDescriptor:
-    """Returns what the copy engine takes: a contiguous tensor, seen in `shape`, cut in tiles."""
+    """Describes a contiguous tensor, viewed as `shape` and cut in tiles, to the copy engine."""
     strides = [1]
     for size in shape[:0:-1]:
         strides.insert(0, size * strides[0])

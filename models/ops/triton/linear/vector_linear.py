@@ -1,7 +1,7 @@
 """Products of one or two tokens as sums of scalar products.
 
-Such a product reads each weight once and does little with it, so its time is that of reading. A
-program takes some rows of the weight and all tokens.
+Such a product takes as long as reading its weight. A program takes some rows of the weight and all
+tokens.
 """
 
 from functools import lru_cache
@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from models.ops.linear.input_norm import InputNorm
+from models.ops.operands.input_norm import InputNorm
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -53,7 +53,7 @@ def _vector_kernel(  # noqa: C901, PLR0915  # constants choose the branches, mos
 ):  # fmt: skip
     """Computes ROWS outputs of each token with scalar products; tiles are [rows, tokens, columns].
 
-    The norm's gain joins each input, its scale the sum: the sum of squares is ready only then.
+    The norm's gain multiplies each input, its scale the sum: the sum of squares is ready only then.
     """
     let_next_start(DEPENDENT)
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -67,7 +67,7 @@ def _vector_kernel(  # noqa: C901, PLR0915  # constants choose the branches, mos
     weight_ptrs = weight_ptr + read_rows[:, None, None] * NUM_INPUTS + columns
     up_ptrs = weight_ptrs + NUM_OUTPUTS * NUM_INPUTS
     x_ptrs = x_ptr + tokens[None, :, None] * NUM_INPUTS + columns
-    # No kernel writes weights: the first tile is on its way before the inputs are ready.
+    # No kernel writes weights: the first tile loads before the inputs are ready.
     weight = _load_columns(weight_ptrs, columns, 0, NUM_INPUTS, COLUMNS)
     up = weight
     if IS_GATED:
@@ -85,7 +85,7 @@ def _vector_kernel(  # noqa: C901, PLR0915  # constants choose the branches, mos
         next_weight = weight
         next_up = up
         if (step + 1) * COLUMNS < NUM_INPUTS:
-            # The tile after this one is under way while this one is multiplied.
+            # The next tile loads while this one is multiplied.
             next_weight = _load_columns(
                 weight_ptrs, columns, (step + 1) * COLUMNS, NUM_INPUTS, COLUMNS
             )
@@ -126,7 +126,7 @@ def vector_linear(
     is_gated: bool = False,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Computes what models.ops.linear.linear.linear says, in one kernel that rounds once.
+    """Computes models.ops.linear.linear.linear in one kernel that rounds once.
 
     Args:
         x: [T, K], contiguous; T is a power of two, and every token costs registers.

@@ -1,7 +1,7 @@
-"""Which products of more than 64 tokens are ours: a table, as nothing is tuned while serving.
+"""Chooses the products of more than 64 tokens that are ours, from a table.
 
-Written from what such kernels and torch's took on an H200 with the shapes of Qwen3-8B and
-Qwen3-0.6B, single and in whole steps (2026-11).
+Measured against torch's on an H200 with the shapes of Qwen3-8B and Qwen3-0.6B, alone and in whole
+steps (2026-11).
 """
 
 from collections.abc import Iterable
@@ -10,17 +10,20 @@ from functools import lru_cache
 
 import torch
 
+from models.ops.kernel_choice import HOPPER
+from models.ops.triton.launching.copy_engine import COPY_ALIGNMENT
+
 GROUP_ROWS = 64
 """Rows of the weight that a warp group multiplies."""
 MULTIPROCESSORS = 132
-"""Of an H100 or H200; programs that find no room wait for others to end."""
+"""Of an H100 or H200; programs beyond them wait for others to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WideTiles:
-    """Warp groups of a program, tokens of a tile, slots for inputs that are under way.
+    """Warp groups of a program, tokens of a tile, slots for loading inputs.
 
-    splits: parts that the inputs are split into, each summed up by programs of its own.
+    splits: parts of the inputs, each summed by programs of its own.
     """
 
     groups: int
@@ -29,7 +32,7 @@ class WideTiles:
     splits: int = 1
 
     def count(self, num_tokens: int, num_rows: int) -> int:
-        """Returns how many tiles there are of a weight of so many rows."""
+        """Returns the number of tiles of a weight of `num_rows` rows."""
         return -(-num_rows // (self.groups * GROUP_ROWS)) * -(-num_tokens // self.tokens)
 
 
@@ -38,11 +41,11 @@ _TWO_GROUPS = WideTiles(groups=2, tokens=128, slots=6)
 _THREE_GROUPS = WideTiles(groups=3, tokens=128, slots=5)
 _MOST_TOKENS = WideTiles(groups=3, tokens=256, slots=3)
 _WAVE_COST = {_ONE_GROUP: 0.55, _TWO_GROUPS: 0.75, _THREE_GROUPS: 1.0, _MOST_TOKENS: 1.95}
-"""Time that a tile for every multiprocessor takes, relative to each other."""
+"""Relative time of a tile on every multiprocessor."""
 _WASTE = 1.15
-"""Time over that of tiles without gaps, above which torch's product is faster."""
+"""Time over that of gapless tiles above which torch's product is faster."""
 _PART_INPUTS = 512
-"""A part of the inputs has as many at least."""
+"""Least inputs of a part."""
 
 
 @lru_cache(maxsize=1024)
@@ -57,12 +60,12 @@ def wide_tiles(
 ) -> WideTiles | None:
     """Returns the tiles of the product [T, K] x [N, K]^T; None where torch's is faster.
 
-    Sizes are those of the result: a gated product reads 2 * N rows. Devices and dtypes that were
-    not measured are left to torch, as are sizes that the copy engine cannot take.
+    Sizes are those of the result: a gated product reads 2 * N rows. Unmeasured devices and dtypes,
+    and sizes that the copy engine cannot take, use torch's product.
     """
-    if dtype is not torch.bfloat16 or torch.cuda.get_device_capability(device) != (9, 0):
+    if dtype is not torch.bfloat16 or torch.cuda.get_device_capability(device) != HOPPER:
         return None
-    if num_outputs % 8 or num_inputs % 8:
+    if any(size * dtype.itemsize % COPY_ALIGNMENT for size in (num_outputs, num_inputs)):
         return None
     if is_gated:
         return _gated_tiles(num_tokens, 2 * num_outputs)
@@ -70,7 +73,7 @@ def wide_tiles(
 
 
 def _gated_tiles(num_tokens: int, num_rows: int) -> WideTiles | None:
-    """Returns the tiles of a gated product of so many rows of the weight."""
+    """Returns the tiles of a gated product whose weight has `num_rows` rows."""
 
     def cost(tiles: WideTiles) -> float:
         return _WAVE_COST[tiles] * -(-tiles.count(num_tokens, num_rows) // MULTIPROCESSORS)
@@ -84,13 +87,13 @@ def _candidates(num_tokens: int) -> Iterable[WideTiles]:
     """Returns the tiles to choose from: few, so that their kernels are built before serving."""
     if num_tokens <= 512:
         return _WAVE_COST
-    # Many tokens would be missing from the last tile of 256.
+    # The last tile of 256 would be mostly empty.
     is_half = num_tokens < 1024 and 0 < num_tokens % 256 <= 128
     return (_THREE_GROUPS if is_half else _MOST_TOKENS,)
 
 
 def _split_tiles(num_tokens: int, num_outputs: int, num_inputs: int) -> WideTiles | None:
-    """Returns the tiles of a product in parts, where its outputs alone are too few tiles."""
+    """Returns the tiles of a split product, where the outputs alone make too few tiles."""
     if num_outputs <= 2048 and num_tokens <= 256:
         tiles = _ONE_GROUP
     elif num_outputs <= 5120 and num_inputs >= 8192 and num_tokens <= 128:

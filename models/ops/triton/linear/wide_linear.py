@@ -1,9 +1,9 @@
 """Products of many tokens, for Hopper's tensor cores.
 
-A program multiplies tiles of 64 rows of the weight, one for each of its warp groups, with one tile
-of tokens: weights stand left in the products, as tensor cores want 64 rows there. The copy engine
-brings tiles of 64 inputs into a ring of slots. The first group refills a slot when all groups have
-read it, so no warps are set aside for that, and three groups have the registers for 256 tokens.
+Each warp group of a program multiplies 64 rows of the weight with a tile of tokens: weights are the
+left factor, as tensor cores need 64 rows there. The copy engine loads tiles of 64 inputs into a
+ring of slots. The first group refills a slot once all groups have read it, so no warps are reserved
+for copies and three groups have registers for 256 tokens.
 """
 
 from functools import lru_cache
@@ -28,18 +28,18 @@ from models.ops.triton.launching.launch import Launch
 from models.ops.triton.linear.wide_configurations import GROUP_ROWS, MULTIPROCESSORS, WideTiles
 
 _DEPTH = gl.constexpr(64)
-"""Inputs of a tile: 128 bytes, the widest pattern that the tensor cores read without conflicts."""
+"""Inputs of a tile: 128 bytes, the widest pattern that tensor cores read without conflicts."""
 _NEIGHBOURS = gl.constexpr(8)
 """Tiles of tokens that are multiplied with the same weights at the same time."""
 _REGISTERS = {1: 0, 2: 248, 3: 168}
-"""Of a thread, by warp groups of a program; one group is not specialised."""
+"""Registers of a thread by warp groups of a program; one group is not specialised."""
 _MATRIX = gl.NVMMASharedLayout(128, 16, rank=2)
 _PAIRS = gl.NVMMASharedLayout(128, 16, rank=4)
 
 
 @gluon.jit
 def _place(tile, counts):
-    """Returns a tile's place among the tiles of rows and of tokens."""
+    """Returns a tile's row and column among the tiles of rows and of tokens."""
     num_row_tiles, num_token_tiles, _ = counts
     first = tile // (num_row_tiles * _NEIGHBOURS) * _NEIGHBOURS
     width = gl.minimum(num_token_tiles - first, _NEIGHBOURS)
@@ -49,7 +49,7 @@ def _place(tile, counts):
 
 @gluon.jit
 def _load_weight(weight, ring, slot, row_tile, depth):
-    """Begins to load all groups' rows; if gated, a group has eight of the gate, then of up."""
+    """Starts loading all groups' rows; if gated, a group alternates eight of the gate and of up."""
     weights, xs, full, _ = ring
     GROUPS: gl.constexpr = weights.shape[0] // xs.shape[0]
     mbarrier.expect(full.index(slot), (GROUPS * weights.shape[1] + xs.shape[1]) * _DEPTH * 2)
@@ -66,7 +66,7 @@ def _load_weight(weight, ring, slot, row_tile, depth):
 
 @gluon.jit
 def _load_tokens(x, ring, slot, token_tile, depth):
-    """Begins to load a tile of the inputs."""
+    """Starts loading a tile of the inputs."""
     _, xs, full, _ = ring
     place = [token_tile * xs.shape[1], depth]
     tma.async_copy_global_to_shared(x, place, full.index(slot), xs.index(slot))
@@ -74,7 +74,7 @@ def _load_tokens(x, ring, slot, token_tile, depth):
 
 @gluon.jit
 def _fill(work, SLOTS: gl.constexpr, DEPENDENT: gl.constexpr):
-    """Begins to load the first slots; no kernel writes weights, so they come before the wait."""
+    """Starts loading the first slots; weights come before the wait, as no kernel writes them."""
     weight, x, ring, _, _, counts, first_depth = work
     row_tile, token_tile = _place(gl.program_id(0), counts)
     for slot in gl.static_range(SLOTS):
@@ -86,7 +86,7 @@ def _fill(work, SLOTS: gl.constexpr, DEPENDENT: gl.constexpr):
 
 @gluon.jit
 def _refill(work, slot, phase, tile, step, STEPS: gl.constexpr):
-    """Loads a step into a slot once all groups have read it; returns the tile and step after it."""
+    """Loads a step into a slot once all groups have read it; returns the next tile and step."""
     weight, x, ring, _, _, counts, first_depth = work
     mbarrier.wait(ring[3].index(slot), phase)
     if tile < counts[2]:
@@ -103,7 +103,7 @@ def _refill(work, slot, phase, tile, step, STEPS: gl.constexpr):
 
 @gluon.jit
 def _store(sums, output_ptr, first_row, first_token, num_tokens, NUM_OUTPUTS: gl.constexpr):
-    """Stores [rows, tokens] to an output [T, N], rows side by side."""
+    """Stores [rows, tokens] to an output [T, N], rows contiguous."""
     NUM_ROWS: gl.constexpr = sums.shape[0]
     THREADS: gl.constexpr = NUM_ROWS // 8
     layout: gl.constexpr = gl.BlockedLayout([8, 1], [THREADS, 32 // THREADS], [1, 4], [0, 1])
@@ -117,7 +117,7 @@ def _store(sums, output_ptr, first_row, first_token, num_tokens, NUM_OUTPUTS: gl
 
 @gluon.jit
 def _store_part(sums, output_ptr, first_row, first_token, num_tokens, NUM_OUTPUTS: gl.constexpr):
-    """Stores float32 [rows, tokens] to an output [T, N] as they lie in registers."""
+    """Stores float32 [rows, tokens] to an output [T, N] in register order."""
     layout: gl.constexpr = sums.type.layout
     rows = first_row + gl.arange(0, sums.shape[0], gl.SliceLayout(1, layout))
     tokens = first_token + gl.arange(0, sums.shape[1], gl.SliceLayout(0, layout))
@@ -135,7 +135,7 @@ def _before(slot, phase, SLOTS: gl.constexpr):
 
 @gluon.jit
 def _gate(sums):
-    """Returns silu(gate) * up of rows that are of both in turns of eight."""
+    """Returns silu(gate) * up of rows that alternate eight of each."""
     eights = sums.reshape([4, 2, 8, sums.shape[1]]).permute((0, 2, 3, 1))
     gate, up = eights.reshape([32, sums.shape[1], 2]).split()
     return gate / (1.0 + gl.exp(-gate)) * up
@@ -155,7 +155,7 @@ def _multiply(
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TOKENS, 16])
     slot = 0
     phase = 0
-    # What is loaded next.
+    # The next load.
     next_tile = gl.program_id(0)
     next_step = SLOTS
     if SLOTS == STEPS:
@@ -167,7 +167,7 @@ def _multiply(
             mbarrier.wait(full.index(slot), phase)
             rows = weights.index(slot * GROUPS + GROUP)
             sums = warpgroup_mma(rows, xs.index(slot).permute((1, 0)), sums, is_async=True)
-            # While this product runs, the one before it has read its slot.
+            # This product may still run, but the one before it has read its slot.
             sums = warpgroup_mma_wait(1, deps=(sums,))
             last, last_phase = _before(slot, phase, SLOTS)
             mbarrier.arrive(empty.index(last), pred=step > 0)
@@ -258,7 +258,7 @@ def wide_linear(
             splits.
 
     Returns:
-        [T, N]; with tiles.splits > 1 [splits, T, N] float32, which the product is the sum of.
+        [T, N]; with tiles.splits > 1 its addends, [splits, T, N] float32.
     """
     num_tokens, num_inputs = x.shape
     num_outputs = weight.shape[0] // (2 if is_gated else 1)
@@ -278,7 +278,7 @@ def wide_linear(
 
 
 def _described_weight(weight: torch.Tensor, *, is_gated: bool) -> TensorDescriptor:
-    """Describes tiles of 64 rows; if gated, eights of the gate and of up in turns."""
+    """Describes tiles of 64 rows; if gated, alternating eight of the gate and of up."""
     num_rows, num_inputs = weight.shape
     if not is_gated:
         return TensorDescriptor(

@@ -6,7 +6,10 @@ models.ops.moe.expert_formats says what the formats are.
 import triton
 import triton.language as tl
 
-RUN_BYTES = tl.constexpr(16)
+from models.number_formats import MXFP4_RUN
+
+RUN = tl.constexpr(MXFP4_RUN)
+RUN_BYTES = tl.constexpr(MXFP4_RUN // 2)
 
 
 @triton.jit
@@ -108,16 +111,16 @@ def mxfp4_product(
         IS_HOPPER: whether the GPU has what compute capability 9.0 has.
     """
     acc = tl.zeros([ROWS, WEIGHT_ROWS], tl.float32)
-    runs: tl.constexpr = DEPTH // 32
+    runs: tl.constexpr = DEPTH // RUN
     num_bytes: tl.constexpr = runs * RUN_BYTES
-    scale_ptrs = scale_ptr + weight_rows[:, None] * (SIZE // 32) + tl.arange(0, runs)[None, :]
-    is_run = tl.arange(0, runs)[None, :] < SIZE // 32
+    scale_ptrs = scale_ptr + weight_rows[:, None] * (SIZE // RUN) + tl.arange(0, runs)[None, :]
+    is_run = tl.arange(0, runs)[None, :] < SIZE // RUN
     next_exponents = tl.load(scale_ptrs, mask=is_weight_row[:, None] & is_run, other=0)
     for first in range(0, SIZE, DEPTH):
         # Scales are too few bytes for an asynchronous copy: they are read one round ahead.
         exponents = next_exponents
-        next_run = first // 32 + runs
-        is_run = tl.arange(0, runs)[None, :] + next_run < SIZE // 32
+        next_run = first // RUN + runs
+        is_run = tl.arange(0, runs)[None, :] + next_run < SIZE // RUN
         next_exponents = tl.load(
             scale_ptrs + next_run, mask=is_weight_row[:, None] & is_run, other=0
         )

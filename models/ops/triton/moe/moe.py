@@ -2,8 +2,8 @@
 
 import torch
 
-from models.ops.moe.expert_forms import are_few
-from models.ops.moe.experts import ExpertWeights
+from models.ops.operands.experts import ExpertWeights
+from models.ops.triton.moe.expert_forms import are_few
 from models.ops.triton.moe.moe_fp8 import apply_fp8
 from models.ops.triton.moe.moe_grouped import apply_grouped
 from models.ops.triton.moe.moe_mxfp4 import apply_mxfp4

@@ -11,14 +11,15 @@ import torch
 import triton
 import triton.language as tl
 
-from models.ops.moe.expert_forms import are_few, tile_rows
-from models.ops.moe.experts import ExpertWeights
+from models.number_formats import BLOCK
+from models.ops.operands.experts import ExpertWeights
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
     wait_for_previous,
 )
-from models.ops.triton.linear.fp8_linear import BLOCK, quantize
+from models.ops.triton.linear.fp8_linear import quantize
+from models.ops.triton.moe.expert_forms import are_few, tile_rows
 from models.ops.triton.moe.moe_grouped import find_rows, sum_by_token
 from models.ops.triton.moe.moe_routing import sort_by_expert
 from models.ops.triton.moe.swiglu import gated
@@ -50,8 +51,8 @@ _TILES = {
     64: _MIDDLE,
     128: (_Tiles(rows=128, columns=128, num_warps=8, num_stages=3), _DOWN_TILES),
 }
-"""Of gate and up, and of down, by what models.ops.moe.expert_forms says; measured with DeepSeek-V3
-and the shapes of Qwen3-30B-A3B (H200, 2026-11)."""
+"""Of gate and up, and of down, by expert_forms.tile_rows; measured with DeepSeek-V3 and the shapes
+of Qwen3-30B-A3B (H200, 2026-11)."""
 _ALONE_TILES = _MIDDLE
 _ALONE_SMALL_TILES = (
     _Tiles(rows=16, columns=32, num_warps=4, num_stages=5),
@@ -189,10 +190,7 @@ def apply_fp8(
         "HAS_BIAS": experts.gate_up_bias is not None, "IS_ALONE": is_alone,
         **launch_options(hidden.device),
     }  # fmt: skip
-    # Without biases the kernels do not touch them; any tensor will do.
-    gate_up_bias, down_bias = experts.gate_up_bias, experts.down_bias
-    if gate_up_bias is None or down_bias is None:
-        gate_up_bias = down_bias = weights
+    gate_up_bias, down_bias = experts.biases_or(weights)
 
     def grid(num_columns: int, tiles: _Tiles) -> tuple[int, int]:
         """Returns how many programs there are: of features, and of rows in the worst case."""

@@ -12,19 +12,18 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from models.ops.moe.expert_forms import tile_rows
-from models.ops.moe.experts import ExpertWeights
+from models.ops.operands.experts import ExpertWeights
+from models.ops.triton.launching.copy_engine import COPY_ALIGNMENT
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
     wait_for_previous,
 )
+from models.ops.triton.moe.expert_forms import tile_rows
 from models.ops.triton.moe.moe_routing import sort_by_expert
 from models.ops.triton.moe.swiglu import gated
 
 _SUM_COLUMNS = 1024
-_COPY_BYTES = 16
-"""What the copy engine wants rows to be a multiple of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,17 +238,14 @@ def apply_grouped(
     results = hidden.new_empty(num_pairs, hidden_size)
     num_tiles = num_pairs // rows + num_experts
     is_described = not any(
-        size * hidden.dtype.itemsize % _COPY_BYTES for size in (hidden_size, inner)
+        size * hidden.dtype.itemsize % COPY_ALIGNMENT for size in (hidden_size, inner)
     )
     shape = {
         "HIDDEN": hidden_size, "INNER": inner, "NUM_EXPERTS": num_experts, "ROWS": rows,
         "BLOCK_E": triton.next_power_of_2(num_experts), "IS_DESCRIBED": is_described,
         "HAS_BIAS": experts.gate_up_bias is not None, **launch_options(hidden.device),
     }  # fmt: skip
-    # Without biases the kernels do not touch them; any tensor will do.
-    gate_up_bias, down_bias = experts.gate_up_bias, experts.down_bias
-    if gate_up_bias is None or down_bias is None:
-        gate_up_bias = down_bias = weights
+    gate_up_bias, down_bias = experts.biases_or(weights)
 
     def described(matrix: torch.Tensor, num_rows: int, tiles: _Tiles) -> object:
         """Returns a matrix as the kernels take it, with tiles of so many rows."""

@@ -10,14 +10,14 @@ import torch
 import triton
 import triton.language as tl
 
-from models.ops.moe.expert_forms import are_few, tile_rows
-from models.ops.moe.experts import ExpertWeights
+from models.ops.operands.experts import ExpertWeights
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
     wait_for_previous,
 )
 from models.ops.triton.moe.expert_formats import mxfp4_product
+from models.ops.triton.moe.expert_forms import are_few, tile_rows
 from models.ops.triton.moe.moe_grouped import find_rows, sum_by_token
 from models.ops.triton.moe.moe_routing import sort_by_expert
 from models.ops.triton.moe.swiglu import gated
@@ -142,10 +142,7 @@ def apply_mxfp4(
         "num_warps": tiles.num_warps, "num_stages": tiles.num_stages,
         **launch_options(hidden.device),
     }  # fmt: skip
-    # Without biases the kernels do not touch them; any tensor will do.
-    gate_up_bias, down_bias = experts.gate_up_bias, experts.down_bias
-    if gate_up_bias is None or down_bias is None:
-        gate_up_bias = down_bias = weights
+    gate_up_bias, down_bias = experts.biases_or(weights)
     _gate_up_kernel[(triton.cdiv(2 * inner, tiles.weight_rows), num_tiles)](
         hidden, experts.gate_up, experts.gate_up_scale, gate_up_bias, pairs, starts, between,
         experts.alpha, experts.limit or 0.0,

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from models.ops.moe.experts import ExpertWeights
+from models.ops.operands.experts import ExpertWeights
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -115,10 +115,7 @@ def apply_pairs(
     between = hidden.new_empty(num_pairs, inner)
     output = torch.empty_like(hidden)
     has_bias = experts.gate_up_bias is not None
-    # Without biases the kernels do not touch them; any tensor will do.
-    gate_up_bias, down_bias = experts.gate_up_bias, experts.down_bias
-    if gate_up_bias is None or down_bias is None:
-        gate_up_bias = down_bias = weights
+    gate_up_bias, down_bias = experts.biases_or(weights)
     shape = {
         "HIDDEN": hidden_size, "INNER": inner, "TOP_K": top_k, "HAS_BIAS": has_bias,
         **launch_options(hidden.device),

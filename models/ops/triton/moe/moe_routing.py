@@ -4,13 +4,13 @@ import torch
 import triton
 import triton.language as tl
 
-from models.ops.moe.expert_forms import TILE_ROWS, tile_rows
-from models.ops.moe.experts import Routing
+from models.ops.operands.experts import Routing
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
     wait_for_previous,
 )
+from models.ops.triton.moe.expert_forms import TILE_ROWS, tile_rows
 
 _PAIRS_AT_ONCE = 1024
 _MANY_PAIRS_AT_ONCE = 8192

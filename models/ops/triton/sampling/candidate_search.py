@@ -7,6 +7,7 @@ bits of a float32, which order as the floats do.
 import triton
 import triton.language as tl
 
+from models.ops.operands.draws import MAX_HALVINGS
 from models.ops.triton.sampling.token_weights import weights_at
 
 ANY_DEPTH = tl.constexpr(2**31 - 1)
@@ -14,6 +15,7 @@ DEPTH_UNIT = tl.constexpr(1 << 30)
 DEPTH_DIGITS = tl.constexpr(16)
 """A depth's bits, two to a digit."""
 
+_MAX_HALVINGS = tl.constexpr(MAX_HALVINGS)
 _BINS_PER_HALVING = tl.constexpr(16.0)
 NUM_BINS = 1024
 """More than 60 halvings have, beyond which tokens weigh nothing."""
@@ -29,7 +31,8 @@ def depth_bits(largest, logits):
 def bin_of(depths, scale):
     """Returns which of the bins a depth is in; deeper ones never have a lower bin."""
     halvings = depths.to(tl.float32, bitcast=True) * scale
-    return (tl.where(halvings < 60.0, halvings, 60.0) * _BINS_PER_HALVING).to(tl.int32)
+    halvings = tl.where(halvings < _MAX_HALVINGS, halvings, _MAX_HALVINGS)
+    return (halvings * _BINS_PER_HALVING).to(tl.int32)
 
 
 @triton.jit

@@ -18,8 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from models.ops.sampling.sample_tokens import NO_TOKEN
-from models.ops.sampling.token_weights import WEIGHT_BITS
+from models.ops.operands.draws import NO_TOKEN, WEIGHT_BITS
 from models.ops.triton.sampling.candidate_search import (
     ANY_DEPTH,
     DEPTH_DIGITS,

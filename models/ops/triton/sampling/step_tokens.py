@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from models.ops.sampling.sample_tokens import NO_TOKEN
+from models.ops.operands.draws import NO_TOKEN
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,

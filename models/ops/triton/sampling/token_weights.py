@@ -7,19 +7,20 @@ become one operation round once, and the weights would no longer be those of the
 import triton
 import triton.language as tl
 
-from models.ops.sampling import token_weights, uniform
+from models.ops.operands import draws
+from models.ops.operands.base_two import LOG2_E
 
-_LOG2_E = tl.constexpr(token_weights.LOG2_E)
-_MIN_TEMPERATURE = tl.constexpr(token_weights.MIN_TEMPERATURE)
-_MAX_HALVINGS = tl.constexpr(token_weights.MAX_HALVINGS)
-_MANTISSA = tl.constexpr(2.0**token_weights.FRACTION_BITS)
-_SHIFT = tl.constexpr(token_weights.WEIGHT_BITS - token_weights.FRACTION_BITS)
-_T1, _T2, _T3, _T4, _T5, _T6 = (tl.constexpr(term) for term in token_weights.EXP2_TERMS[1:])
-_GOLDEN_GAMMA = tl.constexpr(uniform.GOLDEN_GAMMA)
-_MIX_1 = tl.constexpr(uniform.MIX_1)
-_MIX_2 = tl.constexpr(uniform.MIX_2)
-_DROPPED_BITS = tl.constexpr(64 - uniform.MANTISSA_BITS)
-_UNIT = tl.constexpr(2.0**-uniform.MANTISSA_BITS)
+_LOG2_E = tl.constexpr(LOG2_E)
+_MIN_TEMPERATURE = tl.constexpr(draws.MIN_TEMPERATURE)
+_MAX_HALVINGS = tl.constexpr(draws.MAX_HALVINGS)
+_MANTISSA = tl.constexpr(2.0**draws.FRACTION_BITS)
+_SHIFT = tl.constexpr(draws.WEIGHT_BITS - draws.FRACTION_BITS)
+_T1, _T2, _T3, _T4, _T5, _T6 = (tl.constexpr(term) for term in draws.EXP2_TERMS[1:])
+_GOLDEN_GAMMA = tl.constexpr(draws.GOLDEN_GAMMA)
+_MIX_1 = tl.constexpr(draws.MIX_1)
+_MIX_2 = tl.constexpr(draws.MIX_2)
+_DROPPED_BITS = tl.constexpr(64 - draws.MANTISSA_BITS)
+_UNIT = tl.constexpr(2.0**-draws.MANTISSA_BITS)
 
 
 @triton.jit

@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 
 from models.config import ModelConfig
-from models.ops.moe.expert_forms import first_tokens_of_each_form
 from models.ops.triton.attention.configurations import first_requests_of_each_form
+from models.ops.triton.moe.expert_forms import first_tokens_of_each_form
 from services.engine.batch import (
     BatchBuilder,
     BatchDescriptor,

@@ -6,7 +6,6 @@ import torch
 from models.config import ModelConfig
 from models.forward_context import AttentionWorkspace
 from models.loading.loader import load_model
-from models.ops.moe.expert_forms import are_few, tile_rows
 from models.ops.triton.attention.configurations import (
     EARLY_REQUESTS,
     MAX_PARTIALS,
@@ -14,6 +13,7 @@ from models.ops.triton.attention.configurations import (
     num_splits,
 )
 from models.ops.triton.linear.wide_configurations import wide_tiles
+from models.ops.triton.moe.expert_forms import are_few, tile_rows
 from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.start.kv_memory import probe_runner
 from services.engine.worker.start.rehearsal import (

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from models.ops.linear.fp8_linear import BLOCK, FP8, fp8_block_linear, fp8_row_linear, quantize
+from models.number_formats import BLOCK, FP8
+from models.ops.linear.fp8_linear import fp8_block_linear, fp8_row_linear, quantize
 
 generator = torch.Generator().manual_seed(11)
 PRODUCT_ERROR = 0.05

@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from models.ops.linear.fp8_linear import BLOCK, FP8
+from models.number_formats import BLOCK, FP8
 from models.ops.moe.expert_formats import expert_values
 
 

@@ -11,7 +11,7 @@ from tests.support.needs_triton import needs_triton
 PROGRAM = """
 import torch
 torch.set_num_threads(1)
-from models.ops.attention.index_queries import IndexQueries
+from models.ops.operands.index_queries import IndexQueries
 from models.ops.triton.attention.latent_attention import latent_attention
 from tests.support.latent_case import make_latent_case
 from tests.support.tolerances import assert_rows_close

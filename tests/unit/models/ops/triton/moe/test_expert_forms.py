@@ -1,6 +1,6 @@
 import pytest
 
-from models.ops.moe.expert_forms import are_few, first_tokens_of_each_form, tile_rows
+from models.ops.triton.moe.expert_forms import are_few, first_tokens_of_each_form, tile_rows
 
 
 @pytest.mark.parametrize(("num_experts", "top_k"), [(8, 2), (32, 4), (128, 8), (256, 8), (7, 7)])

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from models.number_formats import FP8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
@@ -46,6 +48,12 @@ class ExpertWeights:
         """I."""
         return self.gate_up.shape[1] // 2
 
+    def biases_or(self, stand_in: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns both biases; without them twice `stand_in`, which kernels then do not touch."""
+        if self.gate_up_bias is None or self.down_bias is None:
+            return stand_in, stand_in
+        return self.gate_up_bias, self.down_bias
+
     @property
     def is_quantized(self) -> bool:
         """Whether the weights need their scales."""
@@ -54,7 +62,7 @@ class ExpertWeights:
     @property
     def is_fp8(self) -> bool:
         """Whether the weights are 8-bit floats."""
-        return self.down.dtype == torch.float8_e4m3fn
+        return self.down.dtype == FP8
 
     @property
     def is_scaled_by_row(self) -> bool:

@@ -1,0 +1,1 @@
+"""Bundles and constants that both an operator and its kernels use."""

@@ -1,0 +1,20 @@
+"""The norms and rotation of query and key heads before attention."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadTransform:
+    """Rotary positions, and each head's norm before them if there are weights.
+
+    cos, signed_sin: [T, 1, D], see `models.ops.elementwise.rotary.apply_rotary`.
+    q_weight, k_weight: [D], of the norms; both or neither. eps: theirs.
+    """
+
+    cos: torch.Tensor
+    signed_sin: torch.Tensor
+    q_weight: torch.Tensor | None
+    k_weight: torch.Tensor | None
+    eps: float
