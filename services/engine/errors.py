@@ -13,7 +13,7 @@ EngineError
 ├── RequestFaultError         it made the model or its worker fail
 └── DeadlineExpiredError      its time ran out
 
-`services.engine.rpc.status` maps each to a gRPC status; a test checks that none is missing.
+`services.engine.edge.status` maps each to a gRPC status; a test checks that none is missing.
 """
 
 import uuid

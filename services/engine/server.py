@@ -13,12 +13,12 @@ from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.core.worker_supervisor import Executor
+from services.engine.edge.open_streams import OpenStreams
+from services.engine.edge.status import status_of
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.rpc.known_clients import KnownClients
 from services.engine.rpc.metrics import EngineFamilies
-from services.engine.rpc.open_streams import OpenStreams
 from services.engine.rpc.servicer import EngineServicer
-from services.engine.rpc.status import status_of
 from services.engine.worker.executor import WorkerDiedError
 from services.processes.stop_signals import stop_signals
 from services.telemetry.counts import LocalCounts
@@ -102,7 +102,7 @@ class EngineServer:
         engine_pb2_grpc.add_EngineServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
         if config.vllm_grpc:
             # Its stubs are an extra: they are imported where they are asked for, and nowhere else.
-            from services.engine.rpc.vllm.servicer import VllmServicer
+            from services.engine.vllm.servicer import VllmServicer
 
             VllmServicer(self.core, model, config, self._grammars, streams).add_to(self._server)
         self._lag = LoopLag()

@@ -11,8 +11,8 @@ from services.engine.batch import FallbackReason
 from services.engine.core.engine_core import EngineCore
 from services.engine.core.latencies import Latencies
 from services.engine.core.stats import Counters, EngineStats, dispatch_name
+from services.engine.edge.status import STATUS_CODES
 from services.engine.request import FinishReason
-from services.engine.rpc.status import STATUS_CODES
 from services.telemetry.loop_lag import LoopLag
 from services.telemetry.metrics import Families
 

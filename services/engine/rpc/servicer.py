@@ -27,11 +27,12 @@ from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.core.watchers import StepWatcher
+from services.engine.edge.open_streams import TOKENIZER, WATCH, OpenStreams, write_in_time
+from services.engine.edge.request_reader import RequestReader, check_known
 from services.engine.errors import NotPermittedError
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.kv_cache.prefix_index import PREFIX_KEY_VERSION
-from services.engine.rpc.convert import RequestReader, check_known, stats_to_proto
-from services.engine.rpc.open_streams import TOKENIZER, WATCH, OpenStreams, write_in_time
+from services.engine.rpc.convert import stats_to_proto
 from services.engine.rpc.recording import engine_settings, opening
 from services.engine.rpc.session import Session
 from services.engine.rpc.single import SingleCall

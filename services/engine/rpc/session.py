@@ -20,6 +20,8 @@ from protos.engine.v1.engine_pb2 import (
 )
 from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
+from services.engine.edge.request_reader import RequestReader, check_known, check_name
+from services.engine.edge.status import count_rejection, failure_of
 from services.engine.errors import (
     DuplicateRequestError,
     EngineUnavailableError,
@@ -29,9 +31,7 @@ from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.kv_cache.prefix_index import PREFIX_KEY_VERSION
 from services.engine.kv_cache.prefix_journal import PrefixCursor
 from services.engine.request import Request, RequestOutput, StructuredOutput
-from services.engine.rpc.convert import RequestReader, check_known, check_name
 from services.engine.rpc.outbox import Outbox
-from services.engine.rpc.status import count_rejection, failure_of
 from services.telemetry.message_reader import RefusedMessage
 
 log = structlog.get_logger()

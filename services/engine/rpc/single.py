@@ -7,18 +7,18 @@ import grpc
 from protos.engine.v1.engine_pb2 import GenerateRequest, GenerateResponse
 from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
-from services.engine.errors import EngineError
-from services.engine.grammar.compiler import GrammarCompiler
-from services.engine.request import RequestOutput
-from services.engine.rpc.convert import (
+from services.engine.edge.open_streams import write_in_time
+from services.engine.edge.output import (
     FINISH_REASONS,
-    RequestReader,
     logprobs_to_proto,
     prompt_logprobs_to_proto,
     usage_of,
 )
-from services.engine.rpc.open_streams import write_in_time
-from services.engine.rpc.status import count_rejection
+from services.engine.edge.request_reader import RequestReader
+from services.engine.edge.status import count_rejection
+from services.engine.errors import EngineError
+from services.engine.grammar.compiler import GrammarCompiler
+from services.engine.request import RequestOutput
 from services.telemetry.tracing import read_traceparent
 
 

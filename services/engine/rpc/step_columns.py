@@ -4,14 +4,14 @@ import numpy as np
 
 from protos.common.v1.sampling_pb2 import PositionLogprobs
 from protos.engine.v1.engine_pb2 import EngineMessage, Finished, RequestLogprobs, StepOutput
-from services.engine.request import RequestOutput
-from services.engine.rpc.convert import (
+from services.engine.edge.output import (
     FINISH_REASONS,
     logprobs_to_proto,
     prompt_logprobs_to_proto,
     usage_of,
 )
-from services.engine.rpc.status import failure_of
+from services.engine.edge.status import failure_of
+from services.engine.request import RequestOutput
 
 _UINT32 = np.dtype("<u4")
 _BYTES_PER_ENTRY = 12

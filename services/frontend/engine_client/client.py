@@ -12,11 +12,10 @@ from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from services.frontend.engine_client.addresses import EngineAddress
 from services.frontend.engine_client.circuit_breaker import CircuitBreaker
 from services.frontend.engine_client.engine_view import EngineView
-from services.frontend.engine_client.messages import EngineRequest, ModelInfo
+from services.frontend.engine_client.messages import EngineRequest, ModelInfo, TokenSink
 from services.frontend.engine_client.model_identity import ModelIdentity
 from services.frontend.engine_client.prefix_keys import PREFIX_KEY_VERSION
 from services.frontend.engine_client.session import EngineSession, open_session
-from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.engine_client.tokenizer_files import TokenizerFiles, TokenizerStore
 from services.frontend.errors import EngineUnavailableError
 from services.telemetry.grpc_options import channel_options
@@ -107,8 +106,8 @@ class EngineClient:
             return "it is draining" if self._session.is_draining else "it is not ready"
         return "it failed requests and is spared for a while" if self.breaker.is_open else ""
 
-    def submit(self, request: EngineRequest) -> TokenStream:
-        """Sends a request.
+    def submit(self, request: EngineRequest, sink: TokenSink) -> Callable[[], None]:
+        """Sends a request, whose output goes to `sink`; returns what ends it early.
 
         Raises:
             EngineUnavailableError: there is no engine now, or it is draining.
@@ -117,10 +116,10 @@ class EngineClient:
         """
         if self._session is None:
             raise EngineUnavailableError(f"no engine at {self.address.target}: {self._reason}")
-        stream = self._session.submit(request)
+        abort = self._session.submit(request, sink)
         self.breaker.note_sent()
         self.last_sent_s = time.monotonic()
-        return stream
+        return abort
 
     async def run(
         self,

@@ -8,6 +8,7 @@ import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from protos.common.v1.sampling_pb2 import (
     TextChoice,
     Usage,
 )
-from protos.engine.v1.engine_pb2 import GetModelInfoResponse
+from protos.engine.v1.engine_pb2 import Finished, GetModelInfoResponse
 from services.frontend.errors import (
     DeadlineExpiredError,
     DuplicateRequestError,
@@ -42,6 +43,7 @@ __all__ = [
     "StructuredOutput",
     "TextChoice",
     "TokenBatch",
+    "TokenSink",
     "Usage",
     "error_of",
     "pack_uint32",
@@ -100,6 +102,24 @@ class TokenBatch:
     """What the request cost; set in the last batch."""
     stop_token_id: int | None = None
     """The token, last of all, that ended the request; None when none did."""
+
+
+class TokenSink(Protocol):
+    """Takes one request's output from its engine. Nothing comes after its end or its error."""
+
+    def put(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[PositionLogprobs],
+        prompt_logprobs: Sequence[PositionLogprobs] = (),
+    ) -> None:
+        """Takes new tokens; without any, the news that the engine has taken the request."""
+
+    def put_finished(self, finished: Finished) -> None:
+        """Takes the end of a request that was served."""
+
+    def put_error(self, error: Exception) -> None:
+        """Takes the request's failure."""
 
 
 def read_uint32(data: bytes) -> list[int]:

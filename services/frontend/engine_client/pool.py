@@ -1,29 +1,33 @@
 """All engines behind this frontend, as one."""
 
 import asyncio
-import random
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import NoReturn
 
 import structlog
 
 from services.frontend.engine_client.addresses import AddressBook, EngineAddress
 from services.frontend.engine_client.client import EngineClient, ModelHandler
-from services.frontend.engine_client.messages import EngineRequest, ModelInfo, SamplingParams
+from services.frontend.engine_client.messages import EngineRequest, ModelInfo, TokenSink
 from services.frontend.engine_client.model_identity import ModelIdentity
-from services.frontend.engine_client.routed_stream import RoutedStream, RoutingCounts, Tried
 from services.frontend.engine_client.routing import choose
-from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.engine_client.tokenizer_files import TokenizerStore
 from services.frontend.errors import EngineUnavailableError
 from services.telemetry.tls import ClientTls
 
 log = structlog.get_logger()
 
-SEED_BITS = 64
+
+@dataclass(slots=True)
+class RoutingCounts:
+    """What became of requests that one engine did not serve alone."""
+
+    num_retries: int = 0
+    """Times that a request without tokens was sent to another engine."""
+    num_migrations: int = 0
+    """Times that a request went on with another engine behind its tokens so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +71,9 @@ class EnginePool:
             tls: certificates; None speaks plain text.
         """
         self.counts = RoutingCounts()
+        self.limits = limits
         self._addresses = addresses
         self._tokenizers = tokenizers
-        self._limits = limits
         self._tls = tls
         self._frontend_id = f"frontend-{uuid.uuid4().hex[:8]}"
         self._engines: dict[EngineAddress, EngineClient] = {}
@@ -94,7 +98,7 @@ class EnginePool:
     @property
     def unavailable(self) -> EngineUnavailableError:
         """The error that says why no engine takes requests now."""
-        if not self._limits.names_engines:
+        if not self.limits.names_engines:
             return EngineUnavailableError("no engine takes requests now")
         reasons = [
             f"no engine at {engine.address.target}: {engine.reason or 'it was tried'}"
@@ -104,24 +108,41 @@ class EnginePool:
             reasons.append(self._addresses.problem)
         return EngineUnavailableError("; ".join(reasons) or "no engine has been looked for yet")
 
-    def submit(self, request: EngineRequest, *, model: ModelInfo) -> RoutedStream:
-        """Sends a request.
+    def send(
+        self,
+        request: EngineRequest,
+        sink: TokenSink,
+        *,
+        model: ModelInfo,
+        tried: Collection[EngineClient],
+    ) -> tuple[EngineClient, Callable[[], None]]:
+        """Sends a request to the best engine that was not tried.
 
         Args:
             request: what to run.
+            sink: takes its output.
             model: the model whose tokenizer made the prompt. Engines with another refuse it.
+            tried: engines that do not get it.
+
+        Returns:
+            The engine, and what ends the request early.
 
         Raises:
             EngineUnavailableError: there is no engine now, or another model is served.
             InvalidRequestError: the request is too large to send.
             DeadlineExpiredError: its time is over.
         """
-        return RoutedStream(
-            replace(request, sampling=_seeded(request.sampling)),
-            partial(self._send, ModelIdentity.of(model)),
-            max_attempts=self._limits.max_attempts,
-            counts=self.counts,
-        )
+        engines = [e for e in self._engines.values() if e.is_ready and e not in tried]
+        if not engines:
+            raise self.unavailable
+        identity = ModelIdentity.of(model)
+        if any(engine.identity != identity for engine in engines):
+            raise EngineUnavailableError("the engines serve another model since")
+        # Where every circuit is open, sparing engines would only turn all requests away.
+        choice = choose([e for e in engines if not e.breaker.wait_s] or engines, request)
+        abort = choice.engine.submit(request, sink)
+        choice.engine.view.expect(choice.keys, num_blocks=choice.num_missing_blocks)
+        return choice.engine, abort
 
     async def run(
         self, *, on_model: ModelHandler, on_readiness: Callable[[bool], None]
@@ -151,15 +172,15 @@ class EnginePool:
                         self._tasks[address] = tasks.create_task(running)
                 self._let_go()
                 tell_readiness()
-                await asyncio.sleep(self._limits.resolve_interval_s)
+                await asyncio.sleep(self.limits.resolve_interval_s)
 
     def _make_engine(self, address: EngineAddress) -> EngineClient:
         return EngineClient(
             address,
             frontend_id=self._frontend_id,
             tokenizers=self._tokenizers,
-            max_message_bytes=self._limits.max_message_bytes,
-            silence_timeout_s=self._limits.silence_timeout_s,
+            max_message_bytes=self.limits.max_message_bytes,
+            silence_timeout_s=self.limits.silence_timeout_s,
             tls=self._tls,
         )
 
@@ -187,34 +208,3 @@ class EnginePool:
                 raise EngineUnavailableError(
                     f"it serves another model than the engines in use: {difference}"
                 )
-
-    def _send(
-        self, identity: ModelIdentity, request: EngineRequest, tried: Tried
-    ) -> tuple[EngineClient, TokenStream]:
-        """Sends a request to the best engine that was not tried.
-
-        Raises:
-            EngineUnavailableError: there is none.
-            InvalidRequestError: the request is too large to send.
-            DeadlineExpiredError: its time is over.
-        """
-        engines = [e for e in self._engines.values() if e.is_ready and e not in tried]
-        if not engines:
-            raise self.unavailable
-        if any(engine.identity != identity for engine in engines):
-            raise EngineUnavailableError("the engines serve another model since")
-        # Where every circuit is open, sparing engines would only turn all requests away.
-        choice = choose([e for e in engines if not e.breaker.wait_s] or engines, request)
-        stream = choice.engine.submit(request)
-        choice.engine.view.expect(choice.keys, num_blocks=choice.num_missing_blocks)
-        return choice.engine, stream
-
-
-def _seeded(sampling: SamplingParams | None) -> SamplingParams:
-    """Returns sampling with a seed, so that any engine goes on with the same random numbers."""
-    seeded = SamplingParams()
-    if sampling is not None:
-        seeded.CopyFrom(sampling)
-    if not seeded.HasField("seed"):
-        seeded.seed = random.getrandbits(SEED_BITS)
-    return seeded

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ from protos.engine.v1.engine_pb2 import (
     Credit,
     EngineHello,
     EngineMessage,
+    Finished,
     FrontendHello,
     FrontendMessage,
     StepOutput,
@@ -21,11 +23,11 @@ from services.frontend.engine_client.circuit_breaker import CircuitBreaker
 from services.frontend.engine_client.engine_view import EngineView
 from services.frontend.engine_client.messages import (
     EngineRequest,
+    TokenSink,
     error_of,
     read_uint32,
 )
 from services.frontend.engine_client.prefix_keys import PREFIX_KEY_VERSION
-from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.errors import (
     EngineFaultError,
     EngineUnavailableError,
@@ -61,7 +63,7 @@ class EngineSession:
         self._breaker = breaker
         self._max_message_bytes = max_message_bytes
         self._silence_timeout_s = silence_timeout_s
-        self._streams: dict[int, TokenStream] = {}
+        self._sinks: dict[int, TokenSink] = {}
         self._last_handle = 0
         self._submits: deque[Submit] = deque()
         self._aborts: list[int] = []
@@ -74,10 +76,10 @@ class EngineSession:
     @property
     def num_live(self) -> int:
         """Requests that are not over."""
-        return len(self._streams)
+        return len(self._sinks)
 
-    def submit(self, request: EngineRequest) -> TokenStream:
-        """Sends a request; the stream says whether the engine takes it.
+    def submit(self, request: EngineRequest, sink: TokenSink) -> Callable[[], None]:
+        """Sends a request, whose output goes to `sink`; returns what ends it early.
 
         Raises:
             InvalidRequestError: it is too large to send.
@@ -104,11 +106,10 @@ class EngineSession:
                 f"the request takes {submit.ByteSize()} bytes; the limit is"
                 f" {self._max_message_bytes - 64}"
             )
-        stream = TokenStream(submit.handle, self._abort)
-        self._streams[submit.handle] = stream
+        self._sinks[submit.handle] = sink
         self._submits.append(submit)
         self._has_outgoing.set()
-        return stream
+        return partial(self._abort, submit.handle)
 
     def close(self) -> None:
         """Gives up a session that does not run."""
@@ -157,12 +158,12 @@ class EngineSession:
             case "step":
                 self._take_step(message.step)
             case "admitted":
-                if stream := self._streams.get(message.admitted.handle):
-                    stream.put_admitted()
+                if sink := self._sinks.get(message.admitted.handle):
+                    sink.put((), ())
             case "rejected":
-                if stream := self._streams.pop(message.rejected.handle, None):
+                if sink := self._sinks.pop(message.rejected.handle, None):
                     error = error_of(message.rejected.failure)
-                    stream.put_error(error)
+                    sink.put_error(error)
                     if isinstance(error, _COUNTED_ERRORS):
                         self._breaker.note_failure()
             case "heartbeat":
@@ -181,21 +182,30 @@ class EngineSession:
         counts = read_uint32(step.num_tokens) if step.num_tokens else [1] * len(handles)
         logprobs = {entry.handle: entry.positions for entry in step.logprobs}
         for entry in step.prompt_logprobs:
-            if stream := self._streams.get(entry.handle):
-                stream.put_prompt_logprobs(entry.positions)
+            if sink := self._sinks.get(entry.handle):
+                sink.put((), (), entry.positions)
         start = 0
         for handle, count in zip(handles, counts, strict=True):
             end = start + count
-            if stream := self._streams.get(handle):
-                stream.put(token_ids[start:end], logprobs.get(handle, ()))
+            if sink := self._sinks.get(handle):
+                sink.put(token_ids[start:end], logprobs.get(handle, ()))
             start = end
         if handles:
             self._breaker.note_success()
-        for finished in step.finished:
-            if stream := self._streams.pop(finished.handle, None):
-                stream.put_finished(finished)
-        failures = [error_of(each.failure) for each in step.finished if each.HasField("failure")]
-        if any(isinstance(error, _COUNTED_ERRORS) for error in failures):
+        self._take_ends(step.finished)
+
+    def _take_ends(self, ends: Iterable[Finished]) -> None:
+        has_failed = False
+        for finished in ends:
+            sink = self._sinks.pop(finished.handle, None)
+            if finished.HasField("failure"):
+                error = error_of(finished.failure)
+                has_failed = has_failed or isinstance(error, _COUNTED_ERRORS)
+                if sink is not None:
+                    sink.put_error(error)
+            elif sink is not None:
+                sink.put_finished(finished)
+        if has_failed:
             self._breaker.note_failure()  # once: all requests of a lost worker fail together
 
     def _offer_credit(self, least: int) -> None:
@@ -240,11 +250,11 @@ class EngineSession:
         return f"it was silent for {self._silence_timeout_s} s"
 
     def _fail_all(self, error: EngineUnavailableError) -> None:
-        streams = list(self._streams.values())
-        self._streams.clear()
+        sinks = list(self._sinks.values())
+        self._sinks.clear()
         self.is_draining = True  # nothing can be submitted any more
-        for stream in streams:
-            stream.put_error(error)
+        for sink in sinks:
+            sink.put_error(error)
 
 
 async def open_session(

@@ -26,7 +26,7 @@ class Answer(Protocol):
     def usage_chunk(self, usage: Usage) -> Body:
         """Returns the chunk that tells the usage, after the last output."""
 
-    def whole(self, outputs: Sequence[Output]) -> Body:
+    def whole(self, outputs: Sequence[Output], usage: Usage) -> Body:
         """Returns the whole outputs, one for each index, as one body."""
 
 
@@ -79,13 +79,13 @@ class CompletionAnswer:
         """Returns the chunk that tells the usage."""
         return {**self._envelope, "choices": [], "usage": usage_body(usage)}
 
-    def whole(self, outputs: Sequence[Output]) -> Body:
+    def whole(self, outputs: Sequence[Output], usage: Usage) -> Body:
         """Returns the whole outputs, one for each index, as one body."""
         choices = [self._choice(output) for output in outputs]
         if self._prompt_logprobs is not None:
             told = self._prompt_logprobs.of(outputs)
             choices = [{**choice, "prompt_logprobs": told} for choice in choices]
-        return {**self._envelope, "choices": choices, "usage": _usage_of(outputs)}
+        return {**self._envelope, "choices": choices, "usage": usage_body(usage)}
 
     def _choice(self, output: Output) -> Body:
         logprobs = self._logprobs[output.index]
@@ -145,7 +145,7 @@ class ChatAnswer:
         """Returns the chunk that tells the usage."""
         return {**self._chunk_envelope, "choices": [], "usage": usage_body(usage)}
 
-    def whole(self, outputs: Sequence[Output]) -> Body:
+    def whole(self, outputs: Sequence[Output], usage: Usage) -> Body:
         """Returns the whole outputs, one for each index, as one body."""
         choices = [
             {
@@ -155,7 +155,7 @@ class ChatAnswer:
             }
             for output in outputs
         ]
-        body = {**self._envelope, "choices": choices, "usage": _usage_of(outputs)}
+        body = {**self._envelope, "choices": choices, "usage": usage_body(usage)}
         if self._prompt_logprobs is not None:
             body["prompt_logprobs"] = self._prompt_logprobs.of(outputs)
         return body
@@ -175,10 +175,6 @@ def usage_body(usage: Usage) -> Body:
         "total_tokens": usage.prompt_tokens + usage.output_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
-
-
-def _usage_of(outputs: Sequence[Output]) -> Body:
-    return usage_body(outputs[0].usage or Usage())
 
 
 def _envelope(answer_id: str, kind: str, model: ServedModel) -> Body:

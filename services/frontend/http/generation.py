@@ -3,8 +3,8 @@
 import dataclasses
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, closing
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
@@ -16,15 +16,14 @@ from services.frontend.errors import EngineUnavailableError, FrontendError
 from services.frontend.http.answers import Answer, ChatAnswer, CompletionAnswer
 from services.frontend.http.body import Bodies, Body
 from services.frontend.http.body_reader import BodyReader, Reader
+from services.frontend.http.calls import Call
 from services.frontend.http.echo import prompt_text
 from services.frontend.http.live_requests import LiveRequests
 from services.frontend.http.writer import ResponseWriter
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.pipeline import Pipeline
-from services.frontend.pipeline.request import Output, Prompt
-from services.frontend.pipeline.request_log import RequestRecord
+from services.frontend.pipeline.request import Output
 from services.frontend.pipeline.samples import Samples
-from services.frontend.pipeline.served_model import ServedModel
 from services.telemetry.connections import address_of
 from services.telemetry.tracing import TRACEPARENT, checked_traceparent
 
@@ -110,85 +109,87 @@ class GenerationEndpoint:
                     request_id,
                     max_prompt_tokens=self._pipeline.max_prompt_tokens,
                 )
-            model = self._pipeline.model_named(call.options.model)
-            sampling = call.options.sampling
-            generation = await self._pipeline.start(
-                call.prompt, call.options, record=record, lease=lease
+            response = _Response(self._kind, self._pipeline, call, writer)
+            await self._pipeline.serve(
+                call.prompt, call.options, response, record=record, lease=lease
             )
-            # A generator that nobody has begun to read closes nothing.
-            with closing(generation):
-                # Only now: it has a place for each of n samples, and n was checked just before.
-                answer = self._kind.answer_class(
-                    request_id,
-                    model,
-                    has_logprobs=sampling is not None and sampling.HasField("logprobs"),
-                    tells_prompt=call.tells_prompt,
-                    streams_usage=call.includes_usage,
-                    num_samples=call.options.num_samples,
-                )
-                if call.has_echo and isinstance(answer, CompletionAnswer):
-                    token_ids = generation.prompt_token_ids
-                    text = await self._prompt_text(model, call.prompt, token_ids)
-                    answer.echo(text, token_ids)
-                async with aclosing(_outputs(generation, record)) as outputs:
-                    if call.is_stream:
-                        await _write_stream(answer, outputs, writer, with_usage=call.includes_usage)
-                    else:
-                        await writer.write(answer.whole(await _joined(outputs)))
+            await response.end()
 
-    async def _prompt_text(
-        self, model: ServedModel, prompt: Prompt, token_ids: Sequence[int]
-    ) -> str:
+
+class _Response:
+    """Where a request's output goes: to a stream of events, or to one body at its end."""
+
+    def __init__(self, kind: Kind, pipeline: Pipeline, call: Call, writer: ResponseWriter) -> None:
+        """Raises UnknownModelError or EngineUnavailableError if the model is not served."""
+        self._kind = kind
+        self._pipeline = pipeline
+        self._model = pipeline.model_named(call.options.model)
+        self._call = call
+        self._writer = writer
+        self._answer: Answer
+        self._usage = Usage()
+        self._pieces: defaultdict[int, list[Output]] = defaultdict(list)
+
+    async def begin(self, generation: Generation | Samples) -> None:
+        """Opens a stream of events."""
+        call, sampling = self._call, self._call.options.sampling
+        # Only now: it has a place for each of n samples, and n was checked just before.
+        self._answer = answer = self._kind.answer_class(
+            call.options.request_id,
+            self._model,
+            has_logprobs=sampling is not None and sampling.HasField("logprobs"),
+            tells_prompt=call.tells_prompt,
+            streams_usage=call.includes_usage,
+            num_samples=call.options.num_samples,
+        )
+        if call.has_echo and isinstance(answer, CompletionAnswer):
+            token_ids = generation.prompt_token_ids
+            answer.echo(await self._prompt_text(token_ids), token_ids)
+        if call.is_stream:
+            await self._writer.start_events()
+            for body in answer.opening():
+                await self._writer.write_event(body)
+
+    async def write(self, output: Output) -> None:
+        """Writes an event, or keeps the output for the end."""
+        if output.finish_reason == ABORTED:  # nobody here asked for it
+            raise EngineUnavailableError("the engine ended the request")
+        self._usage = output.usage or self._usage
+        if not self._call.is_stream:
+            self._pieces[output.index].append(output)
+        elif (
+            output.text
+            or output.logprobs
+            or output.prompt_logprobs
+            or output.finish_reason is not None
+        ):
+            await self._writer.write_event(self._answer.chunk(output))
+
+    async def end(self) -> None:
+        """Ends the stream of events, or writes the body."""
+        if self._call.is_stream:
+            if self._call.includes_usage:
+                await self._writer.write_event(self._answer.usage_chunk(self._usage))
+            await self._writer.end_events()
+            return
+        outputs = [_joined(pieces) for _, pieces in sorted(self._pieces.items())]
+        await self._writer.write(self._answer.whole(outputs, self._usage))
+
+    async def _prompt_text(self, token_ids: Sequence[int]) -> str:
         """Returns a prompt as it was given; token ids as the text that they are."""
+        prompt = self._call.prompt
         if isinstance(prompt, str):
             return prompt
         decoded = await self._pipeline.detokenize("", token_ids, show_special_tokens=False)
-        return prompt_text(model.tokenizer, token_ids, decoded)
+        return prompt_text(self._model.tokenizer, token_ids, decoded)
 
 
-async def _outputs(
-    generation: Generation | Samples, record: RequestRecord
-) -> AsyncGenerator[Output, None]:
-    """Goes through a request's outputs."""
-    async for output in generation:
-        record.observe(output)
-        if output.finish_reason == ABORTED:  # nobody here asked for it
-            raise EngineUnavailableError("the engine ended the request")
-        yield output
-
-
-async def _write_stream(
-    answer: Answer, outputs: AsyncIterator[Output], writer: ResponseWriter, *, with_usage: bool
-) -> None:
-    await writer.start_events()
-    for body in answer.opening():
-        await writer.write_event(body)
-    usage = Usage()
-    async for output in outputs:
-        is_worth_telling = output.text or output.logprobs or output.prompt_logprobs
-        if is_worth_telling or output.finish_reason is not None:
-            await writer.write_event(answer.chunk(output))
-        usage = output.usage or usage
-    if with_usage:
-        await writer.write_event(answer.usage_chunk(usage))
-    await writer.end_events()
-
-
-async def _joined(outputs: AsyncIterator[Output]) -> list[Output]:
-    """Returns each of a request's outputs as one, in the order of their indices."""
-    pieces: defaultdict[int, list[Output]] = defaultdict(list)
-    usage = None
-    async for output in outputs:
-        pieces[output.index].append(output)
-        usage = output.usage
-    return [
-        dataclasses.replace(
-            own[-1],
-            text="".join(piece.text for piece in own),
-            token_ids=[token_id for piece in own for token_id in piece.token_ids],
-            logprobs=[position for piece in own for position in piece.logprobs],
-            prompt_logprobs=[position for piece in own for position in piece.prompt_logprobs],
-            usage=usage,
-        )
-        for _, own in sorted(pieces.items())
-    ]
+def _joined(pieces: list[Output]) -> Output:
+    """Returns one of a request's outputs as a whole."""
+    return dataclasses.replace(
+        pieces[-1],
+        text="".join(piece.text for piece in pieces),
+        token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
+        logprobs=[position for piece in pieces for position in piece.logprobs],
+        prompt_logprobs=[position for piece in pieces for position in piece.prompt_logprobs],
+    )

@@ -3,39 +3,49 @@
 from collections.abc import Sequence
 from typing import Self
 
-from services.frontend.access.metered_stream import MeteredStream
+from services.frontend.access.caller import Lease
 from services.frontend.engine_client.messages import STOP, TokenBatch, Usage
+from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.errors import EngineFaultError, FrontendError
 from services.frontend.pipeline.request import Output
 from services.frontend.text.output_text import OutputText, TextPiece
 
 
 class Generation:
-    """One request's output. Iterate it to its end, or close it."""
+    """One request's output, paid for as it is read. Iterate it to its end, or close it."""
 
     def __init__(
         self,
         request_id: str,
-        stream: MeteredStream,
+        stream: TokenStream,
         text: OutputText,
         *,
+        lease: Lease,
         prompt_token_ids: Sequence[int],
     ) -> None:
+        """Attaches the stream to its request's lease; several may share one."""
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
         self._stream = stream
         self._text = text
+        self._lease = lease
         self._num_output_tokens = 0
         self._is_over = False
+        lease.attach(stream.abort)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Output:
-        """Returns what is new; the last output has a finish reason and usage."""
+        """Returns what is new; the last output has a finish reason and usage.
+
+        Raises:
+            UnauthenticatedError: the caller's key was removed meanwhile.
+            FrontendError, EngineFaultError: the request failed.
+        """
         if self._is_over:
             raise StopAsyncIteration
-        batch = await self._stream.read()
+        batch = await self._read()
         # The text of the token that ends a request is not part of the answer, its id is.
         has_stop_token = batch.stop_token_id is not None
         piece = self._text.push(batch.token_ids[:-1] if has_stop_token else batch.token_ids)
@@ -58,15 +68,35 @@ class Generation:
             stop_token_id=batch.stop_token_id,
         )
 
+    async def admitted(self) -> None:
+        """Waits until an engine has taken the request.
+
+        Raises:
+            FrontendError, EngineFaultError: none has.
+        """
+        await self._stream.admitted()
+
     def cancel(self) -> None:
         """Ends the request early; the iteration goes on to a last output that says so."""
         self._stream.abort()
+        self._lease.detach(self._stream.abort)
 
     def close(self) -> None:
         """Ends the request, if it is not over; nothing may be read afterwards."""
         if not self._is_over:
             self._is_over = True
-            self._stream.abort()
+            self.cancel()
+
+    async def _read(self) -> TokenBatch:
+        try:
+            batch = await self._stream.read()
+            self._lease.charge_output(len(batch.token_ids))
+        except BaseException:
+            self.cancel()
+            raise
+        if batch.finish_reason is not None:
+            self._lease.detach(self._stream.abort)
+        return batch
 
     async def _stopped(self, batch: TokenBatch, piece: TextPiece) -> Output:
         """Ends the request at a stop string, which the engine knows nothing of."""
@@ -90,9 +120,9 @@ class Generation:
         )
 
     async def _usage_after_abort(self) -> Usage:
-        self._stream.abort()
+        self.cancel()
         try:
-            while (usage := (await self._stream.read()).usage) is None:
+            while (usage := (await self._read()).usage) is None:
                 pass
         except (FrontendError, EngineFaultError):  # the answer is complete all the same
             return Usage()

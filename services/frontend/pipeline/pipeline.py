@@ -4,19 +4,26 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from contextlib import closing
+from typing import TYPE_CHECKING, Protocol
 
 from services.frontend.access.caller import Lease
 from services.frontend.access.gate import Gate
-from services.frontend.access.metered_stream import MeteredStream
 from services.frontend.engine_client.messages import EngineRequest, ModelInfo, pack_uint32
 from services.frontend.engine_client.pool import EnginePool
+from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.engine_client.tokenizer_files import TokenizerFiles
 from services.frontend.errors import EngineUnavailableError, UnknownModelError
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.prompt_size import MAX_PROMPT_TOKENS
 from services.frontend.pipeline.prompts import Prompts
-from services.frontend.pipeline.request import Conversation, Options, Prompt, check_options
+from services.frontend.pipeline.request import (
+    Conversation,
+    Options,
+    Output,
+    Prompt,
+    check_options,
+)
 from services.frontend.pipeline.request_log import RequestLog, RequestRecord
 from services.frontend.pipeline.samples import Samples, sample_id, sampling_of
 from services.frontend.pipeline.served_model import ServedModel
@@ -32,6 +39,16 @@ MAX_SHOWN_CHARACTERS = 128
 """Characters of a model's name that an error repeats."""
 PROMPT_TAIL_TOKENS = 256
 """Tokens at a prompt's end among which a character is looked for that the output finishes."""
+
+
+class Outlet(Protocol):
+    """Where one request's output goes."""
+
+    async def begin(self, generation: Generation | Samples) -> None:
+        """Called once the engine has taken the request; a refusal comes before."""
+
+    async def write(self, output: Output) -> None:
+        """Takes what is new."""
 
 
 class Pipeline:
@@ -102,6 +119,31 @@ class Pipeline:
                 known = new
             self._model = dataclasses.replace(known, info=info)
 
+    async def serve(
+        self,
+        prompt: Prompt,
+        options: Options,
+        outlet: Outlet,
+        *,
+        record: RequestRecord,
+        timeout_s: float | None = None,
+        lease: Lease | None = None,
+    ) -> None:
+        """Runs a request from its prompt to its last output; see `start` for what it takes.
+
+        Raises:
+            FrontendError: the request is refused or failed.
+            EngineFaultError: the engine failed in a way that callers may not see.
+        """
+        generation = await self.start(
+            prompt, options, record=record, timeout_s=timeout_s, lease=lease
+        )
+        with closing(generation):
+            await outlet.begin(generation)
+            async for output in generation:
+                record.observe(output)
+                await outlet.write(output)
+
     async def start(
         self,
         prompt: Prompt,
@@ -151,8 +193,10 @@ class Pipeline:
         record.note_tokenized()
         lease.charge_prompt(len(token_ids))
         packed = pack_uint32(token_ids)
-        streams: list[MeteredStream] = []
+        token_bytes = model.tokenizer.token_bytes(show_special_tokens=options.show_special_tokens)
+        min_tokens = _min_tokens(options, model.info)
         caller = lease.caller
+        generations: list[Generation] = []
         try:
             for index in range(options.num_samples):
                 request = EngineRequest(
@@ -164,31 +208,27 @@ class Pipeline:
                     deadline_s=deadline_s,
                     traceparent=record.traceparent,
                 )
-                submitted = self.engine.submit(request, model=model.info)
-                streams.append(MeteredStream(submitted, lease))
-            for stream in streams:
-                await stream.admitted()
-        except BaseException:  # the caller may be gone
-            for stream in streams:
-                stream.abort()
-            raise
-        record.note_admitted()
-        token_bytes = model.tokenizer.token_bytes(show_special_tokens=options.show_special_tokens)
-        min_tokens = _min_tokens(options, model.info)
-        prompt_tail = token_ids[-PROMPT_TAIL_TOKENS:]
-        generations = [
-            Generation(
-                options.request_id,
-                stream,
-                OutputText(
-                    Detokenizer(token_bytes, prompt_tail),
+                text = OutputText(
+                    Detokenizer(token_bytes, token_ids[-PROMPT_TAIL_TOKENS:]),
                     StopStrings(options.stop),
                     min_tokens=min_tokens,
-                ),
-                prompt_token_ids=token_ids,
-            )
-            for stream in streams
-        ]
+                )
+                generations.append(
+                    Generation(
+                        options.request_id,
+                        TokenStream(self.engine, request, model=model.info),
+                        text,
+                        lease=lease,
+                        prompt_token_ids=token_ids,
+                    )
+                )
+            for generation in generations:
+                await generation.admitted()
+        except BaseException:  # the caller may be gone
+            for generation in generations:
+                generation.close()
+            raise
+        record.note_admitted()
         return generations[0] if len(generations) == 1 else Samples(generations)
 
     async def tokenize(

@@ -1,14 +1,9 @@
 """What a caller asks for and what comes back, free of any wire format but sampling's."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from services.frontend.engine_client.messages import (
-    FinishReason,
-    PositionLogprobs,
-    SamplingParams,
-    Usage,
-)
+from services.frontend.engine_client.messages import SamplingParams, TokenBatch
 from services.frontend.errors import InvalidRequestError
 from services.frontend.text.chat_template import Message
 
@@ -17,7 +12,6 @@ MAX_STOP_STRING_BYTES = 256
 MAX_REQUEST_ID_CHARACTERS = 128
 MAX_CACHE_SALT_CHARACTERS = 128
 MAX_MESSAGES = 4096
-MAX_CACHE_SALT_CHARACTERS = 128
 MAX_MODEL_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIASES = 1024
@@ -56,21 +50,15 @@ class Options:
     """Where the request belongs in a trace; empty: nowhere."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+@dataclass(slots=True, kw_only=True)
+class Output(TokenBatch):
     """More output of one request; fields mean what Output of frontend.proto says."""
 
     request_id: str
     index: int = 0
     """Which of several outputs of one prompt this belongs to."""
     text: str
-    token_ids: list[int]
-    logprobs: list[PositionLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    usage: Usage | None = None
     stop_string: str | None = None
-    stop_token_id: int | None = None
 
 
 def check_options(options: Options, *, max_samples: int) -> None:
@@ -81,19 +69,9 @@ def check_options(options: Options, *, max_samples: int) -> None:
         )
     limit = MAX_REQUEST_ID_CHARACTERS  # the engine's, to which further samples add their index
     limit -= len(f"#{options.num_samples - 1}") if options.num_samples > 1 else 0
-    if len(options.request_id) > limit:
-        raise InvalidRequestError(
-            f"request_id has {len(options.request_id)} characters; the limit is {limit}"
-        )
-    if len(options.cache_salt) > MAX_CACHE_SALT_CHARACTERS:
-        raise InvalidRequestError(
-            f"cache_salt has {len(options.cache_salt)} characters;"
-            f" the limit is {MAX_CACHE_SALT_CHARACTERS}"
-        )
-    if len(options.stop) > MAX_STOP_STRINGS:
-        raise InvalidRequestError(
-            f"stop has {len(options.stop)} strings; the limit is {MAX_STOP_STRINGS}"
-        )
+    _check_length("request_id", len(options.request_id), limit, "characters")
+    _check_length("cache_salt", len(options.cache_salt), MAX_CACHE_SALT_CHARACTERS, "characters")
+    _check_length("stop", len(options.stop), MAX_STOP_STRINGS, "strings")
     for stop in options.stop:
         if not 0 < len(stop.encode()) <= MAX_STOP_STRING_BYTES:
             raise InvalidRequestError(
@@ -101,7 +79,6 @@ def check_options(options: Options, *, max_samples: int) -> None:
                 f" it must have 1 to {MAX_STOP_STRING_BYTES}"
             )
     _check_length("model", len(options.model), MAX_MODEL_CHARACTERS, "characters")
-    _check_length("cache_salt", len(options.cache_salt), MAX_CACHE_SALT_CHARACTERS, "characters")
     if options.sampling is not None:
         _check_sampling(options.sampling)
 

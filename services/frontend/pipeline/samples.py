@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import random
 from collections.abc import Sequence
 from typing import Self
 
@@ -9,7 +10,7 @@ from services.frontend.engine_client.messages import SamplingParams, Usage
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.request import Output
 
-_SEEDS = 2**64
+_SEED_BITS = 64
 
 
 class Samples:
@@ -72,15 +73,20 @@ def sample_id(request_id: str, index: int) -> str:
     return request_id if index == 0 else f"{request_id}#{index}"
 
 
-def sampling_of(sampling: SamplingParams | None, index: int) -> SamplingParams | None:
-    """Returns the sampling of one of several outputs; each has the seed after the last one's."""
-    if sampling is None or index == 0:
-        return sampling
+def sampling_of(sampling: SamplingParams | None, index: int) -> SamplingParams:
+    """Returns the sampling of one of several outputs; each has the seed after the last one's.
+
+    Without a seed it gets one, so that any engine goes on with the same random numbers.
+    """
     own = SamplingParams()
-    own.CopyFrom(sampling)
-    own.ClearField("prompt_logprobs")  # the first output has them for all
-    if sampling.HasField("seed"):
-        own.seed = (sampling.seed + index) % _SEEDS
+    if sampling is not None:
+        own.CopyFrom(sampling)
+    if index:
+        own.ClearField("prompt_logprobs")  # the first output has them for all
+    if own.HasField("seed"):
+        own.seed = (own.seed + index) % 2**_SEED_BITS
+    else:
+        own.seed = random.getrandbits(_SEED_BITS)
     return own
 
 

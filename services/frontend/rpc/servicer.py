@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -10,7 +11,7 @@ from protos.frontend.v1 import frontend_pb2
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceServicer
 from services.frontend.pipeline.parts import in_parts
 from services.frontend.pipeline.pipeline import Pipeline
-from services.frontend.pipeline.request import Options, Prompt
+from services.frontend.pipeline.request import Options, Output, Prompt
 from services.frontend.rpc.convert import (
     conversation_of,
     engines_to_proto,
@@ -159,18 +160,32 @@ class FrontendServicer(FrontendServiceServicer):
         """Runs one request and writes its output. The call's deadline is the request's."""
         method = response_class.DESCRIPTOR.name.removesuffix("Response")
         traceparent = options.traceparent or read_traceparent(context.invocation_metadata())
+        writer = Writer(context, timeout_s=self._slow_reader_timeout_s)
         with self._pipeline.requests.watch(
             options.request_id, method=method, traceparent=traceparent
         ) as record:
-            generation = await self._pipeline.start(
-                prompt, options, record=record, timeout_s=context.time_remaining()
+            await self._pipeline.serve(
+                prompt,
+                options,
+                _Call(context, writer, response_class),
+                record=record,
+                timeout_s=context.time_remaining(),
             )
-            try:
-                # Only now: a refusal before it is a status alone, which clients may retry.
-                await context.send_initial_metadata(())
-                writer = Writer(context, timeout_s=self._slow_reader_timeout_s)
-                async for output in generation:
-                    record.observe(output)
-                    await writer.write(response_class(output=output_to_proto(output)))
-            finally:
-                generation.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Where the output of a request with a call of its own goes."""
+
+    context: grpc.aio.ServicerContext
+    writer: Writer
+    response_class: Any
+
+    async def begin(self, generation: object) -> None:
+        """Lets the client know; a refusal before is a status alone, which clients may retry."""
+        del generation
+        await self.context.send_initial_metadata(())
+
+    async def write(self, output: Output) -> None:
+        """Writes a message."""
+        await self.writer.write(self.response_class(output=output_to_proto(output)))

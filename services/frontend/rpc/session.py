@@ -16,7 +16,7 @@ from services.frontend.errors import (
 )
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.pipeline import Pipeline
-from services.frontend.pipeline.request import Options, Prompt
+from services.frontend.pipeline.request import Options, Output, Prompt
 from services.frontend.pipeline.samples import Samples
 from services.frontend.rpc.convert import (
     conversation_of,
@@ -38,6 +38,7 @@ MAX_COLLECTED_PROMPTS = 16
 class _LiveRequest:
     """A request between its first message and its end."""
 
+    session: "ClientSession"
     handle: int
     options: Options
     collected: io.StringIO | None = None
@@ -63,6 +64,18 @@ class _LiveRequest:
             self.generation.cancel()
         elif self.work is not None:
             self.work.cancel()
+
+    async def begin(self, generation: Generation | Samples) -> None:
+        """Notes that the engine has taken it."""
+        self.generation = generation
+
+    async def write(self, output: Output) -> None:
+        """Tells the client more of its output."""
+        if self.error is not None:
+            return  # its handle is not its own any more
+        if output.usage is not None:
+            self.session.forget(self)  # the client may use the handle again
+        await self.session.write(self.handle, output=output_to_proto(output))
 
 
 class ClientSession:
@@ -141,6 +154,22 @@ class ClientSession:
         finally:
             self._live.clear()
 
+    def forget(self, live: _LiveRequest) -> None:
+        """Frees a request's handle, unless it is another request's by now."""
+        if self._live.get(live.handle) is live:
+            del self._live[live.handle]
+
+    async def write(
+        self,
+        handle: int,
+        *,
+        output: frontend_pb2.Output | None = None,
+        failure: Failure | None = None,
+    ) -> None:
+        """Writes what became of the request behind a handle."""
+        response = frontend_pb2.SessionResponse(handle=handle, output=output, failure=failure)
+        await self._writer.write(response)
+
     async def _fail_incomplete(self) -> None:
         """Ends the requests whose prompts have parts yet to come, as the client says no more."""
         for live in list(self._live.values()):
@@ -212,7 +241,7 @@ class ClientSession:
                 f"the session has {self._max_live_requests} live requests, which is the limit",
                 retry_after_ms=None,
             )
-        live = self._live[handle] = _LiveRequest(handle, options)
+        live = self._live[handle] = _LiveRequest(self, handle, options)
         return live
 
     def _start(self, live: _LiveRequest, prompt: Prompt, group: asyncio.TaskGroup) -> None:
@@ -263,7 +292,7 @@ class ClientSession:
             return  # it has just ended
         if live.is_collecting:
             del self._live[handle]
-            await self._write(handle, output=_aborted(live))
+            await self.write(handle, output=_aborted(live))
         else:
             live.end(None)
 
@@ -274,7 +303,7 @@ class ClientSession:
             live.end(error)
             return
         self._live.pop(handle, None)
-        await self._write(handle, failure=failure_of(error))
+        await self.write(handle, failure=failure_of(error))
 
     async def _serve(self, live: _LiveRequest, prompt: Prompt) -> None:
         """Runs a request and tells the client how it failed, if it does."""
@@ -284,13 +313,13 @@ class ClientSession:
         # What a request raises must not end the others.
         [error] = await asyncio.gather(live.work, return_exceptions=True)
         live.work = None  # it refers to the error, whose traceback refers to the request
-        self._forget(live)
+        self.forget(live)
         if live.is_ended and isinstance(error, asyncio.CancelledError):
             error = live.error
             if error is None:
-                await self._write(live.handle, output=_aborted(live))
+                await self.write(live.handle, output=_aborted(live))
         if error is not None:
-            await self._write(live.handle, failure=failure_of(error))
+            await self.write(live.handle, failure=failure_of(error))
 
     async def _generate(self, live: _LiveRequest, prompt: Prompt) -> None:
         options = live.options
@@ -299,37 +328,11 @@ class ClientSession:
             method="Session",
             traceparent=options.traceparent or self._traceparent,
         ) as record:
-            generation = await self._pipeline.start(
-                prompt, options, record=record, timeout_s=self._time_remaining()
+            await self._pipeline.serve(
+                prompt, options, live, record=record, timeout_s=self._time_remaining()
             )
-            live.generation = generation
-            try:
-                async for output in generation:
-                    record.observe(output)
-                    if live.error is not None:
-                        continue  # its handle is not its own any more
-                    if output.usage is not None:
-                        self._forget(live)  # the client may use the handle again
-                    await self._write(live.handle, output=output_to_proto(output))
-                if live.error is not None:
-                    raise live.error
-            finally:
-                generation.close()
-
-    def _forget(self, live: _LiveRequest) -> None:
-        """Frees a request's handle, unless it is another request's by now."""
-        if self._live.get(live.handle) is live:
-            del self._live[live.handle]
-
-    async def _write(
-        self,
-        handle: int,
-        *,
-        output: frontend_pb2.Output | None = None,
-        failure: Failure | None = None,
-    ) -> None:
-        response = frontend_pb2.SessionResponse(handle=handle, output=output, failure=failure)
-        await self._writer.write(response)
+            if live.error is not None:
+                raise live.error
 
 
 def _aborted(live: _LiveRequest) -> frontend_pb2.Output:

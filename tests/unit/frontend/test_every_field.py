@@ -18,7 +18,7 @@ from tests.support.byte_tokenizer import TOOL_TEMPLATE, tokenizer_files
 from tests.support.fake_engine import FakeEngine, says
 from tests.support.field_walk import leaf_paths, set_field
 from tests.support.frontend_stack import frontend_stack
-from tests.unit.engine.rpc.test_every_field import VALUES as SAMPLING_VALUES
+from tests.unit.engine.edge.test_every_field import VALUES as SAMPLING_VALUES
 
 VALUES = {
     "options.model": "another",

@@ -15,8 +15,8 @@ from services.engine.rpc.session import Session
 from services.engine.rpc.single import SingleCall
 from tests.support.no_collector import collector_off, num_alive
 from tests.support.waiting import until
+from tests.unit.engine.edge.test_structured_output import HOSTILE, tiny_service
 from tests.unit.engine.rpc.test_session import Frontend
-from tests.unit.engine.rpc.test_structured_output import HOSTILE, tiny_service
 
 SHORT = StructuredOutput(regex="[a-z]{2}")
 LONG = StructuredOutput(regex="[a-z]{400}")

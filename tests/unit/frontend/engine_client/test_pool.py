@@ -10,6 +10,7 @@ from protos.frontend.v1 import frontend_pb2 as pb
 from services.frontend.engine_client.addresses import AddressBook
 from services.frontend.engine_client.messages import EngineRequest, SamplingParams, pack_uint32
 from services.frontend.engine_client.pool import EnginePool, PoolLimits
+from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.engine_client.tokenizer_files import TokenizerStore
 from services.frontend.errors import DeadlineExpiredError, EngineUnavailableError
 from services.telemetry.tls import ClientTls
@@ -77,7 +78,8 @@ async def cluster():
 
 
 async def collect(pool: EnginePool, models: list, **fields: object) -> list[int]:
-    stream = pool.submit(
+    stream = TokenStream(
+        pool,
         EngineRequest(request_id="r", prompt_token_ids=pack_uint32([5, 6, 7]), **fields),
         model=models[-1],
     )
@@ -138,7 +140,8 @@ class TestNames:
             names.hosts = []
             await until(lambda: not pool.is_ready)
             with pytest.raises(EngineUnavailableError, match="its address is gone"):
-                pool.submit(
+                TokenStream(
+                    pool,
                     EngineRequest(request_id="s", prompt_token_ids=pack_uint32([1])),
                     model=models[-1],
                 )

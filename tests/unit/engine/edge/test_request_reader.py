@@ -6,8 +6,8 @@ import pytest
 from protos.common.v1.sampling_pb2 import SamplingParams
 from protos.engine.v1.engine_pb2 import GenerateRequest, Submit
 from services.engine.checkpoint.model_folder import DefaultSampling
+from services.engine.edge.request_reader import RequestReader, check_known
 from services.engine.errors import InvalidRequestError, UnknownModelError, UnsupportedError
-from services.engine.rpc.convert import RequestReader, check_known
 from tests.support.engine_harness import MAX_MODEL_LEN, RecordingSink, model_folder
 
 UNKNOWN_FIELD = b"\xf8\x06\x01"  # number 111, varint 1

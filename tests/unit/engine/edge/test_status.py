@@ -4,7 +4,7 @@ import grpc
 
 from services.engine import errors
 from services.engine.core.stats import Counters
-from services.engine.rpc.status import STATUS_CODES, count_rejection, failure_of, status_of
+from services.engine.edge.status import STATUS_CODES, count_rejection, failure_of, status_of
 
 
 def test_every_error_has_a_status():

@@ -7,20 +7,20 @@ from smg_grpc_proto.generated.vllm_engine_pb2 import GenerateRequest
 
 from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
+from services.engine.edge.open_streams import write_in_time
+from services.engine.edge.request_reader import RequestReader
+from services.engine.edge.status import count_rejection
 from services.engine.errors import EngineError, EngineUnavailableError
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.request import Request, RequestOutput
-from services.engine.rpc.convert import RequestReader
-from services.engine.rpc.open_streams import write_in_time
-from services.engine.rpc.status import count_rejection
-from services.engine.rpc.vllm.output import CallOutput
-from services.engine.rpc.vllm.requests import (
+from services.engine.vllm.output import CallOutput
+from services.engine.vllm.requests import (
     check_served,
     check_sizes,
     stop_rule,
     to_samples,
 )
-from services.engine.rpc.vllm.stop_strings import StopStrings
+from services.engine.vllm.stop_strings import StopStrings
 from services.telemetry.tracing import read_traceparent
 
 

@@ -7,7 +7,7 @@ from smg_grpc_proto.generated.vllm_engine_pb2 import GenerateRequest, SamplingPa
 
 from protos.common.v1 import sampling_pb2
 from services.engine.errors import InvalidRequestError, UnsupportedError
-from services.engine.rpc.vllm.requests import (
+from services.engine.vllm.requests import (
     CALLERS_FIELDS,
     REFUSED_FIELDS,
     check_served,

@@ -1,6 +1,7 @@
 """Whatever befalls engines, in whatever order: a request's tokens come once and in their order."""
 
 import asyncio
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,8 +11,13 @@ from hypothesis import strategies as st
 from protos.common.v1.sampling_pb2 import FinishReason
 from protos.engine.v1.engine_pb2 import Finished
 from services.frontend.engine_client.addresses import EngineAddress
-from services.frontend.engine_client.messages import EngineRequest, pack_uint32
-from services.frontend.engine_client.routed_stream import RoutedStream, RoutingCounts
+from services.frontend.engine_client.messages import (
+    EngineRequest,
+    ModelInfo,
+    TokenSink,
+    pack_uint32,
+)
+from services.frontend.engine_client.pool import PoolLimits, RoutingCounts
 from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.errors import EngineUnavailableError, FrontendError, OverloadedError
 
@@ -31,23 +37,48 @@ class ScriptedEngine:
     error: FrontendError
     address: EngineAddress = field(default_factory=lambda: EngineAddress("engine:1"))
 
-    def serve(self, request: EngineRequest) -> TokenStream:
+    def serve(self, request: EngineRequest, sink: TokenSink) -> None:
         given_tokens = np.frombuffer(request.prompt_token_ids, "<u4").tolist()
         start = request.num_resumed_tokens
         assert given_tokens == PROMPT + OUTPUT[:start]
-        stream = TokenStream(1, lambda _: None)
-        asyncio.get_running_loop().create_task(self._talk(stream, OUTPUT[start:]))
-        return stream
+        asyncio.get_running_loop().create_task(self._talk(sink, OUTPUT[start:]))
 
-    async def _talk(self, stream: TokenStream, tokens: list[int]) -> None:
+    async def _talk(self, sink: TokenSink, tokens: list[int]) -> None:
         made = tokens[: self.num_tokens]
         for start in range(0, len(made), self.batch_size):
-            stream.put(made[start : start + self.batch_size], ())
+            sink.put(made[start : start + self.batch_size], ())
             await asyncio.sleep(0)
         if len(made) < len(tokens):
-            stream.put_error(self.error)
+            sink.put_error(self.error)
         else:
-            stream.put_finished(Finished(handle=1, finish_reason=FinishReason.FINISH_REASON_LENGTH))
+            sink.put_finished(Finished(handle=1, finish_reason=FinishReason.FINISH_REASON_LENGTH))
+
+
+@dataclass
+class ScriptedPool:
+    """Sends a request to one engine after the other."""
+
+    unused: Iterator[ScriptedEngine]
+    limits: PoolLimits = field(default_factory=lambda: PoolLimits(max_attempts=MAX_ATTEMPTS))
+    counts: RoutingCounts = field(default_factory=RoutingCounts)
+    num_used: int = 0
+
+    def send(
+        self,
+        request: EngineRequest,
+        sink: TokenSink,
+        *,
+        model: ModelInfo,
+        tried: Collection[ScriptedEngine],
+    ) -> tuple[ScriptedEngine, Callable[[], None]]:
+        del model
+        engine = next(self.unused, None)
+        if engine is None:
+            raise EngineUnavailableError("no engine")
+        assert engine not in tried
+        self.num_used += 1
+        engine.serve(request, sink)
+        return engine, lambda: None
 
 
 engines = st.builds(
@@ -60,21 +91,9 @@ engines = st.builds(
 
 async def run(scripts: list[ScriptedEngine]) -> tuple[list[int], FrontendError | None, int]:
     """Returns the tokens that came, the error at the end if there was one, and engines used."""
-    unused = iter(scripts)
-    num_used = 0
-
-    def send(request: EngineRequest, tried: set) -> tuple[ScriptedEngine, TokenStream]:
-        nonlocal num_used
-        engine = next(unused, None)
-        if engine is None:
-            raise EngineUnavailableError("no engine")
-        assert engine not in tried
-        num_used += 1
-        return engine, engine.serve(request)
-
+    pool = ScriptedPool(iter(scripts))
     request = EngineRequest(request_id="r", prompt_token_ids=pack_uint32(PROMPT))
-    counts = RoutingCounts()
-    stream = RoutedStream(request, send, max_attempts=MAX_ATTEMPTS, counts=counts)
+    stream = TokenStream(pool, request, model=ModelInfo())
     tokens: list[int] = []
     try:
         await stream.admitted()
@@ -82,11 +101,11 @@ async def run(scripts: list[ScriptedEngine]) -> tuple[list[int], FrontendError |
             batch = await stream.read()
             tokens += batch.token_ids
             if batch.finish_reason is not None:
-                return tokens, None, num_used
+                return tokens, None, pool.num_used
     except FrontendError as error:
-        return tokens, error, num_used
+        return tokens, error, pool.num_used
     finally:
-        assert counts.num_retries + counts.num_migrations == num_used - 1
+        assert pool.counts.num_retries + pool.counts.num_migrations == pool.num_used - 1
 
 
 @given(st.lists(engines, min_size=1, max_size=8))

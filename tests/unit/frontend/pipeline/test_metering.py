@@ -4,11 +4,14 @@ import asyncio
 
 import pytest
 
-from services.frontend.access.caller import Caller
+from services.frontend.access.caller import Caller, Lease
 from services.frontend.access.key_file import Limits
-from services.frontend.access.metered_stream import MeteredStream
 from services.frontend.engine_client.messages import ABORTED, STOP, TokenBatch
 from services.frontend.errors import EngineUnavailableError, OverloadedError, UnauthenticatedError
+from services.frontend.pipeline.generation import Generation
+from services.frontend.text.detokenizer import Detokenizer
+from services.frontend.text.output_text import OutputText
+from services.frontend.text.stop_strings import StopStrings
 from services.telemetry.counts import LocalCounts
 
 
@@ -18,9 +21,6 @@ class Script:
     def __init__(self, *batches: TokenBatch | Exception) -> None:
         self._batches = list(batches)
         self.num_aborts = 0
-
-    async def admitted(self) -> None:
-        pass
 
     async def read(self) -> TokenBatch:
         if not self._batches:
@@ -40,6 +40,11 @@ def caller() -> Caller:
     return Caller("alice", Limits(max_live_requests=1), counts=LocalCounts(), account="a")
 
 
+def metered(script: Script, lease: Lease) -> Generation:
+    text = OutputText(Detokenizer([b"x"] * 9), StopStrings(()))
+    return Generation("r", script, text, lease=lease, prompt_token_ids=[1])
+
+
 def batch(*token_ids: int, **fields: object) -> TokenBatch:
     made = TokenBatch(**fields)
     made.token_ids += token_ids
@@ -47,20 +52,20 @@ def batch(*token_ids: int, **fields: object) -> TokenBatch:
 
 
 async def test_the_last_batch_gives_the_place_back(caller):
-    stream = MeteredStream(Script(batch(1), batch(2, finish_reason=STOP)), caller.begin())
-    await stream.read()
+    stream = metered(Script(batch(1), batch(2, finish_reason=STOP)), caller.begin())
+    await anext(stream)
     with pytest.raises(OverloadedError):
         caller.begin()
-    await stream.read()
+    await anext(stream)
     caller.begin()
 
 
 async def test_a_failure_an_abort_and_a_reader_that_leaves_give_it_back(caller):
-    failing = MeteredStream(Script(EngineUnavailableError("gone")), caller.begin())
+    failing = metered(Script(EngineUnavailableError("gone")), caller.begin())
     with pytest.raises(EngineUnavailableError):
-        await failing.read()
-    MeteredStream(Script(), caller.begin()).abort()
-    reading = asyncio.create_task(MeteredStream(Script(), caller.begin()).read())
+        await anext(failing)
+    metered(Script(), caller.begin()).close()
+    reading = asyncio.ensure_future(anext(metered(Script(), caller.begin())))
     await asyncio.sleep(0)
     reading.cancel()
     await asyncio.wait({reading})
@@ -69,31 +74,31 @@ async def test_a_failure_an_abort_and_a_reader_that_leaves_give_it_back(caller):
 
 async def test_several_streams_of_one_request_share_its_place(caller):
     lease = caller.begin()
-    streams = [MeteredStream(Script(batch(1, finish_reason=STOP)), lease) for _ in range(2)]
-    await streams[0].read()
+    streams = [metered(Script(batch(1, finish_reason=STOP)), lease) for _ in range(2)]
+    await anext(streams[0])
     with pytest.raises(OverloadedError):
         caller.begin()
-    await streams[1].read()
+    await anext(streams[1])
     caller.begin()
 
 
 async def test_a_removed_key_aborts_all_streams_also_those_that_wait(caller):
     lease, scripts = caller.begin(), [Script(batch(1)), Script()]
-    streams = [MeteredStream(script, lease) for script in scripts]
-    await streams[0].read()
+    streams = [metered(script, lease) for script in scripts]
+    await anext(streams[0])
     caller.revoke()
     for stream, script in zip(streams, scripts, strict=True):
         assert script.num_aborts == 1
         with pytest.raises(UnauthenticatedError):
-            await stream.read()
+            await anext(stream)
 
 
 async def test_output_is_paid_for_as_it_comes():
     counts = LocalCounts(clock=lambda: 0.0)
     caller = Caller("alice", Limits(tokens_per_minute=10), counts=counts, account="a")
-    stream = MeteredStream(Script(batch(1, 2, 3), batch(4, finish_reason=STOP)), caller.begin())
-    await stream.read()
-    await stream.read()
+    stream = metered(Script(batch(1, 2, 3), batch(4, finish_reason=STOP)), caller.begin())
+    await anext(stream)
+    await anext(stream)
     caller.begin().charge_prompt(6)
     with pytest.raises(OverloadedError):
         caller.begin()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from llguidance import LLTokenizer
 
-from services.engine.rpc.vllm.requests import StopRule
+from services.engine.vllm.requests import StopRule
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ import pytest
 from smg_grpc_proto.generated.vllm_engine_pb2 import AbortRequest, GenerateRequest
 from smg_grpc_proto.generated.vllm_engine_pb2_grpc import VllmEngineStub
 
-from services.engine.rpc.vllm.servicer import MAX_ABORTED
+from services.engine.vllm.servicer import MAX_ABORTED
 from tests.support.waiting import until
-from tests.unit.engine.rpc.vllm.test_servicer import LONG, TINY, ask, completes, gateway, responses
+from tests.unit.engine.vllm.test_servicer import LONG, TINY, ask, completes, gateway, responses
 
 HOSTILE = [
     ask(temperature=math.nan),

@@ -11,9 +11,9 @@ from smg_grpc_proto.generated.vllm_engine_pb2 import (
 )
 
 from protos.common.v1.sampling_pb2 import PositionLogprobs
+from services.engine.edge.output import logprobs_to_proto, prompt_logprobs_to_proto
 from services.engine.request import FinishReason, Request, RequestOutput
-from services.engine.rpc.convert import logprobs_to_proto, prompt_logprobs_to_proto
-from services.engine.rpc.vllm.stop_strings import StopStrings
+from services.engine.vllm.stop_strings import StopStrings
 
 FINISH_REASONS = {
     FinishReason.STOP: "stop",

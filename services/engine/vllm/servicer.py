@@ -16,13 +16,13 @@ from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2
 from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config import EngineConfig
 from services.engine.core.engine_core import EngineCore
+from services.engine.edge.open_streams import TOKENIZER, OpenStreams, write_in_time
+from services.engine.edge.request_reader import RequestReader, check_known
+from services.engine.edge.status import count_rejection
 from services.engine.errors import DuplicateRequestError, InvalidRequestError, UnsupportedError
 from services.engine.grammar.compiler import GrammarCompiler
-from services.engine.rpc.convert import RequestReader, check_known
-from services.engine.rpc.open_streams import TOKENIZER, OpenStreams, write_in_time
-from services.engine.rpc.status import count_rejection
-from services.engine.rpc.vllm.call import VllmCall
-from services.engine.rpc.vllm.tokenizer_archive import TokenizerArchive
+from services.engine.vllm.call import VllmCall
+from services.engine.vllm.tokenizer_archive import TokenizerArchive
 
 MAX_ABORTED = 4096
 """Most requests that one call may end."""

@@ -7,9 +7,9 @@ import pytest
 
 from protos.engine.v1.engine_pb2 import GenerateRequest, Submit
 from services.engine.batch import row_assignment
+from services.engine.edge.request_reader import RequestReader
 from services.engine.errors import EngineError
 from services.engine.request import Request, SamplingParams
-from services.engine.rpc.convert import RequestReader
 from tests.support.engine_harness import RecordingSink, model_folder
 from tests.support.field_walk import leaf_paths, set_field
 

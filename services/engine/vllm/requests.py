@@ -13,10 +13,10 @@ from smg_grpc_proto.generated import vllm_engine_pb2
 
 from protos.common.v1.sampling_pb2 import SamplingParams, StructuredOutput, TextChoice
 from protos.engine.v1.engine_pb2 import GenerateRequest
+from services.engine.edge.request_reader import check_known
+from services.engine.edge.structured_output import MAX_CHOICES
 from services.engine.errors import InvalidRequestError, UnsupportedError
 from services.engine.request import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
-from services.engine.rpc.convert import check_known
-from services.engine.rpc.structured_output import MAX_CHOICES
 
 MAX_SAMPLES = 16
 MAX_STOP_STRINGS = 16

@@ -8,8 +8,7 @@ import pytest
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2_grpc
 
 from protos.engine.v1.engine_pb2 import GetTokenizerRequest, WatchStepsRequest
-from services.engine.errors import QueueFullError, SlowReaderError
-from services.engine.rpc.open_streams import (
+from services.engine.edge.open_streams import (
     MAX_STREAMS,
     PARTS_PER_ADDRESS,
     TOKENIZER,
@@ -17,6 +16,7 @@ from services.engine.rpc.open_streams import (
     OpenStreams,
     write_in_time,
 )
+from services.engine.errors import QueueFullError, SlowReaderError
 from services.telemetry.counts import LocalCounts
 from tests.support.engine_harness import engine_config, running_service
 from tests.support.waiting import until

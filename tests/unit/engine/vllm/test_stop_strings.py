@@ -6,8 +6,8 @@ import pytest
 import tokenizers
 
 from services.engine.grammar.grammar_text import make_tokenizer
-from services.engine.rpc.vllm.requests import StopRule
-from services.engine.rpc.vllm.stop_strings import FoundStop, StopStrings
+from services.engine.vllm.requests import StopRule
+from services.engine.vllm.stop_strings import FoundStop, StopStrings
 from tests.support.byte_tokenizer import reference_tokenizer, tokenizer_json
 
 END = "<|im_end|>"

@@ -1,0 +1,1 @@
+"""What both protocols of the engine share: requests in, output and statuses out."""
