@@ -43,9 +43,8 @@ PROSE = {
     r"\b[Ss]t(ands?|ood)\b(?! for\b| in for\b|-)": "is, is in, is stored at",
     r"\b[Ll](ies?|ay) (in|at|between|beside|on|over|there|under|where)\b": "is in, is at",
     r"\b(has|have) not(?=[.,;:]|\s+(a|an|all|its|so|the|their)\b)": "does not have, lacks",
-    r"\bplaces\b|\b([Tt]ak|[Gg]iv|[Hh]old|[Kk]eep|[Ff]ree)(es?|s)? (a|an|its|no|the) place\b":
-        "slots, positions, a limit of the number of",
-}  # fmt: skip
+    r"\bplaces\b": "slots, positions, a limit",
+}
 ALLOWED = re.compile(
     r"\b[Bb]ehind (an?|the|its|this|one|several|another)?\s*([\w-]+ )?"
     r"(proxy|proxies|balancer|HAProxy|gateway|frontends?|NAT|firewall|port|address)\b"
