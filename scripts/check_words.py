@@ -48,7 +48,7 @@ PROSE = {
 ALLOWED = re.compile(
     r"\b[Bb]ehind (an?|the|its|this|one|several|another)?\s*([\w-]+ )?"
     r"(proxy|proxies|balancer|HAProxy|gateway|frontends?|NAT|firewall|port|address)\b"
-    r"|\b(lag\w*|left|leaves?|falls?|fell) behind\b"
+    r"|\b(lag\w*|left|leaves?|falls?|fell) behind\b|\bunless told otherwise\b"
 )
 NAMES = re.compile(
     r"rehears|obituar|patien|nobody|whoever|everybody|somebody|anew(?![a-z])|behind|late_?build",
@@ -56,11 +56,14 @@ NAMES = re.compile(
 )
 # Flags and figures that operators know, and words that mean what they say.
 ALLOWED_NAMES = re.compile(
-    r"worker_patience_s|num_late_builds|octavo_late_builds|(lea[vf]\w*|left|lag\w*|fall\w*)_(\w+_)?behind"
+    r"worker_patience_s|fail_on_late_build|num_late_builds|octavo_late_builds"
+    r"|(lea[vf]\w*|left|lag\w*|fall\w*)_(\w+_)?behind"
 )
 
 # Code, flags, addresses and quotations are not prose.
-CODE = re.compile(r"```.*?```|`[^`]*`|--[a-z][\w-]*|\]\([^)]*\)|https?://\S+", re.DOTALL)
+CODE = re.compile(
+    r"```.*?```|`[^`]*`|\"[^\"\n]*\"|--[a-z][\w-]*|\]\([^)]*\)|https?://\S+", re.DOTALL
+)
 PATTERNS = [
     (re.compile(pattern.replace(" ", r"\s+")), instead) for pattern, instead in PROSE.items()
 ]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import PATIENCE, Flag, Stack, free_port, stack
+from tests.support.processes import LONG_TIMEOUTS, Flag, Stack, free_port, stack
 from tests.support.steered_engine import MODULE
 
 
@@ -22,7 +22,7 @@ class Served:
 def patient_services() -> Iterator[None]:
     """Services that tests start by a command of theirs are patient too; other tests see nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in PATIENCE.items():
+        for name, value in LONG_TIMEOUTS.items():
             patch.setenv(name, value)
         yield
 

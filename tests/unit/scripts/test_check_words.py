@@ -50,6 +50,7 @@ def test_a_sentence_in_the_dialect_is_found(sentence, word):
         "Returns what the model made of a step.",
         "An engine behind a load balancer, or behind the HAProxy in `deploy`.",
         "A caller that lags behind is left behind.",
+        'An option, unless told otherwise: "Tell me."',
         "Set `--worker-patience-s`, or --worker-patience-s 0.",
         "Draws random numbers; the numbers of steps are counted.",
         "The file is in the page cache; /metrics is a page.",

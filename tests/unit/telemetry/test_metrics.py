@@ -20,7 +20,7 @@ from tests.support.certificates import LOOPBACK, Authority
 
 
 @pytest.fixture(autouse=True)
-def _patience(monkeypatch):
+def _long_timeouts(monkeypatch):
     monkeypatch.setattr(metrics_module, "COLLECT_TIMEOUT_S", 60)
     monkeypatch.setattr(metrics_server, "CALLER_TIMEOUT_S", 60)
 
