@@ -19,8 +19,9 @@ class Served:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def patient_services() -> Iterator[None]:
-    """Services that tests start by a command of theirs are patient too; other tests see nothing."""
+def services_with_long_timeouts() -> Iterator[None]:
+    """Services that tests start by a command of theirs have long timeouts too; other tests see
+    nothing."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in LONG_TIMEOUTS.items():
             patch.setenv(name, value)
@@ -29,7 +30,7 @@ def patient_services() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def stop_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tells a steered engine when to stop its worker."""
+    """Sets the token at which a steered engine stops its worker."""
     return tmp_path_factory.mktemp("steered") / "stop"
 
 

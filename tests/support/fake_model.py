@@ -1,4 +1,4 @@
-"""Computes the fake worker's results: tokens from prefixes, minus those that masks forbid."""
+"""Computes the fake worker's results: tokens from prefixes, minus the ones that masks forbid."""
 
 from collections.abc import Callable, Collection, Sequence
 

@@ -1,4 +1,4 @@
-"""Who gets a slot for a message, and who loses one."""
+"""Calls that get a slot for a message, and calls that lose one."""
 
 import asyncio
 
@@ -63,7 +63,7 @@ async def test_a_slow_message_of_the_greediest_caller_gives_way():
     assert messages.begun == ["b1", "m1", "m2", "a1"]
 
 
-async def test_a_message_that_never_comes_loses_its_place_though_nobody_waits():
+async def test_a_message_that_never_comes_loses_its_slot_though_no_call_waits():
     messages = Messages(max_slots=1, timeout_s=0.01, fair_s=FOREVER_S)
     task, _ = await messages.begin("alice", "a1")
     with pytest.raises(RefusedCallError, match=r"0\.01 s"):
