@@ -1,1 +1,1 @@
-"""What people run: the octavo command line and a small async client."""
+"""The octavo command line, and a small async client."""

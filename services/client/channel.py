@@ -49,7 +49,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """What a frontend asks of its callers: certificates, an API key, both or neither.
+    """Credentials that a frontend asks of its callers: certificates, an API key, both or neither.
 
     Raises:
         ValueError: the key's file is missing or empty, or there are two keys.
@@ -78,7 +78,7 @@ class Access:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes with every call."""
+        """Metadata of every call."""
         return () if self.api_key is None else (("authorization", f"Bearer {self.api_key}"),)
 
 

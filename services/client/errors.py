@@ -1,4 +1,4 @@
-"""What a call can fail with, one class per gRPC status that callers tell apart.
+"""Errors of a call, one class per gRPC status that callers distinguish.
 
 OctavoError
 ├── UnauthenticatedError     UNAUTHENTICATED: there is no API key, or it is not known

@@ -1,4 +1,4 @@
-"""Whether a service answers, as grpc.health.v1 tells it."""
+"""Whether a service answers, by grpc.health.v1."""
 
 import asyncio
 from contextlib import suppress
@@ -10,9 +10,9 @@ from services.client.channel import PLAIN, Tls, open_channel
 from services.client.errors import OctavoError, error_of_call
 
 READINESS = ""
-"""Health service that tells whether requests are taken."""
+"""Name of the health service that reports readiness."""
 LIVENESS = "liveness"
-"""Health service that tells whether the process answers at all."""
+"""Name of the health service that reports whether the process answers at all."""
 _POLL_S = 0.05
 
 
@@ -22,7 +22,7 @@ async def is_serving(
     """Asks `address` once whether `service` is SERVING.
 
     Raises:
-        OctavoError: nobody answers there, or not in time.
+        OctavoError: the service does not answer, or not in time.
     """
     async with open_channel(address, tls) as channel:
         stub = health_pb2_grpc.HealthStub(channel)

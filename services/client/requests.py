@@ -1,4 +1,4 @@
-"""What a caller asks for, in plain Python."""
+"""Requests, in plain Python."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,9 +42,9 @@ class Message:
     """One message of a conversation."""
 
     role: str
-    """Who speaks, such as system, user or assistant."""
+    """The speaker, such as system, user or assistant."""
     content: str = ""
-    """What is said."""
+    """The text."""
     tool_calls: Sequence[ToolCall] = ()
     """Tools that the model called; only in the assistant's messages."""
     tool_call_id: str | None = None
@@ -101,7 +101,7 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Added to the logits of these token ids."""
     structured_output: StructuredOutput | None = None
-    """What the output must be."""
+    """The form that the output must have."""
 
     def to_proto(self) -> sampling_pb2.SamplingParams:
         """Returns the wire form, with only the fields that are set.

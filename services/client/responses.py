@@ -1,4 +1,4 @@
-"""What comes back, in plain Python."""
+"""Responses, in plain Python."""
 
 import enum
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a request cost, in tokens."""
+    """Usage of a request, in tokens."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -43,7 +43,7 @@ class PositionLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """What is new since the last chunk of the same output. The last one of all has `usage`."""
+    """One output's news since its last chunk. The last chunk of all has `usage`."""
 
     request_id: str
     index: int = 0

@@ -50,7 +50,7 @@ def plan_stack(
         tls: how the frontend's health is asked, where its arguments make it speak TLS.
 
     Raises:
-        ServiceFailedError: nobody can listen on one of the addresses now.
+        ServiceFailedError: an address cannot be listened on now.
     """
     engine_addresses = [
         f"{LOOPBACK}:{_choose_port(LOOPBACK, engine_port and engine_port + index)}"
@@ -99,7 +99,7 @@ def _listen_flags(address: str) -> list[str]:
 def _choose_port(host: str, port: int) -> int:
     """Returns `port`, or a free one for 0. Fixed before the start, it survives restarts.
 
-    Without the look beforehand, whoever holds the port already would pass for our service.
+    Without the look beforehand, another process that holds the port would pass for our service.
     """
     try:
         family, *_, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]

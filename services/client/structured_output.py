@@ -1,4 +1,4 @@
-"""What an output must be, in plain Python and as flags."""
+"""Forms that an output must have, in plain Python and as flags."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from protos.common.v1 import sampling_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutput:
-    """What an output must be: exactly one of these.
+    """The form that an output must have: exactly one of these.
 
     Raises:
         ValueError: none of them is given, or several are.
@@ -49,7 +49,7 @@ class StructuredOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:
-    """What the output must be, as flags."""
+    """The form of the output, as flags."""
 
     json_schema: Annotated[Path | None, "File of a JSON Schema that the output follows."] = None
     json_object: Annotated[bool, "The output is a JSON object."] = False

@@ -16,7 +16,7 @@ from services.processes.stop_signals import stop_signals
 MAX_RESTARTS = 5
 """Deaths of a service in a row that are answered with a restart."""
 STEADY_S = 60.0
-"""A service that ran for this long starts counting its deaths anew."""
+"""Running time after which a service's count of failures starts again at 0."""
 PROGRESS_INTERVAL_S = 5.0
 STOP_TIMEOUT_S = 40.0
 """Time to drain after SIGTERM, somewhat more than the services' own limit; then SIGKILL."""
@@ -38,7 +38,7 @@ class Service:
     address: str
     """Where its health is asked, as host:port."""
     tls: Tls = PLAIN
-    """What it takes to ask."""
+    """Facts needed to ask."""
     log: Path | None = None
     """File for its standard error; None shares ours."""
 
@@ -52,7 +52,7 @@ class _Child:
 
 
 class Supervisor:
-    """Starts services one after the other, restarts those that die, and stops them in reverse.
+    """Starts services one after the other, restarts failed ones, and stops them in reverse.
 
     Args:
         report: takes one line of progress for people.

@@ -43,7 +43,7 @@ class Answer:
 async def show(stream: Stream) -> Answer:
     """Writes an answer to standard output as it comes, and a line break after it.
 
-    Of several answers the first comes so, and the others whole behind it, each under its number.
+    The first of several answers is streamed; the others follow as a whole, each under its number.
     """
     answers: defaultdict[int, Completion] = defaultdict(Completion)
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Tells the frontend which of the caller's spans a request belongs to.
+"""Sends the frontend the caller's span that a request belongs to.
 
 Costs nothing where the caller does not use OpenTelemetry; where it does, requests join its trace.
 """
@@ -10,7 +10,7 @@ TRACEPARENT = "traceparent"
 
 def traceparent() -> str:
     """Returns the current span as W3C Trace Context has it; empty where there is none."""
-    # Whoever has a span has imported the API; importing it for everybody else takes 50 ms.
+    # A caller with a span has imported the API; importing it for all others takes 50 ms.
     if "opentelemetry.trace" not in sys.modules:
         return ""
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

@@ -33,9 +33,9 @@ log = structlog.get_logger()
 class HelperPool:
     """Up to `num_processes` processes that run one module.
 
-    A process that takes too long is killed. One that died between two questions costs no question:
-    the next one is asked again in a new process. A caller that goes away leaves its question to be
-    answered; nobody reads that answer.
+    A process that takes too long is killed. If a process died between two questions, the next
+    question is asked again in a new process. If a caller goes away, its question is still answered
+    and the answer dropped.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class HelperPool:
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        # asyncio logs an error that nobody takes, and it may hold words of the question.
+        # asyncio logs an error that no caller takes, and it may hold words of the question.
         if not task.cancelled():
             task.exception()
 

@@ -28,7 +28,7 @@ _ATOMIC_BYTES = select.PIPE_BUF
 class LossyStream(io.TextIOBase):
     """A text stream on a descriptor, whose `write` returns at once.
 
-    Lines are written as a whole, by a thread where the descriptor may block. Those that do not fit
+    Lines are written as a whole, by a thread where the descriptor may block. Lines that do not fit
     are dropped and counted.
     """
 
@@ -52,7 +52,7 @@ class LossyStream(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # not to be set here
-        """Says UTF-8, for those that ask before they write."""
+        """Says UTF-8; some libraries ask before they write."""
         return "utf-8"
 
     def fileno(self) -> int:

@@ -1,1 +1,1 @@
-"""What both services share to be observed: logs, health, metrics, traces, errors, the server."""
+"""Observability of both services: logs, health, metrics, traces, errors, the server."""

@@ -13,7 +13,7 @@ Scope = Callable[[grpc.aio.ServicerContext], AbstractContextManager[None]]
 def scoped(handler: Any, scope: Scope) -> Any:
     """Returns a method's handler whose calls run inside `scope`.
 
-    What the scope raises on entry ends the call before its servicer sees it.
+    If the scope raises on entry, the call ends before its servicer sees it.
 
     Args:
         handler: an `RpcMethodHandler`; its method is a coroutine or an async generator.

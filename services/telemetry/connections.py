@@ -1,4 +1,4 @@
-"""Places of one port's connections: how many there may be, in all and from one address."""
+"""Limits the connections of one port, in all and from one address."""
 
 import ipaddress
 from collections.abc import Callable
@@ -10,9 +10,9 @@ IPV6_PREFIX_BITS = 64
 
 
 class Connections:
-    """Gives places to connections.
+    """Admits connections up to a limit, in all and from one address.
 
-    When no place is left, the connection that has waited longest for its peer gives way, so that
+    At the limit, the connection that has waited longest for its peer gives way, so that
     idle connections never lock a new one out.
     """
 

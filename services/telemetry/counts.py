@@ -1,4 +1,4 @@
-"""Counts and rates that limits are compared with, behind one interface for several processes."""
+"""Counts and rates that limits are compared with; one interface for one or several processes."""
 
 import time
 from collections import Counter
@@ -22,8 +22,8 @@ class Rate:
 class Counts(Protocol):
     """Amounts held now and token buckets, each under a name.
 
-    A name says what is counted and for whom, such as "connections" or "connections/192.0.2.1".
-    What was taken is given back when its holder ends; no count waits for the garbage collector.
+    A name says what is counted and for whom, such as "connections" or "connections/192.0.2.1". The
+    holder gives back what it took when it ends; no count waits for the garbage collector.
     """
 
     def take(self, name: str, amount: int = 1, *, limit: int | None) -> bool:

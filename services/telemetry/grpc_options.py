@@ -54,8 +54,8 @@ def server_options(limits: ServerLimits, *, max_send_bytes: int) -> Options:
         # metadata, by references to 4 KiB of headers, for each call that this allows.
         ("grpc.max_concurrent_streams", limits.max_streams_per_connection),
         ("grpc.http2.settings_timeout", 1000 * SETTINGS_TIMEOUT_S),
-        # Without the probe a stream that nobody reads holds 64 KiB; with it, 4 MiB and more. A
-        # stream whose message is being read gets a larger window for it in either case.
+        # Without the probe an unread stream holds 64 KiB; with it, 4 MiB and more. A stream whose
+        # message is being read gets a larger window for it in either case.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_connection_idle_ms", 1000 * IDLE_CONNECTION_S),
         # A caller whose host has vanished is found by pings, and what it held is freed. One that
@@ -65,7 +65,7 @@ def server_options(limits: ServerLimits, *, max_send_bytes: int) -> Options:
         # Pings during a long prefill must not earn GOAWAY "too_many_pings".
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 2000),
         ("grpc.keepalive_permit_without_calls", 1),
-        # Whoever connects and says nothing is dropped; gRPC's own limit is two minutes.
+        # A connection that sends nothing is dropped; gRPC's own limit is two minutes.
         ("grpc.server_handshake_timeout_ms", 10000),
         # A second server on the same port is a mistake, not a way to share load.
         ("grpc.so_reuseport", 0),
@@ -81,7 +81,7 @@ def channel_options(max_message_bytes: int, *, silence_timeout_s: float = 1.0) -
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         # A vanished host is found by pings; the limit that counts is the ping's own timeout. It is
-        # twice as long, so that whoever watches for silence decides first.
+        # twice as long, so that the caller's own limit on silence applies first.
         ("grpc.keepalive_time_ms", 3000),
         ("grpc.http2.ping_timeout_ms", max(2000, int(2000 * silence_timeout_s))),
         ("grpc.http2.max_pings_without_data", 0),

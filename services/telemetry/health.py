@@ -22,7 +22,7 @@ _Response = health_pb2.HealthCheckResponse
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc_health is untyped
     """Liveness is true while the process answers; readiness is what the service says of itself.
 
-    A check of service "" or of the API's full name tells readiness, "liveness" tells liveness.
+    A check of service "" or of the API's full name reports readiness, "liveness" reports liveness.
     Watch streams every change. The servicer of grpcio-health-checking is not used: there one
     watcher that leaves silences the others, and one that does not read blocks the next change.
     """
@@ -46,7 +46,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc_heal
         return self._is_ready
 
     def set_ready(self, is_ready: bool) -> None:
-        """Changes readiness; watchers hear of it if it is news."""
+        """Sets readiness and notifies watchers of a change."""
         self._is_ready = is_ready
         self._wake_watchers()
 

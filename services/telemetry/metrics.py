@@ -28,11 +28,11 @@ COLLECT_TIMEOUT_S = 5.0
 log = structlog.get_logger()
 
 Source = Callable[[], Iterable[Metric]]
-"""Tells the figures of this moment; called in the event loop."""
+"""Returns the current figures; called in the event loop."""
 
 
 class Metrics:
-    """A service's figures, for whoever asks from another thread."""
+    """A service's figures, for callers in other threads."""
 
     def __init__(self, source: Source) -> None:
         """Reads `source` in the running event loop, where the figures change."""

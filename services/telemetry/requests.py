@@ -14,29 +14,29 @@ from services.telemetry.grpc_options import ServerLimits
 from services.telemetry.held_counts import holding
 from services.telemetry.message_limits import MalformedMessageError
 from services.telemetry.message_reader import MessageReader
-from services.telemetry.receive_places import ReceivePlaces
+from services.telemetry.receive_slots import ReceiveSlots
 
 RECEIVE_BYTES = 256 * 2**20
 """Most memory of incomplete messages of calls that carry one request."""
-MIN_PLACES = 8
+MIN_SLOTS = 8
 RECEIVE_TIMEOUT_S = 30.0
 RECEIVE_FAIR_S = 1.0
 OPEN_PREFIX = "/grpc.health.v1.Health/"
 """Methods that need neither key nor name; their messages are a few bytes."""
-OPEN_PLACES = 32
+OPEN_SLOTS = 32
 OPEN_TIMEOUT_S = 5.0
 
 _Method = Callable[[Any, grpc.aio.ServicerContext], Any]
 
 
 class RequestReceiver(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is untyped
-    """Receives the request of a call under a place, and counts streams of requests.
+    """Receives the request of a call under a slot, and counts streams of requests.
 
-    It stands innermost: who calls has been checked before it reads. gRPC itself would read the
+    Place it innermost, so that callers are checked before it reads. gRPC itself would read the
     request of a unary call before any code of ours runs, up to the largest message for each of a
     connection's streams. On the wire a unary request is a stream of one message, so such methods
-    are served as streams here. What follows the first message is not read, so it stays within the
-    stream's window.
+    are served as streams here. Later messages are not read, so they stay within the stream's
+    window.
     """
 
     def __init__(self, limits: ServerLimits, counts: Counts, party: Party = by_address) -> None:
@@ -44,26 +44,26 @@ class RequestReceiver(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc
 
         Args:
             limits: limits of messages and streams.
-            counts: where places and streams are counted.
+            counts: where slots and streams are counted.
             party: names the caller that a call counts against.
         """
         self._limits = limits
         self._reader = MessageReader(limits.message)
         self._counts = counts
         self._party = party
-        self._places = ReceivePlaces(
+        self._slots = ReceiveSlots(
             counts,
             "receiving",
-            max_places=max(MIN_PLACES, RECEIVE_BYTES // limits.max_request_bytes),
+            max_slots=max(MIN_SLOTS, RECEIVE_BYTES // limits.max_request_bytes),
             timeout_s=RECEIVE_TIMEOUT_S,
             fair_s=RECEIVE_FAIR_S,
         )
-        # A probe's message comes with its metadata. So the newest call gets a place at once, and
+        # A probe's message comes with its metadata. So the newest call gets a slot at once, and
         # the oldest one of the connection with the most gives way.
-        self._open_places = ReceivePlaces(
+        self._open_slots = ReceiveSlots(
             counts,
             "receiving open",
-            max_places=OPEN_PLACES,
+            max_slots=OPEN_SLOTS,
             timeout_s=OPEN_TIMEOUT_S,
             fair_s=0.0,
         )
@@ -80,12 +80,12 @@ class RequestReceiver(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc
         if handler.request_streaming:
             return self._streaming(handler)
         is_open = handler_call_details.method.startswith(OPEN_PREFIX)
-        places = self._open_places if is_open else self._places
+        slots = self._open_slots if is_open else self._slots
         party = by_connection if is_open else self._party
         inner = getattr(handler, handler_kind(handler))
 
         async def receive(context: grpc.aio.ServicerContext) -> Any:
-            async with places.hold(party(context)):
+            async with slots.hold(party(context)):
                 data = await context.read()
             if data is grpc.aio.EOF:
                 raise MalformedMessageError("the call has no message")

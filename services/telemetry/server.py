@@ -30,7 +30,7 @@ def make_server(
     """Returns a server with health and reflection; the caller adds the service itself.
 
     Args:
-        service_name: full name of the service's API, which reflection tells.
+        service_name: full name of the service's API, for reflection.
         health: answers grpc.health.v1.
         status_of: finds the status of an error that a servicer raised.
         max_message_bytes: largest message sent.

@@ -82,7 +82,7 @@ class RequestSpan:
 
     @property
     def traceparent(self) -> str:
-        """What tells the next service that it works for this span."""
+        """Metadata that makes the next service's span a child of this one."""
         context = self._span.get_span_context()
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
@@ -116,5 +116,5 @@ class RequestSpan:
 
 
 def _named(attributes: dict[str, Attribute]) -> dict[str, Attribute]:
-    """Returns attributes under names of ours, which meet nobody else's."""
+    """Returns attributes under a prefix of ours, which avoids clashes."""
     return {f"octavo.{name}": value for name, value in attributes.items()}

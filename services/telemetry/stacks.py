@@ -9,7 +9,7 @@ from typing import NoReturn
 STACKS_SIGNAL = signal.SIGUSR1
 """Makes any process of ours show its stacks, whatever it is doing."""
 STALL_LIMIT_S = 5.0
-"""An event loop that serves nobody for this long shows what it does instead."""
+"""Time after which a blocked event loop shows its stacks."""
 
 
 def show_stacks_on_signal() -> None:
@@ -27,7 +27,7 @@ def show_stacks() -> None:
 
 
 async def watch_event_loop() -> NoReturn:
-    """Shows the stacks whenever this event loop has stood still for STALL_LIMIT_S."""
+    """Shows the stacks whenever this event loop has been blocked for STALL_LIMIT_S."""
     try:
         while True:
             faulthandler.dump_traceback_later(STALL_LIMIT_S)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import grpc
 
 RETRY_PUSHBACK = "grpc-retry-pushback-ms"
-"""Trailing metadata that tells a gRPC client when to try again (gRFC A6)."""
+"""Trailing metadata with the time after which a gRPC client may try again (gRFC A6)."""
 
 MAX_MESSAGE_CHARACTERS = 500
 """Longest message of an error. gRPC drops a call whose trailers are over 8 KiB, and characters
@@ -14,7 +14,7 @@ beyond ASCII take up to twelve bytes there."""
 
 
 def shortened(message: str) -> str:
-    """Returns a message that may repeat what a caller sent, cut to a length that can be told."""
+    """Returns a message that may repeat a caller's text, cut to a length that fits."""
     if len(message) <= MAX_MESSAGE_CHARACTERS:
         return message
     return message[: MAX_MESSAGE_CHARACTERS - 3] + "..."

@@ -36,7 +36,7 @@ class ServerTls:
         """Reads the files, which are PEM.
 
         Args:
-            cert: the server's certificate, followed by those that lead to its authority.
+            cert: the server's certificate, followed by the chain to its authority.
             key: its private key, without a passphrase.
             client_ca: authorities of clients; with it, a client without their certificate is
                 refused in the handshake.

@@ -17,7 +17,7 @@ ExcInfo = tuple[type[BaseException] | None, BaseException | None, TracebackType 
 
 
 def traceback_without_messages(exc_info: ExcInfo) -> str:
-    """Returns the places that an error went through and its type, causes first."""
+    """Returns an error's frames and type, causes first."""
     error = exc_info[1]
     return "" if error is None else "\n".join(_lines(error, set()))
 
@@ -28,7 +28,7 @@ def write_without_messages(stream: TextIO, exc_info: ExcInfo) -> None:
 
 
 def log_loop_errors() -> None:
-    """Lets the running event loop log what nobody awaited; asyncio itself would show messages."""
+    """Lets the event loop log errors that no task awaited; asyncio itself would show messages."""
     asyncio.get_running_loop().set_exception_handler(_log_loop_error)
 
 

@@ -60,7 +60,7 @@ class Figures:
 
 
 class PacedExecutor:
-    """A worker that takes step_s for every step and samples the same token for everybody."""
+    """A worker that takes step_s for every step and samples the same token for every request."""
 
     pid = None
 

@@ -25,7 +25,7 @@ class Bench:
     """One engine under measurement, and where its figures go.
 
     floor: the least time of the model's steps, on a machine for which it is known.
-    divide_by: makes prompts and outputs shorter, for rehearsals on a slow machine.
+    divide_by: makes prompts and outputs shorter, for trial runs on a slow machine.
     """
 
     engine: OfflineEngine

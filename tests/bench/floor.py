@@ -1,6 +1,6 @@
 """The least time that a step of a model can take: what it must read and multiply, once each.
 
-Weights count as they are stored, and of the experts only those that a batch touches. Reads are
+Weights count as they are stored, and only the experts that a batch uses count. Reads are
 taken at 4,482 GB/s and products at 734 TFLOP/s, as measured on an H200 in bfloat16; where weights
 are FP8 the arithmetic of long steps is up to twice as fast, which this leaves out.
 """
@@ -24,7 +24,7 @@ MEASURED_ON = "H200"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFloor:
-    """What the steps of one model read and multiply.
+    """Bytes that the steps of one model read, and its products.
 
     dense_bytes: weights that every step reads. expert_bytes: all experts of all layers.
     dense_numbers, expert_numbers: how many numbers those are; the head is counted apart, as only
@@ -129,7 +129,7 @@ def _cached(
 
 
 def _pair_numbers(config: ModelConfig) -> int:
-    """Returns how many numbers of a key and a value one head of a query is multiplied with."""
+    """Returns the length of a head's key and value together, with which a query is multiplied."""
     if config.mla is None:
         return 2 * config.head_dim
     return config.mla.qk_nope_head_dim + config.mla.qk_rope_head_dim + config.mla.v_head_dim

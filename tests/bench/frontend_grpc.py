@@ -56,7 +56,7 @@ class Figures:
 
 @dataclass
 class Counts:
-    """What the client has read so far."""
+    """Output that the client has read so far."""
 
     tokens: int = 0
     messages: int = 0

@@ -139,7 +139,8 @@ def decode(heads: Heads, batch: int, context: int, *, has_fp8_cache: bool) -> Fi
 
 
 def prefill(heads: Heads, batch: int, num_tokens: int, num_cached: int) -> Figures:
-    """Times causal attention of chunks behind cached tokens; torch's, of one fresh prompt."""
+    """Times causal attention of chunks with cached tokens before them; torch's, of one fresh
+    prompt."""
     lens = [num_cached + num_tokens] * batch
     case = make_case([num_tokens] * batch, lens, heads, dtype=torch.bfloat16, device="cuda")
     q, k, v = (x.contiguous() for x in (case.q, case.k, case.v))

@@ -28,7 +28,7 @@ MAX_PROMPT_TOKENS = 256
 
 
 def texts(folder: Path, model: CausalLM, count: int, num_tokens: int) -> list[list[int]]:
-    """Returns prompts of every kind with the greedy tokens that the model puts behind them."""
+    """Returns prompts of every kind, each with the model's greedy continuation."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     sequences = []
     for text, is_chat in varied_prompts(count):

@@ -112,7 +112,7 @@ class Comparison:
             changes: dict[str, object] = {
                 "compilation_level": choice.level,
                 "cudagraph_mode": choice.mode,
-                # In the background the parts of a start could not be told apart.
+                # In the background the parts of a start could not be distinguished.
                 "capture_while_serving": False,
             }
             if not arguments.skip_cold:

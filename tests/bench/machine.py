@@ -1,4 +1,4 @@
-"""What a benchmark ran on, and what its processes use."""
+"""The machine that a benchmark ran on, and the use that its processes make of it."""
 
 import os
 import platform
@@ -33,13 +33,13 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Returns the commit, "-dirty" behind it when files differ; "unknown" outside of git."""
+    """Returns the commit, with "-dirty" if files differ; "unknown" outside of git."""
     described = _output(["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"])
     return described or "unknown"
 
 
 def gpu_used_mib() -> int | None:
-    """Returns the memory of the first GPU that is taken, by anybody; None without a GPU."""
+    """Returns the used memory of the first GPU, of all processes; None without a GPU."""
     used = _nvidia_smi("memory.used").split()
     return int(used[0]) if used else None
 
@@ -54,7 +54,7 @@ def peak_host_mib(pid: int) -> int | None:
 
 def cpu_s(pid: int) -> float:
     """Returns the CPU time of a live process, user and system, without its children's."""
-    # The name in parentheses may hold spaces; fields 14 and 15 of proc(5) are counted behind it.
+    # The name in parentheses may hold spaces; fields 14 and 15 of proc(5) are counted from its end.
     fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

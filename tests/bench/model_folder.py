@@ -35,7 +35,7 @@ def with_depth(config: dict, num_layers: int) -> dict:
     """Returns a config.json of fewer layers, those at the beginning.
 
     Raises:
-        ValueError: it has not so many.
+        ValueError: the shape has fewer layers.
     """
     depth = config["num_hidden_layers"]
     if not 0 < num_layers <= depth:
@@ -51,7 +51,7 @@ def with_depth(config: dict, num_layers: int) -> dict:
 def make_model_folder(name: str, parent: Path, num_layers: int | None = None) -> Path:
     """Writes what an engine needs to serve random weights of a shape; returns the folder.
 
-    num_layers: only so many of the shape's layers; the width stays.
+    num_layers: only this many of the shape's layers; the width stays.
 
     The tokenizer is the embedded model's, with made-up words for the rest of the vocabulary, so
     that every token has a text. Sampling is greedy by default and no token ends a sequence but the

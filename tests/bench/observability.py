@@ -1,4 +1,4 @@
-"""What being observed costs per token: `python -m tests.bench.observability`.
+"""Cost of observability per token: `python -m tests.bench.observability`.
 
 Both services as processes, the worker a paced stand-in, requests of --output tokens in a closed
 loop through one frontend session. In turn, --repeats times: nothing observed; metrics scraped every
@@ -177,7 +177,7 @@ def counting_us(streams: int, num_steps: int = 2000) -> dict[str, float]:
 def report(rounds: list[dict[str, dict[str, float]]], streams: int) -> dict[str, float]:
     """Returns CPU per token, ratios, and the share of counting, each from the least of its runs.
 
-    What else runs on the machine only ever adds to a run.
+    Other work on the machine only ever adds to a run.
     """
     counted = counting_us(streams)
     figures: dict[str, float] = {}

@@ -47,7 +47,7 @@ def make_bench(settings: Settings, engine: OfflineEngine, report: Report, divide
 
 
 def _floor(settings: Settings, report: Report) -> StepFloor | None:
-    """Returns the least time of the model's steps; None on a GPU that nobody measured."""
+    """Returns the least time of the model's steps; None on a GPU that was never measured."""
     if MEASURED_ON not in (report.content["machine"]["gpu"] or ""):
         return None
     config, model = settings.config, settings.model

@@ -100,7 +100,7 @@ class _Sink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """What became of requests that were submitted at once."""
+    """Outcome of requests that were submitted at once."""
 
     elapsed_s: float
     outputs: list[list[int]]
@@ -170,7 +170,7 @@ class OfflineEngine:
 
     async def wait_until_captured(self) -> None:
         """Returns when no planned graph is left to capture."""
-        while len(self.graph_figures()) < self.core.stats().graphs.num_planned:  # noqa: ASYNC110  an engine tells nobody of a capture
+        while len(self.graph_figures()) < self.core.stats().graphs.num_planned:  # noqa: ASYNC110  an engine reports no captures
             await asyncio.sleep(0.02)
 
     def graph_facts(self) -> dict[str, object]:
@@ -214,7 +214,7 @@ class OfflineEngine:
 
     @property
     def worker(self) -> WorkerReady:
-        """What the worker said when it was ready."""
+        """Returns the worker's report of its start."""
         assert self.core.worker is not None
         return self.core.worker
 

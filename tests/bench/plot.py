@@ -29,7 +29,7 @@ Bars = dict[str, float]
 def panels(results: dict[str, dict]) -> dict[str, dict[str, Bars]]:
     """Returns panel title -> group -> bars.
 
-    A figure's name is its kind, a comma and what tells it from others of its kind.
+    A figure's name is its kind, a comma and a name within its kind.
 
     Args:
         results: contents of result files by the names of their series, all of one shape.

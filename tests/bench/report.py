@@ -51,7 +51,7 @@ class Report:
 
     @property
     def figures(self) -> dict[str, dict]:
-        """What was measured so far, by name."""
+        """Returns the measurements so far, by name."""
         return self.content["figures"]
 
     @property

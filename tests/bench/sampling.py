@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, float]] = {
 
 
 def model_logits(num_rows: int) -> Tensor:
-    """Returns logits with a normal body, 30 likely tokens and a few that stand out."""
+    """Returns logits with a normal body, 30 likely tokens and a few much likelier ones."""
     generator = torch.Generator("cuda").manual_seed(0)
     logits = 2.5 * torch.randn(num_rows, VOCAB_SIZE, generator=generator, device="cuda")
     likely = torch.randint(0, VOCAB_SIZE, (num_rows, 30), generator=generator, device="cuda")

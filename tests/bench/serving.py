@@ -5,7 +5,7 @@
 Three paths, the same requests, all submitted at once: `offline` (EngineCore and worker, no gRPC),
 `engine` (token ids over the engine's sessions) and `services` (token ids to the frontend, text and
 token ids back, over its sessions). The services are the real processes; several client processes
-drive them, and everybody's CPU is in the result: a client or service near 100 % is the bottleneck.
+drive them, and the CPU of each is in the result: a client or service near 100 % is the bottleneck.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from tests.support.processes import ServiceFailedError, ServiceProcess
 
 OFFLINE = "offline"
 SYNC_S = 0.1
-"""From telling the clients to begin to their beginning."""
+"""From the signal to begin until the clients begin."""
 WARM_UP_TIMEOUT_S = 120
 GRACE_S = 30
 """Time beyond the budget that what has begun may take."""

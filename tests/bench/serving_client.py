@@ -25,7 +25,7 @@ CREDIT_EVERY = 16
 
 @dataclass
 class Outcome:
-    """What one client saw; times are of time.monotonic(), which all processes share."""
+    """Observations of one client; times are of time.monotonic(), which all processes share."""
 
     ended_s: float = 0.0
     num_tokens: int = 0
@@ -46,7 +46,7 @@ class RequestFailedError(Exception):
 
 
 def run_client(path: str, address: str, jobs: Sequence[Job], port: Connection) -> None:
-    """Prepares, says so, waits to be told when to begin, and sends back an Outcome.
+    """Prepares, says so, waits for the signal to begin, and sends back an Outcome.
 
     Args:
         path: "engine" or "services".

@@ -1,4 +1,4 @@
-"""What all benchmarks of a whole engine take on their command line.
+"""Command-line flags of all benchmarks of a whole engine.
 
 Flags that a benchmark does not know are the engine's: `--device cpu --compilation-level 3`.
 """
@@ -60,7 +60,7 @@ class Settings:
         return self.config.max_model_len or self.model.max_position_embeddings
 
     def engine_settings(self) -> dict[str, object]:
-        """Returns all settings of the engine but places, as JSON holds them.
+        """Returns all settings of the engine but paths and addresses, as JSON holds them.
 
         And by how much lengths were divided, for then nothing is comparable with anything else.
         """
@@ -77,7 +77,7 @@ def make_parser(doc: str, *, budget_s: float = 540) -> argparse.ArgumentParser:
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--shape", choices=shape_names(), help="random weights of this shape")
     model.add_argument("--model", type=Path, help="folder of a checkpoint")
-    parser.add_argument("--num-layers", type=int, help="with --shape: only so many layers")
+    parser.add_argument("--num-layers", type=int, help="with --shape: number of layers to keep")
     parser.add_argument("--out", type=Path, help="write the result to this file as JSON")
     parser.add_argument("--commit", default="", help="commit to name where there is no git")
     parser.add_argument("--budget-s", type=float, default=budget_s, help="time for everything")

@@ -1,8 +1,8 @@
 """Mixed load on both services for some minutes, and what every process holds meanwhile.
 
 Memory, descriptors, threads, tasks and blocks are sampled; the table has the mean of the first and
-of the last quarter of the samples after the warm-up. What grows from one to the other leaks, or has
-not reached its bound yet. What the clients do is in tests.bench.soak_load.
+of the last quarter of the samples after the warm-up. A figure that grows from one to the other
+leaks, or has not reached its bound yet. The clients' load is in tests.bench.soak_load.
 
     python -m tests.bench.soak --minutes 30 [--json out.json]
 """

@@ -1,4 +1,4 @@
-"""What drafting costs, and how often drafts must hold to pay: `python -m tests.bench.speculation`.
+"""Cost of drafting, and the acceptance at which it pays: `python -m tests.bench.speculation`.
 
     python -m tests.bench.speculation --shape deepseek-v3 --num-layers 4 --drafts 0,1,2,3
 
@@ -99,7 +99,7 @@ def make_engine(
 
 
 def capture(engine: GraphEngine, num_graphs: int) -> None:
-    """Captures so many of the graphs that are left; none may fail its test."""
+    """Captures up to `num_graphs` of the remaining graphs; none may fail its test."""
     faults = {outcome.fault for outcome in engine.capture(num_graphs)} - {""}
     if faults:
         raise SystemExit(f"graphs were given up: {'; '.join(sorted(faults))}")

@@ -1,4 +1,4 @@
-"""What host and device did when, read from a profiler's trace; microseconds."""
+"""Intervals of host and device activity, read from a profiler's trace; microseconds."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence

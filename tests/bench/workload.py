@@ -60,7 +60,7 @@ def fitted(
         jobs: what to fit.
         vocab_size: ids are taken modulo this.
         max_model_len: prompt and output together are cut to this, the output first.
-        divide_by: lengths are divided by this, for rehearsals on a slow machine.
+        divide_by: lengths are divided by this, for trial runs on a slow machine.
     """
     small = []
     for job in jobs:

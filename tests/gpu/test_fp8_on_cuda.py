@@ -45,7 +45,7 @@ def exact_weight(weight, scale):
 
 
 def exact_x(x, group_size):
-    """What the kernels multiply: x as they round it."""
+    """Returns x as the kernels round it before they multiply."""
     from models.ops.triton.linear.fp8_linear import quantize
 
     rounded, scale = quantize(x, group_size)

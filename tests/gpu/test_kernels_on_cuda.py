@@ -32,7 +32,7 @@ HEADS = {
     "wide": Heads(num_heads=8, num_kv_heads=2, head_dim=256),
 }
 DECODES = [1, 7, 16, 17, 127, 128, 129, 1000, 2049]
-# So many that with 8 kv heads a step has the tiles of many requests; fewer have others.
+# Enough that with 8 kv heads a step has the tiles of many requests; fewer have others.
 MANY_DECODES = [1 + 37 * request % 700 for request in range(100)]
 MIXED = ([1, 7, 127, 1, 128, 129, 1, 33], [1, 7, 127, 300, 128, 1153, 17, 1000])
 

@@ -43,7 +43,7 @@ def run(case: AttentionCase) -> torch.Tensor:
 def check(case: AttentionCase) -> None:
     expected = case.exact().run()
     case.leave_window()
-    # Nobody's values may be no numbers; the null block's are some.
+    # Values of dummy tokens may be NaN; the null block's are finite.
     for stored in (case.cache.k, case.cache.v):
         is_owned = torch.zeros(stored.shape[:2], dtype=torch.bool, device=stored.device)
         is_owned[0] = True
@@ -90,7 +90,7 @@ def test_more_work_than_a_gpu_has_multiprocessors_is_all_done():
     check(make_case(query_lens, seq_lens, QWEN3_8B, dtype=torch.bfloat16, device="cuda"))
 
 
-def test_dummy_chunks_disturb_nobody():
+def test_dummy_chunks_disturb_no_request():
     case = make_case([40, 300, 5], [40, 300, 5], QWEN3_8B, dtype=torch.bfloat16, device="cuda")
     expected = run(case)
     case.metadata.seq_lens[::2] = 0

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12], [6, 17, 3, 8, 8], [70] * 17]
 NUM_OUTPUT = 24
 WIDE_HEADS = {"glm4_moe": {"head_dim": 64}}
-"""What kernels need that the smallest shapes do not have."""
+"""Dimensions that kernels need and the smallest shapes do not have."""
 SIZES = (1, 2, 4, 8)
 RAN_GRAPH = FallbackReason.FALLBACK_REASON_UNSPECIFIED
 RANDOM = {"temperature": 1.0, "top_p": 0.9, "top_k": 20, "min_p": 0.01}
@@ -102,7 +102,7 @@ def test_requests_that_fill_a_drafting_graph_up_write_to_no_block(folder):
         each.run(PROMPTS[:3], NUM_OUTPUT)
     assert all(result.drafted_by_graph for _, result in decode_steps(padded))
     for expected, found in zip(eager.cache, padded.cache, strict=True):
-        # The null block, the first one, takes what belongs to nobody.
+        # The null block, the first one, takes writes that belong to no request.
         torch.testing.assert_close(found.latent[1:], expected.latent[1:], atol=1e-3, rtol=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""The versions that tests/gpu runs with are those that an image for a GPU gets."""
+"""tests/gpu runs with the versions that an image for a GPU gets."""
 
 from pathlib import Path
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import PATIENCE, Flag, Stack, free_port, stack
+from tests.support.processes import LONG_TIMEOUTS, Flag, Stack, free_port, stack
 from tests.support.steered_engine import MODULE
 
 
@@ -19,17 +19,18 @@ class Served:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def patient_services() -> Iterator[None]:
-    """Services that tests start by a command of theirs are patient too; other tests see nothing."""
+def services_with_long_timeouts() -> Iterator[None]:
+    """Services that tests start by a command of theirs have long timeouts too; other tests see
+    nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in PATIENCE.items():
+        for name, value in LONG_TIMEOUTS.items():
             patch.setenv(name, value)
         yield
 
 
 @pytest.fixture(scope="session")
 def stop_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tells a steered engine when to stop its worker."""
+    """Sets the token at which a steered engine stops its worker."""
     return tmp_path_factory.mktemp("steered") / "stop"
 
 

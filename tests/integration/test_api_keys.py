@@ -244,7 +244,7 @@ async def test_prompt_and_output_tokens_use_up_the_minute(guarded):
     assert answer.json()["error"]["code"] == "rate_limit_exceeded"
 
 
-async def test_a_removed_key_ends_its_streams_and_nobody_elses(guarded, stop_file):
+async def test_a_removed_key_ends_its_streams_and_no_others(guarded, stop_file):
     engine = guarded.services.engine
     async with stub_of(guarded) as stub, http_client(guarded) as client:
         wish = {

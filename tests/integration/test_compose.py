@@ -1,6 +1,6 @@
 """docker-compose.yml and the Dockerfiles, run and read without Docker.
 
-The stack test takes commands, environment and health checks from the compose file as they stand
+The stack test takes commands, environment and health checks from the compose file unchanged
 and runs them as processes. Service names and fixed ports become loopback ports; nothing else is
 changed, so the file cannot rot unseen.
 """
@@ -32,7 +32,7 @@ TLS = yaml.safe_load((ROOT / "deploy" / "docker-compose.tls.yml").read_text())
 SERVICES = COMPOSE["services"]
 READY_TIMEOUT_S = 120
 OCTAVO = [sys.executable, "-m", "services.client.cli"]
-"""What the images' entry point, `octavo`, runs."""
+"""The command that the images' entry point, `octavo`, runs."""
 
 
 class Loopback:
@@ -115,7 +115,7 @@ def secured(name: str) -> dict:
     return plain | {"environment": plain["environment"] | added["environment"]}
 
 
-def test_with_tls_and_keys_the_client_gets_an_answer_and_nobody_else_does(tmp_path):
+def test_with_tls_and_keys_only_the_client_gets_an_answer(tmp_path):
     authority = Authority(tmp_path)
     for name in ("engine", "frontend"):
         authority.issue(name, LOOPBACK, name)
@@ -254,7 +254,7 @@ def test_a_dockerfile_copies_only_what_is_there_and_what_the_builder_gets(name):
 
 
 @pytest.mark.parametrize("name", ["engine", "frontend"])
-def test_a_dockerfile_runs_what_compose_runs_as_nobody_special(name):
+def test_a_dockerfile_runs_what_compose_runs_without_privileges(name):
     dockerfile = _dockerfile(name)
     assert json.loads(re.findall(r"^ENTRYPOINT (.+)$", dockerfile, re.MULTILINE)[-1]) == ["octavo"]
     default = json.loads(re.findall(r"^CMD (.+)$", dockerfile, re.MULTILINE)[-1])

@@ -8,7 +8,7 @@ from services.engine.config import TINY_CHECKPOINT
 from tests.support.damaged_checkpoints import DAMAGES, copy_checkpoint
 from tests.support.processes import start_engine
 
-PATIENCE_S = 60
+LONG_TIMEOUT_S = 60
 KINDS = (
     "config.json is not JSON",
     "unknown quantisation",
@@ -26,7 +26,7 @@ def test_engine_exits_with_the_reason_and_never_serves(tmp_path, kind):
     process = start_engine(model=tmp_path, kv_cache_memory_mb=16)
     process.start()
     try:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + LONG_TIMEOUT_S
         while process.is_running and time.monotonic() < deadline:
             assert not process.is_serving()
             time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Graphs in the running engine, rehearsed on a CPU: same tokens, and figures that tell of them."""
+"""Graphs in the running engine, emulated on a CPU: same tokens, and figures that report them."""
 
 import asyncio
 import json

@@ -68,7 +68,7 @@ async def test_a_long_output_holds_one_window_of_blocks_in_every_other_layer(fol
         again = await generate(stub, PROMPT, max_tokens=NUM_OUTPUT, ignore_eos=True)
         stats = await get_stats(stub)
     assert tokens == again.token_ids == greedy(folder, PROMPT, NUM_OUTPUT)
-    # Decoding, a window is three blocks at most, beside those that the other layers keep.
+    # Decoding, a window is three blocks at most, beside the blocks that the other layers keep.
     assert max(num_held) <= num_kept + 3
     assert stats.num_free_blocks == stats.num_blocks - 1
     assert stats.num_preemptions == 0

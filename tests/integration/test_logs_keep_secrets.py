@@ -40,7 +40,7 @@ async def read_all(call) -> list[pb.Output]:
 
 
 async def use_grpc(stub: FrontendServiceStub) -> list[pb.Output]:
-    """Calls that end well, that are refused, that are cancelled and that nobody may make."""
+    """Calls that end well, that are refused, that are cancelled and that no caller may make."""
     known = [("authorization", f"Bearer {KEY}")]
     said = await read_all(
         stub.Generate(pb.GenerateRequest(text=PROMPT, options=options()), metadata=known)

@@ -38,7 +38,7 @@ def ports() -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def services(collector, ports):
-    module, flags = "tests.support.patient_tracing", {"otlp_endpoint": collector.endpoint}
+    module, flags = "tests.support.long_export_timeout", {"otlp_endpoint": collector.endpoint}
     engine = start_engine(module=module, **flags, metrics_port=ports["engine"])
     flags |= {"engine_address": engine.address, "metrics_port": ports["frontend"]}
     with Stack(engine, ServiceProcess(module, flags)) as running:

@@ -24,7 +24,8 @@ def options(prompt_logprobs=None, *, max_tokens=6, n=None, logprobs=None):
 
 
 async def test_what_was_generated_has_the_same_log_probabilities_as_a_prompt(client):
-    """Decoding and prefill must agree: the output, sent back as a prompt, is told alike."""
+    """Decoding and prefill must agree on the log-probabilities of the output, sent back as a
+    prompt."""
     prompt = [token.id for token in await client.tokenize(PROMPT)]
     first = await client.generate(prompt, options(logprobs=2, max_tokens=20)).completion()
     again = await client.generate(

@@ -30,7 +30,7 @@ ENGINE = {
 }
 NUM_CHATS = 8
 NUM_RECORDED_BYTES = 2**14
-"""About half of what there is; the last steps may lie in the recorder's buffer."""
+"""About half of all steps; the last ones may still be in the recorder's buffer."""
 PREFIX = [5 + n for n in range(24)]
 
 

@@ -44,7 +44,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
     shutil.copytree(TINY_CHECKPOINT, folder)
     port = free_port()
     config = json.loads((folder / "config.json").read_text())
-    # Output that is as long as that does not end while anybody is waited for.
+    # Output that is as long as that does not end while a test waits.
     config["max_position_embeddings"] = ENDLESS + 1000
     (folder / "config.json").write_text(json.dumps(config))
     flags = {"vllm_grpc": True, "model": folder, "max_num_seqs": 16}
@@ -97,7 +97,7 @@ async def test_a_chat_gets_what_our_own_frontend_answers(gateway, frontend):
 
 
 async def test_a_silent_chat_is_sampled_as_the_model_says(gateway, frontend):
-    """The gateway applies the defaults that the engine tells; those of this model are greedy."""
+    """The gateway applies the engine's defaults; this model's are greedy."""
     wish = {"model": MODEL, "messages": MESSAGES, "max_tokens": 24}
     ours = await frontend.chat.completions.create(**wish, temperature=0)
     theirs = await gateway.chat.completions.create(**wish)

@@ -1,4 +1,4 @@
-"""A speculating engine gives the output of one that does not, and tells how well it guesses."""
+"""A speculating engine gives the output of one that does not, and reports how well it guesses."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ SAMPLINGS = [
     {"logprobs": 2, "temperature": 1.0, "repetition_penalty": 1.2},
     {"max_tokens": 90},
 ]
-"""What requests ask for; max_tokens 90 leads to the end of the context."""
+"""Options of the requests; max_tokens 90 leads to the end of the context."""
 
 
 def add_tokenizer(folder):

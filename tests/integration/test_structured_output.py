@@ -68,7 +68,7 @@ def options(seed=0, *, temperature=1.0, max_tokens=150, logprobs=None, **wanted)
 async def test_outputs_follow_their_grammars_through_preemptions_and_repeat_exactly(client):
     """24 blocks of 16 tokens are too few for these requests together.
 
-    What is drawn at random may change with the last bit of a logit, and so with the batch.
+    Random draws may change with the last bit of a logit, and so with the batch.
     """
     wanted = [
         {"json_schema": json.dumps(SCHEMA)},
@@ -115,7 +115,7 @@ async def test_greedy_output_follows_its_grammar_beside_log_probabilities(client
     assert any(p.chosen.token_id != p.top[0].token_id for p in answer.logprobs)
 
 
-async def test_a_request_without_a_grammar_is_as_if_nobody_had_one(client):
+async def test_a_request_without_a_grammar_is_as_if_no_request_had_one(client):
     plain = options(temperature=0, max_tokens=40)
     alone = await client.generate("Once upon", plain).completion()
     beside, _ = await asyncio.gather(
@@ -223,7 +223,7 @@ async def test_hostile_grammars_cost_their_time_limit():
     assert len(answer.token_ids) == 20
 
 
-async def test_hostile_grammars_cost_nobody_else_anything(client):
+async def test_hostile_grammars_cost_other_requests_nothing(client):
     """The last one with `served`, whose engine goes on compiling until it is stopped."""
     attacks = [asyncio.create_task(refusal_of_hostile(client)) for _ in range(3)]
     answer = await client.generate("Once", options(temperature=0, max_tokens=20)).completion()

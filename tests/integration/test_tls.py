@@ -131,7 +131,9 @@ async def test_a_client_with_its_certificate_is_served_through_both_hops(secured
 
 @pytest.mark.parametrize("hop", ["frontend", "engine"])
 @pytest.mark.parametrize("fault", ["plain text", "none", "expired", "stranger", "wrong authority"])
-async def test_whoever_lacks_the_right_certificate_is_refused_in_the_handshake(secured, hop, fault):
+async def test_a_client_without_the_right_certificate_is_refused_in_the_handshake(
+    secured, hop, fault
+):
     service = getattr(secured, hop)
     authority: Authority | None = secured.authority
     pair: Pair | None = secured.client

@@ -29,7 +29,7 @@ def pretend() -> None:
 
     dependent_launch.launch_options = lambda device: {"DEPENDENT": True, "launch_pdl": True}
     torch.set_num_threads(1)
-    # What a skipped kernel would have written is nonsense wherever nothing makes it zero.
+    # A skipped kernel leaves nonsense in its output wherever no other code zeroes it.
     torch.use_deterministic_algorithms(mode=True)
 
 

@@ -126,7 +126,7 @@ class AttentionCase:
         return replace(exact, metadata=replace(exact.metadata, slot_mapping=slots))
 
     def leave_window(self) -> None:
-        """Takes the blocks from the tables that are behind the window of every query."""
+        """Drops the blocks before the window of every query from the tables."""
         if self.sliding_window is None:
             return
         metadata = self.metadata

@@ -13,7 +13,7 @@ MAX_TOKENS = 64
 
 
 def compile_at(level, *, device="cpu", factors=None, piece_wrapper=None, **settings):
-    """Returns what compiles a model at a level, with the eager compiler unless told otherwise."""
+    """Returns a function that compiles a model at a level, by default with the eager compiler."""
     config = CompilationConfig(level=level, **{"use_inductor": False, **settings})
 
     def prepare(model):

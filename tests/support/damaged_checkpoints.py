@@ -22,7 +22,7 @@ FP8_CONFIG = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
 @dataclass(frozen=True)
 class Damage:
-    """What is done to a sound folder, and parts of the message that must come of it."""
+    """Damage to a sound folder, and parts of the message that must come of it."""
 
     apply: Callable[[Path], None]
     message: tuple[str, ...] = field(default=())
@@ -88,7 +88,7 @@ def edit_config(**changes: object) -> Callable[[Path], None]:
 
 
 def edit_header(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
-    """Changes the header of the single file and leaves the bytes behind it."""
+    """Changes the header of the single file, and leaves the tensors as they are."""
 
     def apply(folder: Path) -> None:
         file = folder / SINGLE_FILE
@@ -108,7 +108,7 @@ def set_entry(name: str, **fields: object) -> Callable[[Path], None]:
 
 
 def truncate(num_bytes: int) -> Callable[[Path], None]:
-    """Cuts the single file; a negative number cuts so many bytes off its end."""
+    """Cuts the single file to `num_bytes`; a negative number cuts that many bytes off its end."""
 
     def apply(folder: Path) -> None:
         file = folder / SINGLE_FILE
@@ -181,7 +181,7 @@ def _both(*changes: Callable[[Path], None]) -> Callable[[Path], None]:
     return apply
 
 
-def _shift_behind(name: str, by: int) -> Callable[[dict[str, Any]], None]:
+def _shift_after(name: str, by: int) -> Callable[[dict[str, Any]], None]:
     def change(header: dict[str, Any]) -> None:
         start, end = header[name]["data_offsets"]
         header[name]["data_offsets"] = [start + by, end + by]
@@ -220,10 +220,10 @@ HEADER_DAMAGES = {
         lambda folder: torch.save({NORM: torch.ones(2)}, folder / SINGLE_FILE), (SINGLE_FILE,)
     ),
     "overlapping offsets": Damage(
-        edit_header(_shift_behind(NORM, -8)), (SINGLE_FILE, "tensor ", "begins at byte")
+        edit_header(_shift_after(NORM, -8)), (SINGLE_FILE, "tensor ", "begins at byte")
     ),
     "offset past the end": Damage(
-        edit_header(_shift_behind(NORM, 10**9)), (SINGLE_FILE, f"tensor {NORM} ends at byte")
+        edit_header(_shift_after(NORM, 10**9)), (SINGLE_FILE, f"tensor {NORM} ends at byte")
     ),
     "offsets backwards": Damage(
         set_entry(NORM, data_offsets=[8, 0]), (SINGLE_FILE, f"tensor {NORM}: its data_offsets")

@@ -26,7 +26,7 @@ def write_draft_checkpoint(
     Args:
         folder: where to.
         variant: of tests.support.random_checkpoints, one of DeepSeek's.
-        num_draft_layers: behind NUM_LAYERS of the model.
+        num_draft_layers: layers that follow the model's NUM_LAYERS.
         has_own_head: whether the draft layers' embedding and head differ from the model's.
         repeats_shared: whether the files hold embedding and head again where they do not differ.
         agreement: with what share the draft layers pass on the model's own output, which makes

@@ -27,7 +27,7 @@ class EngineFleet:
     """Shared by all engines: one of their workers stops."""
 
     async def listing(self) -> pb.ListEnginesResponse:
-        """What the frontend knows of its engines."""
+        """Returns the frontend's view of its engines."""
         return await self.stub.ListEngines(pb.ListEnginesRequest())
 
     async def wait_for(self, condition: Callable[[pb.ListEnginesResponse], bool]) -> None:
@@ -37,11 +37,11 @@ class EngineFleet:
                 await asyncio.sleep(0.02)
 
     async def wait_until_ready(self, num_engines: int) -> None:
-        """Returns once so many engines take requests."""
+        """Returns once `num_engines` engines take requests."""
         await self.wait_for(lambda listing: num_ready(listing) >= num_engines)
 
     def stop_after(self, num_tokens: int) -> None:
-        """Stops the first worker that goes beyond so many output tokens of a request."""
+        """Stops the first worker that outputs more than `num_tokens` of a request."""
         stop_after(self.stop_file, num_tokens)
 
     async def stopped(self) -> ServiceProcess:

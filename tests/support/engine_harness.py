@@ -193,7 +193,7 @@ class RunningService:
 
     @property
     def core(self) -> EngineCore:
-        """The core behind the RPCs."""
+        """The core of the service."""
         return self.server.core
 
 

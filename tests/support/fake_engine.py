@@ -28,7 +28,7 @@ HEARTBEAT_INTERVAL_S = 0.02
 
 Script = Callable[[list[int]], list[int]]
 """From a prompt's tokens to the output's; an output that ends with EOS_TOKEN_ID stops. A request
-that another engine began goes on behind the tokens that it brings."""
+that another engine began resumes after the tokens that it brings."""
 
 
 def says(text: str, *, eos: bool = True) -> Script:
@@ -48,7 +48,7 @@ class _Live:
 
 @dataclass
 class FakeEngine:
-    """Serves scripted requests, one token of each per step, and notes what it was told.
+    """Serves scripted requests, one token of each per step, and notes the messages it receives.
 
     `pause` holds all tokens back until `resume`, `mute` ends heartbeats and tokens while the
     connection stays, `die` breaks every connection at once.
@@ -72,7 +72,7 @@ class FakeEngine:
     step_s: float = 0.001
     """Time from one step to the next."""
     credentials: grpc.ServerCredentials | None = None
-    """What it listens with; None speaks plain text."""
+    """TLS of its port; None speaks plain text."""
     block_size: int = 4
     config_sha256: str = "c" * 64
     load: dict[str, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""A worker process that is none: a FakeWorker behind an executor's interface."""
+"""A FakeWorker with an executor's interface, in place of a worker process."""
 
 import asyncio
 import math
@@ -13,7 +13,7 @@ from tests.support.fake_worker import VOCAB_SIZE, FakeWorker
 
 
 class FakeExecutor:
-    """Stands in for WorkerExecutor: a FakeWorker behind the same asynchronous interface.
+    """Stands in for WorkerExecutor: a FakeWorker with the same asynchronous interface.
 
     A test can end it with die(), freeze it with hang() and thaw it with resume(). With a number of
     steps it freezes by itself, so that what a test finds running cannot end meanwhile.
@@ -31,7 +31,7 @@ class FakeExecutor:
         poison_token: int | None = None,
         num_steps: float = math.inf,
     ) -> None:
-        """Stands ready to start.
+        """Prepares a worker that is not started yet.
 
         Args:
             config: limits; its own num_kv_blocks and max_model_len win over the arguments.
@@ -41,7 +41,7 @@ class FakeExecutor:
             step_time_s: how long a step takes.
             start_error: makes start() fail with this reason, until it is set to None.
             poison_token: the worker dies of any step of a request that came with this token.
-            num_steps: it runs so many steps, and no more until resume().
+            num_steps: steps that it runs until resume().
         """
         self._config = config
         self._num_blocks = config.num_kv_blocks or num_blocks
@@ -140,6 +140,6 @@ class FakeExecutor:
         self._num_steps_left = 0
 
     def resume(self, num_steps: float = math.inf) -> None:
-        """Ends hang(), for so many steps."""
+        """Ends hang() for this many steps."""
         self._num_steps_left = num_steps
         self._wake.set()

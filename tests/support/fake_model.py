@@ -1,4 +1,4 @@
-"""What the fake worker computes: tokens from prefixes, and what a descriptor's masks forbid."""
+"""Computes the fake worker's results: tokens from prefixes, minus the ones that masks forbid."""
 
 from collections.abc import Callable, Collection, Sequence
 
@@ -25,7 +25,7 @@ def expected_output(
 ) -> list[int]:
     """Returns the tokens that a prompt leads to when it runs alone, the end token included.
 
-    `allowed` tells which tokens may follow an output, where a constraint decides that.
+    `allowed` returns the tokens that may follow an output, where a constraint decides that.
     """
     key = 0
     for token_id in prompt:
@@ -45,7 +45,7 @@ def expected_output(
 
 
 def prompt_logprob(token_id: int) -> float:
-    """What the fake worker says of a prompt token."""
+    """Returns the log-probability that the fake worker reports for a prompt token."""
     return -(token_id % 97) / 128
 
 

@@ -2,10 +2,11 @@
 
 `FakeWorker` keeps the tables of a real worker and models the content of the KV cache: what is
 written for a position is a hash of all tokens up to it, as keys and values of a transformer depend
-on all tokens before them. Before a request attends, every slot that it reads is compared with what
-its own tokens dictate, so a wrong, stale or overwritten block raises WorkerViolationError in the
-step that reads it. The next token is a hash of all tokens so far and the seed: a request's output
-does not depend on what else runs, and `expected_output` tells it without a worker.
+on all tokens before them. Before a request attends, every slot that it reads is compared with the
+content that its own tokens dictate, so a wrong, stale or overwritten block raises
+WorkerViolationError in the step that reads it. The next token is a hash of all tokens so far and
+the seed: a request's output does not depend on what else runs, and `expected_output` computes it
+without a worker.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,14 +66,15 @@ class FakeWorker:
         self._tokens = np.full((max_num_seqs, max_model_len), _UNKNOWN, np.int32)
         self._block_table = np.full((max_num_seqs, width), NULL_BLOCK, np.int32)
         self._kv = np.zeros((num_blocks, block_size), np.uint64)
-        # What the cache must hold for each row and position; computed up to _num_keys[row].
+        # The content that the cache must have for each row and position; computed up to
+        # _num_keys[row].
         self._keys = np.zeros((max_num_seqs, max_model_len), np.uint64)
         self._num_keys = [0] * max_num_seqs
         self._num_known = [0] * max_num_seqs
         self._num_computed: list[int | None] = [None] * max_num_seqs
         self._num_prompt = [0] * max_num_seqs
         self._sampling: list[RowSampling] = [RowSampling() for _ in range(max_num_seqs)]
-        # Drafts of each row in the step under way; they stand behind its known tokens.
+        # Drafts of each row in the step under way; they follow its known tokens.
         self._num_drafts = [0] * max_num_seqs
 
     def execute(self, descriptor: BatchDescriptor) -> StepResult:
@@ -265,7 +267,7 @@ class FakeWorker:
         return result
 
     def _write_drafts(self, descriptor: BatchDescriptor) -> None:
-        """Puts the drafts of a step behind the known tokens of their rows."""
+        """Appends the drafts of a step to the known tokens of their rows."""
         self._num_drafts = [0] * len(self._num_drafts)
         if not descriptor.HasField("spec_decode_metadata"):
             return
@@ -285,7 +287,7 @@ class FakeWorker:
             first += count
 
     def _verify(self, row: int, position: int, masked: frozenset[int]) -> list[int]:
-        """Samples behind a row's known tokens and behind each of its drafts that is confirmed."""
+        """Samples after a row's known tokens and after each of its drafts that is confirmed."""
         require(not (masked and self._num_drafts[row]), f"row {row} has drafts beside a grammar")
         token_ids: list[int] = []
         for _ in range(self._num_drafts[row] + 1):
@@ -298,7 +300,7 @@ class FakeWorker:
                 break
         self._num_known[row] = position
         self._num_computed[row] = position - 1
-        # What was worked out of rejected drafts, and of what an earlier owner left, is void.
+        # Tokens from rejected drafts, and the leftovers of an earlier owner, are void.
         self._num_keys[row] = min(self._num_keys[row], position - 1)
         return token_ids
 
@@ -322,7 +324,7 @@ class FakeWorker:
         self, descriptor: BatchDescriptor, result: StepResult,
         rows: list[int], starts: list[int], ends: list[int],
     ) -> None:  # fmt: skip
-        """Adds log-probabilities of prompt tokens; `prompt_logprob` tells which."""
+        """Adds log-probabilities of prompt tokens, as `prompt_logprob` computes them."""
         requests = read_int32(descriptor.sampling.prompt_logprob_requests).tolist()
         require(requests == sorted(set(requests)), "prompt_logprob_requests do not ascend")
         tokens: list[int] = []

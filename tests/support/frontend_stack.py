@@ -15,19 +15,19 @@ from services.telemetry import metrics
 from tests.support.fake_engine import FakeEngine
 from tests.support.waiting import until
 
-PATIENCE_S = 60.0
-PATIENT = {
-    "engine_silence_timeout_s": PATIENCE_S,
-    "http_header_timeout_s": PATIENCE_S,
-    "slow_reader_timeout_s": PATIENCE_S,
-    "template_timeout_s": PATIENCE_S,
+LONG_TIMEOUT_S = 60.0
+LONG_TIMEOUTS = {
+    "engine_silence_timeout_s": LONG_TIMEOUT_S,
+    "http_header_timeout_s": LONG_TIMEOUT_S,
+    "slow_reader_timeout_s": LONG_TIMEOUT_S,
+    "template_timeout_s": LONG_TIMEOUT_S,
 }
-"""A machine that is held up is not to look like an engine or a client that is."""
+"""On a busy machine an engine or a client may be slow; it must not look lost."""
 
 
 @dataclass
 class FrontendStack:
-    """What a test of the frontend touches."""
+    """A frontend under test, its engine and its client."""
 
     engine: FakeEngine
     server: FrontendServer
@@ -47,11 +47,11 @@ async def frontend_stack(
 ) -> AsyncIterator[FrontendStack]:
     """Starts a frontend of engines, which must be listening, and connects a client to it."""
     addresses = ",".join(each.address for each in (engine, *others))
-    settings = {"port": 0, "engine_address": addresses, **PATIENT, **config}
+    settings = {"port": 0, "engine_address": addresses, **LONG_TIMEOUTS, **config}
     server = FrontendServer(FrontendConfig(**settings))
     with (
-        mock.patch.object(client, "CALL_TIMEOUT_S", PATIENCE_S),
-        mock.patch.object(metrics, "COLLECT_TIMEOUT_S", PATIENCE_S),
+        mock.patch.object(client, "CALL_TIMEOUT_S", LONG_TIMEOUT_S),
+        mock.patch.object(metrics, "COLLECT_TIMEOUT_S", LONG_TIMEOUT_S),
     ):
         port = await server.start()
         address = f"127.0.0.1:{port}"

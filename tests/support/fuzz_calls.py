@@ -75,7 +75,7 @@ _ENDING_ALL = "Drain"
 
 @dataclass
 class Outcome:
-    """What a run has sent and seen."""
+    """Counts of messages sent, and of their outcomes."""
 
     num_messages: int = 0
     codes: Counter[str] = field(default_factory=Counter)
@@ -94,7 +94,8 @@ class Outcome:
 class FuzzedService:
     """One service of one process.
 
-    Calls block: grpc.aio hides how a stream has ended from whoever writes to it at that moment.
+    Calls block: grpc.aio hides how a stream has ended from a caller that writes to it at that
+    moment.
     """
 
     channel: grpc.Channel

@@ -29,7 +29,7 @@ SHARED = (
 _FLAGS = {"log_level": "warning"}
 _ENGINE_FLAGS = {
     **_FLAGS,
-    # What is taken is answered soon, and there is more asked for than fits.
+    # Taken requests are answered soon, and more are asked for than fit.
     "max_model_len": 128,
     "max_num_seqs": 16,
     "max_num_waiting": 32,

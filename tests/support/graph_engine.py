@@ -125,7 +125,7 @@ class GraphEngine:
         self.finished_s: list[float] = []
 
     def capture(self, num_graphs: int = 1000) -> list:
-        """Captures so many of the graphs that are left; returns what became of them."""
+        """Captures up to `num_graphs` of the remaining graphs; returns the outcome of each."""
         outcomes = []
         while self.prepared.graphs.num_pending and len(outcomes) < num_graphs:
             outcomes.append(self.prepared.graphs.capture_next())

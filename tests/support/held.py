@@ -1,4 +1,4 @@
-"""What services hold, looked at from outside: it must be given back after every fault."""
+"""Resources that services hold, seen from outside: every fault must give them back."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ def worker_of(engine: ServiceProcess) -> psutil.Process:
 
 @dataclass(frozen=True)
 class Held:
-    """What an engine holds for requests and frontends."""
+    """Resources that an engine holds for requests and frontends."""
 
     num_live: int
     num_used_blocks: int

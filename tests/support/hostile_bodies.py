@@ -1,4 +1,4 @@
-"""HTTP requests that nobody sane would send."""
+"""HTTP requests that only an attacker sends."""
 
 import json
 import random
@@ -29,7 +29,7 @@ _VALUES: tuple[Any, ...] = (
 
 @dataclass(frozen=True)
 class HostileRequest:
-    """What goes to the server."""
+    """The bytes to send."""
 
     method: str
     path: str

@@ -1,4 +1,4 @@
-"""Messages that nobody sane would send: random bytes, damaged messages, wild values in each field.
+"""Messages that only an attacker sends: random bytes, damaged messages, wild values in each field.
 
 Everything depends on the random generator that is passed in, so a run can be repeated.
 """

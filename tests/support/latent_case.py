@@ -113,9 +113,9 @@ def make_latent_case(
     """Draws a case; blocks lie scattered, and the workspace is poisoned.
 
     With top_k there is an index, of 7 heads of size 20. Its weights are positive, so that a token
-    that no head sees scores lowest: with others several such tokens tie for the last place in a
-    row or two of each case, and which of them is chosen is nobody's promise. Queries of
-    several tokens belong to prompts unless told otherwise.
+    that no head sees scores lowest: with others several such tokens tie for the last rank in a row
+    or two of each case, and the choice among them is arbitrary. Queries of several tokens belong to
+    prompts unless told otherwise.
     """
     generator = torch.Generator(device).manual_seed(seed)
 

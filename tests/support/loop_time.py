@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class LoopTime:
-    """What the running event loop takes for the time, from here to its end."""
+    """The time as the running event loop sees it, from here to its end."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()

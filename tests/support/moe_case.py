@@ -23,7 +23,7 @@ ROUTINGS = {
     ),
 }
 NUM_EXPERTS = 12
-"""What ROUTINGS are made for."""
+"""The experts and tokens that ROUTINGS are made for."""
 
 
 def make_logits(num_tokens, routing, *, num_experts=NUM_EXPERTS, device="cpu", seed=0):
@@ -114,7 +114,7 @@ def _draw_mxfp4(num_experts, rows, size, generator):
     device = generator.device
     shape = (num_experts, rows, size // 2)
     packed = torch.randint(256, shape, generator=generator, device=device, dtype=torch.uint8)
-    # Values are about 3; products with so many should come out near 1.
+    # Values are about 3; sums of this many products should come out near 1.
     middle = 125 - round(math.log2(size) / 2)
     shape = (num_experts, rows, size // 32)
     return packed, torch.randint(

@@ -35,7 +35,7 @@ class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
     def __init__(self) -> None:
         self._spans: list[SeenSpan] = []
         self._arrived = threading.Condition()
-        self._patience = mock.patch.multiple(spans, EXPORT_TIMEOUT_S=60, CLOSE_TIMEOUT_S=60)
+        self._timeouts = mock.patch.multiple(spans, EXPORT_TIMEOUT_S=60, CLOSE_TIMEOUT_S=60)
 
     def __enter__(self) -> Self:
         self._server = grpc.server(ThreadPoolExecutor(4))
@@ -43,11 +43,11 @@ class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
         port = self._server.add_insecure_port(f"127.0.0.1:{free_port()}")
         self.endpoint = f"http://127.0.0.1:{port}"
         self._server.start()
-        self._patience.start()
+        self._timeouts.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._patience.stop()
+        self._timeouts.stop()
         self._server.stop(None)
 
     def Export(  # noqa: N802  the protocol's name
@@ -65,7 +65,7 @@ class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def wait_for(self, num_spans: int, *, trace_id: str = "") -> list[SeenSpan]:
-        """Returns the spans of a trace, or all of them, once there are so many."""
+        """Returns the spans of a trace, or all spans, once `num_spans` have come."""
         with self._arrived:
             assert self._arrived.wait_for(
                 lambda: len(self._of(trace_id)) >= num_spans, timeout=30

@@ -14,7 +14,7 @@ from tests.support.held import held_by, worker_of
 from tests.support.processes import ServiceProcess
 from tests.support.waiting import until
 
-PATIENCE_S = 60
+LONG_TIMEOUT_S = 60
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def has_stopped(engine: ServiceProcess) -> bool:
 async def stopped(engine: ServiceProcess) -> AsyncIterator[psutil.Process]:
     """Waits until the worker has stopped by itself, and lets it run on when the block ends.
 
-    The engine is a tests.support.steered_engine that was told to `stop_after` some token.
+    The engine is a tests.support.steered_engine started with `stop_after` some token.
     """
     await until(lambda: has_stopped(engine))
     worker = worker_of(engine)
@@ -61,14 +61,14 @@ async def stopped(engine: ServiceProcess) -> AsyncIterator[psutil.Process]:
 
 
 async def until_live(engine: ServiceProcess, number: int) -> None:
-    """Waits until the engine has so many requests."""
-    async with asyncio.timeout(PATIENCE_S):
+    """Waits until the engine has `number` live requests."""
+    async with asyncio.timeout(LONG_TIMEOUT_S):
         while (await held_by(engine)).num_live != number:  # noqa: ASYNC110  as in waiting.py
             await asyncio.sleep(0.01)
 
 
 async def until_aborted(engine: ServiceProcess, number: int) -> None:
-    """Waits until so many of the engine's requests have been aborted."""
-    async with asyncio.timeout(PATIENCE_S), engine_stub(engine.address) as stub:
+    """Waits until `number` of the engine's requests have been aborted."""
+    async with asyncio.timeout(LONG_TIMEOUT_S), engine_stub(engine.address) as stub:
         while (await get_stats(stub)).finished["aborted"] < number:  # noqa: ASYNC110  as above
             await asyncio.sleep(0.01)

@@ -13,7 +13,7 @@ from models.layers.decoder import CausalLM
 from models.ops.attention.attention_metadata import build_attention_metadata
 
 POISON = 1e4
-"""What unwritten cache entries hold: finite, as a cache must be, but reading one spoils results."""
+"""Content of unwritten cache entries: finite, as a cache must be, but reading it spoils results."""
 
 
 @dataclass

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LOG_TAIL_LINES = 40
 FIRST_PORT, PORTS_EACH, NUM_SHARES = 20_000, 3_000, 4
 """Ports come in shares, one for each pytest process that runs at the same time."""
-PATIENCE = {
+LONG_TIMEOUTS = {
     "OCTAVO_FRONTEND_ENGINE_SILENCE_TIMEOUT_S": "60",
     "OCTAVO_FRONTEND_TEMPLATE_TIMEOUT_S": "60",
     "OCTAVO_ENGINE_GRAMMAR_TIMEOUT_S": "30",
@@ -41,7 +41,7 @@ class ServiceFailedError(Exception):
 
 
 def free_port() -> int:
-    """Returns a loopback port that nobody listens on now and that was not returned before.
+    """Returns a loopback port that is free now and that was not returned before.
 
     It lies below the range from which Linux takes the ports of outgoing connections, so that no
     connection of this or another process takes it before the service does, and in a share of its
@@ -75,7 +75,7 @@ class ServiceProcess:
     ) -> None:
         self.module = module
         self.credentials = credentials
-        """What its health is asked with; None asks in plain text."""
+        """Credentials of its health check; None asks in plain text."""
         self.stderr = subprocess.STDOUT
         """Where its standard error goes; the log, unless a test sets another descriptor."""
         self.port = int(flags.pop("port", 0)) or free_port()
@@ -114,9 +114,9 @@ class ServiceProcess:
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,
-            # What operators are warned of ends the engine here.
+            # Operators get a warning of a late compilation; here it ends the engine.
             env=os.environ
-            | PATIENCE
+            | LONG_TIMEOUTS
             | {"PYTHONUNBUFFERED": "1", "OCTAVO_ENGINE_FAIL_ON_LATE_BUILD": "1"},
             stdin=subprocess.DEVNULL,
             stdout=self._log_file,

@@ -43,7 +43,7 @@ def message_start(size: int, content: bytes) -> bytes:
 
 
 class RawConnection:
-    """One connection that acknowledges settings, answers pings and sends what it is told."""
+    """One connection that acknowledges settings, answers pings and sends the given frames."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

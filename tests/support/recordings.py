@@ -36,7 +36,7 @@ def write_recording(
 
 
 def write_messages(path: Path, messages: Sequence[Message]) -> None:
-    """Writes messages, each behind its length."""
+    """Writes messages, each preceded by its length."""
     with path.open("wb") as file:
         for message in messages:
             proto.serialize_length_prefixed(message, file)

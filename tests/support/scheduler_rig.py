@@ -57,7 +57,7 @@ class Rig:
         return self.receive()
 
     def run(self, *, depth: int = 2) -> None:
-        """Runs until nobody is left, with `depth` steps in flight."""
+        """Runs until no request is left, with `depth` steps in flight."""
         while self.scheduler.has_work or self.in_flight:
             step = self.scheduler.schedule() if len(self.in_flight) < depth else None
             if step is not None:

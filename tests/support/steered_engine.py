@@ -24,14 +24,14 @@ from services.engine.worker import executor
 MODULE = "tests.support.steered_engine"
 DEADLY = 999
 WATCHED = "watch_began"
-"""What the engine logs when somebody begins to watch its steps."""
+"""Log event of an engine whose steps a client begins to watch."""
 LEAST_PUSHBACK_MS = 2000
 """So that a client's few attempts last longer than a busy machine holds a test up."""
 _STOP_FILE = "STEERED_ENGINE_STOP_FILE"
 
 
 def stop_after(stop_file: Path, num_tokens: int) -> None:
-    """Stops the first worker, of all that share the file, that goes beyond so many output tokens.
+    """Stops the first worker, of all that share the file, that outputs more than `num_tokens`.
 
     It stops once, between two steps of a request that has at least these tokens; -100 are those of
     a prompt with 100 tokens to go. With 0, the first worker that is started stops before it is
@@ -100,7 +100,7 @@ def _run_worker() -> int:
                 is_here = self.most_output(descriptor) >= int(stop_file.read_text())
                 if is_here:
                     stop_file.unlink()
-            except FileNotFoundError:  # nobody is to, or another worker was first
+            except FileNotFoundError:  # no worker is to stop, or another one was first
                 return False
             return is_here
 

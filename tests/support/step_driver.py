@@ -168,7 +168,7 @@ class StepDriver:
         return self.collect(self.launch(chunks))
 
     def decode(self, sequences: Sequence[DrivenSequence], num_steps: int) -> None:
-        """Computes what is left of each sequence, then decodes, so many steps in all."""
+        """Computes the rest of each sequence, then decodes, `num_steps` steps in all."""
         for _ in range(num_steps):
             self.step([(each, each.num_tokens - each.num_computed) for each in sequences])
 

@@ -1,4 +1,4 @@
-"""What the operators on a step's tokens must do, on any device."""
+"""Cases for the operators on a step's tokens, on any device."""
 
 import torch
 

@@ -94,7 +94,7 @@ class EngineServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetModelInfo(self, request, context):
-        """What is being served, and its limits.
+        """The model being served, and its limits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -115,7 +115,7 @@ class EngineServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchSteps(self, request, context):
-        """Every step from now on as it runs. A watcher that lags misses steps and is told how many.
+        """Every step from now on as it runs. A watcher that lags misses steps and receives their number.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -121,7 +121,7 @@ class FrontendServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListEngines(self, request, context):
-        """The engines behind this frontend, for operators: a frontend with API keys tells them to keys with
+        """The engines of this frontend, for operators: a frontend with API keys lists them for keys with
         may_list_engines and refuses others with PERMISSION_DENIED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

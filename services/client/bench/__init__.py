@@ -1,1 +1,1 @@
-"""The load generator behind `octavo bench serving`."""
+"""The load generator of `octavo bench serving`."""

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 ABOUT = ("benchmark", "shape", "commit")
-"""What a result tells of itself beside machine, versions and settings."""
+"""Figures in a result, as opposed to machine, versions and settings."""
 
 
 class ResultFileError(ValueError):
@@ -32,7 +32,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one run measured, and where; conditions by name, such as "gpu" or "torch"."""
+    """Measurements of one run, and their conditions by name, such as "gpu" or "torch"."""
 
     figures: dict[str, Figure]
     machine: dict[str, str]
@@ -61,8 +61,8 @@ def read_result(path: Path) -> Result:
 def comparison(first: Result, second: Result) -> Iterator[str]:
     """Yields lines: what differs in conditions, then second over first for every common figure.
 
-    A figure is the same where the ranges of its repeats overlap; with one repeat each, nothing is
-    known of the spread and only the ratio is told.
+    A figure is the same where the ranges of its repeats overlap. One repeat each shows no spread,
+    so only the ratio is reported.
     """
     conditions = [
         *_differences(first.machine, second.machine),

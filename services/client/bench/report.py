@@ -1,4 +1,4 @@
-"""What a benchmark found, for people and for machines."""
+"""Results of a benchmark, for people and for machines."""
 
 from collections import Counter
 from collections.abc import Sequence

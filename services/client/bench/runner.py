@@ -12,7 +12,7 @@ from services.client.errors import OctavoError
 
 @dataclass(slots=True, kw_only=True)
 class Timing:
-    """What one request experienced; seconds."""
+    """Times and outcome of one request; seconds."""
 
     prompt_tokens: int
     output_tokens: int = 0
@@ -23,7 +23,7 @@ class Timing:
     elapsed_s: float = 0.0
     """From asking to the end."""
     error: OctavoError | None = None
-    """What it failed with."""
+    """The error that it ended with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ async def run(target: Target, load: Load, on_done: Callable[[int], None]) -> Run
     Args:
         target: where they go.
         load: what to send.
-        on_done: told after each request how many are done.
+        on_done: called after each request with the number that are done.
     """
     requests = plan(load)
     # Connects and warms both ends up, outside of what is measured.

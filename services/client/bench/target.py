@@ -1,4 +1,4 @@
-"""What a benchmark sends its requests to."""
+"""The service that a benchmark sends its requests to."""
 
 import random
 from collections.abc import AsyncIterator

@@ -52,7 +52,7 @@ def chat(
 
 
 class Conversation:
-    """What was said so far."""
+    """The conversation so far."""
 
     def __init__(self, system: str = "") -> None:
         self.system = system

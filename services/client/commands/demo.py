@@ -20,7 +20,7 @@ MAX_TOKENS = 200
 
 def demo(
     *,
-    prompt: Annotated[str, typer.Argument(help="What to ask.")] = DEFAULT_PROMPT,
+    prompt: Annotated[str, typer.Argument(help="The question.")] = DEFAULT_PROMPT,
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave the services running and say how to stop them.")
     ] = False,

@@ -20,16 +20,16 @@ def health(
     *,
     address: Annotated[str, typer.Argument(help="The engine or the frontend, as host:port.")],
     service: Annotated[
-        str, typer.Option(help="Health service; empty tells readiness, `liveness` liveness.")
+        str, typer.Option(help="Health service; empty means readiness, `liveness` liveness.")
     ] = "",
     timeout_s: Annotated[float, typer.Option(min=0, help="Longest wait for an answer.")] = 2.0,
     access: Access,
 ) -> None:
     """Exits 0 if a service is serving and 1 if not, for container health checks.
 
-    Of an engine that captures graphs it also tells how many of them can be used by now, of a
-    frontend with several engines how many of them it uses, and why not the others; a frontend with
-    API keys tells that to keys with `may_list_engines`.
+    For an engine that captures graphs it also reports how many of them can be used by now; for a
+    frontend with several engines, how many of them it uses, and why not the others. A frontend with
+    API keys reports that only to keys with `may_list_engines`.
 
     Examples:
     - `octavo health 127.0.0.1:50051`

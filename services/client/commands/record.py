@@ -29,7 +29,7 @@ def record(
     engine: EngineAddress = DEFAULT_ENGINE,
     tls: Tls,
 ) -> None:
-    """Records the engine's steps until so many steps, so many seconds or Ctrl-C.
+    """Records the engine's steps until `--steps`, `--seconds` or Ctrl-C.
 
     The file holds all token ids, so the engine must run with --allow-watch-tokens. `octavo replay`
     runs the steps again.
@@ -59,7 +59,7 @@ def record(
 
 @dataclass(slots=True)
 class _Recorder:
-    """Writes a stream's messages, each behind its length, and counts them."""
+    """Writes and counts a stream's messages, each preceded by its length."""
 
     file: IO[bytes]
     has_snapshot: bool = False
@@ -77,7 +77,7 @@ class _Recorder:
             raise InternalError("the engine sent no snapshot of its rows", code="INTERNAL")
         self._write(RecordingHeader(format=FORMAT, version=VERSION))
         self._write(response)
-        self.file.flush()  # whoever waits for the recording to begin sees that it has
+        self.file.flush()  # a script that waits for the recording to begin sees that it has
         self.next_step_id = response.snapshot.next_step_id
         self.has_snapshot = True
 
@@ -111,7 +111,7 @@ class _Recorder:
 async def _record(
     address: str, tls: Tls, recorder: _Recorder, *, steps: int | None, seconds: float | None
 ) -> OctavoError | None:
-    """Records until told to stop; returns what ended the recording otherwise."""
+    """Records until stopped; returns the cause if it was another one."""
     request = engine_pb2.WatchStepsRequest(include_token_ids=True, include_snapshot=True)
     async with open_channel(address, tls) as channel:
         stub = engine_pb2_grpc.EngineServiceStub(channel)  # type: ignore[no-untyped-call]  # generated

@@ -62,7 +62,7 @@ def serve(
 
     - `octavo serve --frontend-arg="--tls-cert f.pem --tls-key f.key" --tls-ca ca.pem`
     """
-    replace_standard_error()  # a line that nobody reads must not hold up the supervisor
+    replace_standard_error()  # an unread line must not hold up the supervisor
     stack = plan_stack(
         host=host,
         port=port,

@@ -18,9 +18,7 @@ from services.client.responses import Token
 
 def tokenize(
     *,
-    text: Annotated[
-        str | None, typer.Argument(help="What to tokenize; standard input if absent.")
-    ] = None,
+    text: Annotated[str | None, typer.Argument(help="The text; standard input if absent.")] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Treat it as a user's message in the chat template.")
     ] = False,

@@ -1,4 +1,4 @@
-"""Whoever goes away, at whatever stage: the real engine frees what was held, without a step more.
+"""Clients go away at every stage: the real engine frees what they held, without a step more.
 
 The worker is frozen meanwhile, so that no step can finish: what is free then was freed at once.
 """

@@ -1,4 +1,5 @@
-"""A client's time limit passes in the queue, in prefill or in decode: it hears so, and in time.
+"""A client's time limit passes in the queue, in prefill or in decode: the call ends so, and in
+time.
 
 The worker is frozen meanwhile, so the request is where the test wants it when its time is over.
 """

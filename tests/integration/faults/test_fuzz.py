@@ -1,7 +1,7 @@
-"""Both services, each started once, under messages that nobody sane would send.
+"""Both services, each started once, under messages that only an attacker sends.
 
 No call may hang or end with INTERNAL, UNKNOWN, UNAVAILABLE or 5xx; nothing may crash, restart, leak
-or log an error; and afterwards a sane request is answered as before. What is sent depends on seeds
+or log an error; and afterwards a sane request is answered as before. The messages depend on seeds
 alone. Together the long rows send more than 100,000 messages.
 """
 

@@ -159,7 +159,7 @@ class TestFrontend:
                 await asyncio.gather(*map(assert_unavailable, calls))
         await assert_all_is_given_back(services.engine, baseline)
 
-    async def test_sigstop_costs_its_own_requests_and_nobody_elses(self):
+    async def test_sigstop_costs_its_own_requests_and_no_others(self):
         async with (
             start_engine(slow_reader_timeout_s=6, credit_window=4) as engine,
             start_frontend(engine.address) as frontend,

@@ -1,6 +1,6 @@
 """SIGKILL, SIGSTOP, SIGTERM and a crash of the worker, through both real services.
 
-The promise: nobody's stream ends, and greedy output is what it is without the fault.
+The promise: no stream ends, and greedy output is what it is without the fault.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ async def interrupted(
                 worker.resume()
         async with asyncio.timeout(RECOVERY_LIMIT_S):
             tails = await asyncio.gather(*map(read_all, calls))
-    # It has heard of the loss, in the stream that brought the tails, but maybe not of the return.
+    # It has noticed the loss, in the stream that brought the tails, but maybe not the return.
     await asyncio.to_thread(services.frontend.wait_ready)
     return [
         ([*head.output.token_ids, *tokens], reason)
@@ -137,7 +137,7 @@ async def test_a_worker_that_hangs_leaves_its_stacks_in_the_log(services, stub, 
     assert "services/engine/core/step_loop.py" in log[hung:]
 
 
-async def test_a_request_that_outlives_its_patience_ends_with_unavailable(stop_file):
+async def test_a_request_without_a_worker_past_the_time_limit_ends_with_unavailable(stop_file):
     flags = {"module": MODULE, "stop_file": stop_file, "worker_patience_s": 0}
     async with stack(engine=flags) as services:
         baseline = await held_by(services.engine)

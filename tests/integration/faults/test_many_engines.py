@@ -27,7 +27,7 @@ SAMPLINGS = [
     SamplingParams(temperature=0, frequency_penalty=0.4, repetition_penalty=1.1, min_tokens=250),
     SamplingParams(temperature=0.7, top_p=0.9, seed=2**63 + 5, presence_penalty=0.3),
 ]
-"""Whatever counts positions or output tokens must go on counting where it stood."""
+"""Positions and output tokens must be counted on from the values before the loss."""
 
 
 @dataclass
@@ -84,7 +84,7 @@ def assert_same(answer: Answer, expected: Answer) -> None:
 
 
 def num_moved(listing: pb.ListEnginesResponse) -> int:
-    """Times that a request went on with another engine, behind tokens or before the first."""
+    """Times that a request resumed on another engine, after tokens or before the first."""
     return listing.num_migrations + listing.num_retries
 
 
@@ -179,7 +179,7 @@ async def _drain(fleet: EngineFleet, engine: ServiceProcess) -> None:
 
 
 async def _cut_off(fleet: EngineFleet, engine: ServiceProcess) -> None:
-    """A drain that waits for nobody lets another engine finish."""
+    """A drain that waits for no request lets another engine finish."""
     before = (await fleet.listing()).num_migrations
     async with stopped(engine), engine_stub(engine.address) as stub:
         drained = await stub.Drain(DrainRequest(timeout_ms=0))
@@ -189,7 +189,7 @@ async def _cut_off(fleet: EngineFleet, engine: ServiceProcess) -> None:
 
 
 async def octavo(*arguments: str) -> str:
-    """What a command of the command line prints."""
+    """Returns the output of a command of the command line."""
     command = [sys.executable, "-m", "services.client.cli", *arguments]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()

@@ -58,7 +58,7 @@ async def run_all(engine, stub, cache_salt: str) -> list[list[int]]:
         return await asyncio.gather(*running)
 
 
-async def test_the_step_is_made_smaller_and_everybody_gets_the_same_tokens(engine):
+async def test_the_step_is_made_smaller_and_all_requests_get_the_same_tokens(engine):
     baseline = await held_by(engine)
     worker = worker_of(engine)
     async with engine_stub(engine.address) as stub:

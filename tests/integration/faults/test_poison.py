@@ -1,4 +1,4 @@
-"""A request that breaks the model, or kills its worker: it ends, and nobody else notices."""
+"""A request that breaks the model, or kills its worker: it ends, and others go on."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ async def read_all(call) -> list[int]:
 
 
 async def assert_fails(call) -> None:
-    """Reads a call that must end with INTERNAL and tell nothing but an id."""
+    """Reads a call that must end with INTERNAL and reveal nothing but an id."""
     with pytest.raises(grpc.aio.AioRpcError, match=r"internal error [0-9a-f]{12}") as caught:
         await read_all(call)
     assert caught.value.code() == grpc.StatusCode.INTERNAL
@@ -33,7 +33,7 @@ async def assert_fails(call) -> None:
 @pytest.fixture(scope="module")
 def poisonable(tmp_path_factory):
     model = write_poisoned_checkpoint(tmp_path_factory.mktemp("poisoned") / "tiny")
-    # So few blocks that what the poisonous request leaves is soon somebody else's.
+    # So few blocks that another request soon gets the blocks of the poisonous one.
     with start_engine(model=model, num_kv_blocks=16, max_num_batched_tokens=32) as process:
         yield process
 

@@ -1,4 +1,4 @@
-"""Everything that is refused, through both real services, while somebody else's stream goes on."""
+"""Everything that is refused, through both real services, while another caller's stream goes on."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from tests.support.waiting import until
 MAX_MESSAGE_BYTES = 8 * 2**20
 MAX_PROMPT_BYTES = 6 * 2**20
 GRPC_DEFAULT_BYTES = 4 * 2**20
-"""What gRPC takes unless it is told otherwise."""
+"""Largest message that gRPC takes by default."""
 CONTEXT = 2048
 VOCABULARY = 1024
 UNKNOWN_FIELD = b"\xfa\x3f\x01x"
@@ -279,7 +279,7 @@ async def test_a_full_queue_says_when_to_come_back_and_a_client_that_listens_is_
 ):
     async with (
         connected(services) as stub,
-        connected(services, retried=EXHAUSTED) as patient,
+        connected(services, retried=EXHAUSTED) as retrying,
     ):
         await until_live(services.engine, 0)
         stop_after(stop_file, 5)
@@ -295,7 +295,7 @@ async def test_a_full_queue_says_when_to_come_back_and_a_client_that_listens_is_
             pushback_ms = int(dict(error.trailing_metadata())[RETRY_PUSHBACK])
             assert LEAST_PUSHBACK_MS <= pushback_ms <= 5000
             started_s = time.monotonic()
-            served = patient.Generate(sampled(max_tokens=1))
+            served = retrying.Generate(sampled(max_tokens=1))
             await until(lambda: services.frontend.log.count("OverloadedError") >= 2)
             for occupant in occupants:
                 occupant.cancel()

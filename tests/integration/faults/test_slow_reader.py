@@ -1,4 +1,4 @@
-"""A client that does not read, through both real services: it is cut, and slows nobody."""
+"""A client that does not read, through both real services: it is cut, and slows no other."""
 
 import grpc
 import pytest
@@ -50,7 +50,7 @@ async def test_its_session_ends_with_resource_exhausted_and_others_go_on():
             async for response in stub.Generate(request(300)):
                 num_tokens += len(response.output.token_ids)
             assert num_tokens == 300
-            # What the engine still had to do may end before.
+            # The engine's remaining work may end before.
             await until(lambda: "SlowReaderError" in services.frontend.log, timeout_s=120)
             await until_live(services.engine, 0)
             with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -44,7 +44,7 @@ FATES = ["finish", "finish", "finish", "cancel", "deadline", "disconnect", "slow
 
 @dataclass
 class Tally:
-    """What became of the streams."""
+    """Outcomes of the streams."""
 
     ends: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
@@ -91,7 +91,7 @@ async def _consume(call, rng: random.Random, fate: str, tally: Tally, max_tokens
 
 
 async def _pause_after(error: grpc.aio.AioRpcError) -> str:
-    """Waits as a client should that is told to come back."""
+    """Waits as a client should after a refusal with a time to retry."""
     pushback_ms = int(dict(error.trailing_metadata() or ()).get(RETRY_PUSHBACK, 0))
     is_away = error.code() == grpc.StatusCode.UNAVAILABLE
     await asyncio.sleep(max(pushback_ms / 1000, 0.3 if is_away else 0))
@@ -138,7 +138,7 @@ async def _break_things(services: Stack, seed: int, tally: Tally) -> None:
         fault = rng.choice(choices + ["freeze worker"] * (last_fault != "freeze worker"))
         last_fault = fault
         if fault == "freeze worker":
-            await _until_nobody_is_suspect(services)
+            await _until_no_request_is_suspect(services)
         pid = _worker_pid(services)
         if fault == "restart engine":
             services.engine.kill()
@@ -156,8 +156,8 @@ async def _break_things(services: Stack, seed: int, tally: Tally) -> None:
         await asyncio.to_thread(services.frontend.wait_ready)
 
 
-async def _until_nobody_is_suspect(services: Stack) -> None:
-    """Waits until several requests run at once, which those that may be to blame never do."""
+async def _until_no_request_is_suspect(services: Stack) -> None:
+    """Waits until several requests run at once, which suspects never do."""
     await asyncio.to_thread(services.engine.wait_ready)
     async with engine_stub(services.engine.address) as stub:
         while (await get_stats(stub)).num_running < 2:  # noqa: ASYNC110  nothing to wait for
@@ -241,4 +241,4 @@ async def _settled_fds(pid: int, wanted: int) -> int:
 def _report(**facts: object) -> None:
     """Shows what pytest prints when the test fails, or always with -s."""
     for name, value in facts.items():
-        print(f"{name}: {value}")  # noqa: T201  for whoever reads the test's output
+        print(f"{name}: {value}")  # noqa: T201  for readers of the test's output

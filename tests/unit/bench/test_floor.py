@@ -16,7 +16,7 @@ def floor_of(shape, tmp_path):
     return step_floor(ModelConfig.from_folder(tmp_path), torch.bfloat16)
 
 
-# All parameters, and those that a token uses, in billions, without the embedding.
+# All parameters, and the ones that a token uses, in billions, without the embedding.
 @pytest.mark.parametrize(
     ("shape", "all_numbers", "active_numbers"),
     [

@@ -1,4 +1,4 @@
-"""What benchmarks write and print."""
+"""The files and tables of benchmarks."""
 
 import json
 

@@ -64,7 +64,7 @@ def test_one_after_the_other_is_the_sum_and_overlapped_the_larger_total():
     assert by_flop.overlapped < by_bytes.overlapped < total
 
 
-def test_requests_of_one_token_have_no_steps_behind_their_prompts():
+def test_requests_of_one_token_have_no_steps_after_their_prompts():
     floor = serving_floor(floor_of(num_bytes=BYTES_PER_S, numbers=1), [Job([7] * 4, 1)])
     assert floor.decode_products == floor.decode_attention == 0
     assert floor.overlapped == 1.0

@@ -1,4 +1,4 @@
-"""What a client needs to be let in, and how it says what is missing."""
+"""Credentials of a client, and the errors where they are missing."""
 
 from pathlib import Path
 

@@ -207,7 +207,7 @@ def test_a_refusal_is_one_line_and_exit_code_1(octavo):
 @pytest.mark.parametrize(
     "command", [["models"], ["stats"], ["health", "ADDRESS", "--timeout-s=60"]]
 )
-def test_nobody_listening_is_one_line_with_a_hint(octavo, monkeypatch, command):
+def test_a_service_that_is_away_is_one_line_with_a_hint(octavo, monkeypatch, command):
     address = f"127.0.0.1:{free_port()}"
     monkeypatch.setenv("OCTAVO_FRONTEND", address)
     monkeypatch.setenv("OCTAVO_ENGINE", address)

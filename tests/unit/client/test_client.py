@@ -109,7 +109,7 @@ async def test_a_passed_time_limit_is_raised(client):
         await client.generate("HANG on", timeout_s=0.2).completion()
 
 
-async def test_nobody_listening_is_unavailable():
+async def test_a_service_that_is_away_is_unavailable():
     async with OctavoClient(f"127.0.0.1:{free_port()}") as client:
         with pytest.raises(errors.UnavailableError):
             await client.list_models()

@@ -11,7 +11,7 @@ from tests.support.processes import free_port
 
 
 def first_of_free_ports(count: int) -> int:
-    """Returns a port that is free like those behind it."""
+    """Returns a port that is free, as are the next ones."""
     with contextlib.ExitStack() as probes:
         while True:
             first = free_port()
@@ -52,7 +52,7 @@ def test_several_engines_on_free_ports_have_different_ones():
 
 
 @pytest.mark.parametrize("whose", ["port", "engine_port"])
-def test_a_port_that_somebody_listens_on_is_refused_before_anything_starts(whose):
+def test_a_taken_port_is_refused_before_anything_starts(whose):
     with socket.create_server((LOOPBACK, 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ServiceFailedError, match=f"{port}: Address already in use"):

@@ -6,7 +6,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.frontend.v1 import frontend_pb2 as pb
 from services.telemetry.health import MAX_WATCHES_PER_ADDRESS
-from services.telemetry.requests import OPEN_PLACES
+from services.telemetry.requests import OPEN_SLOTS
 from tests.support.fake_engine import FakeEngine
 from tests.support.frontend_stack import frontend_stack
 from tests.support.passing_time import pass_time
@@ -61,9 +61,9 @@ async def test_unfinished_probes_keep_no_other_probe_out():
         frontend_stack(engine) as stack,
         raw_connection(stack.address) as connection,
     ):
-        connection.send(*(unfinished(1 + 2 * n, CHECK) for n in range(OPEN_PLACES + 2)))
+        connection.send(*(unfinished(1 + 2 * n, CHECK) for n in range(OPEN_SLOTS + 2)))
         ended = {await connection.ended_stream() for _ in range(2)}
-        assert ended <= {1 + 2 * n for n in range(OPEN_PLACES + 2)}
+        assert ended <= {1 + 2 * n for n in range(OPEN_SLOTS + 2)}
         answer = await health_pb2_grpc.HealthStub(stack.channel).Check(
             health_pb2.HealthCheckRequest()
         )

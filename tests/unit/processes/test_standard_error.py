@@ -1,4 +1,4 @@
-"""Standard error that nobody reads holds nothing up; what is lost is counted and said."""
+"""Standard error without a reader holds nothing up; dropped lines are counted and reported."""
 
 import os
 import subprocess
@@ -35,7 +35,7 @@ def read_until(fd: int, end: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("is_blocking", [True, False])
-def test_a_pipe_that_nobody_reads_takes_what_fits_and_the_rest_is_counted(pipe, is_blocking):
+def test_a_pipe_without_a_reader_takes_what_fits_and_the_rest_is_counted(pipe, is_blocking):
     reading, writing, _ = pipe
     os.set_blocking(writing, is_blocking)
     stream = LossyStream(writing, max_pending_bytes=9000)

@@ -10,7 +10,7 @@ from services.telemetry.call_scope import scoped
 
 
 class Scopes:
-    """Notes when calls enter and leave; raises on entry when told to."""
+    """Notes when calls enter and leave; raises on entry if asked to."""
 
     def __init__(self) -> None:
         self.events: list[str] = []

@@ -16,7 +16,7 @@ def test_a_peer_that_is_held_up_is_cut_for_its_unread_output_not_for_its_pings()
     assert OPTIONS["grpc.http2.ping_timeout_ms"] > 1000 * LIMITS.slow_reader_timeout_s
 
 
-def test_a_stream_that_nobody_reads_keeps_the_smallest_window():
+def test_an_unread_stream_keeps_the_smallest_window():
     assert OPTIONS["grpc.http2.bdp_probe"] == 0
 
 

@@ -1,4 +1,4 @@
-"""What log lines look like, and what they never hold."""
+"""Format of log lines, and content that they never have."""
 
 import asyncio
 import gc
@@ -69,7 +69,7 @@ def test_a_line_is_written_at_once(monkeypatch):
     assert all(text.endswith("}\n") for text in written)
 
 
-def test_lines_that_nobody_reads_are_dropped_and_a_line_says_how_many(monkeypatch):
+def test_unread_lines_are_dropped_and_a_line_says_how_many(monkeypatch):
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     stream = LossyStream(writing, max_pending_bytes=1000)
@@ -135,7 +135,7 @@ def test_a_service_that_holds_prompts_shows_no_message_of_an_error(capsys, log_f
     assert prompt not in written
 
 
-async def test_what_nobody_awaited_is_logged_without_its_message(capsys):
+async def test_an_error_that_was_not_awaited_is_logged_without_its_message(capsys):
     configure_logging(service="frontend", log_format="json", error_messages=False)
     loop = asyncio.get_running_loop()
     log_loop_errors()

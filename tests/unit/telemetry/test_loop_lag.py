@@ -1,4 +1,4 @@
-"""How an event loop gets on is told by histograms."""
+"""Histograms show how an event loop gets on."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""The endpoint for Prometheus: what it tells, from which thread, and when it cannot."""
+"""The endpoint for Prometheus: its figures, from which thread, and when it fails."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from tests.support.certificates import LOOPBACK, Authority
 
 
 @pytest.fixture(autouse=True)
-def _patience(monkeypatch):
+def _long_timeouts(monkeypatch):
     monkeypatch.setattr(metrics_module, "COLLECT_TIMEOUT_S", 60)
     monkeypatch.setattr(metrics_server, "CALLER_TIMEOUT_S", 60)
 
@@ -136,7 +136,7 @@ async def test_with_tls_only_who_shows_a_certificate_is_answered(authority, secu
     assert "Traceback" not in capfd.readouterr().err
 
 
-async def test_a_caller_that_never_shakes_hands_keeps_nobody_waiting(authority, secure_port):
+async def test_a_caller_that_never_shakes_hands_keeps_no_other_waiting(authority, secure_port):
     pair = authority.issue("reader", "prometheus")
     with socket.create_connection((LOOPBACK, secure_port)):
         assert (await get_securely(secure_port, authority, pair)).status_code == 200

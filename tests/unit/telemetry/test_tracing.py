@@ -59,7 +59,7 @@ def test_what_the_caller_does_not_sample_is_not_sent():
         assert [span.name for span in collector.wait_for(1)] == ["sampled"]
 
 
-def test_a_collector_that_is_away_holds_nobody_up():
+def test_a_collector_that_is_away_holds_no_request_up():
     tracing = Tracing(f"http://127.0.0.1:{free_port()}", service="here")
     tracing.start("request", traceparent="", start_s=0.0).end(1.0)
     tracing.close()

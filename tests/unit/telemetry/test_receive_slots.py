@@ -1,11 +1,11 @@
-"""Who gets a place for a message, and who loses one."""
+"""Calls that get a slot for a message, and calls that lose one."""
 
 import asyncio
 
 import pytest
 
 from services.telemetry.counts import LocalCounts
-from services.telemetry.receive_places import ReceivePlaces
+from services.telemetry.receive_slots import ReceiveSlots
 from services.telemetry.status import RefusedCallError
 
 FOREVER_S = 3600.0
@@ -14,11 +14,11 @@ FOREVER_S = 3600.0
 class Messages:
     """Messages that arrive when a test says so."""
 
-    def __init__(self, *, max_places: int, timeout_s: float = FOREVER_S, fair_s: float) -> None:
+    def __init__(self, *, max_slots: int, timeout_s: float = FOREVER_S, fair_s: float) -> None:
         self.counts = LocalCounts()
         self.begun: list[str] = []
-        self._places = ReceivePlaces(
-            self.counts, "receiving", max_places=max_places, timeout_s=timeout_s, fair_s=fair_s
+        self._places = ReceiveSlots(
+            self.counts, "receiving", max_slots=max_slots, timeout_s=timeout_s, fair_s=fair_s
         )
 
     async def begin(self, party: str, name: str) -> tuple[asyncio.Task[None], asyncio.Event]:
@@ -36,7 +36,7 @@ class Messages:
 
 
 async def test_a_free_place_goes_to_the_caller_that_holds_the_fewest():
-    messages = Messages(max_places=2, fair_s=FOREVER_S)
+    messages = Messages(max_slots=2, fair_s=FOREVER_S)
     first, first_done = await messages.begin("alice", "a1")
     second, second_done = await messages.begin("alice", "a2")
     third, third_done = await messages.begin("alice", "a3")
@@ -50,7 +50,7 @@ async def test_a_free_place_goes_to_the_caller_that_holds_the_fewest():
 
 
 async def test_a_slow_message_of_the_greediest_caller_gives_way():
-    messages = Messages(max_places=3, fair_s=0.0)
+    messages = Messages(max_slots=3, fair_s=0.0)
     modest, modest_done = await messages.begin("bob", "b1")
     slowest, _ = await messages.begin("mallory", "m1")
     slow, slow_done = await messages.begin("mallory", "m2")
@@ -63,8 +63,8 @@ async def test_a_slow_message_of_the_greediest_caller_gives_way():
     assert messages.begun == ["b1", "m1", "m2", "a1"]
 
 
-async def test_a_message_that_never_comes_loses_its_place_though_nobody_waits():
-    messages = Messages(max_places=1, timeout_s=0.01, fair_s=FOREVER_S)
+async def test_a_message_that_never_comes_loses_its_slot_though_no_call_waits():
+    messages = Messages(max_slots=1, timeout_s=0.01, fair_s=FOREVER_S)
     task, _ = await messages.begin("alice", "a1")
     with pytest.raises(RefusedCallError, match=r"0\.01 s"):
         await task
@@ -72,12 +72,12 @@ async def test_a_message_that_never_comes_loses_its_place_though_nobody_waits():
 
 
 async def test_a_call_that_ends_while_it_waits_leaves_its_turn_to_the_next():
-    messages = Messages(max_places=1, fair_s=FOREVER_S)
+    messages = Messages(max_slots=1, fair_s=FOREVER_S)
     first, first_done = await messages.begin("alice", "a1")
     gone, _ = await messages.begin("alice", "a2")
     last, last_done = await messages.begin("alice", "a3")
     first_done.set()
-    await first  # the place is a2's now, which does not know yet
+    await first  # the slot is a2's now, which does not know yet
     gone.cancel()
     last_done.set()
     await last

@@ -1,6 +1,6 @@
-"""A service that gives its collector of traces, here a test, all the time that it needs.
+"""Runs a service that waits long for its collector of traces, which here is a test.
 
-python -m tests.support.patient_tracing takes the flags of the engine or, with --engine-address,
+python -m tests.support.long_export_timeout takes the flags of the engine or, with --engine-address,
 of the frontend.
 """
 

@@ -1,4 +1,4 @@
-"""Places for messages that are being received, so that unfinished ones take bounded memory."""
+"""Slots for messages that are being received, so that unfinished ones take bounded memory."""
 
 import asyncio
 from collections import deque
@@ -12,60 +12,60 @@ from services.telemetry.counts import Counts
 from services.telemetry.status import RefusedCallError, Status
 
 MAX_WAITING = 4096
-"""Calls that may wait for a place. gRPC buffers up to 64 KiB of each meanwhile."""
+"""Calls that may wait for a slot. gRPC buffers up to 64 KiB of each meanwhile."""
 MAX_WAITING_PER_PARTY = 1024
 RETRY_S = 0.1
 """Time after which a call that still waits looks again for a message that takes too long."""
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
+class _Slot:
     party: str
     taken_s: float
     limit: asyncio.Timeout
 
 
-class ReceivePlaces:
+class ReceiveSlots:
     """Bounds how many messages may be incomplete at a time.
 
     gRPC buffers a message, up to the largest that is allowed, from when it is read until it is
-    complete. So a call takes a place before it reads. While other calls wait, a message that takes
-    long loses its place, and the call with the fewest places gets the next one: a caller that sends
-    slowly keeps nobody else out.
+    complete. So a call takes a slot before it reads. While other calls wait, a slow message loses
+    its slot, and the call with the fewest slots gets the next one: a caller that sends slowly does
+    not keep others out.
     """
 
     def __init__(
-        self, counts: Counts, name: str, *, max_places: int, timeout_s: float, fair_s: float
+        self, counts: Counts, name: str, *, max_slots: int, timeout_s: float, fair_s: float
     ) -> None:
-        """Starts with all places free.
+        """Starts with all slots free.
 
         Args:
-            counts: where places are counted, as `name` and, for each party, `name/party`.
+            counts: where slots are counted, as `name` and, for each party, `name/party`.
             name: the count's.
-            max_places: messages that may be incomplete at a time.
+            max_slots: messages that may be incomplete at a time.
             timeout_s: longest that one may take.
-            fair_s: longest that one may take while other calls wait for its place.
+            fair_s: longest that one may take while other calls wait for its slot.
         """
         self._counts = counts
         self._name = name
-        self._max_places = max_places
+        self._max_slots = max_slots
         self._timeout_s = timeout_s
         self._fair_s = fair_s
-        self._places: set[_Place] = set()
+        self._slots: set[_Slot] = set()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._num_waiting = 0
 
     @asynccontextmanager
     async def hold(self, party: str) -> AsyncIterator[None]:
-        """Holds a place; what runs inside is cancelled when the place is lost.
+        """Holds a slot; what runs inside is cancelled when the slot is lost.
 
         Raises:
-            RefusedCallError: too many calls wait already, or the place was lost.
+            RefusedCallError: too many calls wait already, or the slot was lost.
         """
         await self._take(party)
         limit = asyncio.timeout(self._timeout_s)
-        place = _Place(party, asyncio.get_running_loop().time(), limit)
-        self._places.add(place)
+        slot = _Slot(party, asyncio.get_running_loop().time(), limit)
+        self._slots.add(slot)
         try:
             async with limit:
                 yield
@@ -80,11 +80,11 @@ class ReceivePlaces:
                 )
             ) from None
         finally:
-            self._places.discard(place)
+            self._slots.discard(slot)
             self._give_back(party)
 
     async def _take(self, party: str) -> None:
-        if self._waiting or not self._counts.take(self._name, limit=self._max_places):
+        if self._waiting or not self._counts.take(self._name, limit=self._max_slots):
             await self._wait(party)
         self._counts.take(f"{self._name}/{party}", limit=None)
 
@@ -94,8 +94,8 @@ class ReceivePlaces:
         self._let_in()
 
     def _let_in(self) -> None:
-        """Gives free places to the waiting parties that hold the fewest."""
-        while self._waiting and self._counts.take(self._name, limit=self._max_places):
+        """Gives free slots to the waiting parties that hold the fewest."""
+        while self._waiting and self._counts.take(self._name, limit=self._max_slots):
             party = min(self._waiting, key=self._num_held)
             turn = self._waiting[party].popleft()
             self._forget_if_empty(party)
@@ -110,7 +110,7 @@ class ReceivePlaces:
             raise RefusedCallError(
                 Status(
                     grpc.StatusCode.RESOURCE_EXHAUSTED,
-                    f"{self._max_places} requests are arriving and {self._num_waiting} wait",
+                    f"{self._max_slots} requests are arriving and {self._num_waiting} wait",
                     retry_after_ms=1000,
                 )
             )
@@ -123,7 +123,7 @@ class ReceivePlaces:
                 self._end_slowest()
                 await asyncio.wait({turn}, timeout=RETRY_S)
         except BaseException:
-            if turn.done():  # the place was given to a call that is ending
+            if turn.done():  # the slot was given to a call that is ending
                 self._counts.give_back(self._name)
                 self._let_in()
             else:
@@ -140,9 +140,9 @@ class ReceivePlaces:
     def _end_slowest(self) -> None:
         """Ends the oldest message of the party with the most that take too long."""
         now_s = asyncio.get_running_loop().time()
-        slow = [place for place in self._places if now_s - place.taken_s >= self._fair_s]
+        slow = [slot for slot in self._slots if now_s - slot.taken_s >= self._fair_s]
         if not slow:
             return
-        slowest = max(slow, key=lambda place: (self._num_held(place.party), -place.taken_s))
-        self._places.discard(slowest)  # the next one that waits ends another
+        slowest = max(slow, key=lambda slot: (self._num_held(slot.party), -slot.taken_s))
+        self._slots.discard(slowest)  # the next one that waits ends another
         slowest.limit.reschedule(now_s)
