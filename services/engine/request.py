@@ -151,7 +151,7 @@ class OutputSink(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepMark:
-    """A step whose tokens are known since `at_s`, in seconds of `time.monotonic()`."""
+    """A step and a moment of it, in seconds of `time.monotonic()`; its requests share the mark."""
 
     step_id: int
     at_s: float
@@ -216,17 +216,14 @@ class Request:
     arrival_index: int = 0
     """Place in the order of submission; set when the scheduler takes the request."""
     row: int | None = None
-    first_scheduled_s: float | None = None
-    first_step_id: int = 0
-    """The step that first computed tokens of it; 0 before."""
-    first_token_s: float | None = None
+    started: StepMark | None = None
+    """The step that first computed tokens of the request, marked when it was scheduled."""
     num_losses: int = 0
     """Times that a worker was lost while it ran a step of the request."""
     trial_end: int = 0
     """Number of tokens up to which the request runs alone, having been in a worker's last steps."""
     num_preemptions: int = 0
     first_token: StepMark | None = None
-    """Set, like the next one, by core.latencies, not by the scheduler."""
     last_token: StepMark | None = None
 
     def __post_init__(self) -> None:
@@ -279,6 +276,8 @@ class RequestOutput:
 
     request: Request
     token_ids: list[int]
+    previous: StepMark | None = None
+    """The step of the request's last token before these."""
     logprobs: Sequence[PositionLogprobs] = ()
     """One entry per token id where the request asked for log-probabilities, else empty."""
     prompt_logprobs: Sequence[PositionLogprobs] = ()

@@ -165,7 +165,9 @@ class OfflineEngine:
         return Generated(
             elapsed_s=sink.ended_s - started_s,
             outputs=[request.token_ids[request.num_prompt_tokens :] for request in requests],
-            ttft_s=[(request.first_token_s or 0) - request.arrival_s for request in requests],
+            ttft_s=[
+                each.first_token.at_s - each.arrival_s for each in requests if each.first_token
+            ],
         )
 
     async def wait_until_captured(self) -> None:
@@ -199,7 +201,7 @@ class OfflineEngine:
             num_steps=stats.counters.num_steps,
             graph_tokens=sum(each.num_replays * each.key.num_tokens for each in figures),
             padded_tokens=sum(each.padded_tokens for each in figures),
-            num_preemptions=stats.num_preemptions,
+            num_preemptions=stats.counters.scheduler.num_preemptions,
         )
 
     @property

@@ -86,7 +86,7 @@ def test_preemption_and_padding_give_the_same_tokens(folder):
     small = {"num_blocks": 12, "max_num_seqs": 6}
     engine = captured(folder, 4, 6, **small)
     assert engine.run(prompts, 20) == eager(folder, **small).run(prompts, 20)
-    assert engine.scheduler.stats.num_preemptions > 0
+    assert engine.scheduler.counts.num_preemptions > 0
 
 
 def test_dummy_requests_write_to_the_null_block_alone(folder):

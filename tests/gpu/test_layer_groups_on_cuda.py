@@ -30,4 +30,4 @@ def test_tokens_are_those_of_a_cache_that_keeps_everything(tmp_path, family, mod
     assert engine.run(PROMPTS, 40) == expected
     assert engine.run(PROMPTS, 40) == expected
     assert engine.faults == []
-    assert engine.scheduler.stats.num_free_blocks == 199
+    assert engine.scheduler.num_free_blocks == 199

@@ -34,7 +34,7 @@ def plan(
 ) -> None:
     """Shows today's capture sizes beside the best ones for the steps that were seen.
 
-    Steps of earlier runs count too, and those of other engines that share the histogram folder.
+    Steps of earlier runs count too.
 
     Examples:
     - `octavo graphs plan`

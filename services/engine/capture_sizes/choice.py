@@ -1,35 +1,33 @@
-"""Settles `--cudagraph-capture-sizes auto` before the worker starts."""
+"""Replaces `--cudagraph-capture-sizes auto` by planned sizes before the worker starts."""
 
 from collections.abc import Mapping
 
 import structlog
 
-from services.engine.capture_sizes.histogram import StepHistogram
-from services.engine.capture_sizes.history import HistoryKeeper
-from services.engine.capture_sizes.planner import fit, plan_sizes
+from services.engine.capture_sizes.history import load_history
+from services.engine.capture_sizes.planner import Fit, plan_sizes
 from services.engine.config import AUTO, EngineConfig
 
 log = structlog.get_logger()
 
 MIN_STEPS = 1000
-"""With fewer steps of a kind, a plan would fit a warm-up rather than a load."""
+"""Fewer steps of a kind are a warm-up rather than a load."""
 
 
 def with_planned_sizes(config: EngineConfig) -> EngineConfig:
-    """Returns the configuration with sizes in the place of `auto`.
+    """Returns the configuration with sizes instead of `auto`.
 
-    The service process does this once and hands the worker the result, also one that it starts
-    anew: between reading the file twice, another engine could have written it.
+    The service process does this once, so that a restarted worker captures the same sizes.
 
-    Each kind of graph gets as many sizes as the pattern of cuda_graph_sizes would give it, the
-    largest no smaller than the pattern's. A kind with too short a history keeps the pattern.
+    Each kind of graph gets at most as many sizes as cuda_graph_sizes would give it, the largest of
+    them no smaller. A kind with fewer than MIN_STEPS steps keeps the sizes of cuda_graph_sizes.
     """
     if config.cudagraph_capture_sizes != AUTO:
         return config
-    history = HistoryKeeper(config, StepHistogram()).history
-    # The service does not know the device; one that captures nothing looks at no sizes.
+    history = load_history(config)
+    # The service does not know the device. A device without graphs ignores the sizes.
     wanted = config.compilation_config("cuda")
-    decodes, pieces = history.histogram.by_graph_kind(wanted.cudagraph_mode)
+    decodes, pieces = history.by_graph_kind(wanted.cudagraph_mode)
     decode_sizes = wanted.capture_sizes(history.max_decode_size)
     piece_sizes = wanted.piece_sizes(history.max_num_batched_tokens)
     if wanted.cudagraph_mode.has_full_cudagraphs():
@@ -60,7 +58,7 @@ def _choose(graphs: str, counts: Mapping[int, int], *, pattern: tuple[int, ...])
         graphs=graphs,
         num_steps=num_steps,
         sizes=list(sizes),
-        expected_padding=round(fit(counts, sizes).padding, 4),
-        pattern_padding=round(fit(counts, pattern).padding, 4),
+        expected_padding=round(Fit.of(counts, sizes).padding, 4),
+        pattern_padding=round(Fit.of(counts, pattern).padding, 4),
     )
     return sizes

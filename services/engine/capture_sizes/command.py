@@ -3,71 +3,35 @@
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
 
 from models.cudagraph_mode import CUDAGraphMode
 from protos.engine.v1.engine_pb2 import GetStatsResponse
 from services.engine.capture_sizes.choice import MIN_STEPS
-from services.engine.capture_sizes.history import GraphCost, StepHistory, read_history
-from services.engine.capture_sizes.planner import Fit, GraphMemory, fit, plan_sizes, plan_within
+from services.engine.capture_sizes.history import StepHistory, read_history
+from services.engine.capture_sizes.planner import Fit, GraphMemory, plan_sizes, plan_within
 from services.engine.compilation_config import CompilationConfig
 
-USAGE_ERROR = 2
-UNKNOWN = "-"
 _MIB = 2**20
-
-
-class PlanError(Exception):
-    """No plan can be made of what is known; the message is for the operator."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """A set of capture sizes and what comes of it. num_bytes is None where nothing was measured."""
-
-    sizes: Sequence[int]
-    fit: Fit
-    num_bytes: int | None
-
-    def figures(self) -> dict[str, Any]:
-        """Returns them for programs."""
-        return {
-            "sizes": list(self.sizes),
-            "hit_rate": self.fit.hit_rate,
-            "padding": self.fit.padding,
-            "num_bytes": self.num_bytes,
-        }
+_FLAGS = {"decodes": "--cudagraph-capture-sizes", "pieces": "--cudagraph-piece-sizes"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindPlan:
-    """One kind of graph: the steps that it is for, its sizes today and the ones proposed."""
+    """One kind of graph: the steps that it is for, its sizes today and the planned ones."""
 
     name: str
     counts: Mapping[int, int]
-    today: Sizes
-    planned: Sizes
-
-    def figures(self) -> dict[str, Any]:
-        """Returns the plan for programs."""
-        return {
-            "num_steps": self.today.fit.num_steps,
-            "today": self.today.figures(),
-            "planned": self.planned.figures(),
-        }
+    today: Fit
+    planned: Fit
 
     @property
     def arguments(self) -> str:
-        """The flag that asks for the proposed sizes."""
-        flag = "cudagraph-capture-sizes" if self.name == "decodes" else "cudagraph-piece-sizes"
-        return f"--{flag} {','.join(str(size) for size in self.planned.sizes)}"
+        """The flag that asks for the planned sizes."""
+        return f"{_FLAGS[self.name]} {','.join(map(str, self.planned.sizes))}"
 
 
 def plan_graphs(arguments: Sequence[str]) -> int:
@@ -79,14 +43,11 @@ def plan_graphs(arguments: Sequence[str]) -> int:
         else:
             history = read_history(options.histogram)
         plans = make_plans(history, num_graphs=options.num_graphs, memory_mb=options.memory_mb)
-    except (OSError, ValueError, PlanError) as error:
+    except (OSError, ValueError) as error:
         print(f"octavo: {error}", file=sys.stderr)  # noqa: T201  a tool's answer
         return 1
-    if options.json:
-        figures = {plan.name: plan.figures() for plan in plans}
-        print(json.dumps(figures))  # noqa: T201  a tool's answer
-    else:
-        Console().print(_report(history, plans))
+    answer = _json(plans) if options.json else "\n".join(_report(history, plans))
+    print(answer)  # noqa: T201  a tool's answer
     return 0
 
 
@@ -97,164 +58,112 @@ def make_plans(
 
     Args:
         history: the steps, and the graphs of today.
-        num_graphs: most graphs of each kind; as many as today when neither this nor the next is
-            given, or as the pattern has where nothing is captured today.
-        memory_mb: most MiB that the graphs of each kind may take; kinds without a graph whose
-            memory was measured are left out then.
+        num_graphs: most graphs of each kind; by default as many as today, or as an engine without
+            flags captures if today there are none.
+        memory_mb: most MiB for the graphs of each kind; leaves out kinds without measured memory.
 
     Raises:
-        PlanError: there is nothing to plan from.
+        ValueError: there is nothing to plan from.
     """
-    # What an engine without pieces would gain by them is worth knowing too.
-    mode = history.mode
-    if not mode.mixed_mode():
-        mode = CUDAGraphMode.FULL_AND_PIECEWISE
-    decodes, pieces = history.histogram.by_graph_kind(mode)
-    kinds = (
-        _Kind("decodes", decodes, history.max_decode_size, history.costs(uniform=True)),
-        _Kind("pieces", pieces, history.max_num_batched_tokens, history.costs(uniform=False)),
-    )
-    seen = [kind for kind in kinds if kind.counts]
-    if not seen:
-        raise PlanError("no step was seen yet, so there is nothing to plan from")
-    if memory_mb is None:
-        return [
-            _finish(
-                kind,
-                plan_sizes(
-                    kind.counts, num_graphs=num_graphs or len(kind.usual), reach=kind.usual[-1]
-                ),
+    # An engine without pieces may gain by them, so they are planned as well.
+    mode = history.mode if history.mode.mixed_mode() else CUDAGraphMode.FULL_AND_PIECEWISE
+    decodes, pieces = history.by_graph_kind(mode)
+    if not decodes and not pieces:
+        raise ValueError("no step was seen yet, so there is nothing to plan from")
+    plans = []
+    for name, counts, costs, limit in (
+        ("decodes", decodes, history.decode_graphs, history.max_decode_size),
+        ("pieces", pieces, history.piece_graphs, history.max_num_batched_tokens),
+    ):
+        memory = GraphMemory.from_measured(costs)
+        usual = sorted(costs) or CompilationConfig().capture_sizes(limit)
+        if not counts:
+            continue
+        if memory_mb is None:
+            most = len(usual) if num_graphs is None else num_graphs
+            sizes = plan_sizes(counts, num_graphs=most, reach=usual[-1])
+        elif memory is not None:
+            num_bytes = int(memory_mb * _MIB)
+            sizes = plan_within(counts, num_bytes=num_bytes, memory=memory, reach=usual[-1])
+        else:
+            continue
+        today_bytes = planned_bytes = None
+        if memory is not None:
+            today_bytes = sum(costs.values())
+            planned_bytes = memory.of(largest=max(sizes, default=0), num_graphs=len(sizes))
+        plans.append(
+            KindPlan(
+                name=name,
+                counts=counts,
+                today=Fit.of(counts, sorted(costs), num_bytes=today_bytes),
+                planned=Fit.of(counts, sizes, num_bytes=planned_bytes),
             )
-            for kind in seen
-        ]
-    num_bytes = int(memory_mb * _MIB)
-    plans = [
-        _finish(
-            kind,
-            plan_within(kind.counts, num_bytes=num_bytes, memory=kind.memory, reach=kind.usual[-1]),
         )
-        for kind in seen
-        if kind.memory is not None
-    ]
     if not plans:
-        raise PlanError("no graph's memory was measured here, so none can be planned by it")
+        raise ValueError("no graph's memory was measured here, so none can be planned by it")
     return plans
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What one kind of graph is planned from. costs: bytes of each graph of today, by size."""
-
-    name: str
-    counts: Mapping[int, int]
-    limit: int
-    costs: Mapping[int, int]
-
-    @property
-    def usual(self) -> Sequence[int]:
-        """The sizes of today, or those that an engine without flags would capture."""
-        return sorted(self.costs) or CompilationConfig().capture_sizes(self.limit)
-
-    @property
-    def memory(self) -> GraphMemory | None:
-        """What graphs of this kind take, if any was measured."""
-        return GraphMemory.from_measured(self.costs)
-
-
-def _finish(kind: _Kind, planned: Sequence[int]) -> KindPlan:
-    """Puts planned sizes beside those of today."""
-    today = sorted(kind.costs)
-    return KindPlan(
-        name=kind.name,
-        counts=kind.counts,
-        today=Sizes(
-            sizes=today,
-            fit=fit(kind.counts, today),
-            num_bytes=sum(kind.costs.values()) if kind.memory else None,
-        ),
-        planned=Sizes(
-            sizes=planned,
-            fit=fit(kind.counts, planned),
-            num_bytes=_memory(kind.memory, planned),
-        ),
-    )
-
-
-def _memory(memory: GraphMemory | None, sizes: Sequence[int]) -> int | None:
-    if memory is None:
-        return None
-    return memory.of(largest=max(sizes, default=0), num_graphs=len(sizes))
-
-
 def _history_of(stats: GetStatsResponse) -> StepHistory:
-    """Returns what an engine tells of its steps and graphs."""
+    """Returns the steps and graphs that an engine reports."""
+    decode_graphs, piece_graphs = Counter[int](), Counter[int]()
+    for graph in stats.graphs:
+        if graph.captured and not graph.is_draft:
+            costs = decode_graphs if graph.uniform else piece_graphs
+            costs[graph.num_tokens] += graph.num_bytes
     return StepHistory(
         max_num_seqs=stats.decode_coverage.limit,
         max_num_batched_tokens=stats.other_coverage.limit,
-        cudagraph_mode=stats.cudagraph_mode or CUDAGraphMode.NONE.name,
         decodes=dict(stats.decode_steps),
         others=dict(stats.other_steps),
-        graphs=tuple(
-            GraphCost(
-                uniform=graph.uniform,
-                num_tokens=graph.num_tokens,
-                num_bytes=graph.num_bytes,
-                capture_s=graph.capture_s,
-            )
-            for graph in stats.graphs
-            if graph.captured and not graph.is_draft
-        ),
+        cudagraph_mode=stats.cudagraph_mode or CUDAGraphMode.NONE.name,
+        decode_graphs=decode_graphs,
+        piece_graphs=piece_graphs,
     )
 
 
-def _report(history: StepHistory, plans: Sequence[KindPlan]) -> Group:
-    parts: list[Text | Table] = [Text(f"graphs today: {history.cudagraph_mode}", style="bold")]
+def _json(plans: Sequence[KindPlan]) -> str:
+    """Returns plans as one line for programs."""
+    names = ("sizes", "hit_rate", "padding", "num_bytes")
+    return json.dumps(
+        {
+            plan.name: {
+                "num_steps": plan.today.num_steps,
+                "today": {name: getattr(plan.today, name) for name in names},
+                "planned": {name: getattr(plan.planned, name) for name in names},
+            }
+            for plan in plans
+        }
+    )
+
+
+def _report(history: StepHistory, plans: Sequence[KindPlan]) -> Iterator[str]:
+    """Yields the lines of plans for people."""
+    mode = history.mode
+    yield f"graphs today: {mode}"
     for plan in plans:
-        parts += [Text(_heading(history, plan)), _table(plan)]
-    wanted = [plan.arguments for plan in plans if plan.planned.sizes]
-    if wanted:
-        parts.append(Text("flags for these sizes:", style="bold"))
-        # Unbroken, so that it can be copied.
-        parts.append(Text(" ".join(wanted), no_wrap=True, overflow="ignore"))
-    if not all(_captures(history, plan) for plan in plans):
-        lacking = "graphs of steps with prompts" if history.mode else "graphs"
-        advice = f"{lacking} need --cudagraph-mode full, and any --compilation-level but 1"
-        parts.append(Text(advice, no_wrap=True, overflow="ignore"))
-    return Group(*parts)
-
-
-def _captures(history: StepHistory, plan: KindPlan) -> bool:
-    """Whether the engine captures graphs of a plan's kind."""
-    return bool(history.mode.decode_mode() if plan.name == "decodes" else history.mode.mixed_mode())
-
-
-def _heading(history: StepHistory, plan: KindPlan) -> str:
-    seen = f"{plan.today.fit.num_steps:,}"
-    sizes = f"{min(plan.counts)} to {max(plan.counts)}"
-    few = "" if plan.today.fit.num_steps >= MIN_STEPS else f"; auto wants {MIN_STEPS:,}"
-    if plan.name == "decodes":
-        return f"\nsteps of decodes: {seen} seen, of {sizes} requests{few}"
-    steps = "all steps" if history.mode.decode_mode() is CUDAGraphMode.PIECEWISE else "other steps"
-    return f"\n{steps}: {seen} seen, of {sizes} tokens{few}"
-
-
-def _table(plan: KindPlan) -> Table:
-    table = Table()
-    table.add_column("")
-    for name in ("graphs", "hit rate", "padding", "memory"):
-        table.add_column(name, justify="right")
-    table.add_column("sizes", overflow="fold")
-    for name, sizes in (("today", plan.today), ("planned", plan.planned)):
-        num_bytes = sizes.num_bytes
-        table.add_row(
-            name,
-            str(len(sizes.sizes)),
-            f"{sizes.fit.hit_rate:.1%}",
-            f"{sizes.fit.padding:.1%}" if sizes.fit.num_hits else UNKNOWN,
-            UNKNOWN if num_bytes is None else f"{num_bytes / _MIB:.1f} MiB",
-            " ".join(str(size) for size in sizes.sizes) or "none",
-        )
-    return table
+        num_steps = plan.today.num_steps
+        kind, unit = "steps of decodes", "requests"
+        if plan.name == "pieces":
+            is_all = mode.decode_mode() is CUDAGraphMode.PIECEWISE
+            kind, unit = ("all steps" if is_all else "other steps"), "tokens"
+        few = "" if num_steps >= MIN_STEPS else f"; auto wants {MIN_STEPS:,}"
+        sizes = f"{min(plan.counts)} to {max(plan.counts)}"
+        yield f"\n{kind}: {num_steps:,} seen, of {sizes} {unit}{few}"
+        yield "           graphs   hit rate    padding      memory  sizes"
+        for name, each in (("today", plan.today), ("planned", plan.planned)):
+            padding = f"{each.padding:.1%}" if each.num_hits else "-"
+            memory = "-" if each.num_bytes is None else f"{each.num_bytes / _MIB:.1f} MiB"
+            sizes = " ".join(map(str, each.sizes)) or "none"
+            figures = f"{len(each.sizes):7}{each.hit_rate:11.1%}{padding:>11}{memory:>12}"
+            yield f"  {name:8}{figures}  {sizes}"
+    if wanted := [plan.arguments for plan in plans if plan.planned.sizes]:
+        yield "\nflags for these sizes:"
+        yield " ".join(wanted)
+    captures = {"decodes": mode.decode_mode(), "pieces": mode.mixed_mode()}
+    if not all(captures[plan.name] for plan in plans):
+        lacking = "graphs of steps with prompts" if mode else "graphs"
+        yield f"{lacking} need --cudagraph-mode full, and any --compilation-level but 1"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -268,14 +177,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a file of the engine's histogram folder; else a GetStatsResponse is read from stdin",
     )
     bound = parser.add_mutually_exclusive_group()
-    bound.add_argument("--num-graphs", type=_at_least_1, help="most graphs of each kind")
+    bound.add_argument("--num-graphs", type=int, help="most graphs of each kind, at least 1")
     bound.add_argument("--memory-mb", type=float, help="most MiB for the graphs of each kind")
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     return parser
-
-
-def _at_least_1(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
-    return value

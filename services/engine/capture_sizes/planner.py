@@ -1,37 +1,59 @@
 """Finds the capture sizes that pad the observed steps least, exactly.
 
-A step of t tokens runs the smallest graph with room for them and computes s - t tokens for nobody
-when that graph's size is s; without such a graph it misses, and runs eagerly.
+A step of t tokens runs the smallest graph of size s >= t and computes s - t tokens of padding. If
+no graph is large enough, the step misses and runs eagerly.
 
 Only observed sizes are worth a graph. Let a plan have a size s that was not observed, and let t be
-the largest observed size that s serves. With t in the place of s the same steps are served, and
-each step that s served pads s - t less. Where s serves nothing it can be left out.
+the largest observed size that s serves. With t instead of s the same steps are served, and each of
+them pads s - t less. If s serves no step, the plan can leave it out.
 """
 
-from array import array
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """How a set of capture sizes serves a histogram.
+    """How capture sizes, ascending, serve steps that are counted by size.
 
     num_hits: steps that find a graph. num_computed: query tokens that their graphs compute.
-    num_padded: those of them that are padding.
+    num_padded: padding among these tokens. num_bytes: memory of the graphs; None if unknown.
     """
 
+    sizes: Sequence[int]
     num_steps: int
     num_hits: int
     num_computed: int
     num_padded: int
+    num_bytes: int | None = None
+
+    @classmethod
+    def of(
+        cls, counts: Mapping[int, int], sizes: Sequence[int], *, num_bytes: int | None = None
+    ) -> "Fit":
+        """Counts the hits and the padding of the steps in `counts`."""
+        num_hits = num_computed = num_padded = 0
+        for size, count in counts.items():
+            index = bisect_left(sizes, size)
+            if index < len(sizes):
+                num_hits += count
+                num_computed += count * sizes[index]
+                num_padded += count * (sizes[index] - size)
+        return cls(
+            sizes=sizes,
+            num_steps=sum(counts.values()),
+            num_hits=num_hits,
+            num_computed=num_computed,
+            num_padded=num_padded,
+            num_bytes=num_bytes,
+        )
 
     @property
     def hit_rate(self) -> float:
-        """Share of steps that find a graph; 1 where there are none."""
+        """Share of steps that find a graph; 1 without steps."""
         return self.num_hits / self.num_steps if self.num_steps else 1.0
 
     @property
@@ -42,10 +64,10 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphMemory:
-    """What graphs of one kind take: they share a pool as large as the largest of them needs.
+    """Memory of the graphs of one kind, which share a pool as large as the largest graph needs.
 
-    pool_bytes: of the pool where the largest graph has pool_size tokens; it grows in proportion.
-    bytes_per_graph: that every graph adds for itself.
+    pool_bytes: the pool for a largest graph of pool_size tokens; it grows in proportion.
+    bytes_per_graph: memory that each graph adds to the pool.
     """
 
     pool_bytes: int
@@ -54,11 +76,7 @@ class GraphMemory:
 
     @classmethod
     def from_measured(cls, num_bytes: Mapping[int, int]) -> "GraphMemory | None":
-        """Estimates from what the captures of one engine took; None if that says nothing.
-
-        Args:
-            num_bytes: bytes that the capture of each size added.
-        """
+        """Estimates from the bytes that each captured size added; None if none added any."""
         if not any(num_bytes.values()):
             return None
         largest = max(num_bytes)
@@ -70,36 +88,17 @@ class GraphMemory:
         )
 
     def of(self, *, largest: int, num_graphs: int) -> int:
-        """Returns the bytes that so many graphs take, the largest of them of so many tokens."""
+        """Returns the bytes of `num_graphs` graphs, the largest of them of `largest` tokens."""
         return -(-self.pool_bytes * largest // self.pool_size) + self.bytes_per_graph * num_graphs
-
-
-def fit(counts: Mapping[int, int], sizes: Sequence[int]) -> Fit:
-    """Returns how sizes, ascending, serve steps that are counted by size."""
-    num_hits = num_computed = num_padded = 0
-    for size, count in counts.items():
-        index = bisect_left(sizes, size)
-        if index < len(sizes):
-            num_hits += count
-            num_computed += count * sizes[index]
-            num_padded += count * (sizes[index] - size)
-    return Fit(
-        num_steps=sum(counts.values()),
-        num_hits=num_hits,
-        num_computed=num_computed,
-        num_padded=num_padded,
-    )
 
 
 def plan_sizes(counts: Mapping[int, int], *, num_graphs: int, reach: int = 0) -> tuple[int, ...]:
     """Returns at most `num_graphs` sizes, ascending, that serve every step with least padding.
 
-    The largest size is one of those chosen, so that no observed step misses.
-
     Args:
         counts: steps by size.
         num_graphs: most sizes; at least 1.
-        reach: a size that must be served too, though no step of it may have been seen.
+        reach: a size to serve even if no step of it was observed.
     """
     if num_graphs < 1:
         raise ValueError(f"num_graphs is {num_graphs}; a plan has at least 1")
@@ -114,15 +113,14 @@ def plan_within(
 ) -> tuple[int, ...]:
     """Returns the sizes, ascending, that fit into memory and miss fewest steps, then pad least.
 
-    Fewest misses settle the largest size: the largest that fits alone, since it serves whatever a
-    smaller one does. What it leaves pays for a number of further graphs, which cost the same each,
-    and `plan_sizes` is exact for that number. Nothing is returned if not even the smallest fits.
+    The largest size that fits alone misses fewest steps. The memory that it leaves bounds the
+    number of further graphs, which cost the same each, and `plan_sizes` is exact for a number.
 
     Args:
         counts: steps by size.
-        num_bytes: most bytes that all graphs may take.
-        memory: what graphs take.
-        reach: a size to serve too if it fits, though no step of it may have been seen.
+        num_bytes: most bytes of all graphs together.
+        memory: memory of graphs of this kind.
+        reach: a size to serve, if it fits, even if no step of it was observed.
     """
     affordable = [
         size
@@ -140,63 +138,45 @@ def plan_within(
 
 
 def _candidates(counts: Mapping[int, int], reach: int) -> list[int]:
-    """Returns the sizes worth a graph, ascending: the observed ones, and what must be reached."""
+    """Returns the observed sizes, ascending, and `reach` if it is above all of them."""
     observed = sorted(size for size, count in counts.items() if count)
     return observed if reach <= max(observed, default=0) else [*observed, reach]
 
 
 def _least_padding(sizes: Sequence[int], counts: Mapping[int, int], num_graphs: int) -> list[int]:
-    """Returns which `num_graphs` of the sizes, the last one among them, pad least.
+    """Returns the indices of the `num_graphs` sizes, the last one among them, that pad least.
 
-    Dynamic programming over (number of sizes chosen, largest of them). With C[j] steps and W[j]
-    tokens in all at the first j sizes, a chosen size s = sizes[j - 1] after a chosen sizes[i - 1]
-    pads its steps by s (C[j] - C[i]) - (W[j] - W[i]), so that
+    Dynamic programming over (number of sizes chosen, largest of them). C[j] steps have W[j] tokens
+    in all at the first j sizes. A chosen size s = sizes[j - 1] after a chosen sizes[i - 1] pads its
+    steps by s (C[j] - C[i]) - (W[j] - W[i]), so that
 
         best[k][j] = s C[j] - W[j] + min over i < j of (best[k - 1][i] + W[i] - C[i] s).
 
-    The minimum is over lines in s whose slopes -C[i] never grow, asked at growing s: the lower
-    envelope gives it in constant time on average, O(n k) in all, in integers and so exactly.
+    The best i never falls as j grows, so each j halves the range of i that remains for the sizes
+    below and above it: O(n log n) for each k, in integers and so exact.
     """
-    num_sizes = len(sizes)
-    steps = list(accumulate((counts.get(size, 0) for size in sizes), initial=0))
-    tokens = list(accumulate((size * counts.get(size, 0) for size in sizes), initial=0))
-    # With one graph, each size alone serves all before it.
-    best = [0] + [sizes[j - 1] * steps[j] - tokens[j] for j in range(1, num_sizes + 1)]
-    previous: list[array[int]] = []
-    for num_chosen in range(2, num_graphs + 1):
-        envelope: deque[tuple[int, int, int]] = deque()
-        chosen_before = array("q", bytes(8 * (num_sizes + 1)))
-        improved = best.copy()
-        for j in range(num_chosen, num_sizes + 1):
-            _add_line(envelope, (-steps[j - 1], best[j - 1] + tokens[j - 1], j - 1))
-            size = sizes[j - 1]
-            while len(envelope) > 1 and _at(envelope[1], size) <= _at(envelope[0], size):
-                envelope.popleft()
-            improved[j] = size * steps[j] - tokens[j] + _at(envelope[0], size)
-            chosen_before[j] = envelope[0][2]
-        best = improved
-        previous.append(chosen_before)
-    chosen = [num_sizes]
-    while previous:
-        chosen.append(previous.pop()[chosen[-1]])
-    return [j - 1 for j in reversed(chosen)]
-
-
-def _add_line(envelope: deque[tuple[int, int, int]], line: tuple[int, int, int]) -> None:
-    """Adds a line (slope, value at 0, name) of no greater slope; drops those that never win now."""
-    slope, start, _ = line
-    if envelope and envelope[-1][0] == slope:
-        if envelope[-1][1] <= start:
-            return
-        envelope.pop()
-    while len(envelope) > 1:
-        (slope_1, start_1, _), (slope_2, start_2, _) = envelope[-2], envelope[-1]
-        # The middle line is useless if the new one overtakes the first no later than it does.
-        if (start - start_1) * (slope_1 - slope_2) > (start_2 - start_1) * (slope_1 - slope):
-            break
-        envelope.pop()
-    envelope.append(line)
-
-
-def _at(line: tuple[int, int, int], size: int) -> int:
-    return line[0] * size + line[1]
+    size = np.array([0, *sizes])
+    count = np.array([counts.get(each, 0) for each in size.tolist()])
+    steps, tokens = count.cumsum(), (count * size).cumsum()
+    best = size * steps - tokens
+    layers = []
+    for _ in range(num_graphs - 1):
+        before = best + tokens
+        chosen = np.zeros_like(size)
+        ranges = [(1, len(sizes), 0, len(sizes) - 1)]
+        while ranges:
+            low, high, first, last = ranges.pop()
+            j = (low + high) // 2
+            those = slice(first, min(last, j - 1) + 1)
+            i = first + int((before[those] - steps[those] * size[j]).argmin())
+            chosen[j] = i
+            if low < j:
+                ranges.append((low, j - 1, first, i))
+            if j < high:
+                ranges.append((j + 1, high, i, last))
+        best = size * steps - tokens + before[chosen] - steps[chosen] * size
+        layers.append(chosen)
+    path = [len(sizes)]
+    for chosen in reversed(layers):
+        path.append(int(chosen[path[-1]]))
+    return [j - 1 for j in reversed(path)]

@@ -12,7 +12,7 @@ import structlog
 
 from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.capture_sizes.coverage import GraphCoverage
-from services.engine.capture_sizes.history import HistoryKeeper, StepHistory
+from services.engine.capture_sizes.history import history_path, load_history, save_history
 from services.engine.config import EngineConfig
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.live_requests import LiveRequests
@@ -82,7 +82,10 @@ class EngineCore:
         self._started_s = time.monotonic()
         self._steps: StepLoop | None = None
         self._graphs = GraphLedger(WorkerReady())
-        self._history = HistoryKeeper(config, self.counters.step_sizes)
+        self.history = load_history(config)
+        """Sizes of the steps of this run and of earlier ones."""
+        self._history_path = history_path(config)
+        self._num_steps_saved = self.history.num_steps
         self._coverage = GraphCoverage.of((), self.history)
         self._live = LiveRequests(RequestEnds(self.counters, tracing), self._expire)
         self._survivors = Survivors(self._live, patience_s=config.worker_patience_s, end=self.abort)
@@ -102,11 +105,6 @@ class EngineCore:
     def is_draining(self) -> bool:
         """Whether the engine finishes what it has and takes nothing more."""
         return self._is_draining
-
-    @property
-    def history(self) -> StepHistory:
-        """How large steps were, in this run and in those before."""
-        return self._history.history
 
     async def run(self) -> NoReturn:
         """Serves until it is cancelled.
@@ -207,7 +205,7 @@ class EngineCore:
         if self._steps is None or self.worker is None:
             return EngineLoad()
         scheduler = self._steps.scheduler
-        num_free_blocks = scheduler.stats.num_free_blocks
+        num_free_blocks = scheduler.num_free_blocks
         return EngineLoad(
             step_age_s=self._steps.step_age_s,
             num_running=scheduler.num_running,
@@ -224,41 +222,36 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Returns what the engine has done since it started."""
-        counters = self.counters
-        now = None if self._steps is None else self._steps.scheduler.stats
+        scheduler = None if self._steps is None else self._steps.scheduler
         return EngineStats(
             uptime_s=time.monotonic() - self._started_s,
             load=self.load(),
             num_blocks=0 if self.worker is None else self.worker.num_blocks,
-            num_cached_blocks=0 if now is None else now.num_cached_blocks,
-            prompt_tokens=counters.prompt_tokens + (0 if now is None else now.prompt_tokens),
-            cached_tokens=counters.cached_tokens + (0 if now is None else now.cached_tokens),
-            output_tokens=counters.output_tokens + (0 if now is None else now.output_tokens),
-            num_preemptions=counters.num_preemptions + (0 if now is None else now.num_preemptions),
+            num_cached_blocks=0 if scheduler is None else scheduler.num_cached_blocks,
             num_speculative_tokens=self._config.num_speculative_tokens,
-            num_batched_tokens_limit=0 if now is None else now.num_batched_tokens_limit,
+            num_batched_tokens_limit=0 if scheduler is None else scheduler.num_batched_tokens_limit,
             is_ready=self.is_ready,
             graphs=self._graphs,
             coverage=self._coverage,
-            counters=counters,
+            counters=self.counters,
         )
 
     async def _serve(self, executor: Executor, ready: WorkerReady) -> NoReturn:
         """Takes requests and runs their steps until the worker is lost."""
         self.worker = ready
         self._graphs = GraphLedger(ready)
-        history = self.history
         self._coverage = GraphCoverage.of(
             ready.planned_graphs,
-            history,
+            self.history,
             decode_q_len=1 + self._config.num_speculative_tokens,
         )
         if ready.planned_graphs:
-            self._coverage.report(history)
+            self._coverage.report(self.history)
         self._steps = StepLoop(
             scheduler=Scheduler(
                 self._limits(ready),
                 dispatcher=self._graphs.dispatcher,
+                counts=self.counters.scheduler,
                 priority_ageing_s=self._config.priority_ageing_s,
             ),
             channel=executor,
@@ -266,6 +259,7 @@ class EngineCore:
             publish=self._live.publish,
             counters=self.counters,
             graphs=self._graphs,
+            history=self.history,
             watchers=self.watchers,
         )
         num_steps = self.counters.num_steps
@@ -279,7 +273,7 @@ class EngineCore:
             raise
         finally:
             in_flight = self._steps.requests_in_flight
-            self._retire_scheduler()
+            self._steps = None
             self._on_readiness(False)
             self.watchers.close_with_snapshot()
             self._survivors.take(
@@ -326,7 +320,17 @@ class EngineCore:
             self._save_history()
 
     def _save_history(self) -> None:
-        self._history.save(self._graphs.mode, self._graphs.costs)
+        """Writes the history, unless there is no file for it or no step to add."""
+        history, path = self.history, self._history_path
+        num_steps = history.num_steps
+        if path is None or num_steps == self._num_steps_saved:
+            return
+        if self._graphs.captured:
+            history.cudagraph_mode = self._graphs.mode
+            history.decode_graphs = self._graphs.costs(uniform=True)
+            history.piece_graphs = self._graphs.costs(uniform=False)
+        if save_history(history, path):
+            self._num_steps_saved = num_steps
 
     def _limits(self, ready: WorkerReady) -> SchedulerLimits:
         config = self._config
@@ -341,16 +345,6 @@ class EngineCore:
             enable_prefix_caching=config.enable_prefix_caching,
             num_speculative_tokens=config.num_speculative_tokens,
         )
-
-    def _retire_scheduler(self) -> None:
-        """Keeps the totals of a scheduler whose worker is gone."""
-        assert self._steps is not None, "there is a scheduler to retire"
-        totals = self._steps.scheduler.stats
-        self.counters.prompt_tokens += totals.prompt_tokens
-        self.counters.cached_tokens += totals.cached_tokens
-        self.counters.output_tokens += totals.output_tokens
-        self.counters.num_preemptions += totals.num_preemptions
-        self._steps = None
 
     def _abort_all(self, error: EngineError) -> None:
         for request in self._live.all():

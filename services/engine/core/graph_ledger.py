@@ -1,12 +1,12 @@
 """What became of the worker's graphs, and what each of them was good for."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 import structlog
 
 from protos.engine.v1.worker_pb2 import GraphReport, GraphState, WorkerReady
 from services.engine.batch import BatchDescriptor, FallbackReason, GraphKey, StepResult
-from services.engine.capture_sizes.history import GraphCost
 from services.engine.scheduler.dispatcher import GraphDispatcher
 
 log = structlog.get_logger()
@@ -56,18 +56,17 @@ class GraphLedger:
         )
 
     @property
-    def costs(self) -> list[GraphCost]:
-        """What the capture of each usable graph took that a step is ordered to run."""
-        return [
-            GraphCost(
-                uniform=each.key.uniform,
-                num_tokens=each.key.num_tokens,
-                num_bytes=each.num_bytes,
-                capture_s=each.capture_s,
-            )
-            for each in self.figures
-            if not each.fault and not each.key.is_draft
-        ]
+    def captured(self) -> list[GraphFigures]:
+        """The graphs that steps may be ordered to run."""
+        return [each for each in self.figures if not each.fault and not each.key.is_draft]
+
+    def costs(self, *, uniform: bool) -> dict[int, int]:
+        """Returns the bytes that the captured graphs of one kind added, by tokens."""
+        costs = Counter[int]()
+        for each in self.captured:
+            if each.key.uniform == uniform:
+                costs[each.key.num_tokens] += each.num_bytes
+        return costs
 
     def take(self, report: GraphReport) -> None:
         """Takes the worker's word on one graph; the dispatcher acts on it from the next step on."""

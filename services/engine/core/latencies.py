@@ -32,42 +32,37 @@ class Latencies:
     request_prompt_tokens: Histogram = field(default_factory=_tokens)
     request_generation_tokens: Histogram = field(default_factory=_tokens)
 
-    def count_step(self, outputs: Sequence[RequestOutput], mark: StepMark) -> None:
+    def count_step(self, outputs: Sequence[RequestOutput]) -> None:
         """Counts the tokens of one step.
 
         Requests that had their last token in the same step waited equally long, so a steady batch
         costs one observation and not one per request.
-
-        Args:
-            outputs: what the step brought.
-            mark: the step; every request in it keeps it.
         """
+        at_s = 0.0
         waited_since: list[StepMark] = []
         for output in outputs:
-            request, num_tokens = output.request, len(output.token_ids)
-            if not num_tokens:
-                continue  # it only tells of an end
-            last = request.last_token
-            request.last_token = mark
-            if last is None:
-                request.first_token = mark
-                self.time_to_first_token.observe(mark.at_s - request.arrival_s)
+            request, previous, num_tokens = output.request, output.previous, len(output.token_ids)
+            if not num_tokens or request.last_token is None:
+                continue  # the output only ends the request
+            at_s = request.last_token.at_s
+            if previous is None:
+                self.time_to_first_token.observe(at_s - request.arrival_s)
             elif num_tokens == 1:
-                waited_since.append(last)
+                waited_since.append(previous)
             else:
-                gap_s = (mark.at_s - last.at_s) / num_tokens
+                gap_s = (at_s - previous.at_s) / num_tokens
                 self.inter_token_latency.observe(gap_s, num_tokens)
-        for last, count in Counter(waited_since).items():
-            self.inter_token_latency.observe(mark.at_s - last.at_s, count)
+        for previous, count in Counter(waited_since).items():
+            self.inter_token_latency.observe(at_s - previous.at_s, count)
 
     def count_end(self, request: Request, end_s: float) -> None:
         """Counts a request that has ended."""
-        started_s = request.first_scheduled_s
+        started, first, last = request.started, request.first_token, request.last_token
+        started_s = end_s if started is None else started.at_s
         self.e2e_request_latency.observe(end_s - request.arrival_s)
-        self.request_queue_time.observe((started_s or end_s) - request.arrival_s)
+        self.request_queue_time.observe(started_s - request.arrival_s)
         self.request_prompt_tokens.observe(request.num_prompt_tokens)
         self.request_generation_tokens.observe(request.num_output_tokens)
-        first, last = request.first_token, request.last_token
-        if started_s is not None and first is not None and last is not None:
+        if first is not None and last is not None:
             self.request_prefill_time.observe(first.at_s - started_s)
             self.request_decode_time.observe(last.at_s - first.at_s)

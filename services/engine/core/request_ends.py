@@ -7,7 +7,7 @@ import structlog
 
 from services.engine.core.stats import Counters
 from services.engine.errors import RequestFaultError
-from services.engine.request import Request, RequestOutput
+from services.engine.request import Request, RequestOutput, StepMark
 
 if TYPE_CHECKING:
     from services.telemetry.spans import RequestSpan, Tracing
@@ -47,9 +47,9 @@ class RequestEnds:
             prompt_tokens=request.num_prompt_tokens,
             cached_tokens=request.num_cached_tokens,
             output_tokens=request.num_output_tokens,
-            queue_ms=_ms_between(request.arrival_s, request.first_scheduled_s),
-            ttft_ms=_ms_between(request.arrival_s, request.first_token_s),
-            duration_ms=_ms_between(request.arrival_s, end_s),
+            queue_ms=_ms_until(request.started, request),
+            ttft_ms=_ms_until(request.first_token, request),
+            duration_ms=_ms(end_s - request.arrival_s),
         )
         if self._tracing is not None:
             span = self._tracing.start(
@@ -77,19 +77,19 @@ def _add_phases(span: "RequestSpan", request: Request, end_s: float) -> None:
     Steps are named by their ids, which WatchSteps and recordings tell too. A worker counts its own,
     so a request that several workers ran has none to name.
     """
-    started_s, first, last = request.first_scheduled_s, request.first_token, request.last_token
-    span.add_phase("queued", request.arrival_s, end_s if started_s is None else started_s)
-    if started_s is None:
+    started, first, last = request.started, request.first_token, request.last_token
+    span.add_phase("queued", request.arrival_s, end_s if started is None else started.at_s)
+    if started is None:
         return
     if first is None or last is None:
-        span.add_phase("prefill", started_s, end_s)
+        span.add_phase("prefill", started.at_s, end_s)
         return
     prefill: dict[str, int] = {}
     decode: dict[str, int] = {}
     if not request.num_losses:
-        prefill = _steps(request.first_step_id, first.step_id)
+        prefill = _steps(started.step_id, first.step_id)
         decode = _steps(first.step_id + 1, last.step_id)
-    span.add_phase("prefill", started_s, first.at_s, **prefill)
+    span.add_phase("prefill", started.at_s, first.at_s, **prefill)
     span.add_phase("decode", first.at_s, end_s, **decode)
 
 
@@ -97,5 +97,9 @@ def _steps(first: int, last: int) -> dict[str, int]:
     return {"first_step": first, "last_step": last, "num_steps": last - first + 1}
 
 
-def _ms_between(start_s: float, end_s: float | None) -> float | None:
-    return None if end_s is None else round((end_s - start_s) * 1000, 1)
+def _ms_until(mark: StepMark | None, request: Request) -> float | None:
+    return None if mark is None else _ms(mark.at_s - request.arrival_s)
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 1)

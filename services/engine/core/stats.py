@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from services.engine.batch import BatchDescriptor, FallbackReason, StepResult, read_int32
 from services.engine.capture_sizes.coverage import GraphCoverage
-from services.engine.capture_sizes.histogram import StepHistogram
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.latencies import Latencies
+from services.engine.scheduler.stats import SchedulerCounts
 
 
 @dataclass(slots=True)
@@ -36,6 +36,8 @@ class Counters:
     """Counts that outlive a worker; the parts of the engine add to them as things happen."""
 
     num_steps: int = 0
+    num_step_tokens: int = 0
+    """Query tokens of these steps."""
     worker_busy_us: int = 0
     schedule_ns: int = 0
     num_worker_restarts: int = 0
@@ -49,13 +51,8 @@ class Counters:
     graph_dispatch: Counter[int] = field(default_factory=Counter)
     """Steps by FallbackReason."""
     drafts: DraftCounts = field(default_factory=DraftCounts)
-    step_sizes: StepHistogram = field(default_factory=StepHistogram)
     latencies: Latencies = field(default_factory=Latencies)
-    prompt_tokens: int = 0
-    """Of schedulers that are gone; likewise the three below."""
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    num_preemptions: int = 0
+    scheduler: SchedulerCounts = field(default_factory=SchedulerCounts)
 
     def steps_by_dispatch(self) -> dict[str, int]:
         """Returns the steps by fallback reason in lower case; "graph" counts those that ran one."""
@@ -82,10 +79,6 @@ class EngineStats:
     load: EngineLoad
     num_blocks: int
     num_cached_blocks: int
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    num_preemptions: int
     num_speculative_tokens: int
     num_batched_tokens_limit: int
     is_ready: bool

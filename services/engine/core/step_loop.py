@@ -10,11 +10,12 @@ import structlog
 
 from protos.engine.v1.worker_pb2 import GraphReport, LateBuild
 from services.engine.batch import BatchDescriptor, StepFailure, StepResult
+from services.engine.capture_sizes.history import StepHistory
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.snapshot import PendingSnapshot
 from services.engine.core.stats import Counters
 from services.engine.core.watchers import StepWatchers
-from services.engine.request import Request, RequestOutput, StepMark
+from services.engine.request import Request, RequestOutput
 from services.engine.scheduler.scheduler import ScheduledStep, Scheduler
 
 log = structlog.get_logger()
@@ -54,6 +55,7 @@ class StepLoop:
         publish: Callable[[list[RequestOutput]], None],
         counters: Counters,
         graphs: GraphLedger,
+        history: StepHistory,
         watchers: StepWatchers,
     ) -> None:
         self.scheduler = scheduler
@@ -63,6 +65,7 @@ class StepLoop:
         self._publish = publish
         self._counters = counters
         self._graphs = graphs
+        self._history = history
         self._watchers = watchers
         self._in_flight: deque[ScheduledStep] = deque()
         self._results: deque[StepResult] = deque()
@@ -121,10 +124,9 @@ class StepLoop:
             while self._results:
                 result = self._results.popleft()
                 outputs = self._update(result)
-                mark = StepMark(result.step_id, time.monotonic())
                 # The worker gets its next step before the last one's tokens are handed out.
                 self._fill()
-                self._counters.latencies.count_step(outputs, mark)
+                self._counters.latencies.count_step(outputs)
                 self._publish(outputs)
                 del outputs  # until the next step, this frame would keep requests that have ended
             await self._wake.wait()
@@ -145,7 +147,10 @@ class StepLoop:
         counters.worker_busy_us += result.elapsed_us
         counters.drafts.count(step.descriptor, result)
         counters.graph_dispatch[self._graphs.count(step.descriptor, result)] += 1
-        counters.step_sizes.count(step.descriptor.context)
+        context = step.descriptor.context
+        num_tokens = context.num_tokens
+        counters.num_step_tokens += num_tokens
+        self._history.count(num_tokens=num_tokens, batch_size=context.batch_size)
         self._watchers.publish(step, result)
         return outputs
 
@@ -159,7 +164,7 @@ class StepLoop:
             "step_ran_out_of_memory",
             step_id=step.step_id,
             num_tokens=step.descriptor.context.num_tokens,
-            num_batched_tokens_limit=self.scheduler.stats.num_batched_tokens_limit,
+            num_batched_tokens_limit=self.scheduler.num_batched_tokens_limit,
             num_ended=len(outputs),
         )
         self._watchers.close_with_snapshot()

@@ -23,6 +23,7 @@ from services.engine.errors import (
     RequestFaultError,
 )
 from services.engine.request import Request
+from services.engine.scheduler.recovery import lose_worker
 from services.engine.scheduler.scheduler import Scheduler
 
 log = structlog.get_logger()
@@ -111,8 +112,9 @@ class Survivors:
 
     def _judge(self, request: Request, *, was_killed: bool, is_alone: bool) -> None:
         """Ends a request that was in a worker's last steps, or makes a suspect of it."""
-        request.num_losses += 1
-        if is_alone and request.is_suspect and not was_killed:
+        was_suspect = request.is_suspect
+        lose_worker(request, was_killed=was_killed)
+        if is_alone and was_suspect and not was_killed:
             self._refuse(request)
             reason = "it cost two workers their lives, the second one when it ran alone"
             self._end(request, RequestFaultError(reason))
@@ -123,8 +125,6 @@ class Survivors:
                     f"the engine lost {request.num_losses} workers while they ran this request"
                 ),
             )
-        elif not was_killed:
-            request.trial_end = len(request.token_ids) + max(1, request.num_pending_tokens)
 
     def _refuse(self, request: Request) -> None:
         if len(self._refused_until_s) >= MAX_REFUSED:

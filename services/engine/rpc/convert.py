@@ -7,14 +7,14 @@ from protos.engine.v1.engine_pb2 import (
     GraphStats,
 )
 from services.engine.capture_sizes.coverage import Coverage
-from services.engine.capture_sizes.histogram import StepHistogram
+from services.engine.capture_sizes.history import StepHistory
 from services.engine.core.graph_ledger import GraphFigures
 from services.engine.core.stats import EngineStats
 from services.telemetry.histogram import Histogram
 
 
 def stats_to_proto(
-    stats: EngineStats, *, num_sessions: int, step_sizes: StepHistogram | None = None
+    stats: EngineStats, *, num_sessions: int, step_sizes: StepHistory | None = None
 ) -> GetStatsResponse:
     """Returns a snapshot as it travels, with the sizes of steps if there are any to tell."""
     load, counters = stats.load, stats.counters
@@ -26,12 +26,12 @@ def stats_to_proto(
         num_free_blocks=load.num_free_blocks,
         num_cached_blocks=stats.num_cached_blocks,
         num_steps=counters.num_steps,
-        prompt_tokens=stats.prompt_tokens,
-        cached_tokens=stats.cached_tokens,
-        output_tokens=stats.output_tokens,
+        prompt_tokens=counters.scheduler.prompt_tokens,
+        cached_tokens=counters.scheduler.cached_tokens,
+        output_tokens=counters.scheduler.output_tokens,
         finished=counters.finished,
         rejected=counters.rejected,
-        num_preemptions=stats.num_preemptions,
+        num_preemptions=counters.scheduler.num_preemptions,
         num_worker_restarts=counters.num_worker_restarts,
         num_late_builds=counters.num_late_builds,
         num_failed_steps=counters.num_failed_steps,

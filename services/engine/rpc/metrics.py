@@ -10,7 +10,7 @@ from typing import Any
 from services.engine.batch import FallbackReason
 from services.engine.core.engine_core import EngineCore
 from services.engine.core.latencies import Latencies
-from services.engine.core.stats import Counters, EngineStats, dispatch_name
+from services.engine.core.stats import EngineStats, dispatch_name
 from services.engine.edge.status import STATUS_CODES
 from services.engine.request import FinishReason
 from services.telemetry.loop_lag import LoopLag
@@ -61,19 +61,20 @@ class EngineFamilies:
             stats.num_batched_tokens_limit,
             "Query tokens that a step may have",
         )
-        yield gauge("graphs_captured", len(stats.graphs.costs), "Graphs that may be replayed")
+        yield gauge("graphs_captured", len(stats.graphs.captured), "Graphs that may be replayed")
         yield gauge("graphs_planned", stats.graphs.num_planned, "Graphs that are to be captured")
 
     def _totals(self, stats: EngineStats) -> Iterable[Any]:
         counter, counters = self._families.counter, self._families.counters
-        yield counter("prompt_tokens", stats.prompt_tokens, "Prompt tokens of admitted requests")
-        yield counter("generation_tokens", stats.output_tokens, "Tokens generated")
-        yield counter("prefix_cache_queries", stats.prompt_tokens, "Prompt tokens looked up")
-        yield counter("prefix_cache_hits", stats.cached_tokens, "Prompt tokens found computed")
+        done = stats.counters.scheduler
+        yield counter("prompt_tokens", done.prompt_tokens, "Prompt tokens of admitted requests")
+        yield counter("generation_tokens", done.output_tokens, "Tokens generated")
+        yield counter("prefix_cache_queries", done.prompt_tokens, "Prompt tokens looked up")
+        yield counter("prefix_cache_hits", done.cached_tokens, "Prompt tokens found computed")
         drafts = stats.counters.drafts
         yield counter("spec_decode_num_draft_tokens", drafts.num_verified, "Drafts verified")
         yield counter("spec_decode_num_accepted_tokens", drafts.num_accepted, "Drafts that held")
-        yield counter("num_preemptions", stats.num_preemptions, "Requests that started over")
+        yield counter("num_preemptions", done.num_preemptions, "Requests that started over")
         yield counter(
             "worker_restarts", stats.counters.num_worker_restarts, "Workers started again"
         )
@@ -100,7 +101,7 @@ class EngineFamilies:
             dict.fromkeys(DISPATCHED, 0) | counts.steps_by_dispatch(),
             "Steps that ran a graph, or by the reason why they ran none",
         )
-        yield counter("step_tokens", _num_step_tokens(counts), "Query tokens of all steps")
+        yield counter("step_tokens", counts.num_step_tokens, "Query tokens of all steps")
         padded = sum(each.padded_tokens for each in stats.graphs.figures)
         yield counter("graph_padded_tokens", padded, "Query tokens that only filled graphs")
         yield counter("worker_busy_seconds", counts.worker_busy_us / 1e6, "Time of the worker")
@@ -136,10 +137,3 @@ class EngineFamilies:
             latencies.request_generation_tokens,
             "Tokens generated for a request",
         )
-
-
-def _num_step_tokens(counters: Counters) -> int:
-    sizes = counters.step_sizes
-    return sum(
-        size * count for counts in (sizes.decodes, sizes.others) for size, count in counts.items()
-    )

@@ -143,7 +143,7 @@ class EngineServicer(EngineServiceServicer):
         stats = stats_to_proto(
             core.stats(),
             num_sessions=self._num_sessions,
-            step_sizes=core.history.histogram if has_step_sizes else None,
+            step_sizes=core.history if has_step_sizes else None,
         )
         stats.num_tasks = len(asyncio.all_tasks())
         return stats

@@ -8,6 +8,7 @@ from services.engine.request import MAX_PRIORITY, Request, RequestStatus
 from services.engine.scheduler.finish_rate import FinishRate
 from services.engine.scheduler.limits import SchedulerLimits
 from services.engine.scheduler.planned_step import sampling_needs
+from services.engine.scheduler.stats import SchedulerCounts
 from services.engine.scheduler.waiting_queue import WaitingQueue, rank_s, service_order
 
 MAX_OVERTAKINGS = 3
@@ -24,6 +25,7 @@ class Holdings:
     def __init__(
         self,
         limits: SchedulerLimits,
+        counts: SchedulerCounts,
         *,
         priority_ageing_s: float,
         clock: Callable[[], float],
@@ -39,7 +41,7 @@ class Holdings:
         self.running: list[Request] = []
         self.row_needs = [0] * limits.max_num_seqs
         self.finish_rate = FinishRate()
-        self.num_preemptions = 0
+        self.counts = counts
         self._free_rows = list(reversed(range(limits.max_num_seqs)))
         self._num_added = 0
         self._num_overtakings = 0
@@ -111,7 +113,7 @@ class Holdings:
         request.status = RequestStatus.WAITING
         request.num_preemptions += 1
         self.waiting.push(request)
-        self.num_preemptions += 1
+        self.counts.num_preemptions += 1
         return request
 
     def end(self, request: Request) -> None:

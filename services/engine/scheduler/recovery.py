@@ -13,6 +13,16 @@ from services.engine.scheduler.planned_step import ScheduledStep
 from services.engine.scheduler.step_budget import StepBudget
 
 
+def lose_worker(request: Request, *, was_killed: bool) -> None:
+    """Counts the loss of a worker whose last steps had the request; it is a suspect from now on.
+
+    was_killed: whether the worker was ended from outside, which makes no request a suspect.
+    """
+    request.num_losses += 1
+    if not was_killed:
+        request.trial_end = len(request.token_ids) + max(1, request.num_pending_tokens)
+
+
 class Recovery:
     """Takes failed steps back, takes requests of lost workers over, and keeps suspects alone."""
 

@@ -15,14 +15,20 @@ from collections.abc import Callable, Sequence
 from services.engine.batch import StepResult, read_tokens
 from services.engine.errors import InvalidRequestError, QueueFullError, RequestFaultError
 from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
-from services.engine.request import FinishReason, Request, RequestOutput, RequestStatus
+from services.engine.request import (
+    FinishReason,
+    Request,
+    RequestOutput,
+    RequestStatus,
+    StepMark,
+)
 from services.engine.scheduler.dispatcher import GraphDispatcher
 from services.engine.scheduler.holdings import Holdings
 from services.engine.scheduler.limits import SchedulerLimits
 from services.engine.scheduler.logprobs import attach_logprobs, attach_prompt_logprobs
 from services.engine.scheduler.planned_step import PlannedStep, ScheduledStep
 from services.engine.scheduler.recovery import Recovery
-from services.engine.scheduler.stats import SchedulerStats
+from services.engine.scheduler.stats import SchedulerCounts
 from services.engine.spec_decode.draft_plan import cut_at_end
 
 __all__ = ["ScheduledStep", "Scheduler", "SchedulerLimits"]
@@ -44,6 +50,7 @@ class Scheduler:
         limits: SchedulerLimits,
         *,
         dispatcher: GraphDispatcher | None = None,
+        counts: SchedulerCounts | None = None,
         priority_ageing_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -52,6 +59,7 @@ class Scheduler:
         Args:
             limits: what the worker can hold.
             dispatcher: knows what the worker can replay; by default it can replay nothing.
+            counts: of the schedulers before this one.
             priority_ageing_s: seconds of waiting that are worth one step of priority.
             clock: tells the time of `Request.arrival_s`, in seconds.
         """
@@ -59,15 +67,15 @@ class Scheduler:
         self._drafts = limits.draft_plan
         self._clock = clock
         self._dispatcher = dispatcher or GraphDispatcher()
-        self._holdings = Holdings(limits, priority_ageing_s=priority_ageing_s, clock=clock)
+        self.counts = counts or SchedulerCounts()
+        self._holdings = Holdings(
+            limits, self.counts, priority_ageing_s=priority_ageing_s, clock=clock
+        )
         self._recovery = Recovery(self._holdings, limits)
         # A request's table has an entry of each group for the tokens of a block.
         self._num_groups = len(limits.windows)
         self._last_step_id = 0
         self._last_result_id = 0
-        self._prompt_tokens = 0
-        self._cached_tokens = 0
-        self._output_tokens = 0
 
     @property
     def num_running(self) -> int:
@@ -100,18 +108,19 @@ class Scheduler:
         return bool(self._holdings.running or self._holdings.waiting)
 
     @property
-    def stats(self) -> SchedulerStats:
-        """What the scheduler holds now and has done so far."""
-        cache = self._holdings.cache
-        return SchedulerStats(
-            num_free_blocks=cache.num_free_blocks,
-            num_cached_blocks=cache.num_cached_blocks,
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached_tokens,
-            output_tokens=self._output_tokens,
-            num_preemptions=self._holdings.num_preemptions,
-            num_batched_tokens_limit=self._recovery.budget.tokens,
-        )
+    def num_free_blocks(self) -> int:
+        """Blocks that no request holds."""
+        return self._holdings.cache.num_free_blocks
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Free blocks whose content can still be found."""
+        return self._holdings.cache.num_cached_blocks
+
+    @property
+    def num_batched_tokens_limit(self) -> int:
+        """Query tokens that a step may have now."""
+        return self._recovery.budget.tokens
 
     def prefix_changes(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
         """Returns which cached prefixes came and went behind a cursor; None begins anew."""
@@ -174,9 +183,9 @@ class Scheduler:
             holdings.row_needs,
             num_spec_steps=self._limits.num_speculative_tokens,
         )
-        num_preemptions = holdings.num_preemptions
+        num_preemptions = self.counts.num_preemptions
         self._continue_running(step)
-        if num_preemptions == holdings.num_preemptions:
+        if num_preemptions == self.counts.num_preemptions:
             self._admit(step)
         if step.is_empty:
             return None
@@ -195,7 +204,8 @@ class Scheduler:
         """
         self._last_result_id = step.step_id
         self._recovery.budget.count_good_step()
-        now_s = self._clock()
+        mark = StepMark(step.step_id, self._clock())
+        num_output = 0
         outputs: list[RequestOutput] = []
         is_speculative = self._drafts is not None
         finished = RequestStatus.FINISHED  # Python 3.11 takes 70 ns to look a member up
@@ -210,10 +220,13 @@ class Scheduler:
                 outputs.append(RequestOutput(request, [], error=error))
                 continue
             request.token_ids += kept
-            self._output_tokens += len(kept)
-            if request.first_token_s is None:
-                request.first_token_s = now_s
-            outputs.append(RequestOutput(request, kept))
+            num_output += len(kept)
+            previous = request.last_token
+            if previous is None:
+                request.first_token = mark
+            request.last_token = mark
+            outputs.append(RequestOutput(request, kept, previous))
+        self.counts.output_tokens += num_output
         if self._drafts is not None:
             self._drafts.settle(step.requests, result)
         self._conclude(outputs)
@@ -317,12 +330,11 @@ class Scheduler:
 
     def _count_admission(self, request: Request) -> None:
         """Notes when a request first ran, and what of its prompt was cached then."""
-        if request.first_scheduled_s is None:
-            request.first_scheduled_s = self._clock()
-            request.first_step_id = self.next_step_id
+        if request.started is None:
+            request.started = StepMark(self.next_step_id, self._clock())
             request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
-            self._prompt_tokens += request.num_prompt_tokens
-            self._cached_tokens += request.num_cached_tokens
+            self.counts.prompt_tokens += request.num_prompt_tokens
+            self.counts.cached_tokens += request.num_cached_tokens
 
     def _is_being_computed(self, request: Request, num_blocks: int) -> bool:
         """Whether a running request is about to compute the block behind a prefix of this one.

@@ -1,23 +1,17 @@
-"""What the scheduler holds and what it has done."""
+"""Counts of the scheduler's work."""
 
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerStats:
-    """The scheduler at one moment; counts run from its start."""
+@dataclass(slots=True)
+class SchedulerCounts:
+    """Counts that outlive a scheduler: the next one counts on in the same object."""
 
-    num_free_blocks: int
-    """Blocks that nobody holds."""
-    num_cached_blocks: int
-    """Free blocks whose content can still be found."""
-    prompt_tokens: int
+    prompt_tokens: int = 0
     """Prompt tokens of admitted requests."""
-    cached_tokens: int
-    """Those of them that came from the prefix cache."""
-    output_tokens: int
+    cached_tokens: int = 0
+    """Prompt tokens that came from the prefix cache."""
+    output_tokens: int = 0
     """Tokens generated for requests that were still live."""
-    num_preemptions: int
+    num_preemptions: int = 0
     """Times a running request gave its blocks back to start over."""
-    num_batched_tokens_limit: int
-    """Query tokens that a step may have now."""

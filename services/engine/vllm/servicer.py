@@ -180,7 +180,7 @@ class VllmServicer:
         stats, block_size = self._core.stats(), self._config.block_size
         load = stats.load
         num_used_blocks = stats.num_blocks - load.num_free_blocks
-        prompt_tokens = stats.prompt_tokens
+        prompt_tokens = stats.counters.scheduler.prompt_tokens
         return vllm_engine_pb2.SchedulerLoad(
             num_running_reqs=load.num_running,
             num_waiting_reqs=load.num_waiting,
@@ -188,7 +188,9 @@ class VllmServicer:
             num_used_tokens=num_used_blocks * block_size,
             max_total_num_tokens=stats.num_blocks * block_size,
             token_usage=num_used_blocks / stats.num_blocks if stats.num_blocks else 0.0,
-            cache_hit_rate=stats.cached_tokens / prompt_tokens if prompt_tokens else 0.0,
+            cache_hit_rate=stats.counters.scheduler.cached_tokens / prompt_tokens
+            if prompt_tokens
+            else 0.0,
             utilization=load.num_running / self._config.max_num_seqs,
             max_running_requests=self._config.max_num_seqs,
         )

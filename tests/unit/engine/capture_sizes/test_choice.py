@@ -4,8 +4,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.engine.capture_sizes.choice import with_planned_sizes
-from services.engine.capture_sizes.histogram import StepHistogram
-from services.engine.capture_sizes.history import HistoryKeeper
+from services.engine.capture_sizes.history import history_path, load_history, save_history
 from services.engine.config import EngineConfig
 from tests.support.engine_harness import engine_config
 
@@ -22,11 +21,9 @@ def auto(tmp_path):
 
 
 def remember(config, *, decodes=None, others=None):
-    steps = StepHistogram()
-    keeper = HistoryKeeper(config, steps)
-    steps.decodes.update(decodes or {})
-    steps.others.update(others or {})
-    keeper.save("NONE", [])
+    history = load_history(config)
+    history.decodes, history.others = decodes or {}, others or {}
+    save_history(history, history_path(config))
 
 
 def sizes(config):

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.engine.capture_sizes.planner import (
+    Fit,
     GraphMemory,
-    fit,
     plan_sizes,
     plan_within,
 )
@@ -25,7 +25,7 @@ def choices(largest_size):
 
 def badness(counts, sizes):
     """What is minimised: missed steps first, padded tokens next."""
-    result = fit(counts, sizes)
+    result = Fit.of(counts, sizes)
     return result.num_steps - result.num_hits, result.num_padded
 
 
@@ -72,10 +72,10 @@ def test_a_worked_case():
     counts = {1: 100, 3: 60, 4: 10, 7: 40}
     # 3 and 7: 100 steps pad 2, 10 pad 3. 1 and 7: 60 pad 4, 10 pad 3. 4 and 7: 100 pad 3, 60 pad 1.
     assert plan_sizes(counts, num_graphs=2) == (3, 7)
-    assert fit(counts, (3, 7)).num_padded == 230
+    assert Fit.of(counts, (3, 7)).num_padded == 230
     assert plan_sizes(counts, num_graphs=3) == (1, 3, 7)
     assert plan_sizes(counts, num_graphs=9) == (1, 3, 4, 7)
-    figures = fit(counts, (1, 4))
+    figures = Fit.of(counts, (1, 4))
     assert (figures.num_steps, figures.num_hits) == (210, 170)
     assert (figures.num_computed, figures.num_padded) == (100 + 4 * 70, 60)
     assert figures.hit_rate == 170 / 210
@@ -85,7 +85,7 @@ def test_nothing_observed_is_served_by_nothing_or_by_what_must_be_reached():
     assert plan_sizes({}, num_graphs=3) == ()
     assert plan_sizes({}, num_graphs=3, reach=8) == (8,)
     assert plan_within({5: 1}, num_bytes=0, memory=GraphMemory.from_measured({8: 1})) == ()
-    empty = fit({}, ())
+    empty = Fit.of({}, ())
     assert (empty.hit_rate, empty.padding) == (1.0, 0.0)
 
 
@@ -99,11 +99,11 @@ def test_thousands_of_sizes_are_planned_exactly_too():
     counts = dict(enumerate(generator.integers(1, 10**6, 8192).tolist(), start=1))
     planned = plan_sizes(counts, num_graphs=51)
     assert (len(planned), planned[-1]) == (51, 8192)
-    padded = fit(counts, planned).num_padded
+    padded = Fit.of(counts, planned).num_padded
     for index in range(50):
         for moved in (planned[index] - 1, planned[index] + 1):
             other = sorted({*planned[:index], moved, *planned[index + 1 :]} - {0})
-            assert fit(counts, other).num_padded >= padded
+            assert Fit.of(counts, other).num_padded >= padded
 
 
 def test_memory_is_a_pool_of_the_largest_and_so_much_for_each_other():

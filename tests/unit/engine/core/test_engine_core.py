@@ -5,7 +5,12 @@ import asyncio
 import pytest
 import structlog
 
-from services.engine.capture_sizes.history import history_path, read_history
+from services.engine.capture_sizes.history import (
+    history_path,
+    load_history,
+    read_history,
+    save_history,
+)
 from services.engine.core import engine_core
 from services.engine.core.engine_core import EngineCore
 from services.engine.errors import (
@@ -239,7 +244,8 @@ class TestLostWorker:
             engine.executors.last.die()
             await engine.wait_until_lost()
             stats = engine.core.stats()
-            assert (stats.prompt_tokens, stats.output_tokens) == (3, 8)
+            done = stats.counters.scheduler
+            assert (done.prompt_tokens, done.output_tokens) == (3, 8)
 
     async def test_does_not_keep_a_stopping_engine_alive(self):
         async with running_core() as engine:
@@ -327,3 +333,18 @@ async def test_the_sizes_of_steps_are_kept_while_the_engine_runs(tmp_path, monke
         await run_one(engine)
         path = history_path(config)
         await until(lambda: path.exists() and read_history(path).others == {3: 1})
+
+
+async def test_a_run_without_graphs_adds_its_steps_and_leaves_what_graphs_cost(tmp_path):
+    config = engine_config(histogram_dir=str(tmp_path))
+    path = history_path(config)
+    async with running_core(config):
+        pass
+    assert not path.exists()
+    history = load_history(config)
+    history.others, history.decode_graphs, history.cudagraph_mode = {3: 1}, {8: 4096}, "FULL"
+    save_history(history, path)
+    async with running_core(config) as engine:
+        await run_one(engine)
+    kept = read_history(path)
+    assert (kept.others, kept.decode_graphs, kept.cudagraph_mode) == ({3: 2}, {8: 4096}, "FULL")

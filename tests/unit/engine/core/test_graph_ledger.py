@@ -10,7 +10,6 @@ from services.engine.batch import (
     GraphKey,
     step_result,
 )
-from services.engine.capture_sizes.history import GraphCost
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.scheduler.dispatcher import BatchShape
 
@@ -111,7 +110,7 @@ def test_it_is_told_once_when_no_capture_is_left():
 def test_what_captures_cost_is_known_of_graphs_in_use():
     reports = [captured(full(8)), given_up(full(4))]
     ledger = GraphLedger(WorkerReady(planned_graphs=[full(4), full(8)], graphs=reports))
-    assert ledger.costs == [GraphCost(uniform=True, num_tokens=8, num_bytes=1024, capture_s=0.5)]
+    assert (ledger.costs(uniform=True), ledger.costs(uniform=False)) == ({8: 1024}, {})
 
 
 def test_graphs_of_drafting_are_counted_where_one_ran_and_never_dispatched():
@@ -135,4 +134,4 @@ def test_graphs_of_drafting_are_counted_where_one_ran_and_never_dispatched():
     assert ledger.dispatcher.dispatch(shape).graph_key == verify
     booked = [(each.key, each.num_replays, each.padded_tokens) for each in ledger.figures]
     assert booked == [(verify, 2, 36), (drafting, 1, 18)]
-    assert [(each.uniform, each.num_tokens) for each in ledger.costs] == [(True, 24)]
+    assert (list(ledger.costs(uniform=True)), ledger.costs(uniform=False)) == ([24], {})

@@ -14,8 +14,14 @@ def arrived(at_s: float = 10.0):
 
 
 def step(latencies, at_s, *requests, num_tokens=1, step_id=1):
-    outputs = [RequestOutput(request, [5] * num_tokens) for request in requests]
-    latencies.count_step(outputs, StepMark(step_id, at_s))
+    """Brings requests tokens as the scheduler does."""
+    mark, outputs = StepMark(step_id, at_s), []
+    for request in requests:
+        outputs.append(RequestOutput(request, [5] * num_tokens, previous=request.last_token))
+        if num_tokens:
+            request.first_token = request.first_token or mark
+            request.last_token = mark
+    latencies.count_step(outputs)
 
 
 def num(histogram) -> int:
@@ -49,7 +55,7 @@ def test_tokens_that_come_together_share_the_gap():
 
 def test_a_request_that_ends_tells_its_phases():
     latencies, request = Latencies(), arrived()
-    request.first_scheduled_s = 11.0
+    request.started = StepMark(1, 11.0)
     step(latencies, 13.0, request)
     step(latencies, 17.0, request)
     latencies.count_end(request, 18.0)

@@ -3,6 +3,7 @@
 import asyncio
 
 from protos.engine.v1.worker_pb2 import WorkerReady
+from services.engine.capture_sizes.history import StepHistory
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.stats import Counters
 from services.engine.core.step_loop import StepLoop
@@ -53,6 +54,7 @@ async def make_loop(num_speculative_tokens=0):
         publish=lambda outputs: channel.events.append(f"publish {len(outputs)}"),
         counters=Counters(),
         graphs=GraphLedger(WorkerReady()),
+        history=StepHistory(max_num_seqs=8, max_num_batched_tokens=64),
         watchers=StepWatchers(),
     )
     return loop, channel, asyncio.create_task(loop.run())

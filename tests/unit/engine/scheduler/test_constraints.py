@@ -53,7 +53,7 @@ def test_its_place_survives_a_preemption():
     second = constrained(prompt=7, max_tokens=9)
     rig.add(first, second)
     rig.run()
-    assert rig.scheduler.stats.num_preemptions
+    assert rig.scheduler.counts.num_preemptions
     assert second.constraint.token_ids == second.sink.token_ids[:-1]
     assert all(t in (i, 500) for i, t in enumerate(second.sink.token_ids))
     assert len(second.sink.token_ids) == 9

@@ -47,7 +47,7 @@ def test_a_request_that_is_preempted_in_its_prompt_is_told_nothing_twice():
         rig.step()
     rig.add(asking)
     rig.run()
-    assert rig.scheduler.stats.num_preemptions
+    assert rig.scheduler.counts.num_preemptions
     assert [entry.logprob for entry in told(asking)] == [prompt_logprob(t) for t in range(501, 512)]
 
 

@@ -18,7 +18,7 @@ def test_a_request_of_another_engine_goes_on_as_if_it_had_run_here(num_done):
     rig.run()
     assert request.sink.token_ids == whole[num_done:]
     assert request.sink.outputs[-1].finish_reason is FinishReason.LENGTH
-    assert rig.scheduler.stats.num_free_blocks == 32
+    assert rig.scheduler.num_free_blocks == 32
 
 
 def test_only_the_prompt_of_a_resumed_request_counts_as_cached_prompt():

@@ -71,8 +71,8 @@ def test_everybody_starts_over_and_gets_the_same_tokens_in_smaller_steps(rig):
     rig.send()
     assert rig.receive() == []
     assert [request.status for request in requests] == [RequestStatus.WAITING] * 2
-    assert rig.scheduler.stats.num_batched_tokens_limit == 7
-    assert rig.scheduler.stats.num_free_blocks == LIMITS.num_blocks - 1
+    assert rig.scheduler.num_batched_tokens_limit == 7
+    assert rig.scheduler.num_free_blocks == LIMITS.num_blocks - 1
     assert rig.receive() == []  # the step behind it, which the worker skipped
     ends = [output for output in rig.run() if output.is_last]
     assert [end.finish_reason for end in ends] == [FinishReason.LENGTH] * 2
@@ -130,7 +130,7 @@ def test_a_token_that_is_none_ends_its_request_alone(rig):
     broken, sound = rig.scheduler.update(step, result)
     assert isinstance(broken.error, RequestFaultError)
     assert (broken.token_ids, len(sound.token_ids)) == ([], 1)
-    assert rig.scheduler.stats.output_tokens == 1
+    assert rig.scheduler.counts.output_tokens == 1
     assert rig.scheduler.num_running == 1
 
 

@@ -148,7 +148,7 @@ def test_a_token_sampled_after_the_end_is_dropped():
     rig.send()
     assert len(rig.receive()) == 1
     assert rig.receive() == []
-    assert rig.scheduler.stats.output_tokens == 1
+    assert rig.scheduler.counts.output_tokens == 1
 
 
 def test_no_end_token_ends_a_request_before_min_tokens():
@@ -203,7 +203,7 @@ def test_the_youngest_of_the_lowest_priority_is_preempted_first():
     rig.add(old, young, urgent)
     rig.step()
     rig.step()
-    while rig.scheduler.stats.num_preemptions == 0:
+    while rig.scheduler.counts.num_preemptions == 0:
         rig.step()
     assert young.status is RequestStatus.WAITING
     assert old.status is RequestStatus.RUNNING
@@ -228,7 +228,7 @@ def test_nobody_is_admitted_in_a_step_that_preempted():
     rig.step()
     rig.add(make_request(1, priority=9))
     rig.step()
-    assert rig.scheduler.stats.num_preemptions == 1
+    assert rig.scheduler.counts.num_preemptions == 1
     assert rig.scheduler.num_running == 1
     rig.step()
     assert rig.scheduler.num_running == 2
@@ -268,8 +268,8 @@ def test_the_second_of_two_equal_prompts_finds_its_prefix_in_the_same_step():
     rig.add(first, second)
     assert q_lens(rig.send()) == [10, 2]
     assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 8)
-    assert rig.scheduler.stats.prompt_tokens == 20
-    assert rig.scheduler.stats.cached_tokens == 8
+    assert rig.scheduler.counts.prompt_tokens == 20
+    assert rig.scheduler.counts.cached_tokens == 8
     rig.run()
     assert second.sink.token_ids == expected_output(range(10), second.sampling)
 
@@ -292,7 +292,7 @@ def test_an_abort_frees_everything_at_once_even_with_steps_in_flight():
     rig.send()
     rig.send()
     assert rig.scheduler.abort(running)
-    assert rig.scheduler.stats.num_free_blocks == 32
+    assert rig.scheduler.num_free_blocks == 32
     assert not rig.scheduler.has_work
     assert rig.receive() == []
     assert rig.receive() == []
@@ -318,7 +318,7 @@ def test_times_of_the_first_step_and_the_first_token_are_noted():
     rig.receive()
     rig.now_s = 103.0
     rig.step()
-    assert (request.first_scheduled_s, request.first_token_s) == (101.0, 102.0)
+    assert (request.started.at_s, request.first_token.at_s) == (101.0, 102.0)
 
 
 def test_only_requests_that_asked_get_log_probabilities():
@@ -386,7 +386,7 @@ class TestDrafts:
             assert request.sink.token_ids == expected_output(prompt, request.sampling)
             assert request.sink.outputs[-1].finish_reason is reason
         assert len(limited.sink.outputs) < len(limited.sink.token_ids)
-        assert rig.scheduler.stats.output_tokens == sum(
+        assert rig.scheduler.counts.output_tokens == sum(
             len(request.sink.token_ids) for request in (stopped, limited)
         )
 
@@ -418,7 +418,7 @@ class TestDrafts:
         requests = [make_request(8, max_tokens=18) for _ in range(2)]
         rig.add(*requests)
         rig.run()
-        assert rig.scheduler.stats.num_preemptions > 0
+        assert rig.scheduler.counts.num_preemptions > 0
         for request in requests:
             prompt = request.prompt_token_ids
             assert request.sink.token_ids == expected_output(prompt, request.sampling)

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from services.engine.batch import StepFailure
 from services.engine.errors import InvalidRequestError, MemoryExhaustedError, QueueFullError
 from services.engine.request import FinishReason, Request, RequestStatus
+from services.engine.scheduler.recovery import lose_worker
 from services.engine.scheduler.scheduler import ScheduledStep, Scheduler, SchedulerLimits
 from services.engine.scheduler.waiting_queue import service_order
 from tests.support.fake_worker import VOCAB_SIZE, FakeWorker, expected_output, prompt_logprob
@@ -180,7 +181,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert isinstance(output.error, MemoryExhaustedError)
             self.live.remove(output.request)
         assert not self.running()
-        assert self.scheduler.stats.num_batched_tokens_limit <= max(1, num_tokens // 2)
+        assert self.scheduler.num_batched_tokens_limit <= max(1, num_tokens // 2)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -197,7 +198,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Another one goes on with what is live; who was in a step that was lost is suspect."""
         lost = {r for step in self.in_flight for r in (*step.requests, *step.unsampled)}
         for request in lost:
-            request.trial_end = len(request.token_ids) + max(1, request.num_pending_tokens)
+            lose_worker(request, was_killed=False)
         self.start_worker()
         for request in self.live:
             self.scheduler.resume(request)
@@ -245,10 +246,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 held = sum(map(bool, request.block_ids[group::num_groups]))
                 tokens = self.limits.cache_groups.max_query_tokens + (window or MAX_MODEL_LEN)
                 assert held <= tokens // BLOCK_SIZE + 2
-        stats = self.scheduler.stats
+        num_free_blocks = self.scheduler.num_free_blocks
         assert 0 not in content
-        assert stats.num_free_blocks == self.limits.num_blocks - 1 - len(content)
-        assert 0 <= stats.num_cached_blocks <= stats.num_free_blocks
+        assert num_free_blocks == self.limits.num_blocks - 1 - len(content)
+        assert 0 <= self.scheduler.num_cached_blocks <= num_free_blocks
 
     def teardown(self):
         """Everybody ends in a bounded number of steps, and every block comes back."""
@@ -267,7 +268,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         while self.in_flight:
             self.complete()
         assert not self.live
-        assert self.scheduler.stats.num_free_blocks == self.limits.num_blocks - 1
+        assert self.scheduler.num_free_blocks == self.limits.num_blocks - 1
         assert self.scheduler.schedule() is None
 
     def running(self) -> list[Request]:

@@ -49,9 +49,8 @@ def test_tokens_are_those_of_a_cache_that_keeps_everything(folder, expected, con
     # Once more, with prefixes that were computed before.
     assert engine.run(PROMPTS, 40) == expected
     assert engine.faults == []
-    stats = engine.scheduler.stats
-    assert stats.num_free_blocks == 199
-    assert stats.cached_tokens > 0
+    assert engine.scheduler.num_free_blocks == 199
+    assert engine.scheduler.counts.cached_tokens > 0
 
 
 def test_few_blocks_cost_preemptions_and_no_token(folder, expected):
@@ -60,8 +59,8 @@ def test_few_blocks_cost_preemptions_and_no_token(folder, expected):
     engine = GraphEngine(folder, EAGER, num_blocks=1 + num_usable, max_num_batched_tokens=8)
     assert engine.run(PROMPTS, 40) == expected
     # Windows alone never need more than was free when a request came in.
-    assert bool(engine.scheduler.stats.num_preemptions) == (None in windows)
-    assert engine.scheduler.stats.num_free_blocks == num_usable
+    assert bool(engine.scheduler.counts.num_preemptions) == (None in windows)
+    assert engine.scheduler.num_free_blocks == num_usable
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, FP8_CACHE_DTYPE], ids=str)

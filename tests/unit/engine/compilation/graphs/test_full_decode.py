@@ -67,7 +67,7 @@ def test_requests_that_are_preempted_and_padded_give_the_same_tokens(folder):
     engine = GraphEngine(folder, decode_graphs(4, 6), **small)
     engine.capture()
     assert engine.run(prompts, 20) == plain.run(prompts, 20)
-    assert engine.scheduler.stats.num_preemptions > 0
+    assert engine.scheduler.counts.num_preemptions > 0
     assert any(figures.padded_tokens for figures in engine.ledger.figures)
 
 
