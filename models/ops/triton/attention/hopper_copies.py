@@ -124,7 +124,7 @@ def _copy_tile(tiles, stage, arrived, new, cache, is_new, new_row, cache_rows, k
 
 
 @gluon.jit
-def _clear_behind(v_tiles, stage, v_cache, num_keys):
+def _clear_past_end(v_tiles, stage, v_cache, num_keys):
     """Zeroes a tile's values past its sequence's end.
 
     They may be NaN, and a weight of zero times NaN is NaN.
@@ -175,7 +175,7 @@ def _copy_v(
     if has_end:
         mbarrier.wait(cleared, num_cleared & 1)
         num_cleared += 1
-        _clear_behind(tiles, stage, v_cache, num_keys)
+        _clear_past_end(tiles, stage, v_cache, num_keys)
         mbarrier.arrive(full.index(stage), count=1)
     return num_cleared
 
