@@ -3,10 +3,9 @@
 Both formats keep a matrix [N, K] in fewer bytes, with scales. gate_up stacks gate and up, each with
 scales of its own.
 
-- FP8: [N, K]; float32 scales, [ceil(N / 128), ceil(K / 128)], one per block, or [N, 1], one per
-row.
+- FP8: [N, K]; float32 scales, [ceil(N / 128), ceil(K / 128)] by block or [N, 1] by row.
 - MXFP4: [N, K / 2] uint8; scales [N, K / 32] uint8, exponents of two plus 127, one per run of 32
-elements of a row. A byte holds two neighbours, the first in its lower half.
+  elements of a row. A byte holds two neighbours, the first in its lower half.
 
 Sources: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.3; Open Compute Project 2023,
 "OCP Microscaling Formats (MX) Specification", sections 5.1 and 5.3.

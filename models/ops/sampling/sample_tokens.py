@@ -1,7 +1,7 @@
 """Draws one token per row from truncated distributions, without a sort.
 
 Order: temperature, top-k, top-p on the rest, min-p. A truncation keeps or drops all tokens of one
-    logit together:
+logit together:
 
     top-k   keeps the logits of which fewer than k tokens have a larger one;
     top-p   keeps the largest logit, and those above which less than top_p of the weight is;

@@ -42,7 +42,7 @@ def _announce(
     q_ring, number, queries, first, end, kv_head, query_start, num_queries, num_cached,
     first_query, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """Loads a piece's queries, half of the rows for each warpgroup, and notes its numbers."""
+    """Loads a piece's queries, half of the rows for each warpgroup, and writes its notes."""
     tiles, notes, full, empty = q_ring
     SLOTS: gl.constexpr = full.shape[0]
     QUERIES: gl.constexpr = queries.block_type.shape[0]
@@ -50,9 +50,9 @@ def _announce(
     HEAD_DIM: gl.constexpr = queries.block_type.shape[2]
     slot = number % SLOTS
     mbarrier.wait(empty.index(slot), (number // SLOTS & 1) ^ 1)
-    numbers = (first, end, kv_head, query_start, num_queries, num_cached, first_query)
+    values = (first, end, kv_head, query_start, num_queries, num_cached, first_query)
     for i in gl.static_range(NUM_NOTES):
-        _note(notes, slot * NUM_NOTES + i, numbers[i])
+        _note(notes, slot * NUM_NOTES + i, values[i])
     boxes = tiles._reinterpret(tiles.dtype, [2 * SLOTS, QUERIES, HEADS, HEAD_DIM], queries.layout)
     mbarrier.expect(full.index(slot), 2 * QUERIES * HEADS * HEAD_DIM * 2)
     for half in gl.static_range(2):
