@@ -1,6 +1,6 @@
 """Declares which dimensions of a model's inputs are as long as the step has tokens.
 
-The declaration does nothing by itself; whoever compiles the model reads it.
+The declaration does nothing by itself; the code that compiles the model reads it.
 """
 
 import inspect
@@ -25,11 +25,11 @@ def support_torch_compile(
 
     Args:
         dynamic_arg_dims: the dimensions of forward's arguments that are as long as the step has
-            tokens; when absent, dimension 0 of every argument that is annotated as a tensor.
+            tokens; by default dimension 0 of every argument annotated as a tensor.
 
     Returns:
-        A class decorator. It raises ValueError if forward has no argument of a given name, or
-        none that varies.
+        A class decorator. It raises ValueError if forward lacks a named argument, or if no
+        dimension varies.
     """
 
     def declare(model_class: _Model) -> _Model:
@@ -60,10 +60,10 @@ def support_torch_compile(
 
 
 def dynamic_arg_dims_of(model: nn.Module) -> DynamicArgDims:
-    """Returns what a model's class or the nearest of its bases declared.
+    """Returns the declaration of a model's class or its nearest base.
 
     Raises:
-        ValueError: none of them declared anything.
+        ValueError: there is none.
     """
     declared: DynamicArgDims | None = getattr(type(model), _ATTRIBUTE, None)
     if declared is None:
@@ -75,7 +75,7 @@ def dynamic_arg_dims_of(model: nn.Module) -> DynamicArgDims:
 
 
 def _is_tensor(annotation: Any) -> bool:
-    """Whether an annotation means a tensor, perhaps an absent one."""
+    """Whether an annotation means a tensor, or an optional one."""
     if get_origin(annotation) in (Union, types.UnionType):
         return any(_is_tensor(part) for part in get_args(annotation))
     return isinstance(annotation, type) and issubclass(annotation, torch.Tensor)

@@ -14,13 +14,13 @@ from models.quantization_config import QuantizationConfig, QuantizationError
 CONFIG_FILE = "config.json"
 DTYPES = ("float32", "bfloat16", "float16")
 DRAFTING_ARCHITECTURES = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeForCausalLM")
-"""Families whose draft layers have the form of models.deepseek_mtp."""
+"""Families whose draft layers models.deepseek_mtp can build."""
 
 LAYER_TYPES = (
     "full_attention",
     "sliding_attention",
     "indexed_attention",
-    "deepseek_sparse_attention",  # what transformers 5.17 called the one before
+    "deepseek_sparse_attention",  # name of indexed_attention in transformers 5.17
 )
 
 _DEEPSEEK_V3 = {"rope_interleave": True, "scoring_func": "sigmoid", "norm_topk_prob": True}
@@ -43,7 +43,7 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "DeepseekV3ForCausalLM": _DEEPSEEK_V3,
     "DeepseekV32ForCausalLM": _DEEPSEEK_V3,
 }
-"""What a family means where its config.json is silent, by the name of its model class."""
+"""Values of absent config.json fields, by model class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,18 +68,18 @@ class ModelConfig:
     attention_output_bias: bool
     mlp_bias: bool
     use_qk_norm: bool
-    """Whether each head is normalised before it is rotated, in families that leave it open."""
+    """Whether each head is normalised before it is rotated, in families with both variants."""
     sliding_windows: tuple[int | None, ...]
-    """For each layer the keys that a query sees, its own among them; None means all."""
+    """For each layer the keys that a query sees, its own included; None means all."""
     dtype: str
     """Dtype of the stored weights, one of DTYPES."""
     eos_token_ids: tuple[int, ...]
     moe: MoeConfig | None = None
     mla: MlaConfig | None = None
     quantization: QuantizationConfig | None = None
-    """How weights are stored, if not in `dtype`."""
+    """The format of stored weights, if not `dtype`."""
     num_draft_layers: int = 0
-    """Layers behind the last one that guess tokens ahead; only speculative decoding loads them."""
+    """Layers after the last one that guess tokens ahead; only speculative decoding loads them."""
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ModelConfig":
@@ -87,7 +87,7 @@ class ModelConfig:
 
         Raises:
             ConfigError: the file is missing or not JSON, a field is missing or ill-typed, or the
-                model needs something that is not supported. Names the file, field and value.
+                model needs an unsupported feature. Names the file, field and value.
         """
         fields = Fields.read(folder / CONFIG_FILE)
         fields = fields.with_defaults(FAMILY_DEFAULTS.get(fields.architecture(), {}))
@@ -113,7 +113,7 @@ class ModelConfig:
             rope=read_rope(fields, max_positions),
             max_position_embeddings=max_positions,
             tie_word_embeddings=fields.flag("tie_word_embeddings"),
-            # InternLM3 says qkv_bias for the inner projections and bias for all others.
+            # InternLM3 has qkv_bias for the inner projections and bias for all others.
             attention_bias=fields.flag("attention_bias") or fields.flag("qkv_bias"),
             attention_output_bias=_has_output_bias(fields),
             mlp_bias=fields.flag("mlp_bias") or fields.flag("bias"),
@@ -128,12 +128,12 @@ class ModelConfig:
         )
 
     def sliding_window(self, layer_index: int) -> int | None:
-        """Returns a layer's window in tokens; None if it sees all, as layers that draft do."""
+        """Returns a layer's window in tokens; None if it sees all, as draft layers do."""
         is_draft = layer_index >= self.num_hidden_layers
         return None if is_draft else self.sliding_windows[layer_index]
 
     def require_draft_layers(self) -> None:
-        """Raises ConfigError unless the model has layers that guess tokens ahead."""
+        """Raises ConfigError unless the model has draft layers that can be built."""
         if self.architecture not in DRAFTING_ARCHITECTURES:
             raise ConfigError(
                 f"num_speculative_tokens needs the draft layers of one of "
@@ -152,7 +152,7 @@ def _refuse_unsupported(fields: Fields) -> None:
 
 
 def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
-    """Returns the size of one head: explicit, or an equal share of the hidden size."""
+    """Returns the size of one head: the given one, or an equal share of the hidden size."""
     if not fields.has("head_dim") and hidden_size % num_heads:
         raise fields.error("head_dim", f"given, as {num_heads} heads do not divide {hidden_size}")
     head_dim = fields.count("head_dim", hidden_size // num_heads)
@@ -162,13 +162,13 @@ def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
 
 
 def _has_output_bias(fields: Fields) -> bool:
-    """Whether the last projection of attention has a bias; by default where the others have."""
+    """Whether the last projection of attention has a bias; by default if the others have."""
     by_default = fields.flag("attention_bias") or fields.flag("bias")
     return fields.flag("attention_out_bias", default=by_default)
 
 
 def _sliding_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """Returns each layer's window: as layer_types or the pattern says, or one for all."""
+    """Returns each layer's window: by layer_types, by the pattern, or one for all."""
     layer_types = fields.values.get("layer_types")
     if layer_types is not None:
         is_list = isinstance(layer_types, list) and len(layer_types) == num_layers
@@ -194,7 +194,7 @@ def _dtype(fields: Fields) -> str:
 
 
 def _quantization(fields: Fields) -> QuantizationConfig | None:
-    """Reads `quantization_config`; None if weights are stored as they are."""
+    """Reads `quantization_config`; None without one."""
     if not fields.has("quantization_config"):
         return None
     try:

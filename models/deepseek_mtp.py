@@ -1,8 +1,8 @@
-"""Multi-token prediction: the layers behind a model's last one, which guess tokens ahead.
+"""Multi-token prediction: the layers after a model's last one, which guess tokens ahead.
 
-A draft layer joins what the model made of a token with the token that followed it, and guesses the
-one after that. It shares the model's rotation, and its embedding and head too unless the
-checkpoint has others. GLM-4.5 has the form of DeepSeek-V3, around its own attention.
+A draft layer joins the model's output for a token with the token that followed it, and guesses the
+next one. It shares the model's rotation, and its embedding and head unless the checkpoint has
+others. GLM-4.5 has the form of DeepSeek-V3, around its own attention.
 Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2.
 """
 
@@ -23,9 +23,9 @@ from models.parallel.group import SINGLE, ParallelGroup
 
 
 class SharedHead(nn.Module):
-    """What turns a draft layer's output into logits.
+    """Maps a draft layer's output to logits.
 
-    head: None where it is the model's.
+    head: None if it is the model's.
     """
 
     def __init__(self, config: ModelConfig, group: ParallelGroup) -> None:
@@ -37,12 +37,12 @@ class SharedHead(nn.Module):
 
 
 class DraftLayer(DecoderLayer):
-    """A decoder layer behind the projection that makes its input, named as checkpoints name it.
+    """A decoder layer with the projection that makes its input, named as in checkpoints.
 
-    It is its own `mtp_block`: attention, feed-forward and norms stand beside the projection in a
-    checkpoint, under the number of a layer behind the last one.
+    It is its own `mtp_block`: a checkpoint has attention, feed-forward, norms and the projection
+    under one layer number, past the last layer's.
 
-    embed_tokens: None where it is the model's.
+    embed_tokens: None if it is the model's.
     """
 
     def __init__(self, config: ModelConfig, layer_index: int, group: ParallelGroup) -> None:
@@ -54,12 +54,12 @@ class DraftLayer(DecoderLayer):
         )
         self.enorm = RMSNorm(hidden, config.rms_norm_eps)
         self.hnorm = RMSNorm(hidden, config.rms_norm_eps)
-        # Every rank computes all of it: as a group of one would.
+        # Every rank computes all of it, as a group of one.
         self.eh_proj = MergedColumnParallelLinear(2 * hidden, [hidden], bias=False, group=SINGLE)
         self.shared_head = SharedHead(config, group)
 
     def join(self, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Makes the block's input of T embeddings and of what stood before, all [T, hidden]."""
+        """Makes the block's input of T embeddings and the previous outputs, all [T, hidden]."""
         joined: torch.Tensor = self.eh_proj(
             torch.cat((self.enorm(embedded), self.hnorm(hidden)), dim=-1)
         )
@@ -67,7 +67,7 @@ class DraftLayer(DecoderLayer):
 
 
 def _attention(config: ModelConfig, layer_index: int, group: ParallelGroup) -> nn.Module:
-    """Returns the attention of a draft layer, which is like that of the model's layers."""
+    """Returns the attention of a draft layer, which is that of the model's layers."""
     if config.mla is not None:
         return LatentAttention(config, layer_index, group)
     return SelfAttention(config, layer_index, group, has_head_norms=config.use_qk_norm)
@@ -77,7 +77,7 @@ class DeepseekMTP(nn.Module):
     """The draft layers of a model that was loaded with them.
 
     Must run inside `models.forward_context.forward_context`, like the model. The cache of draft
-    layer i is the one behind those of the model's layers, number num_hidden_layers + i.
+    layer i is number num_hidden_layers + i.
     """
 
     def __init__(self, model: CausalLM) -> None:
@@ -101,10 +101,11 @@ class DeepseekMTP(nn.Module):
         """Computes one guess for each of T tokens.
 
         Args:
-            token_ids: [T], of each token's successor if depth is 0, else the one `depth` farther.
+            token_ids: [T], each token's successor at depth 0, and the one `depth` further
+                otherwise.
             positions: [T] int64, of the token itself, whose slots the layer's cache entries take.
-            hidden: [T, hidden], what the model, or the draft layer before, made of the token.
-            depth: how many draft layers came before; past the last layer, that one runs again.
+            hidden: [T, hidden], output of the model or the previous draft layer for the token.
+            depth: number of previous draft layers; past the last layer, that one runs again.
 
         Returns:
             [T, hidden], normalised: for `compute_logits` and for the next depth.
@@ -126,10 +127,10 @@ class DeepseekMTP(nn.Module):
 
 
 def append_draft_layers(model: CausalLM, group: ParallelGroup) -> None:
-    """Puts a model's draft layers behind its layers, without weights.
+    """Appends a model's draft layers to its layers, without weights.
 
     Raises:
-        ConfigError: it has none of this form.
+        ConfigError: it has none that can be built.
     """
     config = model.config
     config.require_draft_layers()

@@ -1,7 +1,7 @@
 """DeepSeek-V2, V3 and V3.2: latent attention, and many small experts beside shared ones.
 
 V2 scores experts by softmax, V3 by sigmoid with a learned correction of the choice; in V3.2 an
-indexer chooses what a query attends to. config.json says which; they are one model otherwise.
+indexer chooses the attended tokens. config.json selects; otherwise they are one model.
 Source: DeepSeek-AI 2024, "DeepSeek-V2" and "DeepSeek-V3 Technical Report", section 2.1.
 """
 

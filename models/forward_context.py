@@ -1,12 +1,12 @@
-"""What a forward pass may know beside its inputs.
+"""The context of one forward pass: everything that layers know besides their inputs.
 
 A captured graph takes no new arguments, so everything that changes from step to step reaches the
-layers through this one guarded, module-level context, of which each thread has its own. What it
-shares with the BatchDescriptor of protos/engine/v1/batch.proto has the same names;
-`PROCESS_LOCAL_FIELDS` lists what never travels.
+layers through this guarded, module-level context; each thread has its own. Fields that it shares
+with the BatchDescriptor of protos/engine/v1/batch.proto have the same names; `PROCESS_LOCAL_FIELDS`
+lists the fields that never travel.
 
-Lifecycle: `with forward_context(...)` sets it, `get_forward_context()` reads it, leaving the block
-resets it. Nesting is a bug and fails.
+`with forward_context(...)` sets it, `get_forward_context()` reads it, leaving the block resets it.
+Nesting is a bug and raises.
 """
 
 import threading
@@ -67,10 +67,10 @@ class Context:
 class AttentionGroup:
     """Neighbouring requests whose attention is computed in one call.
 
-    G requests of Q query tokens each, L key positions: all single-token requests that stand next
-    to each other, or one request with a longer chunk.
+    G requests of Q query tokens each, L key positions: a run of neighbouring single-token requests,
+    or one request with a longer chunk.
 
-    first_token: index of the group's first query token; it owns the G * Q tokens from there.
+    first_token: index of the group's first query token; the group has the G * Q tokens from there.
     block_ids: [G * (L / B)] int32, blocks of each request in order, padded with the null block 0.
     mask: [G, 1, Q, L] bool, true where a query sees a key.
     """
@@ -89,15 +89,15 @@ class AttentionGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionWorkspace:
-    """What programs of attention share; one for all layers, graphs and steps.
+    """Memory that programs of attention share; one for all layers, graphs and steps.
 
     Made by `make_attention_workspace` of models.ops.attention.attention_metadata. Launches that
     share it must follow each other on one stream.
 
-    partials: [n * D] float32, outputs of parts of a sequence's keys that the decode kernel adds up,
-        one for each query head.
+    partials: [n * D] float32, outputs for parts of a sequence's keys, one for each query head,
+        which the decode kernel adds up.
     lse: [n] float32, base-2 logarithm of each partial's sum of exponentials.
-    counters: int32, parts that have finished of each request and kv head, or tickets drawn by
+    counters: int32, finished parts of each request and kv head, or tickets drawn by
         hopper_attention; zero between launches.
     """
 
@@ -108,20 +108,20 @@ class AttentionWorkspace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMetadata:
-    """What attention needs. R requests, T query tokens.
+    """The step's metadata for attention. R requests, T query tokens.
 
     query_start_loc: [R + 1] int32, where each request's query tokens start; the last entry is T.
-    seq_lens: [R] int32, tokens of each request, cached and query tokens together.
+    seq_lens: [R] int32, cached and query tokens of each request.
     row_ids: [R] int32, each request's row in the worker's tables.
     block_tables: [R, max_blocks] int32, block ids of each request, padded with the null block 0;
-        max_blocks is what the longest sequence needs.
-    slot_mapping: [T] int64, where each query token's key and value go: block id * B + offset.
-    groups: how the reference attention splits the batch; made once a step, not once a layer.
-        Empty where our kernels run, which plan on the device.
+        max_blocks fits the longest sequence.
+    slot_mapping: [T] int64, the slot of each query token's key and value: block id * B + offset.
+    groups: how the reference attention splits the batch; made once a step, not once a layer. Empty
+        with our kernels, which plan on the device.
     max_seqlen_q, max_seqlen_k: longest query and longest sequence, in tokens.
     workspace: lets the decode kernel split long sequences; without one it does not.
-    The worker makes block_tables, slot_mapping and groups from its tables with
-    `models.ops.attention.attention_metadata.build_attention_metadata`; they do not travel.
+    `models.ops.attention.attention_metadata.build_attention_metadata` makes block_tables,
+    slot_mapping and groups from the worker's tables; they do not travel.
     """
 
     query_start_loc: torch.Tensor
@@ -156,15 +156,15 @@ class DPMetadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardContext:
-    """Everything a layer may ask for during one forward pass."""
+    """Everything a layer may read during one forward pass."""
 
     context: Context
     attn_metadata: AttentionMetadata
     kv_cache_data: list[CacheData]
     layer_attn_metadata: tuple[AttentionMetadata, ...] = ()
-    """Each layer's, where layers differ in the blocks that they keep; empty where they do not.
+    """Each layer's metadata, if layers keep different blocks; else empty.
 
-    Only block_tables, slot_mapping and groups are not those of attn_metadata.
+    Only block_tables, slot_mapping and groups differ from attn_metadata.
     """
     no_compile_layers: dict[int, Any] = field(default_factory=dict)
     """Layers that the compiler must not trace into, by layer index."""
@@ -175,14 +175,14 @@ class ForwardContext:
     cudagraph_runtime_mode: CUDAGraphMode = CUDAGraphMode.NONE
 
     def metadata_of(self, layer_index: int) -> AttentionMetadata:
-        """Returns what the attention of one layer needs."""
+        """Returns the metadata of one layer."""
         if not self.layer_attn_metadata:
             return self.attn_metadata
         return self.layer_attn_metadata[layer_index]
 
 
 class _Current(threading.local):
-    """The context of the pass under way in a thread."""
+    """The context of the forward pass that runs in a thread."""
 
     context: ForwardContext | None = None
 
@@ -192,10 +192,10 @@ _current = _Current()
 
 @contextmanager
 def forward_context(context: ForwardContext) -> Iterator[None]:
-    """Makes `context` the one that layers see, for the length of the block.
+    """Sets the context that layers read, for the length of the block.
 
     Raises:
-        RuntimeError: another forward pass is under way.
+        RuntimeError: another forward pass is running.
     """
     if _current.context is not None:
         raise RuntimeError("a forward context is already set; forward passes do not nest")
@@ -207,10 +207,10 @@ def forward_context(context: ForwardContext) -> Iterator[None]:
 
 
 def get_forward_context() -> ForwardContext:
-    """Returns the context of the forward pass under way.
+    """Returns the context of the running forward pass.
 
     Raises:
-        RuntimeError: no forward pass is under way.
+        RuntimeError: there is none.
     """
     if _current.context is None:
         raise RuntimeError("no forward context is set; run the model inside forward_context()")

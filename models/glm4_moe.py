@@ -1,4 +1,4 @@
-"""GLM-4.5: experts chosen by sigmoid scores beside shared ones, behind some dense layers.
+"""GLM-4.5: experts chosen by sigmoid scores beside shared ones, after some dense layers.
 
 Half of each head is rotated, and in some sizes heads are normalised before that.
 Source: Zeng et al. 2025, "GLM-4.5", section 2.1.

@@ -1,6 +1,6 @@
-"""gpt-oss: experts with biases and a clamped gate; every other layer looks back a short way.
+"""gpt-oss: experts with biases and a clamped gate; every other layer has a sliding window.
 
-Each head has a learned score in its softmax that stands for no key.
+Each head has a sink, a learned score in its softmax without a key.
 Source: OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card", section 2.
 """
 
@@ -19,14 +19,14 @@ from models.parallel.group import SINGLE, ParallelGroup
 
 
 class GptOssExperts(Experts):
-    """Experts whose checkpoint stores matrices transposed, and gate and up in turns."""
+    """Experts whose checkpoint stores matrices transposed, and gate and up interleaved."""
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:
         """Copies this rank's share of a tensor of all experts.
 
-        gate_up_proj is [E, H, 2 * I] and its bias [E, 2 * I], both with gate at even places, up at
-        odd ones; down_proj is [E, I, H] and its bias [E, H]. What stays in 4 bits is not
-        transposed, and neither are its scales, which come as the floats that they are.
+        gate_up_proj is [E, H, 2 * I] and its bias [E, 2 * I], both with gate at even indices and up
+        at odd ones; down_proj is [E, I, H] and its bias [E, H]. MXFP4 weights and their scales are
+        not transposed; scales arrive as E8M0.
         """
         if loaded.dim() != param.dim():
             needed = f"{param.dim()} dimensions"

@@ -16,12 +16,12 @@ SMALLEST_HEAD = 1e-30
 class KVCacheData:
     """One layer's cache: k and v, each [N blocks, B tokens, Hk heads, D].
 
-    Every layer has tensors of its own: a view of one stacked tensor that a custom op mutates is
-    written wrongly under Inductor with dynamic shapes. Must start finite (zeros): positions past
-    a sequence's end get weight 0, and 0 * NaN is NaN.
+    Every layer has tensors of its own: Inductor with dynamic shapes miscompiles writes of a custom
+    op to a view of one stacked tensor. Must start finite (zeros): positions past a sequence's end
+    get weight 0, and 0 * NaN is NaN.
 
-    k_scale, v_scale: [N, B, Hk] float32, what each head of k and v, which are 8-bit floats then, is
-        multiplied by; None: k and v are the numbers themselves.
+    k_scale, v_scale: [N, B, Hk] float32, factors of each head of k and v if those are FP8; else
+        None.
     """
 
     k: torch.Tensor
@@ -31,11 +31,11 @@ class KVCacheData:
 
     @property
     def num_blocks(self) -> int:
-        """How many blocks there are, the null block included."""
+        """Number of blocks, the null block included."""
         return self.k.shape[0]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Returns all there is, by name, each [N, B, ...]."""
+        """Returns all tensors by name, each [N, B, ...]."""
         tensors = {"k": self.k, "v": self.v}
         if self.k_scale is not None and self.v_scale is not None:
             tensors |= {"k_scale": self.k_scale, "v_scale": self.v_scale}
@@ -44,11 +44,11 @@ class KVCacheData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentCacheData:
-    """One layer's cache with latent attention. What KVCacheData says holds here too.
+    """One layer's cache with latent attention; the notes of KVCacheData apply.
 
-    latent: [N blocks, B tokens, C + P], of each token the C numbers that keys and values are made
-    from, and the P rotated ones that all heads' keys share.
-    index_keys: [N, B, D], by which an indexer finds the token; None without one.
+    latent: [N blocks, B tokens, C + P]: of each token the C elements that keys and values are made
+        from, and the P rotated ones that all heads' keys share.
+    index_keys: [N, B, D], the tokens' keys for an indexer; None without one.
     """
 
     latent: torch.Tensor
@@ -56,11 +56,11 @@ class LatentCacheData:
 
     @property
     def num_blocks(self) -> int:
-        """How many blocks there are, the null block included."""
+        """Number of blocks, the null block included."""
         return self.latent.shape[0]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Returns all there is, by name, each [N, B, ...]."""
+        """Returns all tensors by name, each [N, B, ...]."""
         if self.index_keys is None:
             return {"latent": self.latent}
         return {"latent": self.latent, "index_keys": self.index_keys}
@@ -71,7 +71,7 @@ CacheData = KVCacheData | LatentCacheData
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheSpec:
-    """What a layer caches of every token, on one rank: a key and a value of each kv head."""
+    """A layer's cache entry per token, on one rank: a key and a value of each kv head."""
 
     num_heads: int
     """Query heads that read it."""
@@ -79,7 +79,7 @@ class KVCacheSpec:
     head_dim: int
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Returns how much memory one token takes in a cache of some dtype."""
+        """Returns the memory of one token in a cache of `dtype`."""
         scale_bytes = torch.float32.itemsize if dtype == FP8_CACHE_DTYPE else 0
         return 2 * self.num_kv_heads * (self.head_dim * dtype.itemsize + scale_bytes)
 
@@ -101,17 +101,17 @@ class KVCacheSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentCacheSpec:
-    """What a layer with latent attention caches of every token; the same on all ranks."""
+    """A layer's cache entry per token with latent attention; the same on all ranks."""
 
     num_heads: int
     """Query heads that read it."""
     latent_dim: int
     rope_dim: int
     index_dim: int = 0
-    """Size of the key of an indexer; 0 without one."""
+    """Size of an indexer's key; 0 without one."""
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Returns how much memory one token takes in a cache of some dtype."""
+        """Returns the memory of one token in a cache of `dtype`."""
         return (self.latent_dim + self.rope_dim + self.index_dim) * dtype.itemsize
 
     def allocate(

@@ -1,4 +1,4 @@
-"""Reads config.json's quantization_config: how a checkpoint's weights are stored. No torch."""
+"""Reads config.json's quantization_config: the format of a checkpoint's weights. No torch."""
 
 import re
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ QUANT_METHODS = ("fp8", "compressed-tensors", "mxfp4")
 
 
 class QuantizationError(ValueError):
-    """A field is ill-typed, or asks for a format that cannot be read; says which and why."""
+    """A field is ill-typed or names an unsupported format; the message says which and why."""
 
     def __init__(self, name: str, value: object, wanted: str) -> None:
         super().__init__(f"quantization_config.{name} is {shown(value)}; it must be {wanted}")
@@ -23,12 +23,12 @@ class QuantizationError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationConfig:
-    """How quantised weights are stored."""
+    """The format of quantised weights."""
 
     method: str
     """One of QUANT_METHODS."""
     block_size: tuple[int, int] | None = None
-    """Rows and columns of weights that share one scale; None: a row, or a whole tensor does."""
+    """Rows and columns of weights that share a scale; None: a row or a whole tensor does."""
     ignored: tuple[str, ...] = ()
     """Modules that are not quantised: parts of their names, or regular expressions after `re:`."""
 
@@ -37,7 +37,7 @@ class QuantizationConfig:
         """Reads the object as Hugging Face checkpoints write it.
 
         Raises:
-            QuantizationError: a field is ill-typed or asks for what cannot be read.
+            QuantizationError: a field is ill-typed or names an unsupported format.
         """
         method = fields.get("quant_method")
         if method == "fp8":
@@ -87,7 +87,7 @@ def _compressed_tensors(fields: Mapping[str, Any]) -> QuantizationConfig:
 
 
 def _check_cache_scheme(scheme: object) -> None:
-    """Checks what the weights were made to go with: a cache of 8-bit floats, or nothing.
+    """Checks the cache format that the weights were made for: 8-bit floats or none.
 
     Whether keys and values are cached so is the engine's setting, not the checkpoint's.
     """
@@ -99,7 +99,7 @@ def _check_cache_scheme(scheme: object) -> None:
 
 
 def _group_block_size(name: str, group: object) -> tuple[int, int] | None:
-    """Checks one group of layers and returns the size of its blocks; None if it has none."""
+    """Checks one group of layers and returns the size of its blocks; None without blocks."""
     prefix = f"config_groups.{name}.weights"
     weights = group.get("weights") if isinstance(group, dict) else None
     if not isinstance(weights, dict):

@@ -1,4 +1,4 @@
-"""Qwen3 with experts: some or all layers send each token through a few of many small experts.
+"""Qwen3 with experts: in some or all layers each token uses a few of many small experts.
 
 Source: Yang et al. 2025, "Qwen3 Technical Report", section 2.
 """

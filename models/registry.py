@@ -1,4 +1,4 @@
-"""Which model class serves which architecture name of config.json."""
+"""Maps architecture names of config.json to model classes."""
 
 from collections.abc import Callable
 
@@ -36,7 +36,7 @@ def model_class(architecture: str) -> Callable[[ModelConfig, ParallelGroup], Cau
     """Returns the class that builds a model of this architecture from a config and a group.
 
     Raises:
-        UnsupportedArchitectureError: there is none; the message lists those there are.
+        UnsupportedArchitectureError: there is none; the message lists the supported ones.
     """
     try:
         return ARCHITECTURES[architecture]

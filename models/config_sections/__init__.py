@@ -1,1 +1,1 @@
-"""The parts of a model's config, and how each is read from config.json."""
+"""The parts of a model's config, each with its reader of config.json."""

@@ -11,7 +11,7 @@ MAX_FILE_BYTES = 16 * 2**20
 """Largest config.json; released ones have some kilobytes."""
 
 MAX_COUNT = 2**20
-"""Largest count of a field without a row below."""
+"""Largest count of a field that LARGEST does not list."""
 
 LARGEST = {
     "vocab_size": 2**22,
@@ -34,12 +34,13 @@ LARGEST = {
     "v_head_dim": 2**11,
     "index_head_dim": 2**11,
 }
-"""Field -> its largest value: several times that of any released model, and small enough for what
-is made in such numbers before weights are compared. Positions are 32-bit integers."""
+"""Field -> its largest value: several times that of any released model, and small enough for the
+objects that are made before weights are compared. Positions are 32-bit integers.
+"""
 
 
 SMALLEST_NUMBER, LARGEST_NUMBER = 1e-12, 1e12
-"""Bounds of numbers with fractions, between which float32 computes with them."""
+"""Bounds of fractional numbers, within which float32 can compute."""
 
 
 MAX_NAME_LENGTH = 100
@@ -47,7 +48,7 @@ MAX_NAME_LENGTH = 100
 
 
 class ConfigError(ValueError):
-    """config.json is missing, malformed, or asks for something that is not supported."""
+    """config.json is missing, malformed, or asks for an unsupported feature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Fields:
     def read(cls, file: Path) -> "Fields":
         """Parses a file that must hold one JSON object."""
         try:
-            # Reading from a pipe would wait for whoever writes to it.
+            # Reading from a pipe would block until it is written.
             status = file.stat()
             is_file, is_small = S_ISREG(status.st_mode), status.st_size <= MAX_FILE_BYTES
             values = json.loads(file.read_bytes()) if is_file and is_small else None
@@ -79,7 +80,7 @@ class Fields:
         return cls(file, values)
 
     def error(self, name: str, wanted: str) -> ConfigError:
-        """Says which field of which file is wrong, its value, and what it must be."""
+        """Returns an error with the field's file, name and value, and what it must be."""
         value = shown(self.values.get(name))
         return ConfigError(f"{self.file}: {self.prefix}{name} is {value}; it must be {wanted}")
 
@@ -88,7 +89,7 @@ class Fields:
         return self.values.get(name) is not None
 
     def count(self, name: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """Reads an integer that is not less than `minimum` nor more than LARGEST allows."""
+        """Reads an integer from `minimum` to its value in LARGEST."""
         value = self.values.get(name)
         if value is None and default is not None:
             return default
@@ -156,7 +157,7 @@ class Fields:
         return Fields(self.file, value, f"{self.prefix}{name}.")
 
     def with_defaults(self, defaults: dict[str, Any]) -> "Fields":
-        """Returns the fields with values for those that are absent."""
+        """Returns the fields with defaults for absent ones."""
         given = {name: value for name, value in self.values.items() if value is not None}
         return Fields(self.file, {**defaults, **given}, self.prefix)
 
@@ -170,12 +171,12 @@ class Fields:
 
 
 def shown(value: object) -> str:
-    """Returns a JSON value for a message of one line: long ones lose their middle."""
+    """Returns a JSON value for a one-line message: long ones lose their middle."""
     shortened = reprlib.Repr()
     shortened.maxlong = shortened.maxstring = shortened.maxother = 80
     return shortened.repr(value)
 
 
 def _is_index(value: Any) -> bool:
-    """Whether a JSON value is a number that can count from 0."""
+    """Whether a JSON value is an integer from 0."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0

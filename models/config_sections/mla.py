@@ -12,7 +12,7 @@ class IndexConfig:
     num_heads: int
     head_dim: int
     top_k: int
-    """Tokens that a query attends to at most."""
+    """Most tokens that a query attends to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class MlaConfig:
     q_lora_rank: int | None
     """Size of the compressed queries; None if queries are projected in one step."""
     kv_lora_rank: int
-    """Size of the latent that keys and values are made from."""
+    """Size of the latent vector that keys and values are made from."""
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int

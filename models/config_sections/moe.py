@@ -16,15 +16,15 @@ class MoeConfig:
     intermediate_size: int
     """Of one expert."""
     scoring_func: str
-    """softmax, or sigmoid: then a correction bias joins the scores that experts are chosen by."""
+    """softmax, or sigmoid, whose scores get a correction bias for the choice of experts."""
     norm_topk_prob: bool
     """Whether the weights of a token's experts are scaled to sum to 1."""
     routed_scaling_factor: float = 1.0
     n_group: int = 1
-    """Experts form this many equal groups; a token's experts come from topk_group of them."""
+    """Equal groups of experts; a token's experts come from topk_group of them."""
     topk_group: int = 1
     n_shared_experts: int = 0
-    """Experts that every token uses, as one layer of so many times the size."""
+    """Experts that every token uses, as one layer of this many times the size."""
     dense_layers: frozenset[int] = frozenset()
     """Layers without experts."""
     swiglu_alpha: float = 1.0
@@ -47,7 +47,7 @@ def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
         raise fields.error("num_experts_per_tok", f"at most the {num_experts} experts there are")
     is_v2 = fields.has("topk_method") and fields.values.get("scoring_func") != "sigmoid"
     if is_v2 and fields.flag("norm_topk_prob"):
-        # The paper's code then leaves out the scaling factor, and others the norm.
+        # Implementations differ: the paper's then skips the scaling factor, others the norm.
         raise fields.error("norm_topk_prob", "false with softmax scores and a topk_method")
     size_name = "moe_intermediate_size"
     n_group, topk_group = _read_groups(fields, count_name, num_experts)
@@ -70,7 +70,7 @@ def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
 
 
 def _read_groups(fields: Fields, count_name: str, num_experts: int) -> tuple[int, int]:
-    """Returns how many groups experts form and how many of them a token chooses from."""
+    """Returns the number of groups of experts, and how many of them a token chooses from."""
     if fields.values.get("topk_method") == "greedy":
         return 1, 1
     n_group, topk_group = fields.count("n_group", 1), fields.count("topk_group", 1)
@@ -84,7 +84,7 @@ def _read_groups(fields: Fields, count_name: str, num_experts: int) -> tuple[int
 
 
 def _read_dense_layers(fields: Fields, num_hidden_layers: int) -> frozenset[int]:
-    """Returns the layers without experts, in the words of either family of files."""
+    """Returns the layers without experts, from either set of field names."""
     if fields.count("moe_layer_freq", 1) != 1:
         raise fields.error("moe_layer_freq", "1")
     kinds = fields.values.get("mlp_layer_types")

@@ -12,8 +12,8 @@ ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 class RopeConfig:
     """Rotary position embedding.
 
-    low_freq_factor and high_freq_factor matter to rope_type llama3; beta_fast, beta_slow, truncate
-    and the two scales to yarn; original_max_position_embeddings to both.
+    rope_type llama3 uses low_freq_factor and high_freq_factor; yarn uses beta_fast, beta_slow,
+    truncate and the two scales; both use original_max_position_embeddings.
     """
 
     theta: float
@@ -23,11 +23,11 @@ class RopeConfig:
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
     beta_fast: float = 32.0
-    """Turns within the original context from which on a pair keeps its frequency."""
+    """Turns within the original context from which a pair keeps its frequency."""
     beta_slow: float = 1.0
     """Turns up to which a pair is slowed by the whole factor."""
     truncate: bool = True
-    """Whether the pairs between which yarn blends are whole numbers."""
+    """Whether yarn blends between whole pair indices."""
     table_scale: float = 1.0
     """Factor of the cosines and sines."""
     score_scale: float = 1.0
@@ -35,7 +35,7 @@ class RopeConfig:
     partial_rotary_factor: float = 1.0
     """Share of each head that is rotated, from its start."""
     is_interleaved: bool = False
-    """Whether neighbours form a pair, and not (i, i + D / 2)."""
+    """Whether neighbours form a pair, not (i, i + D / 2)."""
 
 
 def read_rope(fields: Fields, max_position_embeddings: int) -> RopeConfig:
@@ -58,7 +58,7 @@ def read_rope(fields: Fields, max_position_embeddings: int) -> RopeConfig:
     plain = RopeConfig(
         theta=theta, partial_rotary_factor=partial, is_interleaved=fields.flag("rope_interleave")
     )
-    # Dynamic scaling begins past max_position_embeddings, where no sequence goes here.
+    # Dynamic scaling begins past max_position_embeddings, which no sequence exceeds here.
     if rope_type in ("default", "dynamic"):
         return plain
     if rope_type == "yarn":
@@ -75,7 +75,7 @@ def read_rope(fields: Fields, max_position_embeddings: int) -> RopeConfig:
 
 
 def _read_yarn(scaling: Fields, max_position_embeddings: int, plain: RopeConfig) -> RopeConfig:
-    """Reads YaRN's parameters and works out its two scales.
+    """Reads YaRN's parameters and computes its two scales.
 
     Source: Peng et al. 2023, "YaRN", section 3.4; mscale and mscale_all_dim are DeepSeek-V2's.
     """
@@ -103,5 +103,5 @@ def _read_yarn(scaling: Fields, max_position_embeddings: int, plain: RopeConfig)
 
 
 def _sharpening(factor: float, weight: float) -> float:
-    """Returns how much stretched positions want their scores raised, as a square root."""
+    """Returns the square root of the factor that stretched positions' scores need."""
     return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0

@@ -10,7 +10,7 @@ from models.ops.attention.attention import unified_attention_with_output
 class Attention(nn.Module):
     """Attends one layer's queries to the cached keys and values of their sequences.
 
-    Metadata and cache come from the forward context; the layer knows only its own number.
+    Metadata and cache come from the forward context; the layer knows only its index.
     """
 
     def __init__(self, layer_index: int, *, sliding_window: int | None = None) -> None:
@@ -35,8 +35,8 @@ class Attention(nn.Module):
             k: keys.
             v: values.
             rotation: cosine and signed sine, each [T, 1, D]; rotates q and k.
-            norms: of the heads of q and of k, before they are rotated; of equal eps.
-            sinks: [Hq], a score of each head that stands for no key.
+            norms: of the heads of q and of k before the rotation; of equal eps.
+            sinks: [Hq], a score of each head without a key.
         """
         output = q.new_empty(q.shape)
         cos, signed_sin = rotation or (None, None)

@@ -1,4 +1,4 @@
-"""The decoder-only transformer around its attention: what all model files put together."""
+"""The decoder-only transformer around its attention: the shared part of all model files."""
 
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, cast
@@ -36,16 +36,16 @@ class GatedMLP(StreamLayer):
         return output
 
     def forward_stream(self, stream: Stream, norm: RMSNorm) -> Stream:
-        """Adds the layer's output of the normalised stream to the stream."""
+        """Adds the layer's output for the normalised stream to the stream."""
         gated, total = self.gate_up_proj.forward_normed(stream, norm)
         return self.down_proj.add_to(total, gated)
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each behind a norm and added to the residual stream.
+    """Attention and feed-forward, each after a norm and added to the residual stream.
 
-    self_attn maps ([T, hidden], Rotation) to [T, hidden], mlp [T, hidden] to [T, hidden]; as a
-    StreamLayer either may fuse its norm and its sum.
+    self_attn maps ([T, hidden], Rotation) to [T, hidden], mlp [T, hidden] to [T, hidden]; a
+    StreamLayer may fuse its norm and its sum.
     """
 
     def __init__(self, config: ModelConfig, self_attn: nn.Module, mlp: nn.Module) -> None:
@@ -56,7 +56,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, stream: Stream, rotation: Rotation) -> Stream:
-        """Returns the stream with what both sub-layers add to it."""
+        """Returns the stream with the outputs of both sub-layers added."""
         stream = pass_through(self.self_attn, stream, self.input_layernorm, rotation)
         return pass_through(self.mlp, stream, self.post_attention_layernorm)
 
@@ -74,7 +74,7 @@ class Decoder(nn.Module):
         self.rotary = RotaryEmbedding(config.head_dim, config.max_position_embeddings, config.rope)
         self._num_layers = len(layers)
         self.layers = nn.ModuleList(layers)
-        """The layers, and behind them those that only draft, where a loader appended some."""
+        """The layers, then draft layers if the loader appended some."""
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -90,8 +90,8 @@ class Decoder(nn.Module):
 class CausalLM(nn.Module):
     """A language model: a decoder and a head over its vocabulary.
 
-    Must run inside `models.forward_context.forward_context`. Model files subclass it and hand it
-    their layers.
+    Must run inside `models.forward_context.forward_context`. Model files subclass it and pass their
+    layers.
     """
 
     packed_modules_mapping: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -100,7 +100,7 @@ class CausalLM(nn.Module):
     }
     """Our module name -> the checkpoint's modules packed into it, in order of shard id."""
     weights_mapping: ClassVar[dict[str, str]] = {}
-    """What to replace in the checkpoint's tensor names, part by part, before anything else."""
+    """Replacements of parts of the checkpoint's tensor names, done first."""
 
     expert_names: ClassVar[tuple[str, str, str] | None] = ("gate_proj", "up_proj", "down_proj")
     """The checkpoint's names of an expert's gate, up and down; None: each stacks all experts."""
@@ -111,11 +111,11 @@ class CausalLM(nn.Module):
         if config.moe is None or cls.expert_names is None:
             return ()
         gate, up, down = cls.expert_names
-        places = ((gate, "gate_up_proj", 0), (up, "gate_up_proj", 1), (down, "down_proj", 0))
+        tensors = ((gate, "gate_up_proj", 0), (up, "gate_up_proj", 1), (down, "down_proj", 0))
         return [
             ExpertTensor(f"experts.{parameter}", f"experts.{expert}.{name}.weight", expert, part)
             for expert in range(config.moe.num_experts)
-            for name, parameter, part in places
+            for name, parameter, part in tensors
         ]
 
     def __init__(
@@ -134,7 +134,7 @@ class CausalLM(nn.Module):
         return hidden
 
     def cache_specs(self) -> list[CacheSpec]:
-        """Returns what each layer caches of every token, layers that draft behind the others."""
+        """Returns each layer's cache entry, draft layers last."""
         layers = cast("Iterable[DecoderLayer]", self.model.layers)
         return [cast("CacheSpec", layer.self_attn.cache_spec) for layer in layers]
 

@@ -1,4 +1,4 @@
-"""Token embedding and output head, the vocabulary split over the ranks of a group."""
+"""Token embedding and output head, with the vocabulary split over the ranks of a group."""
 
 import torch
 from torch import nn
@@ -41,7 +41,7 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class ParallelLMHead(VocabParallelEmbedding):
-    """Logits from hidden states; its weight is laid out like the embedding's and may be shared."""
+    """Logits from hidden states; its weight has the embedding's layout and may be shared."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [S, hidden] to [S, vocab] on every rank."""

@@ -1,7 +1,7 @@
 """The indexer of sparse attention: small heads that choose which tokens a query attends to.
 
-Released checkpoints were trained to score in FP8, behind a Hadamard transform of queries and keys.
-The transform leaves their products as they are, so it is left out, and scores are float32.
+Released checkpoints were trained to score in FP8, after a Hadamard transform of queries and keys.
+The transform does not change their products, so it is left out, and scores are float32.
 """
 
 import torch
@@ -22,7 +22,7 @@ KEY_NORM_EPS = 1e-6
 class Indexer(nn.Module):
     """Makes the queries, keys and weights of the index; every rank computes all of them.
 
-    The first numbers of each head, as many as attention rotates, are rotated, by halves.
+    Rotates the first elements of each head, as many as attention rotates, by halves.
 
     Source: DeepSeek-AI 2025, "DeepSeek-V3.2-Exp", section 2.1.
     """
@@ -42,7 +42,7 @@ class Indexer(nn.Module):
     def forward(
         self, hidden: torch.Tensor, compressed_q: torch.Tensor, rotation: Rotation
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
-        """Returns what the operator of latent attention wants of an index.
+        """Returns the index arguments of the latent attention operator.
 
         Args:
             hidden: [T, hidden].
@@ -56,7 +56,7 @@ class Indexer(nn.Module):
         return queries, keys.squeeze(1), weights, self._index.top_k
 
     def _rotate(self, heads: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        """Rotates the first numbers of each head."""
+        """Rotates the first elements of each head."""
         rotated = apply_rotary(heads[..., : self._rope_dim], *rotation)
         return torch.cat((rotated, heads[..., self._rope_dim :]), dim=-1)
 
@@ -75,5 +75,5 @@ class KeyNorm(Replicated, nn.Module):
 
 
 def _replicated(input_size: int, output_size: int) -> MergedColumnParallelLinear:
-    """Returns a projection that every rank computes whole, as a group of one would."""
+    """Returns a projection that every rank computes whole, as a group of one."""
     return MergedColumnParallelLinear(input_size, [output_size], bias=False, group=SINGLE)

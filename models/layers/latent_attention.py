@@ -1,4 +1,4 @@
-"""Multi-head latent attention: what is cached of a token is one small vector for all heads."""
+"""Multi-head latent attention: caches one small vector per token for all heads."""
 
 import torch
 from torch import nn
@@ -17,17 +17,18 @@ from models.ops.elementwise.rotary import apply_rotary
 from models.parallel.group import SINGLE, ParallelGroup
 
 LATENT_NORM_EPS = 1e-6
-"""Of the norms of what is compressed, whatever config.json says of the others."""
+"""Of the norms of compressed vectors; config.json sets only that of other norms."""
 
 
 class LatentAttention(nn.Module):
     """Self-attention whose keys and values are projections of a cached latent vector.
 
-    The projection to keys is applied to queries instead, and the one to values to what was
-    attended, so that nothing is ever expanded per cached token: all heads attend to the latent
-    vectors themselves, with scores from C + P numbers and values of C. With an indexer, each query
-    attends to the tokens that it chooses.
-    H heads of N numbers without and P with rotation, C numbers of the latent vector, V of a value.
+    The projection to keys is applied to queries instead, and the one to values to the attended
+    vectors, so nothing is expanded per cached token: all heads attend to the latent vectors
+    themselves, with C + P elements per score and values of C. With an indexer, each query attends
+    to the tokens that it chooses.
+    Of each of H heads N elements are not rotated and P are; C elements of the latent vector, V of a
+    value.
 
     Args:
         config: the model's; `config.mla` is set.
@@ -55,7 +56,7 @@ class LatentAttention(nn.Module):
             self.q_proj = RotaryColumnLinear(
                 hidden, [q_size], orders=[q_order], bias=False, group=group
             )
-            # Every rank computes all of it: as a group of one would.
+            # Every rank computes all of it, as a group of one.
             self.kv_a_proj_with_mqa = RotaryColumnLinear(
                 hidden, [kv_size], orders=[kv_order], bias=config.attention_bias, group=SINGLE
             )
@@ -112,7 +113,7 @@ class LatentAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Returns queries [T, H * (N + P)] and the compressed keys and values [T, C + P].
 
-        The third are compressed queries, normalised, [T, q_lora_rank], if there are any.
+        The third are compressed queries, normalised, [T, q_lora_rank], or None.
         """
         mla = self._mla
         if mla.q_lora_rank is None:
@@ -124,7 +125,7 @@ class LatentAttention(nn.Module):
 
 
 class LatentProjections(nn.Module):
-    """The projections of the latent vector to each head's keys and values, turned around."""
+    """The projections of the latent vector to each head's keys and values, applied in reverse."""
 
     def __init__(self, num_heads: int, mla: MlaConfig, group: ParallelGroup) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Linear layers whose weights are shared out over the ranks of a group.
+"""Linear layers whose weights are split over the ranks of a group.
 
-A column-parallel layer splits its outputs, a row-parallel layer its inputs; one after the other
-they need a single all-reduce (Shoeybi et al. 2019, "Megatron-LM", section 3).
+A column-parallel layer splits its outputs, a row-parallel layer its inputs; in sequence they need a
+single all-reduce (Shoeybi et al. 2019, "Megatron-LM", section 3).
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from models.parallel.group import ParallelGroup
 class MergedColumnParallelLinear(QuantizableLinear):
     """Several projections of one input in one matrix product, outputs split over the ranks.
 
-    Its output is this rank's share of each projection, one after the other. Shard ids number the
+    Its output concatenates this rank's share of each projection. Shard ids are indices of the
     projections.
 
     Args:
@@ -66,7 +66,7 @@ class MergedColumnParallelLinear(QuantizableLinear):
         return silu_and_mul(product) if self.is_gated else product
 
     def forward_normed(self, stream: Stream, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
-        """Projects the normalised stream; returns that and the stream as one tensor."""
+        """Projects the normalised stream; returns the result and the stream as one tensor."""
         hidden, residual = stream
         if residual is None and self.method is UNQUANTIZED:
             input_norm = norm.as_input_norm()
@@ -79,7 +79,7 @@ class MergedColumnParallelLinear(QuantizableLinear):
         return self(normed), total
 
     def is_split_at(self, multiple: int) -> bool:
-        """Returns whether shards and projections begin at multiples of so many features."""
+        """Returns whether shards and projections begin at multiples of `multiple` features."""
         is_whole = self.local_sizes == self.output_sizes
         return not any(size % multiple for size in self.local_sizes[: -1 if is_whole else None])
 
@@ -168,7 +168,7 @@ class RowParallelLinear(QuantizableLinear):
         """Maps this rank's [T, input_size / ranks] to the whole [T, output_size]."""
         if self._group.size == 1:
             return self.method.product(x, self.weight, self.weight_scale, self.bias)
-        # The bias joins after the sum, or it would be counted once per rank.
+        # Add the bias after the sum, or it would count once per rank.
         product = self.method.product(x, self.weight, self.weight_scale, None)
         output = self._group.all_reduce(product)
         return output if self.bias is None else output + self.bias
@@ -177,16 +177,16 @@ class RowParallelLinear(QuantizableLinear):
         """Returns the stream `total` [T, output_size] with the projection of x added to it."""
         if self._group.size == 1 and self.method is UNQUANTIZED:
             return add_linear(total, x, self.weight, self.bias)
-        # Or the stream would be counted once per rank.
+        # Not added here, or the stream would count once per rank.
         return self(x), total
 
     def is_split_at(self, multiple: int) -> bool:
-        """Returns whether shards begin at multiples of so many features."""
+        """Returns whether shards begin at multiples of `multiple` features."""
         columns = self.weight.shape[1]
         return columns == self._input_size or columns % multiple == 0
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
-        """Copies this rank's columns of the weight and its blocks' scales; rows' values whole."""
+        """Copies this rank's columns of the weight and block scales; row scales and bias whole."""
         block = self.method.block if param is self.weight_scale else 1
         if param is self.bias or block is None:
             check_shape(loaded, tuple(param.shape))

@@ -18,9 +18,9 @@ Shape = tuple[int, int, int]
 
 
 class Router(Replicated, nn.Module):
-    """Scores every expert for every token; all ranks hold the whole of it.
+    """Scores every expert for every token; every rank holds all of it.
 
-    With sigmoid scores it works in float32, whatever the model's dtype: they lie close together.
+    With sigmoid scores, which differ little, it works in float32 and not in the model's dtype.
     """
 
     def __init__(self, hidden_size: int, moe: MoeConfig, *, bias: bool) -> None:
@@ -43,10 +43,11 @@ class Router(Replicated, nn.Module):
 class Experts(nn.Module):
     """The weights of all routed experts, stacked; each rank holds a share of every expert.
 
-    gate_up_proj: [E, 2 * I / ranks, H], gate before up. down_proj: [E, H, I / ranks].
-    gate_up_proj_bias and down_proj_bias are [E, 2 * I / ranks] and [E, H], or None. Weights that
-    stay in 8 or 4 bits have scales, gate_up_proj_scale and down_proj_scale, and other shapes: see
-    models.ops.moe.expert_formats.
+    gate_up_proj: [E, 2 * I / ranks, H], gate before up.
+    down_proj: [E, H, I / ranks].
+    gate_up_proj_bias, down_proj_bias: [E, 2 * I / ranks] and [E, H], or None.
+    Weights kept in 8 or 4 bits have scales, gate_up_proj_scale and down_proj_scale, and other
+    shapes: see models.ops.moe.expert_formats.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Experts(nn.Module):
         self.down_proj_scale: nn.Parameter | None = None
 
     def can_keep_fp8(self, block_size: tuple[int, int] | None) -> bool:
-        """Returns whether weights with scales of this kind may stay FP8: no share cuts a block.
+        """Returns whether weights with such scales may stay FP8: no rank's share may cut a block.
 
         Args:
             block_size: rows and columns of a matrix that share a scale; None: a row does.
@@ -90,7 +91,7 @@ class Experts(nn.Module):
         )
 
     def can_keep_mxfp4(self) -> bool:
-        """Returns whether weights may stay MXFP4: no row and no share ends within a run."""
+        """Returns whether weights may stay MXFP4: no row or share may end within a run."""
         return not any(size % MXFP4_RUN for size in (self.down_proj.shape[1], self._local_size))
 
     def keep_mxfp4(self) -> None:
@@ -107,7 +108,7 @@ class Experts(nn.Module):
 
     def _keep(self, dtype: torch.dtype, gate_up: Shape, down: Shape, scale_dtype: torch.dtype,
               gate_up_scale: Shape, down_scale: Shape) -> None:  # fmt: skip
-        """Replaces the weights by ones of other dtypes and shapes, and adds scales."""
+        """Replaces the weights by parameters of other dtypes and shapes, and adds scales."""
 
         def parameter(shape: Shape, dtype: torch.dtype) -> nn.Parameter:
             values = torch.empty(shape, dtype=dtype, device=self.down_proj.device)
@@ -122,8 +123,8 @@ class Experts(nn.Module):
         """Copies this rank's share of one expert's tensor, or of a tensor of all experts.
 
         Args:
-            param: one of ours.
-            loaded: laid out like param, over all ranks; of one expert without the first dimension.
+            param: one of this layer's.
+            loaded: laid out like param, over all ranks; one expert's has no first dimension.
             shard_id: (expert, 0 for gate or down, 1 for up); anything else means all experts.
         """
         expert, part = shard_id if isinstance(shard_id, tuple) else (None, 0)
@@ -135,11 +136,11 @@ class Experts(nn.Module):
     def _load(
         self, param: nn.Parameter, target: torch.Tensor, loaded: torch.Tensor, parts: Sequence[int]
     ) -> None:
-        """Copies what `loaded` has of `param` into `target`, all of it or one expert's slice."""
+        """Copies `loaded`, all of `param` or one expert's slice, into `target`."""
         rank, num_ranks = self._group.rank, self._group.size
         if param is self.down_proj_bias:
             check_shape(loaded, tuple(target.shape))
-            # Ranks add up their outputs: the bias must be in one of them.
+            # Ranks add up their outputs, so only one of them holds the bias.
             target.copy_(loaded if rank == 0 else torch.zeros_like(loaded))
         elif self._has_whole_rows(param):
             check_shape(loaded, tuple(target.shape))
@@ -155,16 +156,16 @@ class Experts(nn.Module):
             shape[rows] = share * num_ranks * len(parts)
             check_shape(loaded, tuple(shape))
             for part, stored in zip(parts, loaded.chunk(len(parts), dim=rows), strict=True):
-                place = target.narrow(rows, part * share, share)
-                place.copy_(stored.narrow(rows, rank * share, share))
+                target_part = target.narrow(rows, part * share, share)
+                target_part.copy_(stored.narrow(rows, rank * share, share))
 
     def _has_whole_rows(self, param: nn.Parameter) -> bool:
-        """Returns whether param scales rows of down, of which every rank has a part."""
+        """Returns whether param scales rows of down, which all ranks share."""
         return param is self.down_proj_scale and param.shape[1:] == (self.down_proj.shape[1], 1)
 
 
 class FusedMoE(nn.Module):
-    """A sparse feed-forward layer: each token goes through its best experts and the shared ones."""
+    """A sparse feed-forward layer: each token uses its best experts and the shared ones."""
 
     def __init__(
         self,
@@ -174,7 +175,7 @@ class FusedMoE(nn.Module):
         router_bias: bool = False,
         experts: Experts | None = None,
     ) -> None:
-        """Builds the layer; `experts` takes the place of plain ones without bias.
+        """Builds the layer; `experts` replaces the default ones without bias.
 
         Raises:
             ValueError: the ranks cannot share the experts.
@@ -217,7 +218,7 @@ class FusedMoE(nn.Module):
 
 
 def feed_forward(config: ModelConfig, layer_index: int, group: ParallelGroup) -> nn.Module:
-    """Returns a layer's feed-forward part: dense, or with experts, as the config says."""
+    """Returns a layer's feed-forward part: dense or with experts, by the config."""
     if layer_index in moe_config(config).dense_layers:
         return GatedMLP(config, group)
     return FusedMoE(config, group)

@@ -1,4 +1,4 @@
-"""How a linear layer keeps its weight and multiplies with it."""
+"""The formats in which a linear layer keeps its weight, and their products."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -13,23 +13,23 @@ from models.ops.linear.fp8_linear import fp8_block_linear, fp8_row_linear
 from models.ops.linear.linear import linear
 
 SCALED_MM_MULTIPLE = 16
-"""What torch._scaled_mm needs both sizes of a weight to be a multiple of."""
+"""torch._scaled_mm needs both sizes of a weight to be a multiple of this."""
 
 
 @dataclass(frozen=True)
 class LinearMethod:
-    """What a linear layer does with its weight."""
+    """How a linear layer multiplies with its weight."""
 
     product: Callable[
         [torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.Tensor
     ]
-    """From x [T, K], weight [N, K], the weight's scale and bias [N] to [T, N]."""
+    """Maps x [T, K], weight [N, K], the weight's scale and bias [N] to [T, N]."""
     block: int | None = None
     """Rows and columns of the weight that share a scale; None: a row does, if there are scales."""
 
 
 class QuantizableLinear(nn.Module, ABC):
-    """A linear layer that can be told how to keep its weight."""
+    """A linear layer whose weight format can be changed."""
 
     method: LinearMethod
     weight: nn.Parameter
@@ -37,23 +37,23 @@ class QuantizableLinear(nn.Module, ABC):
 
     @abstractmethod
     def is_split_at(self, multiple: int) -> bool:
-        """Returns whether shards and packed parts begin at multiples of so many features."""
+        """Returns whether shards and packed parts begin at multiples of `multiple` features."""
 
 
 def can_run_fp8(device: torch.device) -> bool:
-    """Returns whether the device multiplies 8-bit floats: Hopper and what came after."""
+    """Returns whether the device multiplies 8-bit floats: Hopper and later."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= HOPPER
 
 
 def fits_fp8(layer: QuantizableLinear, block_size: tuple[int, int] | None) -> bool:
-    """Returns whether FP8 products serve a layer whose weight has scales of this kind."""
+    """Returns whether a layer with such scales can use FP8 products."""
     if block_size is None:
         return not any(size % SCALED_MM_MULTIPLE for size in layer.weight.shape)
     return block_size == (BLOCK, BLOCK) and layer.is_split_at(BLOCK)
 
 
 def use_fp8(layer: QuantizableLinear, block_size: tuple[int, int] | None) -> None:
-    """Makes a layer keep and multiply its weight in FP8; call before it has its weight.
+    """Makes a layer keep and multiply its weight in FP8; call before it has values.
 
     Args:
         layer: one that `fits_fp8`.
@@ -76,7 +76,7 @@ def _dense(
     scale: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Multiplies with a weight that is what it says."""
+    """Multiplies with an unscaled weight."""
     del scale
     return linear(x, weight, bias)
 

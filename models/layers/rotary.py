@@ -13,13 +13,13 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 
 
 class RotaryEmbedding(nn.Module):
-    """Looks up each position's rotation; once a step, shared by all layers."""
+    """Looks up each position's rotation, once a step for all layers."""
 
     def __init__(self, head_dim: int, max_positions: int, rope: RopeConfig) -> None:
         super().__init__()
         frequencies = inverse_frequencies(rotary_dim(head_dim, rope), rope)
         angles = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1) * frequencies
-        # What is not rotated stands at the end of each half: see models.layers.rotary_heads.
+        # Elements that are not rotated end each half: see models.layers.rotary_heads.
         kept = (0, head_dim // 2 - len(frequencies))
         cos = functional.pad(angles.cos() * rope.table_scale, kept, value=1.0)
         sin = functional.pad(angles.sin() * rope.table_scale, kept)
@@ -35,14 +35,14 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotary_dim(head_dim: int, rope: RopeConfig) -> int:
-    """Returns how many of a head's numbers are rotated.
+    """Returns how many elements of a head are rotated.
 
     Raises:
-        ValueError: they or the rest cannot be halved.
+        ValueError: the rotated or the other elements cannot be halved.
     """
     size = int(head_dim * rope.partial_rotary_factor)
     if size < 2 or size % 2 or head_dim % 2:
-        raise ValueError(f"{size} of {head_dim} numbers of a head cannot be rotated in pairs")
+        raise ValueError(f"{size} of {head_dim} elements of a head cannot be rotated in pairs")
     return size
 
 
@@ -73,12 +73,12 @@ def _llama3_frequencies(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Te
 def _yarn_frequencies(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
     """Slows pairs that turn less than beta_slow times by `factor`, keeps those past beta_fast.
 
-    In between it blends, by the number of the pair. Source: Peng et al. 2023, "YaRN", section 3.2.
+    In between it blends, by the index of the pair. Source: Peng et al. 2023, "YaRN", section 3.2.
     """
     num_pairs = len(frequencies)
 
     def pair_that_turns(times: float) -> float:
-        """Returns the number of the pair, not rounded, with so many turns in the context."""
+        """Returns the index, not rounded, of the pair that turns this often in the context."""
         original = rope.original_max_position_embeddings
         return num_pairs * math.log(original / (times * 2 * math.pi)) / math.log(rope.theta)
 

@@ -1,9 +1,9 @@
-"""Puts the numbers of heads in the one order that our rotation knows, while weights are loaded.
+"""Reorders the elements of heads for our rotation, while weights are loaded.
 
-Families differ in which numbers of a head form a pair, and in whether all are rotated. Attention
-only sees products of queries with keys, and those do not change when the numbers of both are put
-in another order. So the rows of the projections are reordered once, and kernels always rotate
-(i, i + D / 2), with angle 0 where nothing is to be rotated.
+Families differ in which elements of a head form a pair, and in whether all are rotated. Attention
+only sees products of queries with keys, which do not change if the elements of both are reordered.
+So the rows of the projections are reordered once, and kernels always rotate (i, i + D / 2), with
+angle 0 for elements that are not rotated.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ from models.parallel.group import ParallelGroup
 
 
 def head_order(head_dim: int, rope: RopeConfig, *, num_unrotated: int = 0) -> list[int]:
-    """Returns for each number of our heads its place in the checkpoint's.
+    """Returns for each element of our heads its index in the checkpoint's.
 
     Args:
-        head_dim: numbers that rotation is about.
-        rope: which of them form pairs.
-        num_unrotated: numbers that stand before those in every head and stay there.
+        head_dim: elements of the part that is rotated.
+        rope: says which of them form pairs.
+        num_unrotated: elements before them in every head, which keep their order.
     """
     size = rotary_dim(head_dim, rope)
     if rope.is_interleaved:
@@ -35,11 +35,11 @@ def head_order(head_dim: int, rope: RopeConfig, *, num_unrotated: int = 0) -> li
     rest = list(range(size, head_dim))
     middle = len(rest) // 2
     order = [*first, *rest[:middle], *second, *rest[middle:]]
-    return [*range(num_unrotated), *(num_unrotated + place for place in order)]
+    return [*range(num_unrotated), *(num_unrotated + index for index in order)]
 
 
 def reorder_heads(loaded: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """Puts the rows of every head in our order: of a weight, a bias, or a head's norm."""
+    """Reorders the rows of every head: of a weight, a bias, or a head's norm."""
     if list(order) == sorted(order):
         return loaded
     heads = loaded.view(-1, len(order), *loaded.shape[1:])
@@ -47,12 +47,12 @@ def reorder_heads(loaded: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
 
 
 class RotaryColumnLinear(MergedColumnParallelLinear):
-    """Projections whose heads are put in our order.
+    """Projections whose heads are reordered for our rotation.
 
     Args:
         input_size: features of the input.
         output_sizes: features of each projection, over all ranks.
-        orders: of the heads of each projection; an empty one leaves it as it is.
+        orders: of the heads of each projection; an empty one keeps it.
         bias: whether there is one.
         group: the ranks that share the layer.
     """
@@ -71,14 +71,14 @@ class RotaryColumnLinear(MergedColumnParallelLinear):
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
         """Copies this rank's rows of one projection, reordered."""
-        # Scales of blocks of rows are fewer than rows; a block holds whole heads or lies in one.
+        # Block scales are fewer than rows; a block holds whole heads or is part of one.
         if len(loaded) == self.output_sizes[shard_id]:
             loaded = reorder_heads(loaded, self._orders[shard_id])
         super().weight_loader(param, loaded, shard_id)
 
 
 class RotaryQKVLinear(QKVParallelLinear):
-    """Projects to queries, keys and values whose heads are in our order."""
+    """Projects to queries, keys and values whose heads are reordered for our rotation."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class RotaryQKVLinear(QKVParallelLinear):
         self._order = head_order(head_dim, rope)
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
-        """Copies this rank's rows of one projection; those of queries and keys reordered."""
+        """Copies this rank's rows of one projection; reorders those of queries and keys."""
         # As in RotaryColumnLinear; values, the third, do not rotate.
         has_all_rows = len(loaded) == self.output_sizes[shard_id]
         if has_all_rows and shard_id != 2:
@@ -104,7 +104,7 @@ class RotaryQKVLinear(QKVParallelLinear):
 
 
 class RotaryHeadNorm(RMSNorm):
-    """Normalises heads that are in our order."""
+    """Normalises heads that are reordered for our rotation."""
 
     def __init__(self, head_dim: int, eps: float, rope: RopeConfig) -> None:
         super().__init__(head_dim, eps)

@@ -1,4 +1,4 @@
-"""Self-attention with its projections, and with what families add to it."""
+"""Self-attention with its projections and the variants of families."""
 
 import torch
 from torch import nn
@@ -19,12 +19,11 @@ class SelfAttention(StreamLayer):
     """Self-attention with rotary positions, several query heads to one kv head.
 
     Args:
-        config: the model's; sizes, biases, rotation and this layer's sliding window come from it.
-        layer_index: the layer's number, which is also its cache's.
+        config: the model's.
+        layer_index: the layer's index, which is also its cache's.
         group: the ranks that share the heads.
         has_head_norms: whether each query and key head is normalised before it is rotated.
-        has_sinks: whether each head has a learned score that takes part in the softmax and stands
-            for no key.
+        has_sinks: whether each head has a sink, a learned score in the softmax without a key.
 
     Source: Ainslie et al. 2023, "GQA"; Xiao et al. 2023, "Efficient Streaming Language Models with
     Attention Sinks".
@@ -76,7 +75,7 @@ class SelfAttention(StreamLayer):
         return output
 
     def forward_stream(self, stream: Stream, norm: RMSNorm, rotation: Rotation) -> Stream:
-        """Adds the layer's output of the normalised stream to the stream."""
+        """Adds the layer's output for the normalised stream to the stream."""
         projected, total = self.qkv_proj.forward_normed(stream, norm)
         heads = self.qkv_proj.split_heads(projected)
         return self.o_proj.add_to(total, self._attend(heads, rotation))
@@ -89,7 +88,7 @@ class SelfAttention(StreamLayer):
     def _attend(
         self, heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor], rotation: Rotation
     ) -> torch.Tensor:
-        """Maps q [T, Hq, D], k and v [T, Hk, D] to what the queries attend to: [T, Hq * D]."""
+        """Maps q [T, Hq, D], k and v [T, Hk, D] to the attended values, [T, Hq * D]."""
         q, k, v = heads
         norms = (self.q_norm, self.k_norm) if self._has_head_norms else None
         attended: torch.Tensor = self.attn(

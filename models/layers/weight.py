@@ -6,16 +6,16 @@ import torch
 from torch import nn
 
 ShardId = int | tuple[int | None, int]
-"""Which of the tensors packed into a parameter: its number, or (expert id, number) for experts."""
+"""Which of the tensors packed into a parameter: its index, or (expert id, index) for experts."""
 
 
 class ExpertTensor(NamedTuple):
     """Where a model keeps one checkpoint tensor of its experts.
 
-    Both names are the ends of full names, from the module that holds the experts on. An entry also
-    covers what a quantised checkpoint keeps beside the tensor: `experts.w2_weight` from
-    `experts.0.down_proj.weight` means `experts.w2_weight_scale` from
-    `experts.0.down_proj.weight_scale` too, where the model has such a parameter.
+    Both names are the ends of full names, from the module that holds the experts. An entry also
+    covers the tensor's scales: `experts.w2_weight` from `experts.0.down_proj.weight` implies
+    `experts.w2_weight_scale` from `experts.0.down_proj.weight_scale`, if the model has such a
+    parameter.
     """
 
     parameter: str
@@ -31,11 +31,11 @@ class LoadsWeights(Protocol):
     """A layer that fills its own parameters from whole checkpoint tensors."""
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:
-        """Copies this rank's share of `loaded` into its place in `param`.
+        """Copies this rank's share of `loaded` into `param`.
 
-        `shard_id` says which of the tensors packed into `param` this is, from 0; for experts it is
-        (expert id, part) as the model's `expert_mapping` has it. Called from several threads, for
-        different tensors.
+        `shard_id` is the index of the tensor among those packed into `param`; for experts it is
+        (expert id, part) as in the model's `expert_mapping`. Several threads call it, for different
+        tensors.
 
         Raises:
             ValueError: `loaded` has another shape than the layer expects.

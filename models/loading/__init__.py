@@ -1,1 +1,1 @@
-"""From a checkpoint folder to a model with its weights."""
+"""Loads a model with its weights from a checkpoint folder."""

@@ -1,4 +1,4 @@
-"""Opens the files of a checkpoint folder; tensors stay on disk until they are looked at."""
+"""Opens the files of a checkpoint folder; tensors stay on disk until they are read."""
 
 import json
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ class CheckpointTensor:
 
 
 def open_checkpoint(folder: Path) -> list[CheckpointTensor]:
-    """Returns every tensor of a checkpoint once, file by file in the order of its bytes.
+    """Returns every tensor of a checkpoint once, file by file in byte order.
 
-    Only headers are read. With an index, a tensor that lies in several files is taken from the
-    one the index names.
+    Only headers are read. With an index, a tensor that several files have is taken from the one
+    that the index names.
 
     Raises:
         CheckpointError: the folder, a file or a tensor is missing, or a file is damaged.
@@ -51,12 +51,12 @@ def open_checkpoint(folder: Path) -> list[CheckpointTensor]:
 
 
 def _is_entry(file: Path) -> bool:
-    """Returns whether the folder has such an entry, even one that leads nowhere."""
+    """Returns whether the folder has such an entry, even a broken link."""
     return file.exists() or file.is_symlink()
 
 
 def _check_regular(file: Path) -> None:
-    """Raises CheckpointError unless `file` is a file that can be read without waiting."""
+    """Raises CheckpointError unless `file` can be read without waiting."""
     try:
         mode = file.stat().st_mode
     except FileNotFoundError:
@@ -86,7 +86,7 @@ def _read_index(index_file: Path) -> dict[str, set[str]]:
 
 
 def _open_file(file: Path, names: set[str] | None) -> list[CheckpointTensor]:
-    """Returns the named tensors of one file, or all of them, in the order they lie in it."""
+    """Returns the named tensors of one file, or all of them, in byte order."""
     _check_regular(file)
     try:
         with safe_open(file, framework="pt") as tensors:

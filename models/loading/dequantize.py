@@ -1,8 +1,4 @@
-"""Turns stored 8-bit and 4-bit floats back into numbers, exactly.
-
-Sources: Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; Open Compute Project 2023,
-"OCP Microscaling Formats (MX) Specification", sections 5.1 and 5.3.
-"""
+"""Converts stored FP8 and MXFP4 weights to wider floats, exactly."""
 
 import torch
 
@@ -10,7 +6,7 @@ from models.number_formats import MXFP4_RUN
 from models.ops.moe.expert_formats import e2m1_values, powers_of_two
 
 STRIP_ROWS = 1024
-"""Rows of an FP8 weight that are multiplied out at a time, rounded up to whole blocks."""
+"""Rows of an FP8 weight that are converted at a time, rounded up to whole blocks."""
 
 
 def dequantize_fp8(
@@ -22,8 +18,8 @@ def dequantize_fp8(
     """Returns weight * scale, computed in float32 and rounded once.
 
     Args:
-        weight: [N, K] float8_e4m3fn.
-        scale: as `normalized_scale` returns it.
+        weight: [N, K] FP8.
+        scale: from `normalized_scale`.
         block_size: rows and columns of a block, or None without blocks.
         dtype: of the result.
     """
@@ -47,7 +43,7 @@ def normalized_scale(
     """Returns an FP8 weight's scales in one form, as a view.
 
     Args:
-        scale: as stored: [ceil(N / rows), ceil(K / columns)] with blocks, else one number, [N] or
+        scale: as stored: [ceil(N / rows), ceil(K / columns)] with blocks, else one element, [N] or
             [N, 1].
         weight_shape: [N, K].
         block_size: rows and columns of a block, or None without blocks.
@@ -84,13 +80,13 @@ def normalized_scale(
 def dequantize_mxfp4(
     blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Returns the numbers of stacked MXFP4 matrices, transposed: [E, K, N].
+    """Returns the values of stacked MXFP4 matrices, transposed: [E, K, N].
 
-    Every value is exact in bfloat16 and float32; float16 has not the range of all scales.
+    Every value is exact in bfloat16 and float32; float16 cannot represent every scale.
 
     Args:
         blocks: [E, N, K / 32, 16] uint8; the lower half of a byte comes first.
-        scales: [E, N, K / 32] uint8, exponents of two above -127; 255 means not a number.
+        scales: [E, N, K / 32] uint8, exponents of two plus 127; 255 is NaN.
         dtype: of the result.
     """
     num_experts, num_rows, num_blocks, _ = blocks.shape

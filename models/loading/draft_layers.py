@@ -12,12 +12,12 @@ from models.loading.checkpoint import CheckpointTensor
 def share_with_draft_layers(model: CausalLM, stored: Mapping[str, CheckpointTensor] | None) -> None:
     """Gives draft layers the model's embedding and head, unless the checkpoint has others.
 
-    Released checkpoints repeat both under each draft layer. They are compared, because a second
-    copy would take as much memory again.
+    Released checkpoints repeat both in each draft layer. They are compared, because a second copy
+    would double their memory.
 
     Args:
-        model: without weights yet; one without draft layers stays as it is.
-        stored: the checkpoint's tensors by name; None: there is no checkpoint.
+        model: without weights yet; one without draft layers does not change.
+        stored: the checkpoint's tensors by name; None without a checkpoint.
     """
     stored = stored or {}
     embedding = "model.embed_tokens.weight"
@@ -33,9 +33,9 @@ def share_with_draft_layers(model: CausalLM, stored: Mapping[str, CheckpointTens
 
 
 def _repeats(stored: Mapping[str, CheckpointTensor], name: str, original: str) -> bool:
-    """Returns whether a tensor is not stored, or is the same as another one."""
+    """Returns whether a tensor is not stored, or equals another one."""
     if name not in stored:
         return True
     if original not in stored:
-        return False  # the loader will say that it is missing
+        return False  # the loader reports it as missing
     return torch.equal(stored[name].values, stored[original].values)

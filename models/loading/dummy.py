@@ -1,4 +1,4 @@
-"""Weights for benchmarks: random, the same every time, of the form that a checkpoint would have."""
+"""Random weights for benchmarks: the same every time, in a checkpoint's formats."""
 
 import math
 
@@ -10,9 +10,9 @@ from models.number_formats import E2M1_VALUES, FP8, FP8_MAX, MXFP4, MXFP4_RUN
 
 SEED = 0
 SLICE_VALUES = 2**24
-"""Values drawn at a time for a parameter that random numbers cannot be drawn in."""
+"""Values drawn at a time for a parameter whose dtype torch cannot draw in."""
 FP8_SCALE = 1 / FP8_MAX
-"""What FP8 weights are multiplied by, so that values of the whole range come out below one."""
+"""Scale of FP8 weights, so that values of the whole range become at most one."""
 
 
 def fill_with_random_weights(model: CausalLM) -> None:
@@ -32,7 +32,7 @@ def fill_with_random_weights(model: CausalLM) -> None:
 
 
 def _fill_mxfp4(name: str, param: nn.Parameter, generator: torch.Generator) -> None:
-    """Draws packed values, and scales that give them the spread of weights not quantised."""
+    """Draws packed values, and scales that give them the spread of unquantised weights."""
     if not name.endswith("_scale"):
         param.random_(0, 256, generator=generator)
         return
@@ -42,7 +42,7 @@ def _fill_mxfp4(name: str, param: nn.Parameter, generator: torch.Generator) -> N
 
 
 def _fill_fp8(param: nn.Parameter, generator: torch.Generator) -> None:
-    """Draws values that have, times FP8_SCALE, the spread of weights that are not quantised."""
+    """Draws values that have, times FP8_SCALE, the spread of unquantised weights."""
     std = param.shape[-1] ** -0.5 / FP8_SCALE
     for part in torch.split(param.view(-1), SLICE_VALUES):
         drawn = torch.empty(part.shape, dtype=torch.float32, device=part.device)

@@ -1,4 +1,4 @@
-"""Compares a model without memory with the checkpoint that is to fill it."""
+"""Compares a model without memory with the checkpoint that will fill it."""
 
 from collections.abc import Sequence
 
@@ -7,15 +7,14 @@ from models.loading.checkpoint import CheckpointError
 from models.loading.plan import Load, as_it_is
 
 MAX_GROWTH = 8
-"""Bytes that one stored byte becomes at most: 4 bits that are computed with as float32."""
+"""Most bytes per stored byte: 4 bits that become float32."""
 
 
 def check_fit(loads: Sequence[Load], model: CausalLM) -> None:
     """Checks the shapes of weights before any of them is allocated or read.
 
     Args:
-        loads: as `plan_loads` returns them for a model whose parameters are on torch's "meta"
-            device.
+        loads: from `plan_loads`, for a model whose parameters are on torch's "meta" device.
         model: that model.
 
     Raises:

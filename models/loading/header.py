@@ -1,6 +1,6 @@
-"""Finds what is wrong with a safetensors file that its library refuses.
+"""Finds the damage in a safetensors file that its library refuses.
 
-The library's messages name no tensor; this reads the header again to say which one it is.
+The library's messages name no tensor; this reads the header again to name it.
 Source of the format: github.com/huggingface/safetensors, README, "Format".
 """
 
@@ -19,7 +19,7 @@ MAX_HEADER_BYTES = 100_000_000
 
 
 def find_damage(file: Path) -> str | None:
-    """Returns what is wrong with the file, naming the tensor if it is one tensor's entry.
+    """Describes the file's damage, with the name of the damaged tensor.
 
     None if the file looks sound, or cannot be read at all.
     """
@@ -43,7 +43,7 @@ def find_damage(file: Path) -> str | None:
 
 
 def _find_damaged_tensor(header: dict[str, object], data_bytes: int) -> str | None:
-    """Returns what is wrong with the first tensor that is not described as it must be."""
+    """Describes the damage of the first wrong entry."""
     spans = []
     for name, entry in header.items():
         span = _span(entry)
@@ -61,7 +61,7 @@ def _find_damaged_tensor(header: dict[str, object], data_bytes: int) -> str | No
 
 
 def _span(entry: object) -> tuple[int, int] | str:
-    """Returns where a tensor's bytes begin and end, or what is wrong with its entry."""
+    """Returns the first and last byte of a tensor, or describes the damage of its entry."""
     fields = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = (fields.get(name) for name in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
@@ -77,5 +77,5 @@ def _span(entry: object) -> tuple[int, int] | str:
 
 
 def _are_sizes(value: object) -> TypeGuard[list[int]]:
-    """Returns whether a JSON value is a list of integers that are not negative."""
+    """Returns whether a JSON value is a list of non-negative integers."""
     return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)

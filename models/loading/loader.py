@@ -1,4 +1,4 @@
-"""From a checkpoint folder to a model that is ready to run."""
+"""Loads a model that is ready to run from a checkpoint folder."""
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ from models.parallel.group import SINGLE, ParallelGroup
 from models.registry import model_class
 
 MAX_FULL_TABLE = 2**20
-"""Most positions whose rotations are all kept, however long sequences may be."""
+"""Most positions whose rotations are all kept, even for short sequences."""
 
 
 def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
@@ -39,21 +39,21 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
     max_positions: int | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> CausalLM:
-    """Builds the model that `folder`/config.json describes and gives it its weights.
+    """Builds the model that `folder`/config.json describes and loads its weights.
 
     Args:
         folder: the checkpoint, in Hugging Face form.
-        device: where parameters are made; weights go there directly.
+        device: of the parameters; weights are loaded onto it directly.
         dtype: of parameters and activations.
         load_format: "safetensors", or "dummy" for seeded random weights.
         group: the ranks that share the model; this rank loads its own shards.
-        keep_quantized: whether weights that are stored in 8 or 4 bits stay so where there are
-            products for them, or are dequantised; None: as the device can.
+        keep_quantized: whether weights stored in 8 or 4 bits stay so if there are products for
+            them, or are dequantised; None: as the device can.
         with_draft_layers: whether the layers that guess tokens ahead are loaded too, for
             models.deepseek_mtp.
         max_positions: longest sequence, in tokens; by default as long as the model allows. Models
             that allow more than MAX_FULL_TABLE get a table of positions of this length.
-        on_progress: called now and then with one line for the operator.
+        on_progress: called at intervals with one line for the operator.
 
     Returns:
         The model in eval mode; no parameter requires a gradient.
@@ -88,7 +88,7 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
             _give_storage(model, device)
             fill_with_random_weights(model)
         else:
-            # Wrong numbers in config.json show here, before they become memory.
+            # Finds wrong sizes in config.json before memory is allocated for them.
             loads = plan_loads(stored, model, dtype)
             check_fit(loads, model)
             params = _give_storage(model, device)
@@ -99,10 +99,10 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
 
 
 class _WithoutStorage(TorchFunctionMode):
-    """Gives tensors without values no memory yet.
+    """Allocates no memory for tensors without values.
 
-    A layer makes its weight before it is known that it stays FP8; a large model's weights of both
-    kinds would not fit into a device together.
+    A layer makes its weight before it is known to stay FP8; a large model's weights in both formats
+    would not fit on a device together.
     """
 
     def __torch_function__(
@@ -112,7 +112,7 @@ class _WithoutStorage(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Calls a function of torch; torch.empty on the device without memory."""
+        """Calls a function of torch; torch.empty on the meta device."""
         kwargs = kwargs or {}
         return func(*args, **(kwargs | {"device": "meta"} if func is torch.empty else kwargs))
 
@@ -121,7 +121,7 @@ def _give_storage(model: CausalLM, device: torch.device) -> dict[nn.Parameter, n
     """Allocates the parameters that were made without memory; shared ones stay shared.
 
     Returns:
-        What stands in the place of each.
+        The parameter that replaces each.
     """
     assert not any(buffer.is_meta for buffer in model.buffers()), "buffers have their values"
     allocated: dict[nn.Parameter, nn.Parameter] = {}
@@ -137,7 +137,7 @@ def _give_storage(model: CausalLM, device: torch.device) -> dict[nn.Parameter, n
 
 @contextmanager
 def _tensor_defaults(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Makes new tensors lie on `device` and have `dtype`, for the length of the block."""
+    """Makes new tensors on `device` and of `dtype`, for the length of the block."""
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -148,4 +148,4 @@ def _tensor_defaults(device: torch.device, dtype: torch.dtype) -> Iterator[None]
 
 
 def _ignore_progress(line: str) -> None:
-    """Takes a line of progress and does nothing."""
+    """Does nothing with a line of progress."""

@@ -1,4 +1,4 @@
-"""Which parameter each tensor of a checkpoint belongs to."""
+"""Finds the parameter of each checkpoint tensor."""
 
 import re
 from collections.abc import Iterator
@@ -10,10 +10,10 @@ from models.layers.decoder import CausalLM
 from models.layers.weight import LoadsWeights, ShardId
 
 COMMON_RENAMES = {"weight_scale_inv": "weight_scale"}
-"""DeepSeek calls the scale that weights are multiplied by an inverse."""
+"""DeepSeek calls the factor of weights an inverse scale."""
 
 REPEATED_IN_DRAFT_LAYERS = (".embed_tokens.weight", ".shared_head.head.weight")
-"""What checkpoints store again with every draft layer."""
+"""Tensors that checkpoints store again with every draft layer."""
 
 _LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
@@ -56,14 +56,14 @@ def renamed(name: str, model: CausalLM) -> str:
 
 
 def is_derived(name: str, model: CausalLM) -> bool:
-    """Returns whether a stored tensor only repeats what the model has from elsewhere."""
+    """Returns whether a stored tensor only repeats another part of the model."""
     if name == "lm_head.weight":
         return model.config.tie_word_embeddings
     return name.endswith("rotary_emb.inv_freq")
 
 
 def is_past_the_last_layer(name: str, model: CausalLM) -> bool:
-    """Returns whether a tensor belongs to a draft layer, and the model does without it."""
+    """Returns whether a tensor belongs to a draft layer and the model does not use it."""
     match = _LAYER_NUMBER.search(name)
     if match is None:
         return False

@@ -1,4 +1,4 @@
-"""Decides what becomes of each stored tensor, before any of them is read."""
+"""Decides how each stored tensor is loaded, before any of them is read."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -33,18 +33,18 @@ _CACHE_SCALE = re.compile(r"\.self_attn\.(.+\.)?([kv]_scale|[kv]_proj\.output_sc
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Stored tensors that together fill one place of the model."""
+    """Stored tensors that together fill one part of the model."""
 
     tensor: CheckpointTensor
-    """The one that messages name."""
+    """The tensor that messages name."""
     parts: tuple[torch.Tensor, ...]
-    """What `decode` takes, as stored: memory-mapped, on the CPU."""
+    """Inputs of `decode`, as stored: memory-mapped, on the CPU."""
     decode: Callable[..., torch.Tensor]
-    """Makes the numbers of the parts, wherever they are."""
+    """Computes the values from the parts, on any device."""
     destination: Destination
 
     def into(self, params: Mapping[nn.Parameter, nn.Parameter]) -> "Load":
-        """Returns the same load into the parameter that stands in the place of its own."""
+        """Returns the same load into the parameter that replaces its own."""
         param = params[self.destination.param]
         return replace(self, destination=replace(self.destination, param=param))
 
@@ -71,18 +71,17 @@ def by_model_name(
 def plan_loads(
     stored: Mapping[str, CheckpointTensor], model: CausalLM, dtype: torch.dtype
 ) -> list[Load]:
-    """Returns what to read, in the order in which it is stored.
+    """Returns the loads, in stored order.
 
     Weights that the model has no scales for are dequantised on the way.
 
     Args:
-        stored: the checkpoint's tensors, as `by_model_name` returns them.
-        model: what they fill; it keeps as FP8 what it has FP8 parameters for.
-        dtype: what dequantised weights become.
+        stored: the checkpoint's tensors, from `by_model_name`.
+        model: the model to fill; weights stay FP8 if their parameters are.
+        dtype: of dequantised weights.
 
     Raises:
-        CheckpointError: a tensor is missing, unknown, of a dtype that cannot be read, or without
-            its scale.
+        CheckpointError: a tensor is missing, unknown, of an unreadable dtype, or without its scale.
     """
     return _Plan(stored, model, dtype).loads()
 
@@ -100,7 +99,7 @@ class _Plan:
         self._destinations = find_destinations(model)
 
     def loads(self) -> list[Load]:
-        """Returns what to read, in the order in which it is stored."""
+        """Returns the loads, in stored order."""
         self._check_tied_head()
         missing = set(self._destinations)
         loads = []
@@ -139,7 +138,7 @@ class _Plan:
     def _source(
         self, name: str, values: torch.Tensor, param: nn.Parameter
     ) -> tuple[tuple[torch.Tensor, ...], Callable[..., torch.Tensor]]:
-        """Returns the stored values that make one of the model's tensors, and how."""
+        """Returns the stored values of one of the model's tensors, and how to decode them."""
         if name.endswith(BLOCKS) and name not in self._destinations:
             return self._mxfp4_source(name, values, param)
         if name.endswith(SCALES) and name not in self._destinations:
@@ -195,18 +194,18 @@ class _Plan:
             raise ValueError(f"its scale does not fit: {error}") from error
 
     def _dequantize_fp8(self, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        """Makes an FP8 weight's numbers."""
+        """Computes an FP8 weight's values."""
         assert self._quantization is not None, "the plan checked it"
         return dequantize_fp8(weight, scale, self._quantization.block_size, self._dtype)
 
     def _check_superfluous(self, name: str, tensor: CheckpointTensor) -> None:
-        """Raises CheckpointError unless a tensor that fills nothing may be passed over."""
+        """Raises CheckpointError unless a tensor that fills nothing may be skipped."""
         if is_derived(name, self._model) or is_past_the_last_layer(name, self._model):
             return
         if self._is_mxfp4(name.removesuffix(SCALES)) and name.endswith(SCALES):
             return
-        # Activations and cached heads are scaled by what they hold; what was measured beforehand
-        # is not needed.
+        # Activations and cached heads are scaled by their own magnitudes; stored scales of them are
+        # not needed.
         if _CACHE_SCALE.search(name):
             return
         base = name.removesuffix(INPUT_SCALE) + "weight" if name.endswith(INPUT_SCALE) else name
@@ -216,7 +215,7 @@ class _Plan:
         raise CheckpointError(f"{tensor.file}: the model has no tensor {tensor.name}")
 
     def _check_tied_head(self) -> None:
-        """Raises CheckpointError if a head that should be the embedding is something else."""
+        """Raises CheckpointError if a head that should equal the embedding differs."""
         head = self._stored.get("lm_head.weight")
         embedding = self._stored.get("model.embed_tokens.weight")
         if not self._model.config.tie_word_embeddings or head is None or embedding is None:
@@ -228,18 +227,18 @@ class _Plan:
             )
 
     def _where(self) -> str:
-        """Returns the file that should hold what is missing, or the folder of several."""
+        """Returns the file that should hold the missing tensors, or the folder of several files."""
         files = {tensor.file for tensor in self._stored.values()}
         return str(files.pop() if len(files) == 1 else files.pop().parent)
 
 
 def _rows_of_blocks(blocks: torch.Tensor) -> torch.Tensor:
-    """Returns MXFP4 blocks, [..., N, K / 32, 16], as rows of packed numbers, [..., N, K / 2]."""
+    """Returns MXFP4 blocks, [..., N, K / 32, 16], as packed rows, [..., N, K / 2]."""
     return blocks.flatten(-2)
 
 
 def as_it_is(values: torch.Tensor) -> torch.Tensor:
-    """Returns what was stored."""
+    """Returns the stored values."""
     return values
 
 

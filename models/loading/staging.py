@@ -1,4 +1,4 @@
-"""Moves stored tensors to the device that the model is on."""
+"""Moves stored tensors to the model's device."""
 
 import threading
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from typing import Protocol
 import torch
 
 CHUNK_BYTES = 16 * 2**20
-"""Size of a pinned buffer; each thread has two, one is filled while the other is copied."""
+"""Size of a pinned buffer; each thread fills one while its other one is copied."""
 MAX_BYTES_IN_FLIGHT = 2**30
-"""Device memory for tensors on their way into parameters; a larger tensor goes alone."""
+"""Device memory for tensors that are being loaded; a larger tensor goes alone."""
 
 
 class Staging(Protocol):
-    """What brings a stored tensor to where the model is."""
+    """Brings a stored tensor to the model's device."""
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
         """Returns `values`, on the model's device."""
@@ -25,7 +25,7 @@ class Staging(Protocol):
 class PinnedStaging:
     """Copies tensors from the CPU to a CUDA device through pinned buffers, from many threads.
 
-    The copy to the device is only queued; what reads the tensor must be queued on the same stream.
+    The copy to the device is only queued; queue reads of the tensor on the same stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -47,7 +47,7 @@ class PinnedStaging:
         return copy
 
     def _buffers(self) -> "cycle[_Buffer]":
-        """Returns this thread's buffers in turns, made when it first asks."""
+        """Returns this thread's buffers in turns, made on first use."""
         if not hasattr(self._thread, "buffers"):
             self._thread.buffers = cycle([_Buffer.allocate(), _Buffer.allocate()])
         buffers: cycle[_Buffer] = self._thread.buffers
@@ -56,7 +56,7 @@ class PinnedStaging:
 
 @dataclass(frozen=True, slots=True)
 class _Buffer:
-    """Pinned memory, and the moment at which its last content had left it."""
+    """Pinned memory, and the event after which its content has been copied."""
 
     memory: torch.Tensor
     left: torch.cuda.Event
@@ -68,12 +68,12 @@ class _Buffer:
 
 
 def stay_on_the_cpu(values: torch.Tensor) -> torch.Tensor:
-    """Returns `values` as they are: pages of their file, read when they are copied."""
+    """Returns `values` unchanged: pages of their file, read when they are copied."""
     return values
 
 
 class BytesInFlight:
-    """Lets threads take up no more than a number of bytes together."""
+    """Limits the bytes that threads hold together."""
 
     def __init__(self, limit: int = MAX_BYTES_IN_FLIGHT) -> None:
         self._limit = limit
@@ -82,7 +82,7 @@ class BytesInFlight:
 
     @contextmanager
     def take(self, num_bytes: int) -> Iterator[None]:
-        """Waits until so many bytes are free, or all are, and takes them for the block's length."""
+        """Waits until num_bytes are free, or all are, and takes them for the block's length."""
         with self._changed:
             self._changed.wait_for(
                 lambda: not self._taken or self._taken + num_bytes <= self._limit
@@ -99,6 +99,6 @@ class BytesInFlight:
 def _bytes(values: torch.Tensor) -> torch.Tensor:
     """Returns a contiguous tensor's bytes, [number of bytes] uint8.
 
-    A scalar that was expanded to a scale is copied first: a stride of 0 has no bytes.
+    A scalar that was expanded to a scale is copied first: with a stride of 0 it has no bytes.
     """
     return values.contiguous().reshape(-1).view(torch.uint8)

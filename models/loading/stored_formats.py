@@ -1,4 +1,4 @@
-"""Decides which weights stay in the form in which they are stored, before any of them is read."""
+"""Decides which weights keep their stored format, before any of them is read."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,23 +14,24 @@ from models.number_formats import FP8
 from models.quantization_config import QuantizationConfig
 
 Stored = Mapping[str, CheckpointTensor] | None
-"""The checkpoint's tensors by their names in the model's family; None: weights are made up."""
+"""The checkpoint's tensors by their names in the model's family; None for dummy weights."""
 
 
 def can_keep(device: torch.device, dtype: torch.dtype, quantization: QuantizationConfig) -> bool:
-    """Returns whether a device multiplies with weights of a form, in a model of some dtype."""
+    """Returns whether a device multiplies weights of a format, in a model of `dtype`."""
     if quantization.method == "mxfp4":
-        # A half has not the range of all scales.
+        # float16 cannot represent every scale.
         return device.type == "cuda" and dtype != torch.float16
     return can_run_fp8(device)
 
 
 def keep_stored_formats(model: CausalLM, stored: Stored) -> None:
-    """Makes the model's weights of the form in which they are stored, where there are products.
+    """Makes the model's weights keep their stored format, where there are products for it.
 
     Args:
-        model: without values; its config says how weights are quantised.
-        stored: the checkpoint; without one, what its config does not leave out counts as stored.
+        model: without values; its config describes the quantisation.
+        stored: the checkpoint; without one, all weights that the config does not exclude count as
+            stored so.
     """
     quantization = model.config.quantization
     assert quantization is not None, "the caller checked"
@@ -58,7 +59,7 @@ def _are_kept(
     stored: Stored,
     is_stored_so: Callable[[str, Mapping[str, CheckpointTensor]], bool],
 ) -> bool:
-    """Returns whether all these tensors are stored in a form, or would be."""
+    """Returns whether all these tensors are stored in a format, or would be."""
     quantization = model.config.quantization
     assert quantization is not None, "the caller checked"
     if stored is None:
@@ -77,7 +78,7 @@ def _is_mxfp4(name: str, stored: Mapping[str, CheckpointTensor]) -> bool:
 
 
 def _expert_names(path: str, model: CausalLM) -> list[str]:
-    """Returns the names of all tensors of a layer's experts; none where they are stored as one."""
+    """Returns the names of all tensors of a layer's experts; none if they are stored stacked."""
     parent, _, own_name = path.rpartition(".")
     return [
         f"{parent}.{each.checkpoint_name}"

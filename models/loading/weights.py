@@ -14,12 +14,12 @@ from models.number_formats import E8M0, FP8
 
 MAX_THREADS = 8
 DECODED_GROWTH = 4
-"""Bytes that come of one stored byte at most: four bits become sixteen."""
+"""Most bytes decoded from one stored byte: four bits become sixteen."""
 PROGRESS_INTERVAL_S = 1.0
 FP8_NAN = 0x7F
-"""All bits but the sign: the one value of float8_e4m3fn that is no number; it has no infinity."""
+"""All bits but the sign: the one NaN of FP8, which has no infinity."""
 E8M0_NAN = 0xFF
-"""The one exponent that is no number."""
+"""The one NaN of E8M0."""
 
 
 def load_weights(
@@ -29,12 +29,12 @@ def load_weights(
 
     Args:
         loads: what to read and where it goes.
-        device: the model's. To a CUDA device, bytes go through pinned buffers and are decoded,
-            cut and converted there; what is on its way takes MAX_BYTES_IN_FLIGHT beside the model.
+        device: the model's. On a CUDA device, bytes go through pinned buffers and are decoded, cut
+            and converted there; loads take up to MAX_BYTES_IN_FLIGHT beside the model.
         on_progress: called about once a second, and at the end, with one line for the operator.
 
     Raises:
-        CheckpointError: a tensor has the wrong shape, or holds what is not a number.
+        CheckpointError: a tensor has the wrong shape, or holds NaN or infinity.
     """
     staging: Staging = PinnedStaging(device) if device.type == "cuda" else stay_on_the_cpu
     in_flight = BytesInFlight()
@@ -54,7 +54,7 @@ def load_weights(
             progress.add(load)
     finally:
         pool.shutdown(cancel_futures=True)
-    # Looked at together: on a CUDA device each look waits for all that is queued.
+    # Read together: on a CUDA device each read waits for all queued work.
     for load, is_finite in zip(loads, torch.stack(are_finite).tolist(), strict=True):
         if not is_finite:
             raise CheckpointError(
@@ -75,31 +75,31 @@ def _load(load: Load, staging: Staging) -> torch.Tensor:
 
 
 def _is_finite(values: torch.Tensor) -> torch.Tensor:
-    """Returns a boolean without dimensions, on the device of `values`."""
+    """Returns a boolean scalar on the device of `values`."""
     if not values.numel() or not values.is_floating_point():
         return torch.ones((), dtype=torch.bool, device=values.device)
     if values.dtype == FP8:
         return ((values.view(torch.uint8) & FP8_NAN) != FP8_NAN).all()
     if values.dtype == E8M0:
         return (values.view(torch.uint8) != E8M0_NAN).all()
-    # The extremes take no memory of the tensor's size, and NaN is passed on.
+    # aminmax allocates nothing of the tensor's size, and propagates NaN.
     smallest, largest = values.aminmax()
     return smallest.isfinite() & largest.isfinite()
 
 
 def _num_bytes(load: Load) -> int:
-    """Returns how much of the files a load reads."""
+    """Returns the bytes that a load reads."""
     return sum(part.nbytes for part in load.parts)
 
 
 def _peak_bytes(load: Load) -> int:
-    """Returns about how much memory a load takes on its way: values come with scales if packed."""
+    """Returns about how much memory a load takes; packed values come with scales."""
     is_packed = len(load.parts) > 1
     return _num_bytes(load) * (1 + DECODED_GROWTH if is_packed else 1)
 
 
 class _Progress:
-    """Says how far the loading is."""
+    """Reports how much is loaded."""
 
     def __init__(self, loads: Sequence[Load], report: Callable[[str], None]) -> None:
         self._report = report
@@ -108,14 +108,14 @@ class _Progress:
         self._started_s = self._reported_s = time.monotonic()
 
     def add(self, load: Load) -> None:
-        """Counts a load that is done."""
+        """Counts a finished load."""
         self._num_loaded += 1
         self._loaded_bytes += _num_bytes(load)
         if time.monotonic() - self._reported_s >= PROGRESS_INTERVAL_S:
             self.finish()
 
     def finish(self) -> None:
-        """Reports what is done."""
+        """Reports the finished loads."""
         self._reported_s = time.monotonic()
         speed = self._loaded_bytes / max(self._reported_s - self._started_s, 1e-3)
         self._report(

@@ -1,7 +1,6 @@
-"""Registers functions as operators that a compiler must not look into.
+"""Registers functions as operators that a compiler does not look into.
 
-Calls of operators without output can be handed to somebody else: whoever captures what a program
-does between them.
+Calls of operators without output can be interrupted, to capture the code between them.
 """
 
 import functools
@@ -17,7 +16,7 @@ NAMESPACE = "octavo"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]  # torch
 
 Interrupt = Callable[[Callable[..., Any], tuple[Any, ...]], None]
-"""Takes what calls an operator and the arguments that it was called with."""
+"""Takes an operator's function and the arguments of an interrupted call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class _Interruption:
 
 
 class _Current(threading.local):
-    """Who takes the calls of operators in a thread."""
+    """The interruption of a thread."""
 
     interruption: _Interruption | None = None
 
@@ -52,14 +51,14 @@ def direct_register_custom_op(
         op_name: name inside the namespace of `target_lib`.
         op_func: the implementation; its annotations give the schema.
         mutates_args: arguments that it writes to.
-        fake_impl: makes outputs of the right shape without computing, for tracing; not needed by
-            operators without output.
+        fake_impl: makes outputs of the right shape without computing, for tracing; operators
+            without output need none.
         target_lib: where to register, if not in Octavo's own library; it must stay alive.
         dispatch_key: the device class that `op_func` serves; by default all of them.
         tags: torch's tags for the operator.
 
     Returns:
-        What to call the operator by. It leaves torch's dispatcher out where nothing traces or
+        A function that calls the operator, without torch's dispatcher where nothing traces or
         watches the program.
     """
     library = target_lib or _LIBRARY
@@ -98,11 +97,11 @@ def _make_nothing(*args: Any, **kwargs: Any) -> None:
 
 @contextmanager
 def interrupted(operators: Collection[str], interrupt: Interrupt) -> Iterator[None]:
-    """Hands the block's calls of some operators, all without output, to `interrupt`.
+    """Passes the block's calls of some operators, all without output, to `interrupt`.
 
     Args:
         operators: as namespace::name.
-        interrupt: is called instead of them, in the same thread.
+        interrupt: called instead of them, in the same thread.
     """
     assert _current.interruption is None, "interruptions do not nest"
     _current.interruption = _Interruption(operators, interrupt)

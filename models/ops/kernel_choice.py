@@ -1,4 +1,4 @@
-"""Says whether an operation runs as one of our kernels or as its PyTorch reference."""
+"""Decides whether an operation runs as one of our kernels or as its PyTorch reference."""
 
 import importlib.util
 
@@ -7,7 +7,7 @@ import torch
 HOPPER = (9, 0)
 """Compute capability of H100 and H200."""
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-"""Triton comes with CUDA builds of torch; a CPU installation has none."""
+"""CUDA builds of torch come with Triton, CPU builds do not."""
 
 
 def has_kernels(device: torch.device) -> bool:
@@ -18,7 +18,6 @@ def has_kernels(device: torch.device) -> bool:
 def runs_as_kernel(x: torch.Tensor) -> bool:
     """Returns whether an operation that a compiler could fuse runs as our kernel on x.
 
-    Under a compiler it does not: the reference is plain PyTorch, which the compiler fuses with its
-    neighbours.
+    Under a compiler the reference runs, as the compiler fuses plain PyTorch with its neighbours.
     """
     return HAS_TRITON and x.is_cuda and x.is_contiguous() and not torch.compiler.is_compiling()

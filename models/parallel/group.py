@@ -1,4 +1,4 @@
-"""A rank's place among the processes that share a model, and what they do together."""
+"""A rank's position among the processes that share a model, and their collectives."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 class ParallelGroup:
     """Processes that each hold a share of every layer.
 
-    The default is one process that holds everything; then collectives cost nothing and need no
+    The default is one process that holds everything; its collectives cost nothing and need no
     torch.distributed. `process_group` is torch's handle; None means the default group.
     """
 
@@ -19,7 +19,7 @@ class ParallelGroup:
     process_group: dist.ProcessGroup | None = None
 
     def __post_init__(self) -> None:
-        """Checks that the rank lies inside the group."""
+        """Checks that the rank is inside the group."""
         if not 0 <= self.rank < self.size:
             raise ValueError(f"rank is {self.rank}; it must be in [0, {self.size})")
 

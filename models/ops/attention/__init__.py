@@ -1,1 +1,1 @@
-"""Attention: its operators, what they read, and the paged cache."""
+"""Attention: its operators, their metadata, and the paged cache."""

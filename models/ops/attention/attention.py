@@ -34,25 +34,25 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
 ) -> None:
     """Stores the step's keys and values, then attends each query to its sequence's cache.
 
-    Given cos and signed_sin it rotates queries and keys first; given the weights too, it
-    normalises their heads before that (models.ops.attention.head_transform). Reads the layer's
-    metadata and cache from the forward context. A step may mix prefill chunks and decodes. Tokens
-    past the end of slot_mapping are padding: their output is undefined.
+    Given cos and signed_sin it first rotates queries and keys; given the weights too, it normalises
+    their heads before that. Reads the layer's metadata and cache from the forward context. A step
+    may mix prefill chunks and decodes. Tokens past the end of slot_mapping are padding: their
+    output is undefined.
     T tokens, Hq/Hk query/kv heads, D head dim.
 
     Args:
-        q: [T, Hq, D]; contiguous unless it is rotated, else each token's heads contiguous.
+        q: [T, Hq, D]; contiguous unless rotated, else each token's heads contiguous.
         k: [T, Hk, D], each token's heads contiguous.
         v: [T, Hk, D], likewise.
         output: [T, Hq, D], contiguous, overwritten.
         layer_index: which layer's cache.
-        cos: [T, 1, D], or None: q and k are ready to attend.
+        cos: [T, 1, D], or None: q and k are already rotated.
         signed_sin: [T, 1, D], with cos.
         q_weight: [D], or None: no norm.
         k_weight: [D], with q_weight.
         eps: of the norms.
-        sliding_window: how many keys a query sees, its own and those before; None means all.
-        sinks: [Hq], scores that take part in each head's softmax and stand for no key; or None.
+        sliding_window: keys that a query sees, its own and those before; None means all.
+        sinks: [Hq], scores that join each head's softmax without a key; or None.
 
     Source: Kwon et al. 2023, "PagedAttention", section 4.1.
     """
@@ -65,7 +65,7 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
             cos=cos, signed_sin=signed_sin, q_weight=q_weight, k_weight=k_weight, eps=eps
         )
     if has_kernels(q.device):
-        # Triton is imported on first use: a CPU installation has none.
+        # Imported on first use: a CPU installation has no Triton.
         from models.ops.triton.attention.attention import attend
 
         attend(q, k, v, output, cache, metadata, transform, sliding_window, sinks)
@@ -86,7 +86,7 @@ def _attend(
     sliding_window: int | None,
     sinks: torch.Tensor | None,
 ) -> None:
-    """Computes one group: gathers its blocks once, then one call of torch's fused attention."""
+    """Computes one group: gathers its blocks once, then calls torch's fused attention."""
     num_requests, num_queries = group.num_requests, group.num_queries
     _, num_heads, head_dim = q.shape
     num_kv_heads = cache.k.shape[2]
@@ -100,7 +100,7 @@ def _attend(
     keys, values = keys.transpose(1, 2), values.transpose(1, 2)
     mask = group.mask if sliding_window is None else slide(group.mask, sliding_window)
     if num_queries == 1:
-        # The query heads of a kv head stand in for query tokens: twice to five times as fast as
+        # Treating the query heads of a kv head as query tokens is 2 to 5 times as fast as
         # enable_gqa in bf16 on a CPU, a tenth faster in fp32 (torch 2.13, Hq 6, Hk 2, D 32).
         queries = q.view(num_requests, num_kv_heads, num_heads // num_kv_heads, head_dim)
     else:
@@ -117,7 +117,7 @@ def _attend(
 
 
 def slide(mask: torch.Tensor, window: int) -> torch.Tensor:
-    """Narrows [..., Q, L] masks that show each query a prefix to the last `window` keys of it."""
+    """Narrows [..., Q, L] masks that show each query a prefix to its last `window` keys."""
     keys = torch.arange(mask.shape[-1], device=mask.device)
     return mask & (keys >= mask.sum(-1, keepdim=True) - window)
 
@@ -125,7 +125,7 @@ def slide(mask: torch.Tensor, window: int) -> torch.Tensor:
 def _with_sinks(
     keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scores: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Appends a key and value of zeros that every query gives the sink's score.
+    """Appends a key and value of zeros, to which every query gives the sink's score.
 
     Args:
         keys: [G, Hk, L, D].
@@ -134,7 +134,7 @@ def _with_sinks(
         scores: [1, H, Q or 1, 1], of each head that attention is called with.
 
     Returns:
-        Keys and values with L + 1 entries; a mask to be added to the scores, [G, H, Q, L + 1].
+        Keys and values with L + 1 entries; a mask to add to the scores, [G, H, Q, L + 1].
     """
     keys, values = (functional.pad(x, (0, 0, 0, 1)) for x in (keys, values))
     hidden = torch.zeros(mask.shape, dtype=keys.dtype, device=keys.device)

@@ -1,4 +1,4 @@
-"""Builds what attention needs in one step from the worker's tables."""
+"""Builds the attention metadata of a step from the worker's tables."""
 
 import sys
 
@@ -12,8 +12,8 @@ from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS, MAX_
 CPU_GROUP_KEYS = 4096
 """Most key positions that single-token requests gather in one call on a CPU.
 
-What is gathered then stays in the cache: 64 requests of 1024 tokens took 130 ms in one call a layer
-and 35 ms in calls of this size (4 layers, 1 thread, fp32).
+Gathered keys then stay in the CPU's cache: 64 requests of 1024 tokens took 130 ms in one call a
+layer and 35 ms in calls of this size (4 layers, 1 thread, fp32).
 """
 
 
@@ -33,8 +33,8 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
 ) -> AttentionMetadata:
     """Gathers block ids and cache slots of a step and splits it into attention groups.
 
-    All tensors lie on the model's device. Where our kernels run nothing is read back from the
-    device; elsewhere query_start_loc and seq_lens are, once.
+    All tensors are on the model's device. With our kernels nothing is read back from it; the
+    reference reads query_start_loc and seq_lens once.
 
     Args:
         query_start_loc: [R + 1] int32, where each request's query tokens start.
@@ -42,19 +42,19 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
         row_ids: [R] int32 or int64, each request's row in block_table.
         block_table: [rows, max_blocks] int32, the worker's whole table, padded with block 0.
         positions: [T] int64, each query token's position in its sequence.
-        token_request: [T] int32 or int64, the request each query token belongs to.
+        token_request: [T] int32 or int64, the request of each query token.
         block_size: tokens in one block.
         max_seqlen_q: longest query, in tokens.
         max_seqlen_k: longest sequence, in tokens.
         workspace: the worker's, from `make_attention_workspace`.
         is_recorded: a captured graph will repeat this with other content of the same tensors, so
-            nothing is read back anywhere, and max_seqlen_k must hold for all.
+            the host reads nothing, and max_seqlen_k must hold for all replays.
     """
     num_blocks = _num_blocks(max_seqlen_k, block_size)
     block_tables = block_table[:, :num_blocks].index_select(0, row_ids)
     groups: list[AttentionGroup] = []
     if has_kernels(block_table.device):
-        # Triton is imported on first use: a CPU installation has none.
+        # Imported on first use: a CPU installation has no Triton.
         from models.ops.triton.attention import slot_mapping as kernel
 
         slot_mapping = kernel.slot_mapping(block_tables, token_request, positions, block_size)
@@ -63,7 +63,7 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
         if is_recorded and len(positions) == len(seq_lens) * max_seqlen_q:
             groups = [_uniform_group(0, max_seqlen_q, block_tables, seq_lens, block_size)]
         elif is_recorded:
-            # Lengths vary, so each token stands for itself.
+            # Lengths vary, so each token is a request of its own.
             tables = block_tables.index_select(0, token_request)
             groups = [_uniform_group(0, 1, tables, positions + 1, block_size)]
         else:
@@ -82,9 +82,9 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
 
 
 def make_attention_workspace(spec: CacheSpec, *, device: torch.device) -> AttentionWorkspace | None:
-    """Returns what decode kernels need to split long sequences; None where they do not run.
+    """Returns the workspace of decode kernels that split long sequences; None without kernels.
 
-    One serves all layers and steps of a model whose layers attend like `spec`, on one stream.
+    One serves all layers and steps of a model whose layers have the same spec, on one stream.
     """
     if not has_kernels(device):
         return None
@@ -106,7 +106,7 @@ def _slot_mapping(
     positions: torch.Tensor,
     block_size: int,
 ) -> torch.Tensor:
-    """Returns where each token's key and value go: [T] int64, block id * block_size + offset."""
+    """Returns each token's slot: [T] int64, block id * block_size + offset."""
     block_index = positions.div(block_size, rounding_mode="floor")
     at_block = token_request * block_tables.shape[1] + block_index
     token_blocks = block_tables.view(-1).index_select(0, at_block)
@@ -116,9 +116,9 @@ def _slot_mapping(
 def _split(
     starts: list[int], seq_lens: torch.Tensor, block_tables: torch.Tensor, block_size: int
 ) -> list[AttentionGroup]:
-    """Groups neighbouring single-token requests; every longer chunk stands alone.
+    """Groups neighbouring single-token requests; every longer chunk is a group of its own.
 
-    Requests without query tokens are left out.
+    Requests without query tokens are skipped.
     """
     lengths = seq_lens.tolist()
     max_keys = CPU_GROUP_KEYS if block_tables.device.type == "cpu" else sys.maxsize
@@ -143,9 +143,9 @@ def _split(
 def _single_token_run(
     starts: list[int], lengths: list[int], first: int, max_keys: int, block_size: int
 ) -> tuple[int, int]:
-    """Returns where the run of single-token requests from `first` ends, and its longest's blocks.
+    """Returns the end of the run of single-token requests from `first`, and its blocks per request.
 
-    All of a run's requests are padded to the longest; together they keep to max_keys positions.
+    A run's requests are padded to the longest; together they have at most max_keys positions.
     """
     end, num_blocks = first, 1  # a dummy row of length 0 still gathers the null block
     while end < len(lengths) and starts[end + 1] - starts[end] == 1:
@@ -163,12 +163,12 @@ def _uniform_group(
     seq_lens: torch.Tensor,
     block_size: int,
 ) -> AttentionGroup:
-    """Returns the group of requests with equally many query tokens: the last one sees all keys."""
+    """Returns the group of requests with equally many query tokens; the last one sees all keys."""
     num_requests, num_blocks = block_tables.shape
     keys = torch.arange(num_blocks * block_size, device=block_tables.device)
-    behind = torch.arange(num_queries - 1, -1, -1, device=block_tables.device)
+    num_later = torch.arange(num_queries - 1, -1, -1, device=block_tables.device)
     # A dummy row has no tokens; seeing one key keeps its softmax finite.
-    num_seen = (seq_lens[:, None] - behind).clamp(min=1)
+    num_seen = (seq_lens[:, None] - num_later).clamp(min=1)
     return AttentionGroup(
         first_token=first_token,
         num_requests=num_requests,

@@ -1,4 +1,4 @@
-"""What each implementation of attention allows a captured graph to hold."""
+"""Which steps a captured graph may hold, by implementation of attention."""
 
 import enum
 
@@ -8,19 +8,19 @@ from models.ops.kernel_choice import has_kernels
 
 
 class AttentionCGSupport(enum.IntEnum):
-    """Which steps' attention may run inside a captured graph; more is larger."""
+    """Steps whose attention may run inside a captured graph; a larger value allows more."""
 
     NEVER = 0
     UNIFORM_SINGLE_TOKEN_DECODE = 1
-    """Steps in which every request brings one token."""
+    """Steps in which every request has one token."""
     UNIFORM_BATCH = 2
-    """Steps in which every request brings equally many tokens."""
+    """Steps in which every request has equally many tokens."""
     ALWAYS = 3
     """All steps."""
 
 
 def attention_cudagraph_support(device: torch.device) -> AttentionCGSupport:
-    """Returns what attention on `device` supports.
+    """Returns the steps that attention on `device` supports.
 
     The kernels read lengths and block tables from device memory, and their grids depend only on the
     number of tokens and requests. The reference plans each step on the host.

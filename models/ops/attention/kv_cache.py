@@ -11,8 +11,8 @@ def write_kv_cache(
 ) -> None:
     """Stores each token's key and value in its slot.
 
-    Padding tokens have slots in the null block 0, which nothing reads, or lie past the end of
-    slot_mapping and are left out.
+    Padding tokens have slots in the null block 0, which nothing reads, or are past the end of
+    slot_mapping and are skipped.
 
     Args:
         cache: one layer's cache, changed in place.
@@ -26,7 +26,7 @@ def write_kv_cache(
         if scale is not None:
             values, scales = quantize_heads(values)
             scale.flatten(0, 1).index_copy_(0, slot_mapping, scales)
-            # Torch copies bytes by index on every device, 8-bit floats only on some.
+            # Torch copies bytes by index on every device, FP8 only on some.
             stored, values = stored.view(torch.uint8), values.view(torch.uint8)
         stored.flatten(0, 1).index_copy_(0, slot_mapping, values)
 
@@ -43,18 +43,18 @@ def read_kv_cache(
 
 
 def quantize_heads(heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rounds each head to 8-bit floats, its largest number to the largest of them.
+    """Rounds each head to FP8, scaled so that its largest magnitude becomes FP8_MAX.
 
     Args:
         heads: [..., D], finite.
 
     Returns:
-        [..., D] float8_e4m3fn, and [...] float32 that they are multiplied by.
+        [..., D] FP8 and its scales, [...] float32.
     """
     scales = heads.abs().amax(-1).float().clamp(min=SMALLEST_HEAD) / FP8_MAX
     return (heads / scales.unsqueeze(-1)).to(FP8_CACHE_DTYPE), scales
 
 
 def _scaled(stored: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
-    """Returns the numbers that heads [..., D] and their scales [...] stand for."""
+    """Returns heads [..., D] multiplied by their scales [...], if any."""
     return stored if scales is None else stored.float() * scales.unsqueeze(-1)

@@ -1,6 +1,6 @@
 """Attention to cached latent vectors: octavo::latent_attention_with_output.
 
-Like models.ops.attention.attention it has no output and writes into a tensor that its caller made.
+Like models.ops.attention.attention it has no output and writes into its caller's tensor.
 """
 
 import torch
@@ -27,21 +27,21 @@ def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no data
 ) -> None:
     """Stores the step's latent vectors, then attends each query to its sequence's.
 
-    An entry is both the key of all heads and, without its last P numbers, their value. Reads
+    An entry is the key of all heads and, without its last P elements, their value. Reads
     attn_metadata and kv_cache_data[layer_index] of the forward context. Tokens past the end of
-    slot_mapping are padding: what they get is undefined. With an index each query attends to no
-    more than top_k tokens: those of the highest score, the sum over the index's heads of
-    weight * relu(query * key).
-    T tokens, H heads, C numbers of a latent vector, P rotated ones, J heads of size D of the index.
+    slot_mapping are padding: their output is undefined. With an index each query attends to the
+    top_k tokens of the highest score: the sum over the index's heads of weight * relu(query * key).
+    T tokens, H heads, C elements of a latent vector, P rotated ones, J heads of size D of the
+    index.
 
     Args:
         q: [T, H, C + P], contiguous.
-        entry: [T, C + P], contiguous; what is to be cached of each token.
+        entry: [T, C + P], contiguous; cached for each token.
         output: [T, H, C], contiguous, overwritten.
         layer_index: which layer's cache.
         scale: factor of the scores.
-        index_q: [T, J, D], contiguous, or None: no index, and none of the three that follow.
-        index_k: [T, D], contiguous; what is to be cached of each token.
+        index_q: [T, J, D], contiguous, or None: no index, nor the three that follow.
+        index_k: [T, D], contiguous; cached for each token.
         index_weights: [T, J] float32, contiguous.
         top_k: as above.
 
@@ -58,7 +58,7 @@ def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no data
         cache.index_keys.flatten(0, 1).index_copy_(0, slots, index_k[: len(slots)])
         index = IndexQueries(q=index_q, weights=index_weights, top_k=top_k)
     if has_kernels(q.device):
-        # Triton is imported on first use: a CPU installation has none.
+        # Imported on first use: a CPU installation has no Triton.
         from models.ops.triton.attention.latent_attention import latent_attention
 
         is_prefill = context.context.is_prefill
@@ -80,7 +80,7 @@ def _attend(
     scale: float,
     mask: torch.Tensor,
 ) -> None:
-    """Computes one group: gathers its blocks once; the heads stand in for query tokens."""
+    """Computes one group: gathers its blocks once and treats the heads as query tokens."""
     num_requests, num_queries = group.num_requests, group.num_queries
     _, num_heads, size = q.shape
     keys = cache.latent.index_select(0, group.block_ids).view(num_requests, -1, size)

@@ -1,18 +1,17 @@
-"""Keeps what was left in a block by its last owner away from the one who has it now."""
+"""Hides a block's former content from the request that has the block now."""
 
 import torch
 from torch import Tensor
 
 
 def clear_unseen(gathered: Tensor, mask: Tensor, block_size: int) -> None:
-    """Zeroes, in place, what stands behind the last key that a query sees, in that key's block.
+    """Zeroes, in place, the slots after the last key that a query sees, in that key's block.
 
-    A mask is not enough: a weight of zero times NaN is NaN, and so is infinity less infinity. The
-    kernels load no such key; the references gather whole blocks. Blocks behind that one are the
-    null block, which no request writes.
+    A mask is not enough: 0 * NaN and inf - inf are NaN. The kernels do not load such keys; the
+    references gather whole blocks. Later blocks are the null block, which no request writes.
 
     Args:
-        gathered: [G, L, ...] contiguous, the blocks of G requests one after the other.
+        gathered: [G, L, ...] contiguous, the blocks of each of G requests.
         mask: [G, 1, Q, L] bool, keys that each query sees; the last query sees them all.
         block_size: tokens of a block; L is a multiple of it.
     """

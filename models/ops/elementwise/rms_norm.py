@@ -24,7 +24,7 @@ def add_rms_norm(
     """Adds x to the residual stream; returns the normalised sum and the sum itself.
 
     Args:
-        x: [T, K], or parts [S, T, K] that x is the sum of, in float32.
+        x: [T, K], or its addends [S, T, K] in float32.
         residual: [T, K].
         weight: [K].
         eps: added to the mean square.

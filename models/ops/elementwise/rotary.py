@@ -6,8 +6,8 @@ import torch
 def apply_rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
     """Turns each pair (x[i], x[i + D/2]) of every head by its token's angle.
 
-    With the sign of the first half's sine in the table, x * cos + swap_halves(x) * signed_sin is
-    the rotation in three operations.
+    The table holds the sign of the first half's sine, so the rotation is three operations: x * cos
+    + swap_halves(x) * signed_sin.
 
     Args:
         x: [T, H, D].

@@ -1,4 +1,4 @@
-"""Matrix products of 8-bit floats: weights stored so, activations made so on the way in.
+"""FP8 products: weights are stored in FP8, activations are rounded to it.
 
 Source: Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; the blocks are those of
 DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.3.
@@ -18,7 +18,7 @@ def fp8_row_linear(
 
     Args:
         x: [T, K], K a multiple of 16.
-        weight: [N, K] float8_e4m3fn, contiguous, N a multiple of 16.
+        weight: [N, K] FP8, contiguous, N a multiple of 16.
         weight_scale: [N, 1] float32.
         bias: [N] or None.
 
@@ -32,11 +32,11 @@ def fp8_row_linear(
 def fp8_block_linear(
     x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Returns x @ (weight * weight_scale).T + bias, x rounded to FP8 in runs of 128 features.
+    """Returns x @ (weight * weight_scale).T + bias, with x rounded to FP8 in runs of 128 features.
 
     Args:
         x: [T, K].
-        weight: [N, K] float8_e4m3fn, contiguous.
+        weight: [N, K] FP8, contiguous.
         weight_scale: [ceil(N / 128), ceil(K / 128)] float32.
         bias: [N] or None.
 
@@ -55,7 +55,7 @@ def quantize(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tens
         group_size: features that share a scale; the last group may be shorter.
 
     Returns:
-        [T, K] float8_e4m3fn and its scales, [T, ceil(K / group_size)] float32.
+        [T, K] FP8 and its scales, [T, ceil(K / group_size)] float32.
     """
     groups = torch.split(x.to(torch.float32), group_size, dim=-1)
     amax = torch.stack([group.abs().amax(-1) for group in groups], dim=-1)
@@ -77,7 +77,7 @@ def _fp8_linear(
     bias: torch.Tensor | None,
     is_blocked: bool,
 ) -> torch.Tensor:
-    """Runs the product on the kernels of x's device."""
+    """Runs the product with the kernels of x's device."""
     if not has_kernels(x.device):
         return _reference(x, weight, weight_scale, bias, is_blocked)
     from models.ops.triton.linear import fp8_linear as kernel
@@ -85,7 +85,7 @@ def _fp8_linear(
     if is_blocked:
         return kernel.fp8_block_linear(x, weight, weight_scale, bias)
     rounded, scale = kernel.quantize(x, x.shape[-1])
-    # cuBLAS and CUTLASS write products that are scaled by row in bfloat16 only.
+    # cuBLAS and CUTLASS write products scaled by row in bfloat16 only.
     output = torch._scaled_mm(
         rounded, weight.t(), scale_a=scale, scale_b=weight_scale.t(), out_dtype=torch.bfloat16
     ).to(x.dtype)
@@ -105,7 +105,7 @@ def _reference(
     bias: torch.Tensor | None,
     is_blocked: bool,
 ) -> torch.Tensor:
-    """Computes in float32 what the kernels do: both sides rounded, then multiplied."""
+    """Computes in float32 what the kernels do: rounds both factors, then multiplies."""
     num_features = x.shape[-1]
     group_size = BLOCK if is_blocked else num_features
     rounded, scale = quantize(x, group_size)

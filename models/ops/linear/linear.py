@@ -1,8 +1,8 @@
 """Matrix products, with the norm before them and the gate or the residual sum after them.
 
-A product of few tokens takes as long as reading its weights. On a GPU these are kernels of ours,
-which fuse what stands around them. Those of more tokens are ours where a gate follows, or where
-outputs are few; the others are torch's.
+A product of few tokens takes as long as reading its weights. On a GPU our kernels compute it and
+fuse its neighbours. Of products of more tokens, those with a gate or few outputs are ours, the
+others torch's.
 """
 
 import torch
@@ -20,7 +20,8 @@ from models.ops.triton.linear.linear_configurations import (
 from models.ops.triton.linear.wide_configurations import WideTiles, wide_tiles
 
 _MANY_TOKENS = 512
-"""From so many on torch's product adds to the residual stream in less time than the next norm."""
+"""From this many tokens on torch's product adds to the residual stream faster than the next norm
+does."""
 
 
 def linear(
@@ -48,7 +49,7 @@ def linear(
             return _wide_linear(x, weight, wide, is_gated=True)
         output = functional.linear(x, weight, bias)
         return silu_and_mul(output) if is_gated else output
-    # Triton is imported on first use: a CPU installation has none.
+    # Imported on first use: a CPU installation has no Triton.
     if isinstance(tiles, VectorTiles):
         from models.ops.triton.linear.vector_linear import vector_linear
 
@@ -83,11 +84,11 @@ def add_linear(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Adds x @ weight^T + bias to the residual stream [T, N], or leaves the sum to the next norm.
 
-    The residual is used up: with many tokens it becomes the sum.
+    Consumes the residual: with many tokens it becomes the sum.
 
     Returns:
-        The sum and None, or the two arguments of `add_rms_norm` (models.ops.elementwise.rms_norm):
-        the product, perhaps in parts [S, T, N], and the residual.
+        The sum and None, or the arguments of `add_rms_norm` (models.ops.elementwise.rms_norm): the
+        product, perhaps in parts [S, T, N], and the residual.
     """
     tiles = _tiles(x, weight, bias, is_gated=False)
     if tiles is None:
@@ -112,7 +113,7 @@ def _tiles(
     """Returns the tiles of our kernel; None if the product is torch's."""
     if not runs_as_kernel(x) or x.dim() != 2 or (is_gated and bias is not None):
         return None
-    if x.shape[0] > MOST_TOKENS:  # not worth a place in the table's memory
+    if x.shape[0] > MOST_TOKENS:  # not worth an entry of the cache
         return None
     size = _size(x, weight, is_gated=is_gated)
     return skinny_tiles(*size, is_gated=is_gated, dtype=x.dtype, device=x.device)
@@ -121,7 +122,7 @@ def _tiles(
 def _wide_tiles(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, is_gated: bool
 ) -> WideTiles | None:
-    """Returns the tiles of our kernel of many tokens; None if the product is torch's."""
+    """Returns the tiles of our kernel for many tokens; None if the product is torch's."""
     if not runs_as_kernel(x) or x.dim() != 2 or x.shape[0] <= MOST_TOKENS or bias is not None:
         return None
     size = _size(x, weight, is_gated=is_gated)

@@ -1,12 +1,11 @@
-"""Experts whose weights stay as they are stored, in 8 or 4 bits, and what their numbers are.
+"""Experts whose weights stay in 8 or 4 bits, and how their values are computed.
 
-Both formats keep a matrix [N, K] in fewer bytes, with scales beside it. gate_up is gate and up one
-above the other, each with scales of its own.
+Both formats keep a matrix [N, K] in fewer bytes, with scales. gate_up stacks gate and up, each with
+scales of its own.
 
-- FP8: [N, K] float8_e4m3fn; float32 scales, [ceil(N / 128), ceil(K / 128)], one per block, or
-  [N, 1], one per row.
-- MXFP4: [N, K / 2] uint8; scales [N, K / 32] uint8, exponents of two above -127, one per run of 32
-  numbers of a row. A byte holds two neighbours, the first in its lower half.
+- FP8: [N, K]; float32 scales, [ceil(N / 128), ceil(K / 128)] by block or [N, 1] by row.
+- MXFP4: [N, K / 2] uint8; scales [N, K / 32] uint8, exponents of two plus 127, one per run of 32
+  elements of a row. A byte holds two neighbours, the first in its lower half.
 
 Sources: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.3; Open Compute Project 2023,
 "OCP Microscaling Formats (MX) Specification", sections 5.1 and 5.3.
@@ -21,13 +20,13 @@ from models.ops.linear.fp8_linear import by_element
 def expert_values(
     weight: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype, *, num_parts: int = 1
 ) -> torch.Tensor:
-    """Returns one expert's matrix as plain numbers, [N, K] of `dtype`.
+    """Returns one expert's matrix without scales, [N, K] of `dtype`.
 
     Args:
         weight: [N, K], or packed as the module says.
-        scale: as the module says; None for weights that are what they say.
-        dtype: of the result; scaling is done in float32 or what is more exact.
-        num_parts: matrices of equal height that were put one above the other.
+        scale: as the module says; None for unscaled weights.
+        dtype: of the result; scaling is done in float32 or wider.
+        num_parts: stacked matrices of equal height.
     """
     if scale is None:
         return weight
@@ -39,14 +38,14 @@ def expert_values(
 
 
 def _fp8_values(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns the numbers of a matrix with a scale per row or block."""
+    """Returns the values of a matrix with a scale per row or block."""
     if scale.shape == (len(weight), 1):
         return weight.to(dtype) * scale.to(dtype)
     return weight.to(dtype) * by_element(scale, weight.shape).to(dtype)
 
 
 def _mxfp4_values(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns the numbers of a packed matrix."""
+    """Returns the values of a packed matrix."""
     values = e2m1_values(weight, dtype)
     scales = powers_of_two(scale).to(dtype).repeat_interleave(MXFP4_RUN, -1)
     return values * scales
@@ -59,5 +58,5 @@ def e2m1_values(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def powers_of_two(exponents: torch.Tensor) -> torch.Tensor:
-    """Returns what unsigned exponent bytes mean, in float32; 255 means not a number."""
+    """Returns the float32 values of unsigned exponent bytes; 255 is NaN."""
     return exponents.view(E8M0).to(torch.float32)

@@ -30,10 +30,10 @@ def fused_moe(  # noqa: PLR0913  # an operator takes no dataclasses
     alpha: float,
     limit: float | None,
 ) -> torch.Tensor:
-    """Sends each token through its best experts and adds up what they return, weighted.
+    """Sends each token through its best experts and adds up their weighted results.
 
-    An operator of its own because which expert computes which token depends on the data: a
-    compiler must not look into it, and on a GPU nothing of it comes back to the host.
+    It is an operator because the data decide which expert computes which token: a compiler cannot
+    trace that, and on a GPU nothing of it returns to the host.
     T tokens, H hidden size, E experts.
 
     Args:
@@ -79,7 +79,7 @@ def fused_moe(  # noqa: PLR0913  # an operator takes no dataclasses
         limit=limit,
     )
     if has_kernels(hidden.device):
-        # Triton is imported on first use: a CPU installation has none.
+        # Imported on first use: a CPU installation has no Triton.
         from models.ops.triton.moe import moe as kernel
 
         return kernel.apply_experts(
@@ -96,11 +96,11 @@ def fused_moe(  # noqa: PLR0913  # an operator takes no dataclasses
 def route(
     logits: torch.Tensor, correction_bias: torch.Tensor | None, routing: Routing
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chooses top_k experts for each token and says how much each counts.
+    """Chooses top_k experts for each token, and their weights.
 
-    Scores are the softmax or sigmoid of the logits. The bias joins them for the choice and not for
-    the weights. With groups, only experts of the top_groups best ones are chosen; a group is as
-    good as its best expert or, with a bias, its best two.
+    Scores are the softmax or sigmoid of the logits. The bias joins them for the choice, not for the
+    weights. With groups, only experts of the top_groups best ones are chosen; a group's score is
+    that of its best expert or, with a bias, the sum of its best two.
 
     Returns:
         Weights, [T, top_k] float32, and expert ids, [T, top_k] int64.
@@ -133,10 +133,10 @@ def apply_experts(
     *,
     rounds_activations: bool = False,
 ) -> torch.Tensor:
-    """Adds up what each token's experts return, [T, H] like hidden.
+    """Adds up the results of each token's experts, [T, H] like hidden.
 
-    Weights and ids, [T, top_k], say which they are. Computes one expert after the other. What goes
-    into a product of 8-bit floats is rounded before it, in runs of 128 features.
+    Weights and ids are [T, top_k]. Computes one expert after the other. rounds_activations: rounds
+    the input of every product to FP8, in runs of 128 features.
     """
     num_experts, top_k = len(experts.down), ids.shape[1]
     by_expert = ids.flatten().argsort(stable=True)
@@ -161,7 +161,7 @@ def apply_experts(
 
 
 def _rounded(x: torch.Tensor) -> torch.Tensor:
-    """Returns [T, K] as the numbers that its rounding to FP8 stands for."""
+    """Returns [T, K] rounded to FP8 and back."""
     values, scale = quantize(x, BLOCK)
     exact = torch.promote_types(x.dtype, torch.float32)
     scales = scale.to(exact).repeat_interleave(BLOCK, -1)[:, : x.shape[-1]]
@@ -177,7 +177,7 @@ def _linear(
     *,
     num_parts: int = 1,
 ) -> torch.Tensor:
-    """Applies one expert's matrix, of parts one above the other, and bias."""
+    """Applies one expert's matrix, of stacked parts, and bias."""
     scale = None if scales is None else scales[expert]
     matrix = expert_values(weights[expert], scale, x.dtype, num_parts=num_parts)
     return functional.linear(x, matrix, None if biases is None else biases[expert])
@@ -186,8 +186,8 @@ def _linear(
 def gated(gate_up: torch.Tensor, alpha: float, limit: float | None) -> torch.Tensor:
     """Maps gate and up, [..., 2 * I], to [..., I].
 
-    silu(gate) * up without a limit. With one, gate is cut off above it and up on both sides, and
-    the result is gate * sigmoid(alpha * gate) * (up + 1).
+    Without a limit silu(gate) * up. With one, clamps the gate from above and up on both sides, and
+    returns gate * sigmoid(alpha * gate) * (up + 1).
 
     Source: OpenAI 2025, "gpt-oss model card", section 2.2.
     """

@@ -1,4 +1,4 @@
-"""What a mixture of experts is made of: how tokens choose experts, and the experts' weights."""
+"""The operands of a mixture of experts: routing rules and weights."""
 
 from dataclasses import dataclass
 
@@ -9,11 +9,14 @@ from models.number_formats import FP8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """How a token's experts are chosen and weighted; models.ops.moe.moe.route says what it means.
+    """How a token's experts are chosen and weighted; see models.ops.moe.moe.route.
 
-    top_k: experts of each token. is_sigmoid: of the logits, and not the softmax over all experts.
-    is_normed: weights are made to sum to 1. scaling: factor of all weights. num_groups: equal
-    groups of experts. top_groups: groups that a token's experts come from.
+    top_k: experts of each token.
+    is_sigmoid: scores are the sigmoid of the logits, not the softmax over all experts.
+    is_normed: weights are made to sum to 1.
+    scaling: factor of all weights.
+    num_groups: equal groups of experts.
+    top_groups: groups that a token's experts come from.
     """
 
     top_k: int
@@ -28,10 +31,13 @@ class Routing:
 class ExpertWeights:
     """Experts and their gate. E experts, H hidden size, I inner size of one expert.
 
-    gate_up: [E, 2 * I, H], gate before up. down: [E, H, I]. gate_up_bias: [E, 2 * I] or None.
-    down_bias: [E, H] or None. gate_up_scale, down_scale: of weights that stay in 8 or 4 bits,
-    which models.ops.moe.expert_formats describes; None for others. alpha, limit: of the gate, see
-    models.ops.moe.moe.gated.
+    gate_up: [E, 2 * I, H], gate before up.
+    down: [E, H, I].
+    gate_up_bias: [E, 2 * I] or None.
+    down_bias: [E, H] or None.
+    gate_up_scale, down_scale: of weights kept in 8 or 4 bits, see models.ops.moe.expert_formats;
+        None for others.
+    alpha, limit: of the gate, see models.ops.moe.moe.gated.
     """
 
     gate_up: torch.Tensor
@@ -56,15 +62,15 @@ class ExpertWeights:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether the weights need their scales."""
+        """Whether the weights have scales."""
         return self.down_scale is not None
 
     @property
     def is_fp8(self) -> bool:
-        """Whether the weights are 8-bit floats."""
+        """Whether the weights are FP8."""
         return self.down.dtype == FP8
 
     @property
     def is_scaled_by_row(self) -> bool:
-        """Whether each row of an FP8 matrix has one scale, and not each block."""
+        """Whether each row of an FP8 matrix has one scale, not each block."""
         return self.down_scale is not None and self.down_scale.shape[1:] == (self.down.shape[1], 1)

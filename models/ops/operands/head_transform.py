@@ -7,10 +7,11 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadTransform:
-    """Rotary positions, and each head's norm before them if there are weights.
+    """Rotary positions, after each head's norm if there are weights.
 
     cos, signed_sin: [T, 1, D], see `models.ops.elementwise.rotary.apply_rotary`.
-    q_weight, k_weight: [D], of the norms; both or neither. eps: theirs.
+    q_weight, k_weight: [D], of the norms; both or neither.
+    eps: of the norms.
     """
 
     cos: torch.Tensor

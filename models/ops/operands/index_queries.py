@@ -1,4 +1,4 @@
-"""What an indexer asks for."""
+"""The queries of an indexer."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,11 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexQueries:
-    """Of T tokens, J heads of size D of the index.
+    """Queries of T tokens, for an index with J heads of size D.
 
-    q: [T, J, D]. weights: [T, J] float32, scaling included. top_k: tokens to choose at most.
+    q: [T, J, D].
+    weights: [T, J] float32, scaling included.
+    top_k: most tokens to choose.
     """
 
     q: torch.Tensor
@@ -17,5 +19,5 @@ class IndexQueries:
     top_k: int
 
     def of(self, tokens: slice) -> "IndexQueries":
-        """Returns those of some tokens."""
+        """Returns the queries of some tokens."""
         return IndexQueries(q=self.q[tokens], weights=self.weights[tokens], top_k=self.top_k)

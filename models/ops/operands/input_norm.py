@@ -9,7 +9,8 @@ import torch
 class InputNorm:
     """Root-mean-square norm of an operation's input [..., K]; see models.ops.elementwise.rms_norm.
 
-    weight: [K]. eps: added to the mean square.
+    weight: [K].
+    eps: added to the mean square.
     """
 
     weight: torch.Tensor

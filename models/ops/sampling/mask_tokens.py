@@ -7,7 +7,7 @@ from models.ops.kernel_choice import has_kernels
 
 
 def mask_tokens(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """Makes tokens impossible whose bit is not set, in G rows of the logits, in place.
+    """Sets the logits of tokens whose bit is 0 to minus infinity, in G rows, in place.
 
     Args:
         logits: [S, V] float32, contiguous.

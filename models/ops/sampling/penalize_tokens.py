@@ -10,11 +10,11 @@ from models.ops.kernel_choice import has_kernels
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Penalties:
-    """Penalties of E sequences and the tokens they look at.
+    """Penalties of E sequences and the tokens that they apply to.
 
     tokens: [R, L] int32, a table with a sequence in each row; columns contiguous.
-    row_ids: [E] int32, where in the table the sequences are.
-    seq_lens: [E] int32, their tokens, at most L; what stands behind them is ignored.
+    row_ids: [E] int32, each sequence's row.
+    seq_lens: [E] int32, tokens of each sequence, at most L.
     num_prompt_tokens: [E] int64, how many of them are the prompt.
     repetition, frequency, presence: [E] float32; 1, 0 and 0 change nothing.
     """
@@ -29,11 +29,11 @@ class Penalties:
 
 
 def penalize_tokens(logits: Tensor, indices: Tensor, penalties: Penalties) -> None:
-    """Makes tokens less likely that were seen before, in E rows of the logits, in place.
+    """Makes tokens that were seen before less likely, in E rows of the logits, in place.
 
-    Repetition divides positive and multiplies negative logits of tokens in prompt or output
-    (Keskar et al. 2019, "CTRL", section 4.1). Frequency and presence subtract for tokens in the
-    output alone, by count and once: logit - frequency * count - presence * (count > 0).
+    Repetition divides positive and multiplies negative logits of tokens in prompt or output (Keskar
+    et al. 2019, "CTRL", section 4.1). Frequency and presence apply to tokens in the output: logit -
+    frequency * count - presence * (count > 0).
 
     Args:
         logits: [S, V] float32, contiguous.
@@ -70,6 +70,6 @@ def penalize_tokens(logits: Tensor, indices: Tensor, penalties: Penalties) -> No
 
 def _count(history: Tensor, counted: Tensor, logits: Tensor) -> Tensor:
     """Returns how often each row's history holds each token where `counted`, as [E, V] float32."""
-    # Columns behind a sequence hold tokens of the row's earlier owners: valid ids, weight 0.
+    # Columns after a sequence hold tokens of the row's earlier owners: valid ids, weight 0.
     counts = logits.new_zeros(len(history), logits.shape[1])
     return counts.scatter_add_(1, history, counted.to(logits.dtype))

@@ -1,15 +1,15 @@
 """Draws one token per row from truncated distributions, without a sort.
 
-Order: temperature, top-k, top-p on what top-k left, min-p. A truncation keeps or drops all tokens
-of one logit together:
+Order: temperature, top-k, top-p on the rest, min-p. A truncation keeps or drops all tokens of one
+logit together:
 
     top-k   keeps the logits of which fewer than k tokens have a larger one;
-    top-p   keeps the logits above which less than top_p of the weight lies, and always the largest;
+    top-p   keeps the largest logit, and those above which less than top_p of the weight is;
     min-p   keeps the tokens that weigh at least min_p times the largest.
 
-The draw inverts the cumulative weights, tokens in the order of their ids, at one uniform number per
-row. All of it is arithmetic on whole numbers (models.ops.sampling.token_weights), so the kernel and
-the reference, which does sort, name the same token.
+The draw inverts the cumulative weights, in token id order, at one uniform number per row. All of it
+is integer arithmetic (models.ops.sampling.token_weights), so the kernel and the reference, which
+does sort, choose the same token.
 """
 
 import torch
@@ -31,7 +31,7 @@ def sample_tokens(
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Returns one token per row, [S] int64; the most likely one, lowest id first, of greedy rows.
+    """Returns one token per row, [S] int64; greedy rows get the most likely one, lowest id first.
 
     A row whose largest logit is NaN or infinite gets NO_TOKEN.
 
@@ -67,9 +67,9 @@ def where_sound(largest: Tensor, token_ids: Tensor) -> Tensor:
 def kept_weights(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
 ) -> Tensor:
-    """Returns what each token weighs, [S, V] int64, 0 where a truncation drops it.
+    """Returns the weight of each token, [S, V] int64, 0 where a truncation drops it.
 
-    Greedy rows weigh as at temperature 1. Waits for the device if the tensors are on one.
+    Greedy rows weigh as at temperature 1. Synchronises with the device.
     """
     logits = logits.float()
     depths = logits.amax(dim=-1, keepdim=True) - logits
@@ -84,7 +84,7 @@ def kept_weights(
 
 
 def _num_candidates(vocab_size: int, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> int:
-    """Returns how many of the most likely tokens the truncations must look at."""
+    """Returns how many of the most likely tokens the truncations need."""
     draws = temperature > 0
     top_k = torch.where(draws & (top_k < vocab_size), top_k, 0)
     if bool((draws & (top_p < 1) & (top_k == 0)).any()):
@@ -103,7 +103,7 @@ def _top_k_top_p_cut(
     """Returns [S], the largest depth that top-k and then top-p keep."""
     candidates = depths.topk(num_candidates, dim=-1, largest=False).values
     has_top_k = (top_k > 0) & (top_k < depths.shape[-1])
-    # A greedy row's top-k does not count towards the candidates and may be larger.
+    # A greedy row's top-k is not among the candidates' and may be larger.
     kth = (top_k - 1).clamp(min=0, max=num_candidates - 1)
     kth_depth = candidates.gather(-1, kth[:, None]).squeeze(-1)
     cut = torch.where(has_top_k, kth_depth, torch.inf)

@@ -1,4 +1,4 @@
-"""The tokens of a decode step: read from the table of sequences, and written back to it."""
+"""The tokens of a decode step: reads them from the table of sequences and writes the next ones."""
 
 import torch
 
@@ -38,7 +38,7 @@ def choose_greedily(
     """Returns the most likely token of each of R rows, [R] int32, and writes it to the table.
 
     On a tie it is the lowest id. A row whose largest logit is NaN or infinite gets NO_TOKEN, and
-    the table token 0, for the next step looks it up before anybody knows.
+    the table gets token 0, as the next step looks it up before the host has seen the result.
 
     Args:
         logits: [R, V], rows contiguous.

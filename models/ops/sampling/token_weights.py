@@ -1,9 +1,9 @@
-"""What each token weighs when one of them is drawn, in whole numbers.
+"""Integer weights of tokens in a draw.
 
 The most likely token weighs 2**44, any other 2**44 * exp((logit - largest) / temperature), rounded
-down. Sums of whole numbers do not depend on the order of their terms: however a row is split over
-programs, and on whichever device, the same tokens survive a truncation and the same one is drawn.
-For that reason exp2 is written out in operations that every device rounds in the same way.
+down. Integer sums do not depend on the order of their terms: however a row is split over programs,
+and on any device, truncations keep the same tokens and the draw is the same. So exp2 is written in
+operations that every device rounds in the same way.
 """
 
 import torch
@@ -20,7 +20,7 @@ from models.ops.operands.draws import (
 
 
 def scale_of(temperature: Tensor) -> Tensor:
-    """Returns by how many halvings of the weight one unit of logit counts, [S] float32."""
+    """Returns the halvings of the weight per unit of logit, [S] float32."""
     return LOG2_E / temperature.clamp(min=MIN_TEMPERATURE)
 
 
@@ -28,11 +28,11 @@ def weights_at(depths: Tensor, scales: Tensor) -> Tensor:
     """Returns the weights of tokens, int64 in [0, 2**44].
 
     Args:
-        depths: [S, n] float32, how far each logit lies below its row's largest.
+        depths: [S, n] float32, how far each logit is below its row's largest.
         scales: [S] float32, from `scale_of`.
     """
     halvings = depths * scales[:, None]
-    # Also catches NaN, which compares with nothing.
+    # Also catches NaN: comparisons with it are false.
     halvings = torch.where(halvings < MAX_HALVINGS, halvings, MAX_HALVINGS)
     whole = (halvings + 0.5).int()
     rest = whole.float() - halvings

@@ -22,12 +22,12 @@ def top_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tenso
 
         return kernel.top_logprobs(logits.contiguous(), token_ids, num_top)
     logits = logits.float()
-    # Subtracting the sum from the few logits reported spares a [S, V] log_softmax.
+    # Subtracting the sum from the few reported logits saves a [S, V] log_softmax.
     log_total = logits.logsumexp(dim=-1, keepdim=True)
     chosen = (logits.gather(-1, token_ids[:, None]) - log_total).squeeze(-1)
     if not num_top:
         empty = logits.new_empty(len(logits), 0)
         return chosen, empty.long(), empty
-    # A stable sort, as topk leaves the order of ties open.
+    # A stable sort: topk does not define the order of ties.
     top = torch.sort(logits, dim=-1, descending=True, stable=True)
     return chosen, top.indices[:, :num_top], top.values[:, :num_top] - log_total

@@ -1,7 +1,7 @@
-"""Random numbers that depend on nothing but a seed and a position.
+"""Random numbers that depend only on a seed and a position.
 
-A counter-based generator has no state to carry between steps, so a request draws the same numbers
-whatever shares its batch and however often it is recomputed.
+A counter-based generator has no state between steps, so a request draws the same numbers in any
+batch and after any recomputation.
 
 Source: splitmix64, Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators",
 figure 16 (the constants are Stafford's variant 13).
@@ -22,8 +22,8 @@ def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     Returns:
         [S] float64, a multiple of 2**-48.
     """
-    # The seed is mixed before the position is added: neighbouring seeds would otherwise share
-    # one sequence at an offset.
+    # Mix the seed before adding the position: neighbouring seeds would otherwise share one
+    # sequence at an offset.
     bits = _mix(_mix(seeds + _signed(GOLDEN_GAMMA)) + positions.long() * _signed(GOLDEN_GAMMA))
     return _shift_right(bits, 64 - MANTISSA_BITS).double() * 2.0**-MANTISSA_BITS
 

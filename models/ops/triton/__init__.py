@@ -1,1 +1,1 @@
-"""Triton kernels for CUDA; imported only where Triton is installed and tensors lie on a GPU."""
+"""Triton kernels for CUDA; imported only where Triton is installed and tensors are on a GPU."""

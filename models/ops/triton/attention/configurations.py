@@ -147,7 +147,7 @@ _MOST_HOPPER_GROUP = 64
 
 
 def first_requests_of_each_form(num_kv_heads: int) -> list[int]:
-    """Returns the smallest numbers of single-token requests that take other kernels, rising.
+    """Returns the smallest counts of single-token requests that take other kernels, rising.
 
     Warm-up runs these: each set of tiles is a kernel to build, as are splitting or not, which ends
     with a set of tiles, and when the next kernel starts.

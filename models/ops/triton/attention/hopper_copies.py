@@ -42,7 +42,7 @@ def _announce(
     q_ring, number, queries, first, end, kv_head, query_start, num_queries, num_cached,
     first_query, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """Loads a piece's queries, half of the rows for each warpgroup, and notes its numbers."""
+    """Loads a piece's queries, half of the rows for each warpgroup, and writes its notes."""
     tiles, notes, full, empty = q_ring
     SLOTS: gl.constexpr = full.shape[0]
     QUERIES: gl.constexpr = queries.block_type.shape[0]
@@ -50,9 +50,9 @@ def _announce(
     HEAD_DIM: gl.constexpr = queries.block_type.shape[2]
     slot = number % SLOTS
     mbarrier.wait(empty.index(slot), (number // SLOTS & 1) ^ 1)
-    numbers = (first, end, kv_head, query_start, num_queries, num_cached, first_query)
+    values = (first, end, kv_head, query_start, num_queries, num_cached, first_query)
     for i in gl.static_range(NUM_NOTES):
-        _note(notes, slot * NUM_NOTES + i, numbers[i])
+        _note(notes, slot * NUM_NOTES + i, values[i])
     boxes = tiles._reinterpret(tiles.dtype, [2 * SLOTS, QUERIES, HEADS, HEAD_DIM], queries.layout)
     mbarrier.expect(full.index(slot), 2 * QUERIES * HEADS * HEAD_DIM * 2)
     for half in gl.static_range(2):
@@ -124,7 +124,7 @@ def _copy_tile(tiles, stage, arrived, new, cache, is_new, new_row, cache_rows, k
 
 
 @gluon.jit
-def _clear_behind(v_tiles, stage, v_cache, num_keys):
+def _clear_past_end(v_tiles, stage, v_cache, num_keys):
     """Zeroes a tile's values past its sequence's end.
 
     They may be NaN, and a weight of zero times NaN is NaN.
@@ -175,7 +175,7 @@ def _copy_v(
     if has_end:
         mbarrier.wait(cleared, num_cleared & 1)
         num_cleared += 1
-        _clear_behind(tiles, stage, v_cache, num_keys)
+        _clear_past_end(tiles, stage, v_cache, num_keys)
         mbarrier.arrive(full.index(stage), count=1)
     return num_cleared
 

@@ -8,7 +8,7 @@ kernel waits. Letting the next kernel start after the wait would allow it more e
 
 Before its wait a kernel may read memory that no kernel writes, such as weights, and memory written
 before the last kernel that takes no part, as such a kernel begins after all before it have ended.
-Every pass through a model has such a kernel, the last of those that look up tokens and rotations;
+Every pass through a model has such a kernel, the last lookup of tokens and rotations;
 it follows the writes of the step's lengths and block tables, and of earlier steps to the cache.
 
 Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".

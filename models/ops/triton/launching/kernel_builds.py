@@ -167,7 +167,7 @@ def load_kernel_functions() -> None:
 
     All processes that share a cache must do so before their first build: a function's part of a key
     depends on whether the keys of the functions that it calls were computed before (Triton 3.6 and
-    3.7, DependenciesFinder._update_hash). Modules define functions after those that they call.
+    3.7, DependenciesFinder._update_hash). Modules define functions after their callees.
     """
     for function in kernel_functions():
         _ = function.cache_key

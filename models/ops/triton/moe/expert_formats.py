@@ -1,6 +1,6 @@
-"""Tiles of expert weights that stay in 4 bits, as numbers that a product takes.
+"""Converts tiles of 4-bit expert weights to a dtype that products take.
 
-models.ops.moe.expert_formats says what the formats are.
+models.ops.moe.expert_formats describes the formats.
 """
 
 import triton
@@ -14,10 +14,10 @@ RUN_BYTES = tl.constexpr(MXFP4_RUN // 2)
 
 @triton.jit
 def e2m1(nibbles):
-    """Returns what 4-bit floats in the lower bits of int32 mean, times 2**-14, in float32.
+    """Returns 4-bit floats in the lower bits of int32, times 2**-14, in float32.
 
-    As a half with as many of its exponent and mantissa bits; smaller ones than 1 are subnormal in
-    both, and no multiplication has to treat them apart.
+    Shifted into float16, whose values below 1 are subnormal too, so that no value needs a special
+    case.
     """
     bits = ((nibbles & 8) << 12) | ((nibbles & 7) << 9)
     return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
@@ -27,16 +27,16 @@ def e2m1(nibbles):
 def e2m1_scale(exponents):
     """Returns the scales of `e2m1` values in float32, given MXFP4's exponent bytes.
 
-    Up to 2**113; a model with larger ones would not fit into any other format.
+    Exponents are clamped to 113; no other format could hold a model with larger ones.
     """
     bits = (tl.minimum(exponents.to(tl.int32), 240) + 14) << 23
     return bits.to(tl.float32, bitcast=True)
 
 
 def _unpacked(out: str, left_shifts: tuple[int, int]) -> str:
-    """Returns instructions that make two bfloat16 of a nibble of each of two spread bytes.
+    """Returns instructions that make two bfloat16 of one nibble of each of two spread bytes.
 
-    Sign and rest go where a bfloat16 has them, by shifts to the left.
+    Shifts move the sign and the other bits to their positions in a bfloat16.
     """
     sign, rest = left_shifts
     return f"""
@@ -69,16 +69,16 @@ _UNPACK = tl.constexpr(
     + _of_two_bytes(0x4342, "$1", "$3")
     + "}"
 )
-"""Makes four bytes and their exponents eight bfloat16, two at a time.
+"""Converts four bytes and their exponents to eight bfloat16, two at a time.
 
-A number's bits are put where a bfloat16 has as many of its exponent and mantissa, which is 2**126
-(unit) too little, also where it is subnormal.
+The bits of an element, moved to the exponent and mantissa of a bfloat16, make it 2**126 (unit) too
+small, also where it is subnormal.
 """
 
 
 @triton.jit
 def _numbers(packed, exponents, DTYPE: tl.constexpr, IS_HOPPER: tl.constexpr):
-    """Returns the even and the odd numbers of packed bytes, given the exponent of each byte."""
+    """Returns the even and the odd elements of packed bytes, given the exponent of each byte."""
     if IS_HOPPER and DTYPE.is_bf16():
         return tl.inline_asm_elementwise(
             _UNPACK, "=r,=r,=r,=r,r,r", [packed, exponents],
@@ -98,17 +98,17 @@ def mxfp4_product(
     """Returns rows of x times rows of MXFP4 matrices: [ROWS, WEIGHT_ROWS] float32.
 
     Args:
-        x_rows: pointers to rows of x, [ROWS], each of SIZE numbers.
-        is_row: [ROWS], which of them there are.
-        weight_ptr: all experts' matrices, one above the other.
-        scale_ptr: and their scales.
-        weight_rows: which of their rows, [WEIGHT_ROWS] int64.
-        is_weight_row: which of them there are.
-        SIZE: numbers in a row.
+        x_rows: pointers to rows of x, [ROWS], each of SIZE elements.
+        is_row: [ROWS], whether a row exists.
+        weight_ptr: all experts' matrices, stacked.
+        scale_ptr: their scales.
+        weight_rows: rows of the matrices, [WEIGHT_ROWS] int64.
+        is_weight_row: whether a row of the matrices exists.
+        SIZE: elements of a row.
         ROWS: of x.
         WEIGHT_ROWS: of the weight.
-        DEPTH: numbers of a row that are multiplied at a time, a multiple of 32.
-        IS_HOPPER: whether the GPU has what compute capability 9.0 has.
+        DEPTH: elements of a row that are multiplied at a time, a multiple of 32.
+        IS_HOPPER: whether the GPU has compute capability 9.0.
     """
     acc = tl.zeros([ROWS, WEIGHT_ROWS], tl.float32)
     runs: tl.constexpr = DEPTH // RUN
@@ -117,7 +117,7 @@ def mxfp4_product(
     is_run = tl.arange(0, runs)[None, :] < SIZE // RUN
     next_exponents = tl.load(scale_ptrs, mask=is_weight_row[:, None] & is_run, other=0)
     for first in range(0, SIZE, DEPTH):
-        # Scales are too few bytes for an asynchronous copy: they are read one round ahead.
+        # Scales are too small for an asynchronous copy: read them one round ahead.
         exponents = next_exponents
         next_run = first // RUN + runs
         is_run = tl.arange(0, runs)[None, :] + next_run < SIZE // RUN

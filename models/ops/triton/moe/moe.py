@@ -1,4 +1,4 @@
-"""Experts on a GPU: the way of few tokens and the way of many."""
+"""Experts on a GPU: chooses the kernels."""
 
 import torch
 
@@ -14,10 +14,10 @@ from models.ops.triton.moe.moe_routing import route as route
 def apply_experts(
     hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights
 ) -> torch.Tensor:
-    """Does what models.ops.moe.moe.apply_experts says, on a GPU.
+    """Does what models.ops.moe.moe.apply_experts does, on a GPU.
 
-    Which way is taken depends on shapes alone, and nothing is read on the host, so that a call may
-    be captured and replayed. Sums are added up in a fixed order: equal inputs give equal bits.
+    The kernels depend on shapes alone and the host reads nothing, so a call may be captured. Sums
+    are added in a fixed order: equal inputs give equal bits.
     """
     if experts.is_quantized:
         apply = apply_fp8 if experts.is_fp8 else apply_mxfp4

@@ -1,8 +1,7 @@
-"""Experts in products of 8-bit floats, for any number of tokens; see moe_grouped for the rest.
+"""FP8 experts, for any number of tokens; see moe_grouped for the rest.
 
-Activations are rounded before either product as those of linear layers are, with one scale for each
-row and 128 features. Sums of 128 products are added up in float32: the tensor cores add FP8
-products in fewer bits.
+Activations are rounded before both products as in linear layers, with one scale per row and 128
+features. Sums of 128 products are added in float32: tensor cores add FP8 products in fewer bits.
 """
 
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ _FP8_BLOCK = tl.constexpr(BLOCK)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tiles:
-    """Shape of one program: rows, features of a matrix, warps, depth of the pipeline.
+    """Shape of one program: rows, features of a matrix, warps, pipeline stages.
 
     Features divide 128, so that those of one program share a scale.
     """
@@ -52,21 +51,22 @@ _TILES = {
     128: (_Tiles(rows=128, columns=128, num_warps=8, num_stages=3), _DOWN_TILES),
 }
 """Of gate and up, and of down, by expert_forms.tile_rows; measured with DeepSeek-V3 and the shapes
-of Qwen3-30B-A3B (H200, 2026-11)."""
+of Qwen3-30B-A3B (H200, 2026-11).
+"""
 _ALONE_TILES = _MIDDLE
 _ALONE_SMALL_TILES = (
     _Tiles(rows=16, columns=32, num_warps=4, num_stages=5),
     _Tiles(rows=16, columns=64, num_warps=4, num_stages=5),
 )
-"""Of pairs that are alone, the second where experts have few features: one token took 22.5 us with
-the shapes of Qwen3-30B-A3B, where it took 25.6 with the first, and 109 with DeepSeek-V3's, where it
-took 102 with the first."""
+"""For pairs computed alone, the second where experts have few features: one token took 22.5 us
+instead of 25.6 with the shapes of Qwen3-30B-A3B, but 109 instead of 102 with DeepSeek-V3's.
+"""
 _FEW_FEATURES = 1024
 
 
 @triton.jit
 def _block_product(x, weight_ptrs, in_weight, x_scale, scale_ptr, BY_ROW: tl.constexpr):
-    """Returns rows of x times a block of columns, with the scales that the block has."""
+    """Returns rows of x times a block of columns, with the block's scales."""
     weight = tl.load(weight_ptrs, mask=in_weight, other=0.0)
     if not BY_ROW:
         x_scale *= tl.load(scale_ptr)
@@ -77,7 +77,7 @@ def _block_product(x, weight_ptrs, in_weight, x_scale, scale_ptr, BY_ROW: tl.con
 def _finished(
     acc, scale_ptr, bias_ptr, at, is_column, BY_ROW: tl.constexpr, HAS_BIAS: tl.constexpr
 ):
-    """Returns sums with what all numbers of a column share."""
+    """Returns sums with the scale and bias of each column."""
     if BY_ROW:
         acc *= tl.load(scale_ptr + at, mask=is_column, other=0.0)[None, :]
     if HAS_BIAS:
@@ -95,7 +95,7 @@ def _gate_up_kernel(
 ):  # fmt: skip
     """Computes a tile of gated inner features of one expert, in the order of its rows."""
     wait_for_previous(DEPENDENT)
-    # Only now, so that kernels behind this one may read how rows are sorted before their own waits.
+    # Only now, so that later kernels may read the order of rows before their own waits.
     let_next_start(DEPENDENT)
     expert, rows, is_row, pairs = find_rows(
         tl.program_id(1), pairs_ptr, starts_ptr, NUM_EXPERTS, ROWS, BLOCK_E, IS_ALONE
@@ -177,7 +177,7 @@ def _down_kernel(
 def apply_fp8(
     hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights
 ) -> torch.Tensor:
-    """Does what models.ops.triton.moe.moe.apply_experts says; hidden is contiguous."""
+    """Does what models.ops.triton.moe.moe.apply_experts does; hidden is contiguous."""
     num_experts, hidden_size, inner = experts.down.shape
     top_k, num_pairs = ids.shape[1], ids.numel()
     is_alone = are_few(num_pairs, num_experts, top_k)
@@ -193,7 +193,7 @@ def apply_fp8(
     gate_up_bias, down_bias = experts.biases_or(weights)
 
     def grid(num_columns: int, tiles: _Tiles) -> tuple[int, int]:
-        """Returns how many programs there are: of features, and of rows in the worst case."""
+        """Returns the programs of features, and of rows in the worst case."""
         num_tiles = num_pairs if is_alone else num_pairs // tiles.rows + num_experts
         return triton.cdiv(num_columns, tiles.columns), num_tiles
 
@@ -214,7 +214,7 @@ def apply_fp8(
 
 
 def _constants(tiles: _Tiles) -> dict[str, int]:
-    """Returns what kernels are compiled with for tiles."""
+    """Returns the compile-time constants of tiles."""
     return {
         "ROWS": tiles.rows,
         "COLUMNS": tiles.columns,

@@ -1,8 +1,8 @@
-"""Experts for many tokens: products of the rows that chose an expert with its weights.
+"""Experts for many tokens: products of an expert's weights with the rows that chose it.
 
-Rows are sorted by expert, and each program multiplies one tile of rows of one expert. The grid is
-that of the worst case, so that it depends on shapes alone; programs without rows return at once.
-Weights stand left in the products: tensor cores want 64 rows there, and an expert may have few.
+Rows are sorted by expert, and each program multiplies one tile of rows of one expert. The grid fits
+the worst case, so that it depends on shapes alone; programs without rows return at once. Weights
+are the left factor: tensor cores need 64 rows there, and an expert may have few.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _SUM_COLUMNS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tiles:
-    """Shape of one program: features of a matrix, depth of a tile, warps, depth of the pipeline."""
+    """Shape of one program: features of a matrix, depth of a tile, warps, pipeline stages."""
 
     columns: int
     depth: int
@@ -48,10 +48,10 @@ _DOWN_TILES = {
     64: _Tiles(columns=128, depth=64, num_warps=4, num_stages=4),
     128: _Tiles(columns=128, depth=64, num_warps=8, num_stages=3),
 }
-"""By rows of a tile, for elements of two bytes; measured with Qwen3-30B-A3B and GLM-4.5-Air (H200,
+"""By rows of a tile, for 2-byte elements; measured with Qwen3-30B-A3B and GLM-4.5-Air (H200,
 2026-11).
 
-With 8192 tokens the copy engine took 722 and 416 us where loads by pointers took 795 and 450.
+With 8192 tokens the copy engine took 722 and 416 us, loads by pointers 795 and 450.
 """
 
 _FLOAT_ROWS = 16
@@ -62,8 +62,8 @@ _FLOAT_TILES = _Tiles(columns=32, depth=32, num_warps=4, num_stages=2)
 def place(tile, starts_ptr, NUM_EXPERTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_E: tl.constexpr):
     """Returns a tile's expert, its first row and the end of the expert's rows.
 
-    Each expert's tiles start at its first row // ROWS + its number: enough for the worst case that
-    every expert ends in a tile of one row.
+    The first tile of expert i is first_row // ROWS + i: enough for the worst case, in which every
+    expert ends in a tile of one row.
     """
     experts = tl.arange(0, BLOCK_E)
     is_expert = experts < NUM_EXPERTS
@@ -80,9 +80,9 @@ def find_rows(
     tile, pairs_ptr, starts_ptr, NUM_EXPERTS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_E: tl.constexpr, IS_ALONE: tl.constexpr,
 ):  # fmt: skip
-    """Returns a tile's expert, rows, which of them there are, and the pairs that they are of.
+    """Returns a tile's expert, rows, whether each row exists, and its pair.
 
-    Alone, each pair is a tile, in the order of tokens, and pairs_ptr says the expert of each.
+    With IS_ALONE each pair is a tile, in token order, and pairs_ptr holds the expert of each.
     """
     if IS_ALONE:
         expert = tl.load(pairs_ptr + tile).to(tl.int64)
@@ -102,9 +102,9 @@ def _load_weights(
     weight, first_row, is_row, first, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, IS_DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """Reads [COLUMNS, DEPTH] of all experts' matrices, which lie one above the other.
+    """Reads [COLUMNS, DEPTH] of all experts' stacked matrices.
 
-    Rows that are none of the matrix are some others' or zero.
+    Rows past the matrix are the next one's or zero.
     """
     if IS_DESCRIBED:
         return weight.load([first_row.to(tl.int32), first])
@@ -125,7 +125,7 @@ def _gate_up_kernel(
 ):  # fmt: skip
     """Computes a tile of gated inner features of one expert, in the order of its rows."""
     wait_for_previous(DEPENDENT)
-    # Only now, so that the next kernel may read how rows are sorted before its own wait.
+    # Only now, so that the next kernel may read the order of rows before its own wait.
     let_next_start(DEPENDENT)
     expert, first_row, end = place(tl.program_id(1), starts_ptr, NUM_EXPERTS, ROWS, BLOCK_E)
     if first_row >= end:
@@ -183,7 +183,7 @@ def _down_kernel(
     acc = tl.zeros([COLUMNS, ROWS], tl.float32)
     for first in range(0, INNER, DEPTH):
         if IS_DESCRIBED:
-            # Behind the expert's last row stand others', whose products are not stored.
+            # Rows past the expert's last one are others'; their products are not stored.
             x_tile = x.load([first_row, first]).T
         else:
             depth = first + tl.arange(0, DEPTH)
@@ -208,7 +208,7 @@ def _sum_kernel(
     x_ptr, factors_ptr, output_ptr,
     HIDDEN: tl.constexpr, TOP_K: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Adds up what one token's experts returned, weighted, in the order of its choices."""
+    """Adds up the weighted results of one token's experts, in the order of its choices."""
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
@@ -226,11 +226,11 @@ def _sum_kernel(
 def apply_grouped(
     hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights
 ) -> torch.Tensor:
-    """Does what models.ops.triton.moe.moe.apply_experts says; hidden is contiguous."""
+    """Does what models.ops.triton.moe.moe.apply_experts does; hidden is contiguous."""
     num_experts, hidden_size, inner = experts.down.shape
     num_pairs = ids.numel()
     rows, gate_up_tiles, down_tiles = _FLOAT_ROWS, _FLOAT_TILES, _FLOAT_TILES
-    if hidden.dtype.itemsize == 2:  # a half takes two bytes
+    if hidden.dtype.itemsize == 2:
         rows = tile_rows(num_pairs, num_experts)
         gate_up_tiles, down_tiles = _GATE_UP_TILES[rows], _DOWN_TILES[rows]
     pairs, starts = sort_by_expert(ids, num_experts)
@@ -248,7 +248,7 @@ def apply_grouped(
     gate_up_bias, down_bias = experts.biases_or(weights)
 
     def described(matrix: torch.Tensor, num_rows: int, tiles: _Tiles) -> object:
-        """Returns a matrix as the kernels take it, with tiles of so many rows."""
+        """Returns a matrix as the kernels take it, with tiles of `num_rows` rows."""
         if not is_described:
             return matrix
         size = matrix.shape[-1]
@@ -270,7 +270,7 @@ def apply_grouped(
 
 
 def sum_by_token(results: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Adds up what each token's experts returned, weighted, in the order of its choices.
+    """Adds up the weighted results of each token's experts, in the order of its choices.
 
     Args:
         results: [T * top_k, H], by token.
@@ -290,7 +290,7 @@ def sum_by_token(results: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def _constants(tiles: _Tiles) -> dict[str, int]:
-    """Returns what kernels are compiled with for tiles."""
+    """Returns the compile-time constants of tiles."""
     return {
         "COLUMNS": tiles.columns,
         "DEPTH": tiles.depth,

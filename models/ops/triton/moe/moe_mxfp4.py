@@ -1,7 +1,7 @@
-"""Experts whose weights stay in 4 bits, for any number of tokens; see moe_grouped for the rest.
+"""MXFP4 experts, for any number of tokens; see moe_grouped for the rest.
 
-Weights become numbers of the activations' dtype on the way into the tensor cores, so that results
-are those of dequantised weights and memory is read for the stored ones.
+Weights are converted to the activations' dtype on the way to the tensor cores: results are those of
+dequantised weights, memory traffic is that of the stored ones.
 """
 
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ from models.ops.triton.moe.swiglu import gated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tiles:
-    """Shape of one program: rows of x and of the weight, warps, depth of the pipeline.
+    """Shape of one program: rows of x and of the weight, warps, pipeline stages.
 
-    depth: numbers of a row that are multiplied at a time, a multiple of 32.
+    depth: elements of a row that are multiplied at a time, a multiple of 32.
     """
 
     rows: int
@@ -43,12 +43,12 @@ _HALF_TILES = {
     64: _Tiles(rows=64, weight_rows=128, depth=128, num_warps=4, num_stages=3),
     128: _Tiles(rows=128, weight_rows=128, depth=64, num_warps=8, num_stages=3),
 }
-"""By rows of a tile, for activations of two bytes; measured with gpt-oss-20b (H200, 2026-11).
+"""By rows of a tile, for 2-byte activations; measured with gpt-oss-20b (H200, 2026-11).
 
 With 8192 tokens and tiles of 128 rows, a depth of 64 took 3.88 ms and one of 128 took 5.40.
 """
 _ALONE_TILES = _Tiles(rows=16, weight_rows=64, depth=256, num_warps=4, num_stages=3)
-"""Of pairs that are alone: one token took 57 us, with a depth of 128 it took 71."""
+"""For pairs computed alone: one token took 57 us, with a depth of 128 it took 71."""
 _FLOAT_TILES = _Tiles(rows=16, weight_rows=32, depth=128, num_warps=4, num_stages=2)
 
 
@@ -62,7 +62,7 @@ def _gate_up_kernel(
 ):  # fmt: skip
     """Computes a tile of gated inner features of one expert, in the order of its rows."""
     wait_for_previous(DEPENDENT)
-    # Only now, so that the next kernel may read how rows are sorted before its own wait.
+    # Only now, so that the next kernel may read the order of rows before its own wait.
     let_next_start(DEPENDENT)
     expert, rows, is_row, pairs = find_rows(
         tl.program_id(1), pairs_ptr, starts_ptr, NUM_EXPERTS, ROWS, BLOCK_E, IS_ALONE
@@ -70,11 +70,11 @@ def _gate_up_kernel(
     if tl.sum(is_row.to(tl.int32), 0) == 0:
         return
     tokens = (pairs // TOP_K).to(tl.int64)
-    # Gate and up of a feature stand side by side in one tile, so that x is read for both at once.
+    # Gate and up of a feature are neighbours in a tile, so that x is read for both at once.
     COLUMNS: tl.constexpr = WEIGHT_ROWS // 2
-    places = tl.arange(0, WEIGHT_ROWS)
-    features = tl.program_id(0) * COLUMNS + places // 2
-    weight_rows = places % 2 * INNER + features
+    slots = tl.arange(0, WEIGHT_ROWS)
+    features = tl.program_id(0) * COLUMNS + slots // 2
+    weight_rows = slots % 2 * INNER + features
     is_feature = features < INNER
     acc = mxfp4_product(
         x_ptr + tokens * HIDDEN, is_row, weight_ptr, scale_ptr, expert * 2 * INNER + weight_rows,
@@ -123,12 +123,12 @@ def _down_kernel(
 def apply_mxfp4(
     hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights
 ) -> torch.Tensor:
-    """Does what models.ops.triton.moe.moe.apply_experts says; hidden is contiguous."""
+    """Does what models.ops.triton.moe.moe.apply_experts does; hidden is contiguous."""
     hidden_size, inner = hidden.shape[1], experts.inner_size
     num_experts, top_k, num_pairs = len(experts.down), ids.shape[1], ids.numel()
     is_alone = are_few(num_pairs, num_experts, top_k)
     tiles = _FLOAT_TILES
-    if hidden.dtype.itemsize == 2:  # a half takes two bytes
+    if hidden.dtype.itemsize == 2:
         tiles = _ALONE_TILES if is_alone else _HALF_TILES[tile_rows(num_pairs, num_experts)]
     pairs, starts = (ids, ids) if is_alone else sort_by_expert(ids, num_experts)
     between = hidden.new_empty(num_pairs, inner)

@@ -1,6 +1,6 @@
 """Experts for few tokens: each pair of a token and an expert is a matrix times a vector.
 
-Two kernels that do nothing but read weights; a decode step of one request reads each chosen
+The two kernels take as long as reading the weights; a decode step of one request reads each chosen
 expert once.
 """
 
@@ -24,7 +24,7 @@ _MOST_DEPTH = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tiles:
-    """Shape of one program: rows of a matrix, numbers of each that are read at once, and warps."""
+    """Shape of one program: rows of a matrix, elements of a row read at once, and warps."""
 
     columns: int
     depth: int
@@ -38,10 +38,10 @@ def _gate_up_kernel(
     IS_CLAMPED: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Computes COLUMNS inner features of one pair, gated."""
+    """Computes COLUMNS gated inner features of one pair."""
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
-    # Pairs come first: those of one expert read the same weights at the same time.
+    # Pairs are the first dimension: pairs of one expert read the same weights at the same time.
     pair = tl.program_id(0)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < INNER
@@ -76,7 +76,7 @@ def _down_kernel(
     HIDDEN: tl.constexpr, INNER: tl.constexpr, TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Computes COLUMNS output features of one token, all its experts added up."""
+    """Computes COLUMNS output features of one token, summed over its experts."""
     let_next_start(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -84,7 +84,7 @@ def _down_kernel(
     wait_for_previous(DEPENDENT)
     acc = tl.zeros([COLUMNS, DEPTH], tl.float32)
     biases = tl.zeros([COLUMNS], tl.float32)
-    # Unrolled, here and above, so that many reads are under way at once.
+    # Unrolled, here and above, so that many reads run at once.
     for slot in tl.static_range(TOP_K):
         pair = token * TOP_K + slot
         expert = tl.load(experts_ptr + pair).to(tl.int64)
@@ -108,7 +108,7 @@ def _down_kernel(
 def apply_pairs(
     hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights
 ) -> torch.Tensor:
-    """Does what models.ops.triton.moe.moe.apply_experts says; hidden is contiguous."""
+    """Does what models.ops.triton.moe.moe.apply_experts does; hidden is contiguous."""
     num_tokens, hidden_size = hidden.shape
     top_k, inner = ids.shape[1], experts.down.shape[2]
     num_pairs = ids.numel()
@@ -133,18 +133,18 @@ def apply_pairs(
 
 
 def _constants(tiles: _Tiles) -> dict[str, int]:
-    """Returns what kernels are compiled with for tiles."""
+    """Returns the compile-time constants of tiles."""
     return {"COLUMNS": tiles.columns, "DEPTH": tiles.depth, "num_warps": tiles.num_warps}
 
 
 def _tiles(size: int, dtype: torch.dtype) -> _Tiles:
-    """Returns the tiles for a matrix with rows of `size` numbers.
+    """Returns the tiles for a matrix with rows of `size` elements.
 
-    Short rows want small programs. With Qwen3-30B-A3B and one token, rows of 768 took 8.7 us where
-    four at a time, 256 numbers of each, took 10.8 (H200, 2026-11). Long ones are read in a power of
-    two that divides them, if that is wide. The threads of a program read 16 bytes each at a time.
+    Short rows need small programs: with Qwen3-30B-A3B and one token, rows of 768 took 8.7 us
+    instead of 10.8 with four rows at a time, 256 elements of each (H200, 2026-11). Long rows are
+    read in a power of two that divides them, if it is wide. Each thread reads 16 bytes at a time.
     """
-    if size <= _SHORT_ROW and dtype.itemsize == 2:  # a half takes two bytes
+    if size <= _SHORT_ROW and dtype.itemsize == 2:
         depth = _SHORT_ROW // 2 if size % (_SHORT_ROW // 2) == 0 else _SHORT_ROW // 4
         return _Tiles(columns=2, depth=depth, num_warps=2)
     most = _MOST_DEPTH * 2 // dtype.itemsize

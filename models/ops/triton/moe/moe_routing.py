@@ -1,4 +1,4 @@
-"""Which experts compute which tokens: the choice, and the order in which experts take them."""
+"""Chooses experts for tokens, and sorts tokens by expert."""
 
 import torch
 import triton
@@ -14,7 +14,7 @@ from models.ops.triton.moe.expert_forms import TILE_ROWS, tile_rows
 
 _PAIRS_AT_ONCE = 1024
 _MANY_PAIRS_AT_ONCE = 8192
-"""What a program reads of the pairs in one go, few or many.
+"""Pairs that a program reads at once, of few or many.
 
 65,536 pairs took 93 us in steps of 1024 (H200, 128 experts, 2026-11).
 """
@@ -67,7 +67,7 @@ def _route_kernel(
     chosen = tl.zeros([BLOCK_K], tl.int32)
     weights = tl.zeros([BLOCK_K], tl.float32)
     for slot in tl.static_range(TOP_K):
-        # Were all logits NaN, padding could win, and there is no such expert.
+        # If all logits are NaN, padding may win, and there is no such expert.
         best = tl.minimum(tl.argmax(choice, 0), NUM_EXPERTS - 1)
         chosen = tl.where(slots == slot, best, chosen)
         weight = tl.sum(tl.where(experts == best, scores, 0.0), 0)
@@ -83,7 +83,7 @@ def _route_kernel(
 def route(
     logits: torch.Tensor, correction_bias: torch.Tensor | None, routing: Routing
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Does what models.ops.moe.moe.route says; the ids are int32. Rows of logits are contiguous."""
+    """Does what models.ops.moe.moe.route does, with int32 ids. Rows of logits are contiguous."""
     num_tokens, num_experts = logits.shape
     shape = (num_tokens, routing.top_k)
     weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
@@ -107,7 +107,7 @@ def _sort_kernel(
     experts_ptr, pairs_ptr, starts_ptr, num_pairs, NUM_EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Writes the pairs of one expert, in order, behind those of the experts before it."""
+    """Writes the pairs of one expert, in order, after those of the experts before it."""
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
     expert = tl.program_id(0)
@@ -123,22 +123,22 @@ def _sort_kernel(
         pairs = first + offsets
         ids = tl.load(experts_ptr + pairs, mask=pairs < num_pairs, other=NUM_EXPERTS)
         is_own = (ids == expert).to(tl.int32)
-        places = end + tl.cumsum(is_own, 0) - is_own
-        tl.store(pairs_ptr + places, pairs, mask=is_own > 0)
+        at = end + tl.cumsum(is_own, 0) - is_own
+        tl.store(pairs_ptr + at, pairs, mask=is_own > 0)
         end += tl.sum(is_own, 0)
     if expert == NUM_EXPERTS - 1:
         tl.store(starts_ptr + NUM_EXPERTS, end)
 
 
 def sort_by_expert(ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sorts pairs of a token and one of its experts by expert, on the device, always alike.
+    """Sorts pairs of a token and one of its experts by expert, on the device, in a fixed order.
 
     Args:
         ids: [T, top_k] int32, contiguous.
-        num_experts: how many there are.
+        num_experts: all experts of the layer.
 
     Returns:
-        Pairs, [T * top_k] int32, numbers of entries of `ids`; and [num_experts + 1] int32,
+        Pairs, [T * top_k] int32, as indices into flattened `ids`; and [num_experts + 1] int32,
         where each expert's pairs start.
     """
     num_pairs = ids.numel()

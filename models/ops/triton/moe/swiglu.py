@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def gated(gate, up, alpha, limit, IS_CLAMPED: tl.constexpr):
-    """Returns what models.ops.moe.moe.gated says, of float32 gate and up."""
+    """Computes models.ops.moe.moe.gated of float32 gate and up."""
     if IS_CLAMPED:
         gate = tl.minimum(gate, limit)
         up = tl.minimum(tl.maximum(up, -limit), limit)

@@ -1,7 +1,7 @@
-"""Finds the cut of a row with many candidates and draws from what it leaves; used by sample_tokens.
+"""Finds the cut of a row with many candidates and draws from the rest; used by sample_tokens.
 
-A candidate is a token's id and its depth: how far its logit lies below the row's largest, as the
-bits of a float32, which order as the floats do.
+A candidate is a token's id and its depth: how far its logit is below the row's largest, as the bits
+of a float32, which have the same order.
 """
 
 import triton
@@ -18,18 +18,18 @@ DEPTH_DIGITS = tl.constexpr(16)
 _MAX_HALVINGS = tl.constexpr(MAX_HALVINGS)
 _BINS_PER_HALVING = tl.constexpr(16.0)
 NUM_BINS = 1024
-"""More than 60 halvings have, beyond which tokens weigh nothing."""
+"""Covers more than 60 halvings, beyond which tokens weigh nothing."""
 
 
 @triton.jit
 def depth_bits(largest, logits):
-    """Returns how far logits lie below the largest, as integers of the same order."""
+    """Returns how far logits are below the largest, as integers of the same order."""
     return (largest - logits).to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def bin_of(depths, scale):
-    """Returns which of the bins a depth is in; deeper ones never have a lower bin."""
+    """Returns the bin of a depth; deeper ones never have a lower bin."""
     halvings = depths.to(tl.float32, bitcast=True) * scale
     halvings = tl.where(halvings < _MAX_HALVINGS, halvings, _MAX_HALVINGS)
     return (halvings * _BINS_PER_HALVING).to(tl.int32)
@@ -37,14 +37,14 @@ def bin_of(depths, scale):
 
 @triton.jit
 def digit(before_1, before_2, before_3, goal):
-    """Returns two bits of a key: the number of pivots before which a sum falls short of a goal."""
+    """Returns two bits of a key: the number of pivots before which a sum is below a goal."""
     first_two = (before_1 < goal).to(tl.uint32) + (before_2 < goal).to(tl.uint32)
     return first_two + (before_3 < goal).to(tl.uint32)
 
 
 @triton.jit
 def candidates(logits_ptr, ids_ptr, depths_ptr, at, count, is_whole, largest):
-    """Returns ids and depth bits of candidates, or of the row's tokens where `is_whole`."""
+    """Returns ids and depth bits of candidates, or of the row's tokens if `is_whole`."""
     exists = at < count
     ids = tl.load(ids_ptr + at, mask=exists & (is_whole == 0), other=0)
     depths = tl.load(depths_ptr + at, mask=exists & (is_whole == 0), other=ANY_DEPTH)
@@ -59,7 +59,7 @@ def sum_up_to(
     pivot_1, pivot_2, pivot_3,
     BY_ID: tl.constexpr, COUNTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Returns what the candidates before each pivot sum up to: their number or their weights.
+    """Returns the sums of the candidates before each pivot: their number or their weights.
 
     Pivots are ids or depth bits. Candidates deeper than the cut or too light do not count.
     """
@@ -107,7 +107,7 @@ def gather_bin(
     logits_ptr, ids_ptr, depths_ptr, wanted, largest, scale,
     SIZE: tl.constexpr, MAX_CANDIDATES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Makes a row's tokens of one bin its candidates; returns how many, more than fit included."""
+    """Makes a row's tokens of one bin its candidates; returns their number, even if not all fit."""
     count = tl.full((), 0, tl.int32)
     for start in range(0, SIZE, BLOCK):
         tokens = start + tl.arange(0, BLOCK)
@@ -123,7 +123,7 @@ def gather_bin(
             tl.store(ids_ptr + at, tokens, mask=is_kept)
             tl.store(depths_ptr + at, depths, mask=is_kept)
         count += num_found
-    # Other threads read next what these have written.
+    # Other threads read these stores next.
     tl.debug_barrier()
     return count
 
@@ -133,7 +133,7 @@ def kept_chunk_weights(
     logits_ptr, chunks, largest, scale, cut, lightest,
     SIZE: tl.constexpr, CHUNK: tl.constexpr, CHUNK_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Returns what the kept tokens of each of a row's chunks weigh."""
+    """Returns the weight of the kept tokens of each of a row's chunks."""
     kept = tl.zeros((CHUNK_BLOCK,), tl.int64)
     for start in range(0, SIZE, CHUNK):
         tokens = start + tl.arange(0, CHUNK)
@@ -183,7 +183,7 @@ def draw_among_few(
         counts = (other_depths <= cut) & (other_weights >= lightest)
         counts = counts[None, :] & (other_ids[None, :] <= ids[:, None])
         reached += tl.sum(tl.where(counts, other_weights[None, :], 0), 1)
-    # Broken logits weigh nothing; the token must exist all the same.
+    # Broken logits weigh nothing, yet the token must exist.
     return tl.min(tl.where(exists & (reached > threshold), ids, SIZE - 1), 0)
 
 
@@ -195,8 +195,8 @@ def find_cut(
 ):  # fmt: skip
     """Returns the largest depth that top-k and then top-p keep.
 
-    `total` is the weight of the row; top-p is of the weight that top-k leaves. Where the row as a
-    whole is searched, its tokens' weights by bin tell in which bin the cut of top-p is.
+    `total` is the weight of the row; top-p applies to the weight that top-k leaves. If the whole
+    row is searched, the weights of bins show which bin has the cut of top-p.
     """
     cut = tl.full((), ANY_DEPTH, tl.int32)
     none = tl.full((), 0, tl.int64)
@@ -251,5 +251,5 @@ def draw_among(
         threshold + 1, logits_ptr, ids_ptr, depths_ptr, count, count < 0, largest, scale, cut,
         lightest, ID_UNIT, ID_DIGITS, True, False, BLOCK,
     )  # fmt: skip
-    # Broken logits weigh nothing; the token must exist all the same.
+    # Broken logits weigh nothing, yet the token must exist.
     return tl.minimum(token_id, SIZE - 1)

@@ -1,4 +1,4 @@
-"""The largest logit of each group of tokens: what tells later kernels which groups to read."""
+"""The largest logit of each group of tokens; later kernels skip groups by it."""
 
 import torch
 import triton
@@ -17,7 +17,7 @@ def _group_maxima_kernel(
     SIZE: tl.constexpr, GROUPS: tl.constexpr, PER_CHUNK: tl.constexpr, GROUP: tl.constexpr,
     HAS_SUMS: tl.constexpr,
 ):  # fmt: skip
-    """Does the groups of one chunk of one row."""
+    """Computes the groups of one chunk of one row."""
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     groups = chunk * PER_CHUNK + tl.arange(0, PER_CHUNK)
     tokens = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
@@ -32,7 +32,7 @@ def _group_maxima_kernel(
 
 
 def group_maxima(logits: torch.Tensor) -> torch.Tensor:
-    """Returns [S, G] float32 of logits [S, V], contiguous; -inf in groups behind the last token."""
+    """Returns [S, G] float32 of logits [S, V], contiguous; -inf in groups after the last token."""
     maxima, _ = _launch(logits, has_sums=False)
     return maxima
 
@@ -43,7 +43,7 @@ def group_maxima_and_sums(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
 
 
 def _launch(logits: torch.Tensor, *, has_sums: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Runs one program per chunk and row; without sums the second tensor is the first."""
+    """Runs one program per chunk and row; without sums returns the maxima twice."""
     num_rows, size = logits.shape
     per_chunk = min(CHUNK // GROUP, triton.next_power_of_2(triton.cdiv(size, GROUP)))
     num_chunks = triton.cdiv(size, per_chunk * GROUP)

@@ -1,4 +1,4 @@
-"""Packed bits to forbidden logits: one program for each block of a row, nothing else is touched."""
+"""Masks logits by packed bits: one program for each block of a masked row."""
 
 import torch
 import triton

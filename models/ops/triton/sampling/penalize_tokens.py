@@ -1,7 +1,7 @@
 """Penalties in two kernels whose work grows with the history, not with the vocabulary.
 
-The first counts the history's tokens. The second takes each token's count, leaving 0, so that only
-the first to come at a token changes its logit.
+The first counts the history's tokens. The second exchanges each token's count for 0, so that only
+the first occurrence of a token changes its logit.
 """
 
 import torch
@@ -10,7 +10,7 @@ import triton.language as tl
 
 _BLOCK = 1024
 _IN_PROMPT = tl.constexpr(1 << 30)
-"""Set in the count of a token that the prompt holds; the other bits count the output."""
+"""Set in the count of a prompt token; the other bits count the output."""
 
 _NOT_SPECIALIZED = [
     "tokens_ptr", "indices_ptr", "row_ids_ptr", "seq_lens_ptr", "num_prompt_ptr", "stride",

@@ -1,17 +1,16 @@
-"""Draws tokens from truncated distributions in four kernels that each leave what they need not do.
+"""Draws tokens from truncated distributions in four kernels, each of which skips work.
 
 1. Group maxima: reads every logit once.
-2. Plan, one program per row: the row's largest logit, and for rows with top-k or top-p a bound
-   below which no kept token can lie.
-3. Gather, one program per chunk and row: the row's weight by chunk; of rows with top-k or top-p the
-   tokens above the bound, in any order. Chunks without one are not read where the weight does not
-   count.
+2. Plan, one program per row: the row's largest logit, and with top-k or top-p a bound below which
+no token is kept.
+3. Gather, one program per chunk and row: the row's weight by chunk, and with top-k or top-p the
+tokens above the bound, in any order. Skips chunks without such tokens if weights are not needed.
 4. Choose, one program per row: narrows the bound to the exact cut and draws.
 
-Where step 4 has few candidates, as after top-k, it compares each with each. Where it has many, it
-finds the bits of the cut, and of the token's id, two at a time from sums of weights below a pivot.
-Where there are more than are kept, as with top-p over flat logits, a histogram of weights tells
-which of them the search is about. None of this needs a sort or an order of the candidates.
+Step 4 compares few candidates, as after top-k, each with each. Of many it finds the bits of the
+cut, and of the token's id, two at a time from sums of weights below a pivot. If there are more than
+fit, as with top-p over flat logits, a histogram of weights limits the search to one bin. Nothing
+needs a sort or an order of the candidates.
 """
 
 import torch
@@ -36,11 +35,11 @@ from models.ops.triton.sampling.group_maxima import CHUNK, GROUP, group_maxima
 from models.ops.triton.sampling.token_weights import scale_of, uniform_of, weights_at
 
 _MAX_CANDIDATES = 16384
-"""Candidates of a row that are kept; of a row with more, those near the cut are found later."""
+"""Candidates of a row that fit; if there are more, those near the cut are found later."""
 
 _BLOCK = 1024
 _FEW = 256
-"""Candidates of a row that are compared with each other, which beats a search."""
+"""Most candidates that are compared with each other, which beats a search."""
 
 _FEW_STEP = 32
 _LARGEST = tl.constexpr(2**WEIGHT_BITS)
@@ -52,7 +51,7 @@ _NOT_SPECIALIZED = [
 
 @triton.jit
 def _is_truncated(top_k, top_p, SIZE: tl.constexpr):
-    """Returns whether a row keeps what only a search can tell."""
+    """Returns whether top-k or top-p truncates a row."""
     return ((top_k > 0) & (top_k < SIZE)) | (top_p < 1.0)
 
 
@@ -77,7 +76,7 @@ def _plan_kernel(
         weight_bound = tl.full((), 1, tl.int64)
         depths = depth_bits(largest, maxima).to(tl.uint32, bitcast=True)
         if (top_k > 0) & (top_k < SIZE):
-            # k groups hold k tokens that are at least as large as the k-th largest maximum.
+            # k groups have k tokens that are at least as large as the k-th largest maximum.
             if top_k <= GROUPS:
                 found = tl.full((), 0, tl.uint32)
                 unit = tl.full((), DEPTH_UNIT, tl.uint32)
@@ -89,7 +88,7 @@ def _plan_kernel(
                     unit = unit >> 2
                 depth_bound = found.to(tl.int32, bitcast=True)
         else:
-            # All tokens lighter than this together weigh less than top-p leaves out.
+            # All tokens lighter than this together weigh less than top-p drops.
             weights = weights_at(largest - maxima, scale_of(temperature))
             left_out = (1.0 - top_p.to(tl.float64)) * tl.sum(weights, 0).to(tl.float64)
             weight_bound = tl.maximum((0.99 * left_out / SIZE).to(tl.int64), weight_bound)
@@ -244,7 +243,7 @@ def _choose_kernel(
                 logits_ptr, chunk_weights, chunks, u, largest, scale, ANY_DEPTH, lightest,
                 SIZE, CHUNK,
             )  # fmt: skip
-    # NaN, which compares with nothing, is not sound either; nor is a row without a finite logit.
+    # False for NaN too, and for a row without a finite logit.
     is_sound = (largest > float("-inf")) & (largest < float("inf"))
     tl.store(token_ids_ptr + row, tl.where(is_sound, token_id, NO_TOKEN).to(tl.int64))
 
@@ -289,7 +288,7 @@ def sample_tokens(
         histograms, chunk_weights, candidate_ids, candidate_depths,
         SIZE=size, GROUPS=num_groups, PER_CHUNK=chunk // GROUP, CHUNK=chunk,
         MAX_CANDIDATES=max_candidates, BINS=NUM_BINS,
-        # Two programs to a multiprocessor; 159 registers would leave one.
+        # Two programs per multiprocessor; 159 registers would leave room for one.
         num_warps=8, maxnreg=128, enable_fp_fusion=False,
     )  # fmt: skip
     id_digits = max(1, triton.cdiv((size - 1).bit_length(), 2))

@@ -1,4 +1,4 @@
-"""The tokens of a decode step: one kernel to read them, two to choose and write the next ones."""
+"""The tokens of a decode step: one kernel reads them, two choose and write the next ones."""
 
 from functools import lru_cache
 
@@ -25,7 +25,7 @@ def _last_tokens_kernel(
     tokens_ptr, row_ids_ptr, seq_lens_ptr, input_ids_ptr, positions_ptr, tokens_stride, num_rows,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Does BLOCK sequences."""
+    """Reads the last tokens of BLOCK sequences."""
     request = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_request = request < num_rows
     row = tl.load(row_ids_ptr + request, mask=is_request, other=0).to(tl.int64)
@@ -40,16 +40,16 @@ def _best_of_part_kernel(
     logits_ptr, best_ptr, ids_ptr, stride, NUM_LOGITS: tl.constexpr, NUM_PARTS: tl.constexpr,
     PART: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Finds the largest of PART logits of one row, and the first place that has it."""
+    """Finds the largest of PART logits of one row, and the first token that has it."""
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     columns = part * PART + tl.arange(0, PART)
-    # Loaded at once: what a program has under way is what keeps the memory busy.
+    # Loaded at once, which keeps the memory busy.
     logits = tl.load(
         logits_ptr + row * stride + columns, mask=columns < NUM_LOGITS, other=float("-inf")
     ).to(tl.float32)
-    # NaN is no largest number: a comparison with it does not hold.
+    # Comparisons with NaN are false, so NaN is never the largest.
     largest = tl.max(tl.where(logits > float("-inf"), logits, float("-inf")), axis=0)
     first = tl.min(tl.where(logits == largest, columns, NUM_LOGITS - 1), axis=0)
     tl.store(best_ptr + row * NUM_PARTS + part, largest)
@@ -101,7 +101,7 @@ def choose_greedily(
 ) -> torch.Tensor:
     """Returns each row's most likely token; see models.ops.sampling.step_tokens.choose_greedily.
 
-    A row is split into parts, so that a few rows keep the whole device busy too.
+    A row is split into parts, so that few rows keep the whole device busy too.
     """
     num_rows, num_logits = logits.shape
     num_parts, best_of_part, best_of_row = _launchers(num_logits, logits.device)
@@ -117,7 +117,7 @@ def choose_greedily(
 
 @lru_cache
 def _launchers(num_logits: int, device: torch.device) -> tuple[int, Launch, Launch]:
-    """Returns how many parts a row has, and what launches the two kernels."""
+    """Returns the number of parts of a row, and both launchers."""
     num_parts = triton.cdiv(num_logits, _PART)
     best_of_part = Launch(
         _best_of_part_kernel, NUM_LOGITS=num_logits, NUM_PARTS=num_parts, PART=_PART,

@@ -1,7 +1,7 @@
 """Weights and random numbers inside kernels; see token_weights and uniform in models.ops.sampling.
 
-Kernels that call these must be launched with `enable_fp_fusion=False`: a product and a sum that
-become one operation round once, and the weights would no longer be those of the reference.
+Launch kernels that call these with `enable_fp_fusion=False`: a fused product and sum rounds once,
+and the weights would differ from the reference.
 """
 
 import triton
@@ -25,14 +25,14 @@ _UNIT = tl.constexpr(2.0**-draws.MANTISSA_BITS)
 
 @triton.jit
 def scale_of(temperature):
-    """Returns by how many halvings of the weight one unit of logit counts."""
+    """Returns the halvings of the weight per unit of logit."""
     temperature = tl.maximum(temperature, _MIN_TEMPERATURE)
     return tl.div_rn(tl.full((), _LOG2_E, tl.float32), temperature)
 
 
 @triton.jit
 def weights_at(depths, scale):
-    """Returns the int64 weights of tokens so far below their row's largest logit."""
+    """Returns the int64 weights of tokens `depths` below their row's largest logit."""
     halvings = depths * scale
     halvings = tl.where(halvings < _MAX_HALVINGS, halvings, _MAX_HALVINGS)
     whole = (halvings + 0.5).to(tl.int32)
@@ -49,7 +49,7 @@ def weights_at(depths, scale):
 
 @triton.jit
 def uniform_of(seed, position):
-    """Returns the row's number in [0, 1), float64."""
+    """Returns a float64 in [0, 1) for a seed and a position."""
     bits = _mix(seed.to(tl.uint64) + _GOLDEN_GAMMA) + position.to(tl.uint64) * _GOLDEN_GAMMA
     return (_mix(bits) >> _DROPPED_BITS).to(tl.int64).to(tl.float64) * _UNIT
 

@@ -1,4 +1,4 @@
-"""Log-probabilities in two kernels: one reads every logit, one works on what that one found."""
+"""Log-probabilities in two kernels: one reads every logit, one works on its result."""
 
 import torch
 import triton
@@ -32,7 +32,7 @@ def _top_logprobs_kernel(
         logits = tl.load(logits_ptr + tokens, mask=tokens < SIZE, other=float("-inf"))
         logits = logits.to(tl.float32)
         is_left = (logits < last) | ((logits == last) & (tokens > last_id))
-        # Of broken logits none is the best; the token must exist all the same.
+        # Of broken logits none is the best, yet the token must exist.
         last_id = tl.min(tl.where(is_left & (logits == best), tokens, SIZE - 1), 0)
         last = best
         is_left &= (logits < last) | (tokens > last_id)
