@@ -54,8 +54,9 @@ class Generation:
             text = piece.text + tail.text
             piece = TextPiece(text, len(batch.token_ids), tail.stop_string)
         if piece.stop_string is not None:
-            return await self._stopped(batch, piece)
-        self._num_output_tokens += len(batch.token_ids)
+            await self._stop(batch, piece.num_tokens)
+        else:
+            self._num_output_tokens += len(batch.token_ids)
         self._is_over = batch.finish_reason is not None
         return Output(
             request_id=self.request_id,
@@ -65,6 +66,7 @@ class Generation:
             prompt_logprobs=batch.prompt_logprobs,
             finish_reason=batch.finish_reason,
             usage=batch.usage,
+            stop_string=piece.stop_string,
             stop_token_id=batch.stop_token_id,
         )
 
@@ -98,25 +100,20 @@ class Generation:
             self._lease.detach(self._stream.abort)
         return batch
 
-    async def _stopped(self, batch: TokenBatch, piece: TextPiece) -> Output:
-        """Ends the request at a stop string, which the engine knows nothing of."""
-        self._num_output_tokens += piece.num_tokens
-        usage = batch.usage or await self._usage_after_abort()
-        self._is_over = True
-        return Output(
-            request_id=self.request_id,
-            text=piece.text,
-            token_ids=batch.token_ids[: piece.num_tokens],
-            logprobs=batch.logprobs[: piece.num_tokens],
-            prompt_logprobs=batch.prompt_logprobs,
-            finish_reason=STOP,
-            # The engine may be some tokens ahead; those are nobody's output.
-            usage=Usage(
-                prompt_tokens=len(self.prompt_token_ids),
-                cached_tokens=usage.cached_tokens,
-                output_tokens=self._num_output_tokens,
-            ),
-            stop_string=piece.stop_string,
+    async def _stop(self, batch: TokenBatch, num_tokens: int) -> None:
+        """Ends the request with some of a batch's tokens, at a stop string.
+
+        The engine knows nothing of stop strings. It may have run past this one; those tokens are
+        not counted.
+        """
+        del batch.token_ids[num_tokens:], batch.logprobs[num_tokens:]
+        self._num_output_tokens += num_tokens
+        spent = batch.usage or await self._usage_after_abort()
+        batch.finish_reason, batch.stop_token_id = STOP, None
+        batch.usage = Usage(
+            prompt_tokens=len(self.prompt_token_ids),
+            cached_tokens=spent.cached_tokens,
+            output_tokens=self._num_output_tokens,
         )
 
     async def _usage_after_abort(self) -> Usage:
