@@ -43,10 +43,10 @@ PROSE = {
     r"\b[Ss]t(ands?|ood)\b(?! for\b| in for\b|-)": "is, is in, is stored at",
     r"\b[Ll](ies?|ay) (in|at|between|beside|on|over|there|under|where)\b": "is in, is at",
     r"\b(has|have) not(?=[.,;:]|\s+(a|an|all|its|so|the|their)\b)": "does not have, lacks",
-    r"\bplaces\b": "slots, positions, a limit",
+    r"\b[Pp]laces\b": "slots, positions, a limit",
 }
 ALLOWED = re.compile(
-    r"\b[Bb]ehind (an?|the|its|this|one|several|another)?\s*([\w-]+ )?"
+    r"\b[Bb]ehind\s+((an?|the|its|this|one|several|another)\s+)?([\w-]+\s+)?"
     r"(proxy|proxies|balancer|HAProxy|gateway|frontends?|NAT|firewall|port|address)\b"
     r"|\b(lag\w*|left|leaves?|falls?|fell) behind\b|\bunless told otherwise\b"
 )

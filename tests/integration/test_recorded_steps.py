@@ -28,7 +28,7 @@ NUM_STEPS = 100
 def models(tmp_path_factory):
     drafting = tmp_path_factory.mktemp("drafting")
     write_draft_checkpoint(drafting, agreement=0.98)
-    # What transformers writes names its version, and a recording belongs to one config.json.
+    # The file of transformers names its version, and a recording belongs to one config.json.
     shutil.copy(RECORDED / "drafting_config.json", drafting / "config.json")
     return {"without_drafts": TINY_CHECKPOINT, "with_drafts": drafting}
 

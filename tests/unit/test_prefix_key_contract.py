@@ -15,7 +15,7 @@ PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
 
 
 def reported(salt: str, token_ids: list[int], block_size: int) -> bytes:
-    """What an engine reports of a prompt's blocks."""
+    """Returns the keys that an engine reports for a prompt's blocks."""
     keys = chain_keys(root_key(salt), token_ids, block_size)
     return b"".join(key[:PREFIX_KEY_BYTES] for key in keys)
 

@@ -62,7 +62,7 @@ def test_neutral_sampling_edits_no_logits():
     assert not make_sampling(min_tokens=1).has_logit_edits
 
 
-def test_a_request_counts_its_output_behind_the_prompt():
+def test_a_request_counts_its_output_after_the_prompt():
     request = make_request([1, 2, 3])
     assert request.num_output_tokens == 0
     request.token_ids.append(4)

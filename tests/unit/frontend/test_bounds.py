@@ -1,4 +1,4 @@
-"""What one client or one model can take from the others is bounded."""
+"""Limits on the share that one client or one model can take from the others."""
 
 import asyncio
 
@@ -38,7 +38,7 @@ async def test_a_connection_has_only_so_many_calls_and_the_others_wait_for_them(
     async with engine, frontend_stack(engine, max_streams_per_connection=2) as stack:
         calls = [asyncio.create_task(served(stack.stub)) for _ in range(5)]
         await until(lambda: len(engine.live) == 2)
-        # Whoever comes over another connection is served at once.
+        # A call over another connection is served at once.
         options = [("grpc.use_local_subchannel_pool", 1)]
         async with grpc.aio.insecure_channel(stack.address, options=options) as channel:
             await FrontendServiceStub(channel).ListModels(pb.ListModelsRequest())

@@ -32,7 +32,7 @@ async def ask(stack, caller: str, **options: object) -> None:
         pass
 
 
-async def test_a_keyed_salt_is_one_that_nobody_else_can_spell(key_file):
+async def test_a_keyed_salt_is_one_that_no_other_key_can_spell(key_file):
     async with FakeEngine() as engine, frontend_stack(engine, api_keys_file=key_file) as stack:
         for salt in ("", "x", ""):
             await ask(stack, "alice", cache_salt=salt)

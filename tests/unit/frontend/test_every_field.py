@@ -76,7 +76,7 @@ async def running():
 
 
 def submits_of(engine):
-    """What the engine was asked since the last look, without what differs each time."""
+    """The engine's requests since the last look, without the fields that differ each time."""
     submits = list(engine.submits)
     engine.submits.clear()
     for submit in submits:
@@ -211,7 +211,7 @@ def _annotations(params) -> set[str]:
     return {name for base in params.__mro__ for name in getattr(base, "__annotations__", {})}
 
 
-async def test_a_field_that_nobody_knows_is_refused_by_name():
+async def test_an_unknown_field_is_refused_by_name():
     async with (
         running() as (_, stack),
         httpx.AsyncClient(base_url=stack.http_url, timeout=20) as client,

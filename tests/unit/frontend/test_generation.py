@@ -183,7 +183,7 @@ async def test_a_deadline_ends_the_engines_work():
         await until(lambda: engine.aborted == ["late"] * len(engine.submits))
 
 
-async def test_a_slow_reader_loses_its_stream_and_slows_nobody(monkeypatch):
+async def test_a_slow_reader_loses_its_stream_and_slows_no_other(monkeypatch):
     endless = reference_tokenizer().encode("hello world ").ids * 1_000_000
     engine = FakeEngine(script=lambda _: endless, tokens_per_step=4000)
     async with engine, frontend_stack(engine, slow_reader_timeout_s=0.3) as stack:

@@ -197,7 +197,7 @@ def test_without_speculation_draft_layers_are_passed_over(tmp_path):
         DeepseekMTP(model)
 
 
-def test_a_draft_layer_has_a_cache_behind_those_of_the_model(tmp_path):
+def test_a_draft_layer_has_a_cache_after_the_model_s_own(tmp_path):
     write_draft_checkpoint(tmp_path, num_draft_layers=2)
     assert len(load(tmp_path).cache_specs()) == NUM_LAYERS + 2
 

@@ -48,7 +48,7 @@ def test_a_sentence_in_the_dialect_is_found(sentence, word):
         "What happens to a request that ends?",
         "## What is kept",
         "Returns what the model made of a step.",
-        "An engine behind a load balancer, or behind the HAProxy in `deploy`.",
+        "An engine behind a load\nbalancer, or behind the HAProxy in `deploy`.",
         "A caller that lags behind is left behind.",
         'An option, unless told otherwise: "Tell me."',
         "Set `--worker-patience-s`, or --worker-patience-s 0.",

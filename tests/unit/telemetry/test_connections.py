@@ -1,4 +1,4 @@
-"""Places of connections: in all, by address, and who gives way."""
+"""Limits of connections: in all, by address, and the connections that give way."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`auto` capture sizes are settled before the worker hears of them."""
+"""`auto` capture sizes are settled before they are sent to the worker."""
 
 import pytest
 from structlog.testing import capture_logs

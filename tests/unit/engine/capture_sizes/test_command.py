@@ -1,4 +1,4 @@
-"""`graphs plan`: from what an engine told, or a file of its steps, to sizes and flags."""
+"""`graphs plan`: from an engine's statistics, or a file of its steps, to sizes and flags."""
 
 import json
 import os
@@ -135,7 +135,7 @@ def test_the_advice_is_what_an_engine_in_that_mode_lacks(tmp_path, mode, advice)
 
 
 def test_the_flags_that_a_plan_names_give_graphs_of_both_kinds_at_every_level_but_one():
-    # What the advice promises, from the rules by which a worker plans its graphs.
+    # The promise of the advice, from the rules by which a worker plans its graphs.
     for level in CompilationLevel:
         support = graph_support(
             AttentionCGSupport.ALWAYS,

@@ -1,4 +1,4 @@
-"""What the planned graphs cover, and how the operator hears of it."""
+"""Steps that the planned graphs cover, and the report for the operator."""
 
 from structlog.testing import capture_logs
 

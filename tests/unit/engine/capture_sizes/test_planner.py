@@ -24,7 +24,7 @@ def choices(largest_size):
 
 
 def badness(counts, sizes):
-    """What is minimised: missed steps first, padded tokens next."""
+    """Returns the quantity to minimise: missed steps first, padded tokens next."""
     result = Fit.of(counts, sizes)
     return result.num_steps - result.num_hits, result.num_padded
 

@@ -1,4 +1,4 @@
-"""What the service reads of a checkpoint's folder."""
+"""Files of a checkpoint's folder that the service reads."""
 
 import hashlib
 import json

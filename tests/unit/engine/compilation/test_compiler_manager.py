@@ -35,7 +35,7 @@ def test_a_second_start_loads_what_the_first_compiled(compiler, cache):
     assert (run(compiler, cache).num_loaded, compiler.num_compiled) == (1, 1)
 
 
-def test_another_graph_or_another_shape_is_compiled_anew(compiler, cache):
+def test_another_graph_or_another_shape_is_compiled_again(compiler, cache):
     run(compiler, cache)
     run(compiler, cache, body=lambda _, x: x * 3)
     run(compiler, cache, width=6)

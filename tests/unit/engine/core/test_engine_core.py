@@ -212,7 +212,7 @@ class TestLostWorker:
             assert engine.core.counters.num_worker_restarts == 1
             assert executor.num_stacks_shown == (how == "hangs")
 
-    async def test_without_a_successor_ends_its_requests_when_their_patience_does(self):
+    async def test_without_a_successor_ends_its_requests_at_their_time_limit(self):
         config = engine_config(worker_patience_s=0.05)
         async with running_core(config) as engine:
             sink = RecordingSink()
@@ -224,8 +224,8 @@ class TestLostWorker:
             assert isinstance(last.error, EngineUnavailableError)
             assert not engine.core.is_ready
 
-    async def test_that_is_lost_again_at_once_gives_nobody_new_patience(self):
-        # Nobody is a suspect where somebody kills the workers.
+    async def test_that_is_lost_again_at_once_restarts_no_time_limit(self):
+        # No request is a suspect where workers are killed from outside.
         async with running_core(engine_config(worker_patience_s=0.3), num_steps=0) as engine:
             sink = RecordingSink()
             engine.core.submit(make_request(sink))

@@ -1,4 +1,4 @@
-"""What the engine knows of its worker's graphs, and what it tells the dispatcher."""
+"""The engine's record of its worker's graphs, and the catalogue of the dispatcher."""
 
 from structlog.testing import capture_logs
 

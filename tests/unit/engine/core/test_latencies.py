@@ -1,4 +1,4 @@
-"""What a step and an ended request add to the histograms."""
+"""Observations that a step and an ended request add to the histograms."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What becomes of requests after the loss of their worker, and of the one that caused it."""
+"""Requests after the loss of their worker, and the request that caused it."""
 
 import pytest
 
@@ -37,7 +37,7 @@ async def poison(engine, request_id="poison"):
     return await sink.wait_for_end()
 
 
-async def test_the_poisonous_request_ends_after_two_losses_and_nobody_else_notices():
+async def test_the_poisonous_request_ends_after_two_losses_and_no_other_does():
     async with running_core(poison_token=POISON) as engine:
         baseline = engine.core.load().num_free_blocks
         requests, sinks = submit_innocents(engine)
@@ -51,7 +51,7 @@ async def test_the_poisonous_request_ends_after_two_losses_and_nobody_else_notic
         assert engine.core.load().num_free_blocks == baseline
 
 
-async def test_whoever_was_in_the_last_steps_runs_alone_until_it_has_proved_harmless():
+async def test_a_request_of_the_last_steps_runs_alone_until_it_has_proved_harmless():
     async with running_core() as engine:
         _, sinks = submit_innocents(engine)
         for sink in sinks:
@@ -64,7 +64,7 @@ async def test_whoever_was_in_the_last_steps_runs_alone_until_it_has_proved_harm
         assert sizes[:6] == [1] * 6
 
 
-async def test_nobody_is_suspected_of_what_somebody_else_killed():
+async def test_no_request_is_suspected_of_an_outside_kill():
     async with running_core() as engine:
         requests, sinks = submit_innocents(engine)
         for sink in sinks:
@@ -88,7 +88,7 @@ async def test_a_request_that_cost_two_workers_is_refused_and_another_prompt_is_
         assert engine.core.counters.num_worker_restarts == num_restarts
 
 
-async def test_nobody_is_tried_a_fourth_time():
+async def test_no_request_is_tried_a_fourth_time():
     async with running_core() as engine:
         _, sinks = submit_innocents(engine)
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Streams that send much for a small request are few, and end when nobody reads them."""
+"""Streams that send much for a small request are few, and end when they are not read."""
 
 import asyncio
 from contextlib import ExitStack
@@ -66,7 +66,7 @@ def test_one_address_holds_a_part_and_all_together_hold_no_more_than_the_limit(k
         assert counts.held(kind) == 1
 
 
-async def test_a_write_that_nobody_reads_ends_the_stream():
+async def test_an_unread_write_ends_the_stream():
     call = Call()
     with pytest.raises(SlowReaderError, match="lay unread"):
         await write_in_time(call, b"", 0.01)

@@ -164,7 +164,7 @@ async def test_a_grammar_that_cannot_be_followed_is_refused(kind, text, why):
             await compiler.constrain(StructuredOutput(kind, (text,)))
 
 
-async def test_a_grammar_that_compiles_for_minutes_costs_its_time_limit_and_nobody_else_waits(
+async def test_a_grammar_that_compiles_for_minutes_costs_its_time_limit_and_no_other_waits(
     monkeypatch,
 ):
     hostile = '{"type": "integer", "multipleOf": 99999989}'
@@ -196,7 +196,7 @@ async def test_a_grammar_that_meets_a_limit_while_it_is_followed_ends_with_a_rea
         assert "grammar any further" in str(walk.error)
 
 
-async def test_equal_grammars_compile_once_and_a_caller_who_leaves_ends_it_for_nobody():
+async def test_equal_grammars_compile_once_and_a_caller_who_leaves_ends_it_for_no_other():
     async with running_compiler() as compiler:
         first = asyncio.create_task(compiler.constrain(NUMBER))
         second = asyncio.create_task(compiler.constrain(NUMBER))
@@ -238,7 +238,7 @@ async def test_a_place_is_given_back_however_a_constraint_ends():
         assert counts.held(LIVE) == 0
 
 
-async def test_grammars_that_nobody_waits_for_leave_the_queue():
+async def test_grammars_without_a_waiting_caller_leave_the_queue():
     """Callers who come and go do not keep others from compiling theirs."""
     async with running_compiler(max_live=1000) as compiler:
         await compiler.constrain(NUMBER)

@@ -34,7 +34,7 @@ def test_nothing_is_told_twice():
     assert (changes.is_reset, changes.added, changes.removed) == (False, (), ())
 
 
-def test_a_reader_that_missed_too_much_gets_the_youngest_keys_anew():
+def test_a_reader_that_missed_too_much_gets_the_youngest_keys_again():
     index = PrefixIndex()
     cursor = index.changes_since(None, max_keys=2).cursor
     for number in range(4):
@@ -43,7 +43,7 @@ def test_a_reader_that_missed_too_much_gets_the_youngest_keys_anew():
     assert (changes.is_reset, changes.added) == (True, (key(2), key(3)))
 
 
-def test_the_index_of_another_worker_begins_anew():
+def test_the_index_of_another_worker_begins_empty():
     first, second = PrefixIndex(), PrefixIndex()
     first.add(key(1), 1)
     second.add(key(2), 1)

@@ -1,4 +1,4 @@
-"""Groups of layers that give blocks back behind their window."""
+"""Groups of layers that free the blocks before their window."""
 
 import pytest
 

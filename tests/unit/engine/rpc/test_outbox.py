@@ -12,7 +12,7 @@ from tests.support.engine_harness import RecordingSink, engine_config, make_requ
 
 
 class Transport:
-    """Takes messages until told to stop."""
+    """Takes messages until it is stopped."""
 
     def __init__(self):
         self.kinds = []

@@ -131,7 +131,7 @@ def slow_grammar(monkeypatch):
 async def test_requests_give_their_places_back_and_leave_nothing(end):
     async with tiny_service(max_structured_requests=ROUNDS) as service:
         with collector_off():
-            for _ in range(ROUNDS + 1):  # once more than there are places
+            for _ in range(ROUNDS + 1):  # once more than the limit
                 await end(service)
             await until(lambda: not counts(service).held(LIVE))
             await until(lambda: not num_alive(*KINDS))

@@ -135,7 +135,7 @@ class TestGenerate:
             assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             await until(lambda: service.core.load().num_running == 0)
 
-    async def test_a_lost_worker_that_nobody_waits_for_ends_the_call_with_unavailable(self):
+    async def test_a_lost_worker_without_a_time_limit_to_wait_ends_the_call_with_unavailable(self):
         async with running_service(engine_config(worker_patience_s=0), num_steps=1) as service:
             call = service.stub.Generate(ask(max_tokens=LONG))
             await call.read()

@@ -319,7 +319,7 @@ class TestProtocol:
 
 
 class StallClock:
-    """Tells sessions how long their output lay unread."""
+    """Fakes how long the output of sessions was unread."""
 
     def __init__(self):
         self.now_s = 0.0
@@ -463,7 +463,7 @@ class TestPrefixes:
             await frontend.read_until(lambda f: f.heartbeats)
             assert not frontend.heartbeats[0].HasField("prefixes")
 
-    async def test_nobody_else_is_told(self):
+    async def test_other_frontends_get_none(self):
         async with running_service() as service:
             frontend = await Frontend(service.stub).open()
             await frontend.read_until(lambda f: f.heartbeats)

@@ -64,7 +64,7 @@ def test_presence_counts_an_output_token_once(logits):
     torch.testing.assert_close(change, expected)
 
 
-def test_tokens_behind_a_sequence_are_ignored(logits):
+def test_tokens_after_a_sequence_are_ignored(logits):
     changed = apply_penalties(logits, penalties(repetition=2.0, frequency=1.0, presence=1.0))
     assert torch.equal(changed[1, 19], logits[1, 19])
 

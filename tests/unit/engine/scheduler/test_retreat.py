@@ -62,7 +62,7 @@ def rig():
     return Rig()
 
 
-def test_everybody_starts_over_and_gets_the_same_tokens_in_smaller_steps(rig):
+def test_all_requests_start_over_and_get_the_same_tokens_in_smaller_steps(rig):
     requests = [make_request(9), make_request(6)]
     for request in requests:
         rig.scheduler.add(request)
@@ -73,7 +73,7 @@ def test_everybody_starts_over_and_gets_the_same_tokens_in_smaller_steps(rig):
     assert [request.status for request in requests] == [RequestStatus.WAITING] * 2
     assert rig.scheduler.num_batched_tokens_limit == 7
     assert rig.scheduler.num_free_blocks == LIMITS.num_blocks - 1
-    assert rig.receive() == []  # the step behind it, which the worker skipped
+    assert rig.receive() == []  # the next step, which the worker skipped
     ends = [output for output in rig.run() if output.is_last]
     assert [end.finish_reason for end in ends] == [FinishReason.LENGTH] * 2
     for request in requests:

@@ -189,7 +189,7 @@ def test_higher_priority_is_admitted_first_and_equal_priority_by_arrival():
     assert order == [requests[2], requests[0], requests[1]]
 
 
-def test_nobody_overtakes_a_request_that_finds_no_blocks():
+def test_no_request_overtakes_one_that_finds_no_blocks():
     rig = Rig(num_blocks=6)
     rig.add(make_request(12), make_request(12), make_request(1))
     rig.step()
@@ -222,7 +222,7 @@ def test_a_request_may_be_the_one_that_is_preempted_for_itself():
     assert first.status is RequestStatus.RUNNING
 
 
-def test_nobody_is_admitted_in_a_step_that_preempted():
+def test_no_request_is_admitted_in_a_step_that_preempted():
     rig = Rig(num_blocks=6, max_num_batched_tokens=32)
     rig.add(make_request(9), make_request(8))
     rig.step()
@@ -406,7 +406,7 @@ class TestDrafts:
         rig.add(make_request(6))
         assert q_lens(rig.send()) == [6]
 
-    def test_a_small_budget_cuts_drafts_and_leaves_everybody_a_token(self):
+    def test_a_small_budget_cuts_drafts_and_leaves_each_request_a_token(self):
         rig = Rig(num_speculative_tokens=3, max_num_batched_tokens=6)
         rig.add(*(make_request(1, max_tokens=30) for _ in range(4)))
         rig.step()

@@ -31,12 +31,12 @@ prompts = st.builds(
 
 
 def allowed_by_rule(output: list[int]) -> list[int]:
-    """What the constraint of some requests allows; end tokens among it."""
+    """Tokens that the constraint of some requests allows; end tokens among them."""
     return list(range(len(output) % 3, 1000, 3))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Drives a scheduler and a fake worker that may lag some steps behind."""
+    """Drives a scheduler and a fake worker that may be some steps late."""
 
     @initialize(
         num_blocks=st.integers(3, 11),
@@ -123,7 +123,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if step is not None:
             self.assert_suspects_are_alone(step)
         preempted = [r for r in before if r.status is RequestStatus.WAITING]
-        # Those who lost their blocks are the last ones in service order, and never everybody.
+        # The preempted requests are the last ones in service order, and never all.
         assert before[len(before) - len(preempted) :] == preempted
         assert is_trial or len(preempted) < max(len(before), 1)
         if preempted and not is_trial:
@@ -234,12 +234,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             for entry, block_id in enumerate(request.block_ids):
                 i, group = divmod(entry, num_groups)
                 if not block_id:
-                    behind = request.num_computed_tokens - (i + 1) * BLOCK_SIZE
-                    assert behind >= self.limits.windows[group] - 1, "given back too early"
+                    distance = request.num_computed_tokens - (i + 1) * BLOCK_SIZE
+                    assert distance >= self.limits.windows[group] - 1, "given back too early"
                     continue
                 prefix = request.token_ids[: (i + 1) * BLOCK_SIZE]
                 is_full = len(prefix) == (i + 1) * BLOCK_SIZE
-                # What nobody else may hold gets a content of its own.
+                # Blocks that no other request may hold get a content of their own.
                 mine = (request.cache_salt, group, tuple(prefix)) if is_full else (request, entry)
                 assert content.setdefault(block_id, mine) == mine
             for group, window in enumerate(self.limits.windows):
@@ -252,7 +252,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert 0 <= self.scheduler.num_cached_blocks <= num_free_blocks
 
     def teardown(self):
-        """Everybody ends in a bounded number of steps, and every block comes back."""
+        """All requests end in a bounded number of steps, and every block comes back."""
         if not hasattr(self, "scheduler"):
             return
         # The first in service order computes a token in every step and keeps its blocks.

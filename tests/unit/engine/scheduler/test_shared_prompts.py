@@ -39,7 +39,7 @@ def test_they_wait_for_a_prompt_that_comes_in_chunks_even_if_there_is_room():
     assert second.sink.token_ids == expected_output(prompt, second.sampling)
 
 
-def test_nobody_waits_for_a_prompt_of_another_tenant():
+def test_no_request_waits_for_a_prompt_of_another_tenant():
     rig = Rig(max_num_batched_tokens=64)
     prompt = list(range(18))
     rig.add(make_request(prompt, cache_salt="a"), make_request(prompt, cache_salt="b"))

@@ -1,4 +1,4 @@
-"""Nobody starves, however many requests of high priority come, and no time has to pass for it."""
+"""No request starves, however many requests of high priority come, without time passing."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,7 +44,7 @@ def is_over(request: Request) -> bool:
     depth=st.integers(1, 2),
 )
 @settings(max_examples=150)
-def test_everybody_ends_in_a_bounded_number_of_steps_under_an_endless_flood(
+def test_all_requests_end_in_a_bounded_number_of_steps_under_an_endless_flood(
     num_blocks, max_num_seqs, budget, ordinary, flood, depth
 ):
     rig = Rig(
@@ -58,8 +58,9 @@ def test_everybody_ends_in_a_bounded_number_of_steps_under_an_endless_flood(
         for i, (num_prompt, max_tokens, priority) in enumerate(ordinary)
     ]
     rig.add(*victims)
-    # Those that are served before the last victim: every victim, as many of the flood as may pass
-    # each of them, and those that run beside them. The first in order gets a token in every step.
+    # The requests served before the last victim: every victim, as many of the flood as may pass
+    # each of them, and the ones that run beside them. The first in order gets a token in every
+    # step.
     num_served = len(victims) * (1 + MAX_OVERTAKINGS) + 2 * max_num_seqs
     for num_steps in range(2 * num_served * MAX_MODEL_LEN):
         if all(map(is_over, victims)):

@@ -62,8 +62,8 @@ def test_discarded_requests_do_not_pile_up():
         st.one_of(st.tuples(st.integers(0, 30), st.integers(-3, 3)), st.just("serve")), max_size=60
     )
 )
-def test_a_request_is_overtaken_only_by_those_that_came_soon_enough_behind_it(events):
-    """Whatever comes: nobody is passed by a request that came later than its rank allows."""
+def test_a_request_is_overtaken_only_by_requests_that_came_soon_enough_after_it(events):
+    """Whatever comes: no request is passed by one that came later than its rank allows."""
     queue, now_s, served, pushed = WaitingQueue(), 0, [], []
     for event in events:
         if event == "serve":

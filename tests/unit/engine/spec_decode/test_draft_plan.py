@@ -1,4 +1,4 @@
-"""What a request keeps of what a step brought it."""
+"""Tokens of a step's result that a request keeps."""
 
 import pytest
 
@@ -71,12 +71,12 @@ def cut(tokens, *, num_output=0, **sampling):
     return cut_at_end(request, tokens)
 
 
-def test_tokens_behind_an_end_token_are_dropped():
+def test_tokens_after_an_end_token_are_dropped():
     assert cut([4, 9, 5, 9], end_token_ids=[9]) == [4, 9]
     assert cut([4, 5], end_token_ids=[9]) == [4, 5]
 
 
-def test_tokens_behind_max_tokens_are_dropped():
+def test_tokens_past_max_tokens_are_dropped():
     assert cut([4, 5, 6, 7], max_tokens=6, num_output=4) == [4, 5]
 
 

@@ -1,4 +1,4 @@
-"""Hostile calls of the foreign protocol cost themselves alone, and leave nothing behind."""
+"""Hostile calls of the foreign protocol cost themselves alone, and leave no trace."""
 
 import asyncio
 import math

@@ -84,7 +84,7 @@ async def test_a_stream_tells_each_token_once_and_ends_with_a_reason():
         assert not complete.output_ids
 
 
-async def test_several_outputs_have_the_seeds_behind_the_first_ones():
+async def test_several_outputs_have_the_seeds_after_the_first_one():
     async with gateway() as (service, stub):
         told = await completes(stub.Generate(ask(n=3)))
         assert [list(complete.output_ids) for complete in told] == [

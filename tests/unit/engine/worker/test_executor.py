@@ -22,7 +22,7 @@ PROMPT = [5, 17, 3]
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch):
+def timeouts(monkeypatch):
     """Gives a worker that hung up time to end, however slow the machine is."""
     monkeypatch.setattr(executor_module, "STOP_GRACE_S", 60.0)
 
@@ -118,7 +118,7 @@ async def test_a_start_that_takes_too_long_is_given_up(config):
 
 
 def descriptors():
-    """What this process holds open, by the kernel's names: others may close theirs meanwhile."""
+    """Descriptors that this process holds open, by the kernel's names."""
     found = Counter()
     for descriptor in Path("/dev/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -170,7 +170,7 @@ async def test_a_worker_dies_with_its_service(config):
 
 
 def has_ended(process):
-    """Whether a process is gone, or waits for whoever reaps it."""
+    """Whether a process is gone, or waits to be reaped."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""Token buckets and places, with a clock that the test winds."""
+"""Token buckets and limits, with a clock that the test winds."""
 
 import pytest
 from hypothesis import given

@@ -55,7 +55,7 @@ def test_anything_else_is_refused_without_being_repeated(path, header):
     assert ALICE[:-1] not in str(refused.value)
 
 
-async def test_what_is_begun_belongs_to_whoever_acts_also_in_tasks(path):
+async def test_what_is_begun_belongs_to_its_caller_also_in_tasks(path):
     gate = Gate(path)
     alice = gate.authenticate(f"Bearer {ALICE}")
 
@@ -83,7 +83,7 @@ async def test_engines_are_listed_for_keys_that_may_see_them_as_long_as_they_may
         gate.check_may_list_engines()
 
 
-def test_without_a_file_everybody_may_begin_and_list_engines():
+def test_without_a_file_all_callers_may_begin_and_list_engines():
     gate = Gate()
     assert not gate.requires_keys
     gate.begin().charge_prompt(10**9)
@@ -109,7 +109,7 @@ async def test_a_changed_file_counts_and_debts_stay(path):
 @pytest.mark.parametrize(
     "fault", ["gone", "empty", "broken", "fifo", "folder", "device", "loop", "huge"]
 )
-async def test_a_file_that_turns_bad_locks_nobody_out(path, fault):
+async def test_a_file_that_turns_bad_locks_no_caller_out(path, fault):
     gate = Gate(path)
     content = {"empty": "", "broken": "[keys", "huge": "#" * (MAX_FILE_BYTES + 1)}
     path.unlink()

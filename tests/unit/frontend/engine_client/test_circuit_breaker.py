@@ -45,7 +45,7 @@ def test_failures_in_a_row_open_it(breaker):
     assert breaker.wait_s == FIRST_PAUSE_S
 
 
-def test_a_success_between_failures_starts_the_count_anew(breaker):
+def test_a_success_between_failures_starts_the_count_again(breaker):
     fail(breaker, MAX_FAILURES - 1)
     breaker.note_success()
     fail(breaker, MAX_FAILURES - 1)

@@ -1,4 +1,4 @@
-"""What a frontend thinks of an engine between two heartbeats."""
+"""A frontend's view of an engine between two heartbeats."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Engines join, leave, drain and come back; those that serve something else stay outside."""
+"""Engines join, leave, drain and come back; an engine that serves something else is not used."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ class Names:
 
 @contextlib.asynccontextmanager
 async def pool_of(name: str, names: Names, *, tls: ClientTls | None = None):
-    """A pool that resolves a name over and over, and what it was told of readiness."""
+    """A pool that resolves a name over and over, and the readiness that it was sent."""
     models, readiness = [], []
 
     async def take_model(info, files) -> None:

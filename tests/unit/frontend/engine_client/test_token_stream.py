@@ -65,7 +65,7 @@ async def pair(*, script: Script | None = None, **config: object):
 async def begin(
     stack: FrontendStack, first: FakeEngine, ask_for: pb.GenerateRequest, num_tokens: int
 ):
-    """Lets the first engine make so many tokens and no more; returns the call and its outputs."""
+    """Lets the first engine make this many tokens and no more; returns the call and its outputs."""
     first.hold_at = num_tokens
     call = stack.stub.Generate(ask_for)
     outputs: list[pb.Output] = []

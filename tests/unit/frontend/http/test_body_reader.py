@@ -27,15 +27,15 @@ from tests.support.loop_time import LoopTime
 from tests.support.started_processes import note_started_processes
 from tests.support.waiting import until
 
-PATIENCE_S = 60.0
+LONG_TIMEOUT_S = 60.0
 MAX_PROMPT_TOKENS = 10_000
 
 
 @pytest.fixture
 async def reader(monkeypatch):
     """A reader whose process may be slow, and fails at bodies that say so."""
-    monkeypatch.setattr(body_reader, "START_TIMEOUT_S", PATIENCE_S)
-    monkeypatch.setattr(body_reader, "READ_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(body_reader, "START_TIMEOUT_S", LONG_TIMEOUT_S)
+    monkeypatch.setattr(body_reader, "READ_TIMEOUT_S", LONG_TIMEOUT_S)
     monkeypatch.setattr(body_reader, "_WORKER", "tests.support.faulty_body_worker")
     made = BodyReader(max_prompt_bytes=2**20, max_samples=4, counts=LocalCounts())
     yield made
@@ -149,7 +149,7 @@ async def test_a_process_that_hangs_costs_the_request_that_it_hangs_at(reader, s
     hanging = asyncio.create_task(read(reader, large("hang")))
     [process] = started
     while not hanging.done():
-        clock.wind(PATIENCE_S)
+        clock.wind(LONG_TIMEOUT_S)
         await asyncio.sleep(0)
     with pytest.raises(InvalidRequestError, match="took over 60 s"):
         await hanging

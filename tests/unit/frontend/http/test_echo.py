@@ -64,7 +64,7 @@ async def test_a_character_that_the_prompt_begins_and_the_output_ends_is_shown_o
     assert choice["logprobs"]["text_offset"][-len(letters) :][0] == 3
 
 
-async def test_a_character_that_nobody_ends_is_shown_once():
+async def test_an_unfinished_character_is_shown_once():
     first, _ = reference_tokenizer().encode(ACUTE).ids
     letters = reference_tokenizer().encode("ab").ids
     async with completions(FakeEngine(script=lambda _: letters)) as complete:

@@ -45,7 +45,7 @@ UNKNOWN = ["refusal", "audio", "function_call", "name", "reasoning_content", "wi
 
 
 def objects_of(value, *, of_caller=False):
-    """All objects of a body but those whose keys are the caller's own."""
+    """All objects of a body but the ones with keys of the caller's own."""
     if isinstance(value, dict) and not of_caller:
         yield value
         for name, each in value.items():

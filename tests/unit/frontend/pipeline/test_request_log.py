@@ -1,4 +1,4 @@
-"""What the frontend counts and traces of requests, over every way in."""
+"""Counts and traces of the frontend's requests, over every way in."""
 
 import asyncio
 import re

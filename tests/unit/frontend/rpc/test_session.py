@@ -171,7 +171,7 @@ async def test_a_cancelled_request_ends_with_what_it_cost_and_alone():
         assert answers.text[2] == "one two three"
 
 
-async def test_a_request_may_be_cancelled_right_behind_its_submission():
+async def test_a_request_may_be_cancelled_right_after_its_submission():
     async with session(FakeEngine()) as (stack, call, answers):
         stack.engine.pause()
         for handle in range(1, 6):

@@ -1,4 +1,4 @@
-"""What a write does that cannot be done."""
+"""Writes that cannot be done."""
 
 import grpc
 from google.protobuf.message import Message

@@ -1,4 +1,4 @@
-"""Special tokens in a prompt are those that its template wrote."""
+"""Only its template writes special tokens into a prompt."""
 
 import json
 
@@ -20,7 +20,7 @@ START, END = 0, 1
 
 
 def literal() -> tokenizers.Tokenizer:
-    """The library itself, told to take special tokens for text."""
+    """The library itself, set to take special tokens for text."""
     tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json())
     tokenizer.encode_special_tokens = True
     return tokenizer

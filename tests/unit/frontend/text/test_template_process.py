@@ -1,4 +1,4 @@
-"""Hostile chat templates cost their own requests and nobody else anything."""
+"""Hostile chat templates cost their own requests and no others anything."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ def children() -> set[int]:
     return {
         child.pid
         for child in psutil.Process().children()
-        # None where it has just ended and nobody has asked for its status.
+        # None where it has just ended and its status was not asked for yet.
         if WORKER in (child.as_dict(["cmdline"])["cmdline"] or ())
     }
 
@@ -104,7 +104,7 @@ async def test_after_a_stop_the_next_conversation_is_rendered_as_ever():
         assert await template.render(HELLO, max_bytes=100) == "fine"
 
 
-async def test_whoever_waits_behind_one_that_hangs_is_told_to_come_back():
+async def test_a_request_that_waits_for_one_that_hangs_is_refused_with_a_retry():
     async with running(ON_WISH, timeout_s=0.5) as template:
         hanging = asyncio.create_task(template.render(HANG, max_bytes=100))
         await asyncio.sleep(0)

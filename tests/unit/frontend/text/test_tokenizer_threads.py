@@ -1,4 +1,4 @@
-"""Long texts hold up neither short ones nor those who left."""
+"""Long texts hold up neither short ones nor callers that left."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Sub-layers that fuse their norm and their sum, and those that do not, in one residual stream."""
+"""Sub-layers that fuse their norm and their sum, and others, in one residual stream."""
 
 import pytest
 import torch

@@ -26,14 +26,14 @@ def all_fp8() -> torch.Tensor:
 
 
 def fp8_value(code: int) -> float:
-    """What a byte means: sign, four bits of exponent with bias 7, three of mantissa."""
+    """Returns the value of a byte: sign, four bits of exponent with bias 7, three of mantissa."""
     exponent, mantissa = (code >> 3) & 0xF, code & 7
     size = mantissa / 8 * 2**-6 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7)
     return -size if code & 0x80 else size
 
 
 def fp4_value(code: int) -> float:
-    """What four bits mean: sign, two bits of exponent with bias 1, one of mantissa."""
+    """Returns the value of four bits: sign, two bits of exponent with bias 1, one of mantissa."""
     exponent, mantissa = (code >> 1) & 3, code & 1
     size = mantissa / 2 if exponent == 0 else (1 + mantissa / 2) * 2.0 ** (exponent - 1)
     return -size if code & 8 else size

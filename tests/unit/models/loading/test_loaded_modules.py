@@ -1,4 +1,4 @@
-"""What loading a model imports, which every start of a worker waits for."""
+"""Modules that loading a model imports; every start of a worker waits for them."""
 
 import subprocess
 import sys

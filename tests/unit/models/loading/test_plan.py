@@ -1,4 +1,4 @@
-"""What becomes of each stored tensor: loaded, decoded, passed over or refused."""
+"""Plans for each stored tensor: loaded, decoded, passed over or refused."""
 
 import dataclasses
 from typing import ClassVar

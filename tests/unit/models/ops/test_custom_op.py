@@ -85,7 +85,7 @@ def test_an_interruption_that_fails_is_over(call):
     assert output.tolist() == [3, 3]
 
 
-def test_whoever_watches_operations_sees_the_operator(call):
+def test_a_dispatch_mode_sees_the_operator(call):
     seen = []
 
     class Watch(TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""Drafting by graphs, on the recorder that rehearses CUDA graphs."""
+"""Drafting by graphs, on the recorder that emulates CUDA graphs."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def captured(folder, num_speculative_tokens, *sizes, **options):
 
 
 def drafted(engine):
-    """What each step guessed, by its number."""
+    """Returns the guesses of each step, by its number."""
     return {r.step_id: read_int32(r.draft_token_ids).tolist() for _, r in engine.steps}
 
 
@@ -97,7 +97,7 @@ def test_requests_that_fill_a_graph_up_write_to_no_block(folder, num_requests):
         each.run(PROMPTS[:num_requests], NUM_OUTPUT)
     assert num_by_graph(padded) > 3
     for expected, found in zip(eager.cache, padded.cache, strict=True):
-        # The null block, the first one, takes what belongs to nobody.
+        # The null block, the first one, takes writes that belong to no request.
         torch.testing.assert_close(found.latent[1:], expected.latent[1:], atol=1e-4, rtol=1e-4)
     dummy_row = padded.runner.buffers.tokens[padded.runner.buffers.dummy_row, :-1]
     assert torch.equal(dummy_row, torch.arange(len(dummy_row), dtype=torch.int32) % 97)

@@ -50,7 +50,7 @@ def test_a_decode_step_reads_the_token_that_was_appended(buffers):
     assert inputs.token_request.tolist() == [0, 1]
 
 
-def test_a_token_behind_a_full_sequence_touches_no_other_row(buffers):
+def test_a_token_past_a_full_sequence_touches_no_other_row(buffers):
     before = buffers.tokens.clone()
     buffers.append_tokens(*(torch.tensor([value]).int() for value in (0, 10, 99)))
     assert torch.equal(buffers.tokens[1:], before[1:])

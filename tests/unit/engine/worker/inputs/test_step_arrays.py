@@ -1,4 +1,4 @@
-"""Where a step's drafts lie, and what is sampled behind them."""
+"""Positions of a step's drafts, and the sampling after them."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def read(counts, token_ids, *, q_lens=(3, 4, 2), sample_indices=(0, 2), num_step
     )
 
 
-def test_something_is_sampled_behind_each_draft_and_before_the_first():
+def test_a_token_is_sampled_after_each_draft_and_before_the_first():
     drafts = read([2, 0, 1], [41, 42, 43])
     assert drafts.token_ids.tolist() == [[41, 42], [43, NO_DRAFT]]
     # Query tokens 0, 1, 2 are the first request's; the third one's are 7 and 8.
@@ -40,7 +40,7 @@ def test_a_prompts_last_token_is_the_only_place_of_a_request_without_drafts():
     assert drafts.entries(64).shape == (2, 0)
 
 
-def test_drafts_are_written_behind_the_known_tokens_of_their_rows():
+def test_drafts_are_written_after_the_known_tokens_of_their_rows():
     entries = read([2, 0, 1], [41, 42, 43]).entries(64)
     assert entries.tolist() == [[5 * 64 + 8, 5 * 64 + 9, 7 * 64 + 29], [41, 42, 43]]
 

@@ -116,14 +116,14 @@ def test_steps_that_verify_run_in_pieces_too(folder, plain):
 
 
 class Reference:
-    """Drafts from a sequence's tokens alone, all of it computed anew."""
+    """Drafts from a sequence's tokens alone, all of it computed again."""
 
     def __init__(self, model):
         self._model = model
         self._layers = DeepseekMTP(model)
 
     def drafts(self, token_ids, num_drafts):
-        """Returns what one draft layer guesses behind a sequence."""
+        """Returns the guess of one draft layer for the token after a sequence."""
         *known, newest = token_ids
         hidden = self._run(known, self._model)
         following, made = [*known[1:], newest], []
@@ -184,7 +184,7 @@ def test_the_largest_step_drafts_too(folder):
     assert read_int32(result.num_accepted_tokens).tolist() == [0] * num_rows
 
 
-def test_steps_of_nobody_draft(folder):
+def test_dummy_steps_draft(folder):
     model = engine(folder, 1).model
     runner = probe_runner(model, limits=LIMITS, dtype=torch.float32, device=CPU)
     run_small_steps(runner, LIMITS, [(1,), (5, 1)])

@@ -52,7 +52,7 @@ def test_orders_are_built_in_other_processes_each_with_its_niceness(tmp_path):
     )
 
 
-def test_nobody_waits_for_builds_that_were_not_asked_for(tmp_path):
+def test_the_worker_does_not_wait_for_builds_that_were_not_asked_for(tmp_path):
     run(
         tmp_path,
         """
@@ -93,7 +93,7 @@ def test_a_builder_that_dies_takes_nothing_with_it(tmp_path):
     )
 
 
-def test_without_the_processes_nothing_is_built_and_nobody_waits(tmp_path):
+def test_without_the_processes_nothing_is_built_and_no_launch_waits(tmp_path):
     run(
         tmp_path,
         """

@@ -1,4 +1,4 @@
-"""What is built where, with Triton's compiler and no GPU; each test is a program of its own."""
+"""Builds in each process, with Triton's compiler and no GPU; each test is a program of its own."""
 
 import os
 import subprocess

@@ -76,7 +76,7 @@ def test_tokens_of_a_graph_are_prompts_of_a_block(num_tokens, expected):
 
 
 def form(num_tokens, num_experts, top_k):
-    """What decides on the kernels of experts."""
+    """Returns the facts that decide on the kernels of experts."""
     num_pairs = num_tokens * top_k
     if are_few(num_pairs, num_experts, top_k):
         return "pairs"
@@ -87,7 +87,7 @@ def form(num_tokens, num_experts, top_k):
 @pytest.mark.parametrize(
     ("num_experts", "top_k"), [(8, 2), (32, 4), (64, 6), (128, 8), (160, 6), (256, 8), (7, 7)]
 )
-def test_every_way_through_experts_is_rehearsed(tmp_path, num_experts, top_k, max_model_len):
+def test_every_way_through_experts_is_warmed_up(tmp_path, num_experts, top_k, max_model_len):
     write_checkpoint(tmp_path, "qwen3_moe")
     config = ModelConfig.from_folder(tmp_path)
     moe = replace(config.moe, num_experts=num_experts, num_experts_per_tok=top_k)
@@ -99,15 +99,15 @@ def test_every_way_through_experts_is_rehearsed(tmp_path, num_experts, top_k, ma
         vocab_size=97,
     )
     steps = [*FIRST_STEPS, *other_steps(replace(config, moe=moe), limits)]
-    rehearsed = {form(sum(q_lens), num_experts, top_k) for q_lens in steps if fits(q_lens, limits)}
-    assert rehearsed == {form(count, num_experts, top_k) for count in range(1, 4097)}
+    warmed_up = {form(sum(q_lens), num_experts, top_k) for q_lens in steps if fits(q_lens, limits)}
+    assert warmed_up == {form(count, num_experts, top_k) for count in range(1, 4097)}
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4, 8, 16, 32])
 @pytest.mark.parametrize("group", [1, 8])
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_every_way_through_decode_attention_is_rehearsed(
+def test_every_way_through_decode_attention_is_warmed_up(
     tmp_path, head_dim, cache_dtype, group, num_kv_heads
 ):
     workspace = AttentionWorkspace(
@@ -134,13 +134,13 @@ def test_every_way_through_decode_attention_is_rehearsed(
         vocab_size=97,
     )
     steps = [*FIRST_STEPS, *other_steps(config, limits)]
-    rehearsed = {form(len(each)) for each in steps if max(each) == 1 and fits(each, limits)}
-    assert rehearsed == {form(count) for count in range(1, 257)}
+    warmed_up = {form(len(each)) for each in steps if max(each) == 1 and fits(each, limits)}
+    assert warmed_up == {form(count) for count in range(1, 257)}
 
 
 @pytest.mark.parametrize("is_gated", [True, False])
 @pytest.mark.parametrize("num_outputs", [1024, 2048, 3072, 6144, 9728, 12288, 14336, 17408, 25600])
-def test_every_way_through_products_of_many_tokens_is_rehearsed(num_outputs, is_gated, monkeypatch):
+def test_every_way_through_products_of_many_tokens_is_warmed_up(num_outputs, is_gated, monkeypatch):
     def tiles(num_tokens):
         return wide_tiles(
             num_tokens, num_outputs, 4096, is_gated=is_gated, dtype=torch.bfloat16, device=CPU
@@ -148,8 +148,8 @@ def test_every_way_through_products_of_many_tokens_is_rehearsed(num_outputs, is_
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     counts = [sum(q_lens) for q_lens in (*FIRST_STEPS, *OTHER_STEPS)]
-    rehearsed = {tiles(count) for count in (*counts, 8192) if count > 64}
-    assert {tiles(count) for count in range(65, 4097)} <= rehearsed | {None}
+    warmed_up = {tiles(count) for count in (*counts, 8192) if count > 64}
+    assert {tiles(count) for count in range(65, 4097)} <= warmed_up | {None}
     wide_tiles.cache_clear()
 
 

@@ -86,7 +86,7 @@ def test_rotating_inside_the_operator_is_rotating_before_it(has_norm):
     assert torch.equal(case.run(), before.run())
 
 
-def test_tokens_behind_the_slot_mapping_are_not_written(runner):
+def test_tokens_past_the_slot_mapping_are_not_written(runner):
     context = prepare(runner, [(runner.add([1] * 6), 6)])
     q, k, v = random_heads(8)
     expected = runner.kv_caches[0].k.clone()

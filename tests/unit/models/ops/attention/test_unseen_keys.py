@@ -3,7 +3,7 @@ import torch
 from models.ops.attention.unseen_keys import clear_unseen
 
 
-def test_what_stands_behind_the_last_key_is_cleared_and_nothing_else():
+def test_content_after_the_last_key_is_cleared_and_nothing_else():
     gathered = torch.ones(3, 8, 2, 5)
     gathered[0, 3:4] = torch.nan  # its last key is the third
     gathered[1, 6:] = torch.inf

@@ -1,4 +1,4 @@
-"""The reference of products and what stands around them, in every dtype and at odd shapes."""
+"""The reference of products, with norms and gates, in every dtype and at odd shapes."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a launch remembers of the builds that Triton made; a kernel that only pretends to be one."""
+"""Builds by Triton that a launch remembers; a kernel that only pretends to be one."""
 
 import pytest
 import torch
@@ -67,7 +67,7 @@ def test_first_launch_is_tritons_and_later_ones_give_its_build_all_parameters(ke
     "other",
     [(X[1:], X, 16), (X, X[2:], 16), (X.half(), X, 16), (X, X.long(), 16), (X, X, 17), (X, X, 1)],
 )
-def test_what_triton_may_build_anew_for_goes_to_triton(kernel, launch, other):
+def test_what_triton_may_build_again_for_goes_to_triton(kernel, launch, other):
     launch(GRID, X, X, 16)
     launch(GRID, *other)
     assert [made[1] for made in kernel.made] == [(X, X, 16), other]
@@ -89,7 +89,7 @@ def test_what_is_remembered_stays_small(kernel, launch, monkeypatch):
     assert len(kernel.launched) == 1
 
 
-def test_builds_that_are_forgotten_are_looked_up_anew(kernel, launch):
+def test_builds_that_are_forgotten_are_looked_up_again(kernel, launch):
     launch(GRID, X, X, 16)
     forget_all_builds()
     launch(GRID, X, X, 16)

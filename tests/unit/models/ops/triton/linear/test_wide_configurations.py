@@ -44,5 +44,5 @@ def test_a_program_fits_into_a_multiprocessor():
     found = {tiles_of(tokens, size, 4096) for tokens in range(65, 2049) for size in sizes}
     for tiles in found - {None}:
         num_bytes = (64 * tiles.groups + tiles.tokens) * 64 * 2 * tiles.slots
-        # Behind the slots lies what a tile's results pass through: of half as many rows as read.
+        # The results of a tile pass through memory after the slots: of half as many rows as read.
         assert num_bytes + 32 * tiles.groups * tiles.tokens * 2 < 227 * 1024
