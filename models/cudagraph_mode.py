@@ -1,4 +1,4 @@
-"""How captured graphs are used: the mode of an engine, and of one forward pass."""
+"""The modes in which steps run as captured graphs, and the kinds of graphs."""
 
 import enum
 
@@ -57,3 +57,25 @@ class CUDAGraphMode(enum.Enum):
     def is_valid_runtime_mode(self) -> bool:
         """Whether one forward pass can have this mode."""
         return not self.separate_routine()
+
+
+class GraphKind(enum.IntEnum):
+    """What a captured graph holds; the wire's GraphKind.
+
+    Members are integers because the key of a step's graph is hashed in every step: the hash of any
+    other enum is a Python function.
+    """
+
+    DECODE = 1
+    """A whole step in which every request has the same number of query tokens."""
+    MIXED = 2
+    """A whole forward pass over requests with any number of query tokens."""
+    PIECEWISE = 3
+    """The pieces of a forward pass between attention layers."""
+    DRAFT = 4
+    """The verification of a decode step's drafts, and the next drafts. No step orders it."""
+
+    @property
+    def runtime_mode(self) -> CUDAGraphMode:
+        """The mode of the forward passes that run such a graph."""
+        return CUDAGraphMode.PIECEWISE if self is GraphKind.PIECEWISE else CUDAGraphMode.FULL

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from models.cudagraph_mode import CUDAGraphMode
+from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.kv_cache import CacheData
 
 PROCESS_LOCAL_FIELDS = frozenset({"kv_cache_data", "layer_attn_metadata", "no_compile_layers"})
@@ -34,16 +34,10 @@ class GraphKey:
     graph_bs: requests that it has room for.
     """
 
+    kind: GraphKind
     num_tokens: int
     graph_bs: int
     max_q_len: int
-    uniform: bool
-    is_draft: bool = False
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is one graph, attention included; pieces do not mind how many requests."""
-        return self.uniform or self.graph_bs < self.num_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from protos.engine.v1.batch_pb2 import (
     CUDAGraphMode,
     FallbackReason,
     GraphKey,
+    GraphKind,
     RowAssignment,
     RowSampling,
     SamplingMetadata,
@@ -31,12 +32,14 @@ __all__ = [
     "CUDAGraphMode",
     "FallbackReason",
     "GraphKey",
+    "GraphKind",
     "RowAssignment",
     "RowSampling",
     "SamplingMetadata",
     "SpecDecodeMetadata",
     "StepFailure",
     "StepResult",
+    "ordered_mode",
     "pack_float32",
     "pack_int32",
     "read_float32",
@@ -56,6 +59,12 @@ Float32Array: TypeAlias = npt.NDArray[np.float32]
 
 _INT32 = np.dtype("<i4")
 _FLOAT32 = np.dtype("<f4")
+_MODES = {
+    GraphKind.GRAPH_KIND_DECODE: CUDAGraphMode.CUDA_GRAPH_MODE_FULL,
+    GraphKind.GRAPH_KIND_MIXED: CUDAGraphMode.CUDA_GRAPH_MODE_FULL,
+    GraphKind.GRAPH_KIND_PIECEWISE: CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE,
+}
+"""The mode of a step that orders a graph, by the graph's kind."""
 
 
 def read_int32(data: bytes) -> Int32Array:
@@ -88,6 +97,11 @@ def runtime_mode(mode: int) -> cudagraph_mode.CUDAGraphMode:
     if not mode:
         raise ValueError("cudagraph_runtime_mode is missing")
     return cudagraph_mode.CUDAGraphMode[name]
+
+
+def ordered_mode(graph_key: GraphKey | None) -> CUDAGraphMode:
+    """Returns the mode of a step that orders this graph; None orders no graph."""
+    return CUDAGraphMode.CUDA_GRAPH_MODE_NONE if graph_key is None else _MODES[graph_key.kind]
 
 
 class BatchBuilder:
@@ -152,7 +166,6 @@ class BatchBuilder:
         step_id: int,
         is_prefill: bool,
         graph_key: GraphKey | None,
-        mode: CUDAGraphMode,
         fallback_reason: FallbackReason,
     ) -> BatchDescriptor:
         """Returns the descriptor of the step gathered so far, which holds at least one request."""
@@ -163,14 +176,16 @@ class BatchBuilder:
         descriptor = BatchDescriptor(
             step_id=step_id,
             graph_key=graph_key,
-            cudagraph_runtime_mode=mode,
+            cudagraph_runtime_mode=ordered_mode(graph_key),
             fallback_reason=fallback_reason,
             row_assignments=self.row_assignments,
         )
         context = descriptor.context
         context.is_prefill = is_prefill
         context.batch_size = batch_size
-        context.graph_bs = graph_key.graph_bs if graph_key and graph_key.uniform else batch_size
+        context.graph_bs = batch_size
+        if graph_key is not None and graph_key.kind == GraphKind.GRAPH_KIND_DECODE:
+            context.graph_bs = graph_key.graph_bs
         context.num_tokens = int(query_start_loc[-1])
         context.max_q_len = max_q_len
         attention = descriptor.attn_metadata

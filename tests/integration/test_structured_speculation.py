@@ -7,6 +7,7 @@ import shutil
 import jsonschema
 import pytest
 
+from protos.engine.v1.batch_pb2 import GraphKind
 from services.client.client import OctavoClient
 from services.client.requests import Options, Sampling
 from services.client.responses import FinishReason
@@ -88,4 +89,7 @@ async def test_constrained_output_is_valid_and_that_of_an_engine_without_drafts(
         jsonschema.validate(json.loads(each.text), SCHEMA)
     assert len({each.text for each in constrained}) > 1
     assert 0 < stats.accepted_draft_tokens < stats.draft_tokens
-    assert sum(graph.num_replays for graph in stats.graphs if graph.is_draft) > 0
+    assert (
+        sum(each.num_replays for each in stats.graphs if each.kind == GraphKind.GRAPH_KIND_DRAFT)
+        > 0
+    )

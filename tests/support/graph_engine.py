@@ -12,6 +12,7 @@ from models.loading.loader import load_model
 from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.batch import BatchDescriptor, StepResult
 from services.engine.compilation.compile_model import compile_model
+from services.engine.compilation.graphs.capture_plan import wire_key
 from services.engine.compilation_config import CompilationConfig
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.kv_cache.cache_groups import LayerGroup, group_layers
@@ -24,7 +25,6 @@ from services.engine.worker.start.graph_setup import (
     install_model,
     piece_graphs,
     prepare_graphs,
-    wire_keys,
 )
 from services.engine.worker.start.kv_memory import allocate_kv_cache
 from tests.support.engine_harness import RecordingSink
@@ -102,7 +102,7 @@ class GraphEngine:
             on_fault=self._take_fault,
         )
         ready = WorkerReady(
-            planned_graphs=wire_keys(self.prepared.graphs.planned),
+            planned_graphs=map(wire_key, self.prepared.graphs.planned),
             cudagraph_mode=str(self.prepared.mode),
         )
         self.ledger = GraphLedger(ready)

@@ -27,7 +27,7 @@ def write_recording(
     opening = Snapshot(next_step_id=1)
     opening.MergeFrom(snapshot or Snapshot())
     messages: list[Message] = [
-        header or RecordingHeader(format=FORMAT, version=1),
+        header or RecordingHeader(format=FORMAT, version=2),
         WatchStepsResponse(snapshot=opening),
         *(WatchStepsResponse(descriptor=order, result=result) for order, result in steps),
     ]

@@ -11,7 +11,6 @@ from models.loading.loader import load_model
 from services.engine.batch import (
     BatchBuilder,
     BatchDescriptor,
-    CUDAGraphMode,
     FallbackReason,
     StepResult,
     read_int32,
@@ -145,7 +144,6 @@ class StepDriver:
             step_id=self.step_id,
             is_prefill=any(num_tokens > 1 for _, num_tokens in chunks),
             graph_key=None,
-            mode=CUDAGraphMode.CUDA_GRAPH_MODE_NONE,
             fallback_reason=FallbackReason.FALLBACK_REASON_UNSUPPORTED,
         )
 

@@ -7,6 +7,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class GraphKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GRAPH_KIND_UNSPECIFIED: _ClassVar[GraphKind]
+    GRAPH_KIND_DECODE: _ClassVar[GraphKind]
+    GRAPH_KIND_MIXED: _ClassVar[GraphKind]
+    GRAPH_KIND_PIECEWISE: _ClassVar[GraphKind]
+    GRAPH_KIND_DRAFT: _ClassVar[GraphKind]
+
 class CUDAGraphMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     CUDA_GRAPH_MODE_UNSPECIFIED: _ClassVar[CUDAGraphMode]
@@ -28,6 +36,11 @@ class StepFailure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STEP_FAILURE_UNSPECIFIED: _ClassVar[StepFailure]
     STEP_FAILURE_OUT_OF_MEMORY: _ClassVar[StepFailure]
     STEP_FAILURE_SKIPPED: _ClassVar[StepFailure]
+GRAPH_KIND_UNSPECIFIED: GraphKind
+GRAPH_KIND_DECODE: GraphKind
+GRAPH_KIND_MIXED: GraphKind
+GRAPH_KIND_PIECEWISE: GraphKind
+GRAPH_KIND_DRAFT: GraphKind
 CUDA_GRAPH_MODE_UNSPECIFIED: CUDAGraphMode
 CUDA_GRAPH_MODE_NONE: CUDAGraphMode
 CUDA_GRAPH_MODE_PIECEWISE: CUDAGraphMode
@@ -85,18 +98,16 @@ class Context(_message.Message):
     def __init__(self, is_prefill: _Optional[bool] = ..., batch_size: _Optional[int] = ..., graph_bs: _Optional[int] = ..., num_tokens: _Optional[int] = ..., max_q_len: _Optional[int] = ..., is_draft: _Optional[bool] = ...) -> None: ...
 
 class GraphKey(_message.Message):
-    __slots__ = ("num_tokens", "graph_bs", "max_q_len", "uniform", "is_draft")
+    __slots__ = ("kind", "num_tokens", "graph_bs", "max_q_len")
+    KIND_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GRAPH_BS_FIELD_NUMBER: _ClassVar[int]
     MAX_Q_LEN_FIELD_NUMBER: _ClassVar[int]
-    UNIFORM_FIELD_NUMBER: _ClassVar[int]
-    IS_DRAFT_FIELD_NUMBER: _ClassVar[int]
+    kind: GraphKind
     num_tokens: int
     graph_bs: int
     max_q_len: int
-    uniform: bool
-    is_draft: bool
-    def __init__(self, num_tokens: _Optional[int] = ..., graph_bs: _Optional[int] = ..., max_q_len: _Optional[int] = ..., uniform: _Optional[bool] = ..., is_draft: _Optional[bool] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[GraphKind, str]] = ..., num_tokens: _Optional[int] = ..., graph_bs: _Optional[int] = ..., max_q_len: _Optional[int] = ...) -> None: ...
 
 class AttentionMetadata(_message.Message):
     __slots__ = ("query_start_loc", "seq_lens", "row_ids", "max_seqlen_q", "max_seqlen_k", "block_table_updates")

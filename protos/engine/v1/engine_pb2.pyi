@@ -402,30 +402,28 @@ class GraphCoverage(_message.Message):
     def __init__(self, sizes: _Optional[_Iterable[int]] = ..., limit: _Optional[int] = ..., max_padding: _Optional[int] = ...) -> None: ...
 
 class GraphStats(_message.Message):
-    __slots__ = ("num_tokens", "graph_bs", "max_q_len", "uniform", "captured", "capture_s", "num_bytes", "num_replays", "padded_tokens", "fault", "is_draft")
+    __slots__ = ("num_tokens", "graph_bs", "max_q_len", "captured", "capture_s", "num_bytes", "num_replays", "padded_tokens", "fault", "kind")
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GRAPH_BS_FIELD_NUMBER: _ClassVar[int]
     MAX_Q_LEN_FIELD_NUMBER: _ClassVar[int]
-    UNIFORM_FIELD_NUMBER: _ClassVar[int]
     CAPTURED_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_S_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_REPLAYS_FIELD_NUMBER: _ClassVar[int]
     PADDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
-    IS_DRAFT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     num_tokens: int
     graph_bs: int
     max_q_len: int
-    uniform: bool
     captured: bool
     capture_s: float
     num_bytes: int
     num_replays: int
     padded_tokens: int
     fault: str
-    is_draft: bool
-    def __init__(self, num_tokens: _Optional[int] = ..., graph_bs: _Optional[int] = ..., max_q_len: _Optional[int] = ..., uniform: _Optional[bool] = ..., captured: _Optional[bool] = ..., capture_s: _Optional[float] = ..., num_bytes: _Optional[int] = ..., num_replays: _Optional[int] = ..., padded_tokens: _Optional[int] = ..., fault: _Optional[str] = ..., is_draft: _Optional[bool] = ...) -> None: ...
+    kind: _batch_pb2.GraphKind
+    def __init__(self, num_tokens: _Optional[int] = ..., graph_bs: _Optional[int] = ..., max_q_len: _Optional[int] = ..., captured: _Optional[bool] = ..., capture_s: _Optional[float] = ..., num_bytes: _Optional[int] = ..., num_replays: _Optional[int] = ..., padded_tokens: _Optional[int] = ..., fault: _Optional[str] = ..., kind: _Optional[_Union[_batch_pb2.GraphKind, str]] = ...) -> None: ...
 
 class WatchStepsRequest(_message.Message):
     __slots__ = ("include_token_ids", "include_snapshot")

@@ -10,11 +10,18 @@ from rich.table import Table
 from rich.text import Text
 
 from protos.engine.v1 import engine_pb2
+from protos.engine.v1.batch_pb2 import GraphKind
 from services.client.channel import Tls, open_channel
 from services.client.commands.stats import Engine, Stats
 from services.client.flags import DEFAULT_ENGINE, EngineAddress
 
 NONE_RAN = "-"
+_KINDS = {
+    GraphKind.GRAPH_KIND_DECODE: ("decode", "decodes"),
+    GraphKind.GRAPH_KIND_MIXED: ("prompts", "tokens with prompts"),
+    GraphKind.GRAPH_KIND_PIECEWISE: ("pieces", "tokens in pieces"),
+    GraphKind.GRAPH_KIND_DRAFT: ("drafts", "tokens' drafts"),
+}
 
 
 def graphs(
@@ -129,27 +136,19 @@ def _tokens(stats: Stats) -> tuple[int, int]:
     return padded, sum(graph.num_replays * graph.num_tokens for graph in stats.graphs)
 
 
-def _kind(graph: engine_pb2.GraphStats) -> str:
-    if graph.is_draft:
-        return "drafts"
-    if graph.uniform:
-        return "decode"
-    return "prompts" if graph.graph_bs < graph.num_tokens else "pieces"
-
-
 def _name(graph: engine_pb2.GraphStats) -> str:
-    kind = _kind(graph)
-    return f"{kind} of {graph.graph_bs}" if kind == "prompts" else kind
+    name, _ = _words(graph)
+    is_mixed = graph.kind == GraphKind.GRAPH_KIND_MIXED
+    return f"{name} of {graph.graph_bs}" if is_mixed else name
 
 
 def _label(graph: engine_pb2.GraphStats) -> str:
-    contents = {
-        "drafts": "tokens' drafts",
-        "decode": "decodes",
-        "prompts": "tokens with prompts",
-        "pieces": "tokens in pieces",
-    }
-    return f"the graph of {graph.num_tokens} {contents[_kind(graph)]}"
+    return f"the graph of {graph.num_tokens} {_words(graph)[1]}"
+
+
+def _words(graph: engine_pb2.GraphStats) -> tuple[str, str]:
+    """Returns the name of a graph's kind, and what such a graph computes."""
+    return _KINDS.get(graph.kind, ("unknown", "tokens"))
 
 
 def _figures(stats: Stats) -> dict[str, object]:
@@ -175,6 +174,7 @@ def _figures(stats: Stats) -> dict[str, object]:
         },
         "graphs": [
             {field.name: getattr(graph, field.name) for field in graph.DESCRIPTOR.fields}
+            | {"kind": _words(graph)[0]}
             for graph in stats.graphs
         ],
     }

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from models.cudagraph_mode import CUDAGraphMode
 from protos.engine.v1.engine_pb2 import GetStatsResponse
+from services.engine.batch import GraphKind
 from services.engine.capture_sizes.choice import MIN_STEPS
 from services.engine.capture_sizes.history import StepHistory, read_history
 from services.engine.capture_sizes.planner import Fit, GraphMemory, plan_sizes, plan_within
@@ -108,8 +109,9 @@ def _history_of(stats: GetStatsResponse) -> StepHistory:
     """Returns the steps and graphs that an engine reports."""
     decode_graphs, piece_graphs = Counter[int](), Counter[int]()
     for graph in stats.graphs:
-        if graph.captured and not graph.is_draft:
-            costs = decode_graphs if graph.uniform else piece_graphs
+        if graph.captured and graph.kind != GraphKind.GRAPH_KIND_DRAFT:
+            is_decode = graph.kind == GraphKind.GRAPH_KIND_DECODE
+            costs = decode_graphs if is_decode else piece_graphs
             costs[graph.num_tokens] += graph.num_bytes
     return StepHistory(
         max_num_seqs=stats.decode_coverage.limit,

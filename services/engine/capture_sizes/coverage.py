@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.engine.batch import GraphKey
+from services.engine.batch import GraphKey, GraphKind
 from services.engine.capture_sizes.history import StepHistory
 from services.engine.capture_sizes.planner import Fit
 
@@ -58,9 +58,11 @@ class GraphCoverage:
             history: has the scheduler's limits.
             decode_q_len: query tokens of each request in a step of decodes.
         """
-        planned = [key for key in planned if not key.is_draft]
-        pieces = sorted({key.num_tokens for key in planned if not key.uniform})
-        full = sorted(key.graph_bs for key in planned if key.uniform)
+        planned = [key for key in planned if key.kind != GraphKind.GRAPH_KIND_DRAFT]
+        full = sorted(key.graph_bs for key in planned if key.kind == GraphKind.GRAPH_KIND_DECODE)
+        pieces = sorted(
+            {key.num_tokens for key in planned if key.kind != GraphKind.GRAPH_KIND_DECODE}
+        )
         # Decodes above the largest decode graph run as pieces.
         fitting = sorted({size // decode_q_len for size in pieces} - {0})
         beyond = [size for size in fitting if not full or size > full[-1]]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import structlog
 
 from protos.engine.v1.worker_pb2 import WorkerReady
+from services.engine.batch import GraphKind
 from services.engine.capture_sizes.coverage import GraphCoverage
 from services.engine.capture_sizes.history import history_path, load_history, save_history
 from services.engine.config import EngineConfig
@@ -327,8 +328,10 @@ class EngineCore:
             return
         if self._graphs.captured:
             history.cudagraph_mode = self._graphs.mode
-            history.decode_graphs = self._graphs.costs(uniform=True)
-            history.piece_graphs = self._graphs.costs(uniform=False)
+            history.decode_graphs = self._graphs.costs(GraphKind.GRAPH_KIND_DECODE)
+            history.piece_graphs = self._graphs.costs(
+                GraphKind.GRAPH_KIND_MIXED, GraphKind.GRAPH_KIND_PIECEWISE
+            )
         if save_history(history, path):
             self._num_steps_saved = num_steps
 

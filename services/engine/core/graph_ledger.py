@@ -6,12 +6,19 @@ from dataclasses import dataclass
 import structlog
 
 from protos.engine.v1.worker_pb2 import GraphReport, GraphState, WorkerReady
-from services.engine.batch import BatchDescriptor, FallbackReason, GraphKey, StepResult
+from services.engine.batch import BatchDescriptor, FallbackReason, GraphKey, GraphKind, StepResult
 from services.engine.scheduler.dispatcher import GraphDispatcher
 
 log = structlog.get_logger()
 
-_Name = tuple[int, int, int, bool, bool]
+_Name = tuple[GraphKind, int, int, int]
+_DRAFT = GraphKind.GRAPH_KIND_DRAFT
+_ORDER = (
+    GraphKind.GRAPH_KIND_DECODE,
+    GraphKind.GRAPH_KIND_DRAFT,
+    GraphKind.GRAPH_KIND_MIXED,
+    GraphKind.GRAPH_KIND_PIECEWISE,
+)
 
 
 @dataclass(slots=True)
@@ -39,7 +46,7 @@ class GraphLedger:
         """What runs as captured graphs, by the name of its CUDAGraphMode."""
         self.num_planned = len(ready.planned_graphs)
         self.dispatcher = GraphDispatcher(
-            planned=[key for key in ready.planned_graphs if not key.is_draft],
+            planned=[key for key in ready.planned_graphs if key.kind != _DRAFT],
             without_graphs=ready.no_graphs_reason or FallbackReason.FALLBACK_REASON_UNSUPPORTED,
         )
         self._figures: dict[_Name, GraphFigures] = {}
@@ -52,19 +59,19 @@ class GraphLedger:
         """Every graph that was captured or given up: whole steps first, large ones first."""
         return sorted(
             self._figures.values(),
-            key=lambda each: (not each.key.uniform, each.key.is_draft, -each.key.num_tokens),
+            key=lambda each: (_ORDER.index(each.key.kind), -each.key.num_tokens),
         )
 
     @property
     def captured(self) -> list[GraphFigures]:
         """The graphs that steps may be ordered to run."""
-        return [each for each in self.figures if not each.fault and not each.key.is_draft]
+        return [each for each in self.figures if not each.fault and each.key.kind != _DRAFT]
 
-    def costs(self, *, uniform: bool) -> dict[int, int]:
-        """Returns the bytes that the captured graphs of one kind added, by tokens."""
+    def costs(self, *kinds: GraphKind) -> dict[int, int]:
+        """Returns the bytes that the captured graphs of these kinds added, by tokens."""
         costs = Counter[int]()
         for each in self.captured:
-            if each.key.uniform == uniform:
+            if each.key.kind in kinds:
                 costs[each.key.num_tokens] += each.num_bytes
         return costs
 
@@ -87,11 +94,11 @@ class GraphLedger:
         if report.state == GraphState.GRAPH_STATE_CAPTURED:
             figures.capture_s = report.capture_s
             figures.num_bytes = report.num_bytes
-            if not report.key.is_draft:
+            if report.key.kind != _DRAFT:
                 self.dispatcher.capture(report.key)
             return
         figures.fault = report.fault
-        if not report.key.is_draft:
+        if report.key.kind != _DRAFT:
             self.dispatcher.quarantine(report.key)
         log.warning("graph_was_given_up", num_tokens=report.key.num_tokens, fault=report.fault)
 
@@ -103,7 +110,7 @@ class GraphLedger:
             return result.fallback_reason
         self._count_replay(_name(descriptor.graph_key), descriptor)
         if result.drafted_by_graph:
-            self._count_replay(_name(descriptor.graph_key, is_draft=True), descriptor)
+            self._count_replay(_name(descriptor.graph_key, kind=_DRAFT), descriptor)
         return FallbackReason.FALLBACK_REASON_UNSPECIFIED
 
     def _count_replay(self, name: _Name, descriptor: BatchDescriptor) -> None:
@@ -112,6 +119,6 @@ class GraphLedger:
         figures.padded_tokens += figures.key.num_tokens - descriptor.context.num_tokens
 
 
-def _name(key: GraphKey, *, is_draft: bool = False) -> _Name:
-    """Returns what a graph can be found by, or the graph of the drafting behind it."""
-    return key.num_tokens, key.graph_bs, key.max_q_len, key.uniform, key.is_draft or is_draft
+def _name(key: GraphKey, *, kind: GraphKind | None = None) -> _Name:
+    """Returns a key in a form that can be hashed, of another kind if one is given."""
+    return kind or key.kind, key.num_tokens, key.graph_bs, key.max_q_len

@@ -77,8 +77,11 @@ def _run(
             if replayer.totals.first_difference == step_id:
                 write(describe_first(findings, names))
     except ValueError as error:  # the worker refuses a descriptor that contradicts itself
-        place = f"step {step_id}" if step_id else "the snapshot"
-        raise ReplayError(f"{place} of the recording is damaged: {error}") from error
+        raise _damage(f"step {step_id}" if step_id else "the snapshot", error) from error
+
+
+def _damage(place: str, error: ValueError) -> ReplayError:
+    return ReplayError(f"{place} of the recording is damaged: {error}")
 
 
 def _survey(recording: Recording, orders: Orders, blocks: BlockNumbers) -> dict[bytes, GraphKey]:
@@ -89,7 +92,10 @@ def _survey(recording: Recording, orders: Orders, blocks: BlockNumbers) -> dict[
     for step in recording.steps():
         descriptor: BatchDescriptor = step.descriptor
         blocks.use(descriptor.attn_metadata.block_table_updates.block_ids)
-        key = orders.graph_key(descriptor)
+        try:
+            key = orders.graph_key(descriptor)
+        except ValueError as error:
+            raise _damage(f"step {descriptor.step_id}", error) from error
         if key is not None:
             keys[key.SerializeToString(deterministic=True)] = key
     return keys

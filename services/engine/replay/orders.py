@@ -3,7 +3,14 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from services.engine.batch import BatchDescriptor, CUDAGraphMode, FallbackReason, GraphKey
+from services.engine.batch import (
+    BatchDescriptor,
+    CUDAGraphMode,
+    FallbackReason,
+    GraphKey,
+    GraphKind,
+    ordered_mode,
+)
 from services.engine.replay.cache_content import BlockNumbers
 from services.engine.scheduler.dispatcher import BatchShape, Dispatch, GraphDispatcher
 
@@ -12,11 +19,7 @@ _WIRE_MODES = {
     "piecewise": CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE,
     "full": CUDAGraphMode.CUDA_GRAPH_MODE_FULL,
 }
-_EAGER = Dispatch(
-    mode=CUDAGraphMode.CUDA_GRAPH_MODE_NONE,
-    graph_key=None,
-    fallback_reason=FallbackReason.FALLBACK_REASON_ENFORCE_EAGER,
-)
+_EAGER = Dispatch(graph_key=None, fallback_reason=FallbackReason.FALLBACK_REASON_ENFORCE_EAGER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +71,9 @@ class Orders:
     def _dispatch(self, descriptor: BatchDescriptor) -> Dispatch:
         key = descriptor.graph_key
         is_of_mode = descriptor.cudagraph_runtime_mode == self._mode
-        if is_of_mode and self._mode and self._allows(key):
+        if descriptor.HasField("graph_key") and is_of_mode and self._allows(key):
             return Dispatch(
-                mode=self._mode,
-                graph_key=key,
-                fallback_reason=FallbackReason.FALLBACK_REASON_UNSPECIFIED,
+                graph_key=key, fallback_reason=FallbackReason.FALLBACK_REASON_UNSPECIFIED
             )
         shape = descriptor.context
         return self._dispatcher.dispatch(
@@ -86,13 +87,15 @@ class Orders:
     def _ordered(self, descriptor: BatchDescriptor, dispatch: Dispatch) -> BatchDescriptor:
         ordered = BatchDescriptor()
         ordered.CopyFrom(descriptor)
-        ordered.cudagraph_runtime_mode = dispatch.mode
-        ordered.fallback_reason = dispatch.fallback_reason
         key, shape = dispatch.graph_key, ordered.context
+        ordered.cudagraph_runtime_mode = ordered_mode(key)
+        ordered.fallback_reason = dispatch.fallback_reason
         ordered.ClearField("graph_key")
+        shape.graph_bs = shape.batch_size
         if key is not None:
             ordered.graph_key.CopyFrom(key)
-        shape.graph_bs = key.graph_bs if key is not None and key.uniform else shape.batch_size
+            if key.kind == GraphKind.GRAPH_KIND_DECODE:
+                shape.graph_bs = key.graph_bs
         attention = ordered.attn_metadata
         if attention.HasField("block_table_updates"):
             self._blocks.renumber(attention.block_table_updates)

@@ -7,12 +7,17 @@ from typing import IO, TypeVar
 
 from google.protobuf import proto
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from protos.engine.v1.engine_pb2 import WatchStepsResponse
 from protos.engine.v1.recording_pb2 import RecordingHeader, Snapshot
+from services.engine.batch import GraphKey, GraphKind
 
 FORMAT = "octavo-recording"
-VERSION = 1
+VERSION = 2
+"""Version 1 has graph keys without a kind; `add_kind` adds it."""
+FORMER_UNIFORM_FIELD = 4
+"""The number of GraphKey.uniform in version 1: every request has max_q_len query tokens."""
 
 _M = TypeVar("_M", bound=Message)
 _HEADER_BYTES = 64
@@ -35,6 +40,7 @@ class Recording:
     """
 
     path: Path
+    version: int
     snapshot: Snapshot
     num_steps: int
     is_cut: bool
@@ -48,11 +54,13 @@ class Recording:
         """
         try:
             with path.open("rb") as file:
-                snapshot = _read_opening(file, path)
+                version, snapshot = _read_opening(file, path)
                 num_steps, is_cut = _check_steps(file, path, snapshot.next_step_id)
         except OSError as error:
             raise ReplayError(f"{path} cannot be read: {error.strerror}") from error
-        return cls(path=path, snapshot=snapshot, num_steps=num_steps, is_cut=is_cut)
+        return cls(
+            path=path, version=version, snapshot=snapshot, num_steps=num_steps, is_cut=is_cut
+        )
 
     def steps(self) -> Iterator[WatchStepsResponse]:
         """Yields the steps in order, read from the file as they are asked for."""
@@ -62,11 +70,26 @@ class Recording:
                 step = _read(WatchStepsResponse, file, self.path)
                 if step is None:
                     raise ReplayError(f"{self.path} became shorter while it was read")
+                if self.version == 1 and step.descriptor.HasField("graph_key"):
+                    add_kind(step.descriptor.graph_key)
                 yield step
 
 
-def _read_opening(file: IO[bytes], path: Path) -> Snapshot:
-    """Reads everything before the first step."""
+def add_kind(key: GraphKey) -> None:
+    """Gives a graph key of version 1 its kind."""
+    fields = UnknownFieldSet(key)
+    numbers = {fields[index].field_number for index in range(len(fields))}
+    if FORMER_UNIFORM_FIELD in numbers:
+        key.kind = GraphKind.GRAPH_KIND_DECODE
+    elif key.graph_bs < key.num_tokens:
+        key.kind = GraphKind.GRAPH_KIND_MIXED
+    else:
+        key.kind = GraphKind.GRAPH_KIND_PIECEWISE
+    key.DiscardUnknownFields()
+
+
+def _read_opening(file: IO[bytes], path: Path) -> tuple[int, Snapshot]:
+    """Reads everything before the first step; returns the version and the snapshot."""
     # Without this look, the first bytes of a foreign file would pass for some enormous length.
     is_recording = FORMAT.encode() in file.read(_HEADER_BYTES)
     file.seek(0)
@@ -74,16 +97,17 @@ def _read_opening(file: IO[bytes], path: Path) -> Snapshot:
         header = _read(RecordingHeader, file, path) if is_recording else None
         if header is None or header.format != FORMAT:
             raise ReplayError(f"{path} is not a recording: `octavo record` makes one")
-        if header.version != VERSION:
+        if header.version not in (1, VERSION):
             raise ReplayError(
-                f"{path} has version {header.version} of the format; this engine reads {VERSION}"
+                f"{path} has version {header.version} of the format; this engine reads "
+                f"1 to {VERSION}"
             )
         opening = _read(WatchStepsResponse, file, path)
     except _CutShortError:
-        opening = None
-    if opening is None or not opening.HasField("snapshot"):
+        header = opening = None
+    if header is None or opening is None or not opening.HasField("snapshot"):
         raise ReplayError(f"{path} ends before the first step")
-    return opening.snapshot
+    return header.version, opening.snapshot
 
 
 def _check_steps(file: IO[bytes], path: Path, next_step_id: int) -> tuple[int, bool]:

@@ -10,8 +10,8 @@ from protos.engine.v1.engine_pb2 import WatchStepsResponse
 from services.engine.batch import (
     BatchBuilder,
     BatchDescriptor,
-    CUDAGraphMode,
     FallbackReason,
+    GraphKind,
     SpecDecodeMetadata,
     StepResult,
     pack_int32,
@@ -234,7 +234,7 @@ class Replayer:
         key, arrays = step.order.graph_key, step.arrays
         return (
             key is not None
-            and key.uniform
+            and key.kind == GraphKind.GRAPH_KIND_DECODE
             and self.limits.num_speculative_tokens > 0
             and len(arrays.sample_indices) == len(arrays.row_ids)
             and not tested.drafted_by_graph
@@ -330,7 +330,6 @@ class Replayer:
             step_id=0,
             is_prefill=True,
             graph_key=None,
-            mode=CUDAGraphMode.CUDA_GRAPH_MODE_NONE,
             fallback_reason=FallbackReason.FALLBACK_REASON_ENFORCE_EAGER,
         )
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from models import forward_context
+from models.cudagraph_mode import GraphKind
 from services.engine.batch import GraphKey
 from services.engine.replay.compare import Deviation
 
@@ -128,13 +129,12 @@ def describe_graph(key: GraphKey | forward_context.GraphKey | None) -> str:
     """Returns what a step runs by."""
     if key is None:
         return "without a graph"
-    if key.is_draft:
-        return f"graph of the drafting behind {key.graph_bs} decodes"
-    if key.uniform:
-        return f"graph of {key.graph_bs} decodes"
-    if key.graph_bs < key.num_tokens:
-        return f"graph of {key.num_tokens} tokens of at most {key.graph_bs} requests"
-    return f"graphs of pieces of {key.num_tokens} tokens"
+    return {
+        GraphKind.DECODE: f"graph of {key.graph_bs} decodes",
+        GraphKind.MIXED: f"graph of {key.num_tokens} tokens of at most {key.graph_bs} requests",
+        GraphKind.PIECEWISE: f"graphs of pieces of {key.num_tokens} tokens",
+        GraphKind.DRAFT: f"graph of the drafting behind {key.graph_bs} decodes",
+    }[GraphKind(key.kind)]
 
 
 def describe_totals(totals: Totals, tested: str) -> str:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models import forward_context
-from models.cudagraph_mode import CUDAGraphMode
+from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.kv_cache import CacheData
 from models.layers.decoder import CausalLM
 from models.loading.loader import load_model
@@ -20,6 +19,8 @@ from services.engine.compilation.graphs.capture_plan import (
     graph_support,
     piecewise_key,
     planned_keys,
+    read_key,
+    wire_key,
 )
 from services.engine.compilation_config import CompilationConfig
 from services.engine.config import EngineConfig
@@ -34,7 +35,6 @@ from services.engine.worker.start.graph_setup import (
     install_model,
     piece_graphs,
     prepare_graphs,
-    wire_keys,
 )
 from services.engine.worker.start.kv_memory import allocate_kv_cache
 from services.engine.worker.start.startup import EXAMPLE_NUM_TOKENS
@@ -120,28 +120,27 @@ class ReplaySettings:
             max_num_seqs=limits.max_num_seqs,
             decode_q_len=limits.decode_q_len,
         )
-        return wire_keys(keys)
+        return list(map(wire_key, keys))
 
     def allows(self, key: GraphKey) -> bool:
         """Whether a recorded graph can be captured: of the right kind, and within the limits."""
-        limits, mode, own = self.limits, self.mode, _model_key(key)
-        if own.uniform:
-            is_possible = own.graph_bs in range(1, limits.max_decodes + 1)
-            is_wanted = mode.decode_mode() is CUDAGraphMode.FULL
+        limits, own = self.limits, read_key(key)
+        if own.kind is GraphKind.DECODE:
             return (
-                is_wanted
-                and is_possible
+                self.mode.decode_mode() is own.kind.runtime_mode
+                and own.graph_bs in range(1, limits.max_decodes + 1)
                 and own == full_decode_key(own.graph_bs, limits.decode_q_len)
             )
-        if own.num_tokens not in range(1, limits.max_num_batched_tokens + 1):
-            return False
-        if not own.is_whole:
-            return mode.mixed_mode() is CUDAGraphMode.PIECEWISE and own == piecewise_key(
-                own.num_tokens
-            )
-        is_possible = own.graph_bs in range(1, limits.max_num_seqs + 1)
-        is_wanted = mode.mixed_mode() is CUDAGraphMode.FULL
-        return is_wanted and is_possible and own.max_q_len == own.num_tokens
+        is_possible = self.mode.mixed_mode() is own.kind.runtime_mode and own.num_tokens in range(
+            1, limits.max_num_batched_tokens + 1
+        )
+        if own.kind is GraphKind.PIECEWISE:
+            return is_possible and own == piecewise_key(own.num_tokens)
+        return (
+            is_possible
+            and own.graph_bs in range(1, limits.max_num_seqs + 1)
+            and own.max_q_len == own.num_tokens
+        )
 
     def load(self) -> CausalLM:
         """Loads the model."""
@@ -212,7 +211,7 @@ class Sides:
         of pieces is seen as it is.
         """
         with AttentionTaps() as taps:
-            if key is not None and _model_key(key).is_whole:
+            if key is not None and read_key(key).kind is not GraphKind.PIECEWISE:
                 self._prepare([key]).capture_all(lambda _: None)
             run(self.tested)
         self.tested.runner.use_graphs(self._prepared.graphs)
@@ -255,19 +254,8 @@ class Sides:
             limits=self._settings.limits,
             pieces=self._pieces,
             on_fault=lambda _: None,
-            keys=sorted(map(_model_key, keys), key=_capture_order),
+            # Graphs of decodes come first, and of each kind large ones.
+            keys=sorted(
+                map(read_key, keys), key=lambda key: (key.kind, -key.num_tokens, -key.graph_bs)
+            ),
         )
-
-
-def _model_key(key: GraphKey) -> forward_context.GraphKey:
-    return forward_context.GraphKey(
-        num_tokens=key.num_tokens,
-        graph_bs=key.graph_bs,
-        max_q_len=key.max_q_len,
-        uniform=key.uniform,
-    )
-
-
-def _capture_order(key: forward_context.GraphKey) -> tuple[bool, int, int]:
-    """Puts graphs of decodes first, and of each kind large ones first."""
-    return not key.uniform, -key.num_tokens, -key.graph_bs

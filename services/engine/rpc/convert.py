@@ -71,11 +71,10 @@ def _coverage_to_proto(coverage: Coverage) -> GraphCoverage:
 
 def _graph_to_proto(figures: GraphFigures) -> GraphStats:
     return GraphStats(
+        kind=figures.key.kind,
         num_tokens=figures.key.num_tokens,
         graph_bs=figures.key.graph_bs,
         max_q_len=figures.key.max_q_len,
-        uniform=figures.key.uniform,
-        is_draft=figures.key.is_draft,
         captured=not figures.fault,
         capture_s=figures.capture_s,
         num_bytes=figures.num_bytes,

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from services.engine.batch import CUDAGraphMode, FallbackReason, GraphKey
+from services.engine.batch import FallbackReason, GraphKey, GraphKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +25,13 @@ class BatchShape:
 class Dispatch:
     """How a step runs; without a graph, `fallback_reason` says why."""
 
-    mode: CUDAGraphMode
     graph_key: GraphKey | None
     fallback_reason: FallbackReason
 
 
 @dataclass(slots=True)
 class _Sizes:
-    """The graphs of one kind, by size: requests of uniform batches, else tokens.
+    """Graphs that serve the same steps, by size: requests of decodes, else tokens.
 
     captured, ascending: by size and the requests that there is room for.
     """
@@ -71,10 +70,8 @@ class _Sizes:
 class GraphDispatcher:
     """Knows the graphs that the worker captured.
 
-    A graph for uniform batches holds the whole forward pass and fits batches of at most its
-    graph_bs requests with exactly its query length. Any other graph fits every batch of at most its
-    num_tokens tokens and graph_bs requests. If it has room for as many requests as tokens it holds
-    the pieces between attention layers, else the whole forward pass.
+    A graph of decodes fits batches of at most its graph_bs requests with exactly its query length.
+    Any other graph fits every batch of at most its num_tokens tokens and graph_bs requests.
     """
 
     def __init__(
@@ -112,15 +109,13 @@ class GraphDispatcher:
         self._sizes(key).quarantine(key)
 
     def dispatch(self, shape: BatchShape) -> Dispatch:
-        """Returns the smallest graph that fits, one for uniform batches rather than another."""
+        """Returns the smallest graph that fits, one of decodes rather than another."""
         batch_size = shape.batch_size
         full = self._full.get(shape.max_q_len) if shape.is_uniform else None
         if full is not None and (key := full.find(batch_size, batch_size)) is not None:
-            return _replay(CUDAGraphMode.CUDA_GRAPH_MODE_FULL, key)
+            return _replay(key)
         if (key := self._others.find(shape.num_tokens, batch_size)) is not None:
-            if key.graph_bs < key.num_tokens:
-                return _replay(CUDAGraphMode.CUDA_GRAPH_MODE_FULL, key)
-            return _replay(CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE, key)
+            return _replay(key)
         if not self._has_plan:
             return _fall_back(self._without_graphs)
         if full is not None:
@@ -128,20 +123,18 @@ class GraphDispatcher:
         return _fall_back(self._others.why_none(shape.num_tokens))
 
     def _sizes(self, key: GraphKey) -> _Sizes:
-        return self._full.setdefault(key.max_q_len, _Sizes()) if key.uniform else self._others
+        if key.kind == GraphKind.GRAPH_KIND_DECODE:
+            return self._full.setdefault(key.max_q_len, _Sizes())
+        return self._others
 
 
 def _size(key: GraphKey) -> int:
-    return key.graph_bs if key.uniform else key.num_tokens
+    return key.graph_bs if key.kind == GraphKind.GRAPH_KIND_DECODE else key.num_tokens
 
 
-def _replay(mode: CUDAGraphMode, key: GraphKey) -> Dispatch:
-    return Dispatch(
-        mode=mode,
-        graph_key=key,
-        fallback_reason=FallbackReason.FALLBACK_REASON_UNSPECIFIED,
-    )
+def _replay(key: GraphKey) -> Dispatch:
+    return Dispatch(graph_key=key, fallback_reason=FallbackReason.FALLBACK_REASON_UNSPECIFIED)
 
 
 def _fall_back(reason: FallbackReason) -> Dispatch:
-    return Dispatch(mode=CUDAGraphMode.CUDA_GRAPH_MODE_NONE, graph_key=None, fallback_reason=reason)
+    return Dispatch(graph_key=None, fallback_reason=reason)

@@ -252,7 +252,6 @@ class PlannedStep:
             step_id=step_id,
             is_prefill=self._is_prefill,
             graph_key=dispatch.graph_key,
-            mode=dispatch.mode,
             fallback_reason=dispatch.fallback_reason,
         )
         return ScheduledStep(

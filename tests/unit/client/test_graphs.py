@@ -3,11 +3,17 @@
 from rich.console import Console
 
 from protos.engine.v1 import engine_pb2
+from protos.engine.v1.batch_pb2 import GraphKind
 from services.client.commands.graphs import report
 
 
 def graph(num_tokens, **fields):
-    values = {"graph_bs": num_tokens, "max_q_len": 1, "uniform": True, "captured": True}
+    values = {
+        "graph_bs": num_tokens,
+        "max_q_len": 1,
+        "kind": GraphKind.GRAPH_KIND_DECODE,
+        "captured": True,
+    }
     return engine_pb2.GraphStats(num_tokens=num_tokens, **{**values, **fields})
 
 
@@ -26,8 +32,14 @@ def test_costs_hit_rate_and_padding_are_told_as_a_whole_and_by_graph():
         graph_dispatch={"graph": 95, "uncaptured": 3, "oversize": 2},
         graphs=[
             graph(8, num_replays=75, padded_tokens=60, capture_s=0.25, num_bytes=3 * 2**20),
-            graph(64, uniform=False, num_replays=20, padded_tokens=128, capture_s=1.5),
-            graph(64, graph_bs=32, uniform=False),
+            graph(
+                64,
+                kind=GraphKind.GRAPH_KIND_PIECEWISE,
+                num_replays=20,
+                padded_tokens=128,
+                capture_s=1.5,
+            ),
+            graph(64, graph_bs=32, kind=GraphKind.GRAPH_KIND_MIXED),
         ],
     )
     text = shown(stats)
@@ -73,7 +85,9 @@ def test_graphs_of_drafting_are_told_from_those_of_their_steps():
         num_steps=10,
         graphs=[
             graph(24, max_q_len=3, num_replays=9),
-            graph(24, max_q_len=3, is_draft=True, captured=False, fault="planted"),
+            graph(
+                24, max_q_len=3, kind=GraphKind.GRAPH_KIND_DRAFT, captured=False, fault="planted"
+            ),
         ],
     )
     text = shown(stats)

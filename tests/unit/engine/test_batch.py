@@ -6,9 +6,9 @@ import pytest
 from services.engine.batch import (
     BatchBuilder,
     BatchDescriptor,
-    CUDAGraphMode,
     FallbackReason,
     GraphKey,
+    GraphKind,
     pack_float32,
     pack_int32,
     read_float32,
@@ -31,7 +31,6 @@ def build(batch: BatchBuilder, *, step_id: int = 1, graph_key: GraphKey | None =
         step_id=step_id,
         is_prefill=True,
         graph_key=graph_key,
-        mode=CUDAGraphMode.CUDA_GRAPH_MODE_NONE,
         fallback_reason=FallbackReason.FALLBACK_REASON_UNSUPPORTED,
     )
 
@@ -95,7 +94,7 @@ def test_a_step_without_block_changes_carries_no_updates():
 
 
 def test_a_full_graph_pads_the_batch():
-    key = GraphKey(num_tokens=8, graph_bs=8, max_q_len=1, uniform=True)
+    key = GraphKey(num_tokens=8, graph_bs=8, max_q_len=1, kind=GraphKind.GRAPH_KIND_DECODE)
     assert build(prefill([3, 4]), graph_key=key).context.graph_bs == 8
 
 

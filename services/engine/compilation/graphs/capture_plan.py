@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from models.cudagraph_mode import CUDAGraphMode
+from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.forward_context import GraphKey
 from models.ops.attention.cudagraph_support import AttentionCGSupport
+from services.engine import batch
 from services.engine.compilation_config import CompilationLevel
 
 log = structlog.get_logger()
@@ -104,11 +105,14 @@ def supported_mode(wanted: CUDAGraphMode, support: GraphSupport) -> CUDAGraphMod
 def full_decode_key(batch_size: int, q_len: int = 1) -> GraphKey:
     """Returns the key of the graph of a whole decode step, `q_len` query tokens per request."""
     return GraphKey(
-        num_tokens=batch_size * q_len, graph_bs=batch_size, max_q_len=q_len, uniform=True
+        kind=GraphKind.DECODE,
+        num_tokens=batch_size * q_len,
+        graph_bs=batch_size,
+        max_q_len=q_len,
     )
 
 
-def prompts_keys(num_tokens: int, max_num_seqs: int) -> list[GraphKey]:
+def mixed_keys(num_tokens: int, max_num_seqs: int) -> list[GraphKey]:
     """Returns the keys of the graphs of whole steps with prompts, of so many tokens.
 
     One has room for as many requests as there can be, and if those are many another for few.
@@ -116,7 +120,7 @@ def prompts_keys(num_tokens: int, max_num_seqs: int) -> list[GraphKey]:
     most = min(max_num_seqs, num_tokens - 1)
     rooms = (most, FEW_REQUESTS) if most > 2 * FEW_REQUESTS else (most,)
     return [
-        GraphKey(num_tokens=num_tokens, graph_bs=room, max_q_len=num_tokens, uniform=False)
+        GraphKey(kind=GraphKind.MIXED, num_tokens=num_tokens, graph_bs=room, max_q_len=num_tokens)
         for room in rooms
         if room
     ]
@@ -124,7 +128,12 @@ def prompts_keys(num_tokens: int, max_num_seqs: int) -> list[GraphKey]:
 
 def piecewise_key(num_tokens: int) -> GraphKey:
     """Returns the key of the graphs of all pieces between attention layers."""
-    return GraphKey(num_tokens=num_tokens, graph_bs=num_tokens, max_q_len=num_tokens, uniform=False)
+    return GraphKey(
+        kind=GraphKind.PIECEWISE,
+        num_tokens=num_tokens,
+        graph_bs=num_tokens,
+        max_q_len=num_tokens,
+    )
 
 
 def planned_keys(
@@ -149,13 +158,38 @@ def planned_keys(
     if mode.decode_mode() is CUDAGraphMode.FULL:
         keys += [full_decode_key(size, decode_q_len) for size in sorted(decode_sizes, reverse=True)]
     if mode.mixed_mode() is CUDAGraphMode.FULL:
-        keys += [key for size in descending for key in prompts_keys(size, max_num_seqs)]
+        keys += [key for size in descending for key in mixed_keys(size, max_num_seqs)]
     if mode.requires_piecewise_compilation():
         keys += [piecewise_key(size) for size in descending]
     return keys
 
 
 def with_draft_keys(keys: Sequence[GraphKey]) -> list[GraphKey]:
-    """Returns planned graphs and, behind those of decode steps, those of their drafting."""
-    whole = [key for key in keys if key.uniform]
-    return [*whole, *(replace(key, is_draft=True) for key in whole), *keys[len(whole) :]]
+    """Adds to planned graphs, after those of decode steps, the graphs of their drafting."""
+    decodes = [key for key in keys if key.kind is GraphKind.DECODE]
+    drafts = [replace(key, kind=GraphKind.DRAFT) for key in decodes]
+    return [*decodes, *drafts, *keys[len(decodes) :]]
+
+
+def wire_key(key: GraphKey) -> batch.GraphKey:
+    """Returns a key as it travels."""
+    return batch.GraphKey(
+        kind=batch.GraphKind.Name(key.kind),
+        num_tokens=key.num_tokens,
+        graph_bs=key.graph_bs,
+        max_q_len=key.max_q_len,
+    )
+
+
+def read_key(key: batch.GraphKey) -> GraphKey:
+    """Returns a key that travelled.
+
+    Raises:
+        ValueError: it has no kind, or an unknown one.
+    """
+    return GraphKey(
+        kind=GraphKind(key.kind),
+        num_tokens=key.num_tokens,
+        graph_bs=key.graph_bs,
+        max_q_len=key.max_q_len,
+    )

@@ -7,6 +7,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from models.cudagraph_mode import GraphKind
 from models.forward_context import GraphKey
 from services.engine.compilation.graphs.graph_runner import GraphOutcome, StartedCapture
 from services.engine.compilation.graphs.recorder import GraphFaultError
@@ -59,8 +60,8 @@ class WorkerGraphs:
         self._under_test: deque[StartedCapture] = deque()
         self._captured: set[GraphKey] = set()
         self._ascending = sorted(
-            (key for key in planned if not key.is_draft),
-            key=lambda key: (not key.uniform, key.num_tokens, key.graph_bs),
+            (key for key in planned if key.kind is not GraphKind.DRAFT),
+            key=lambda key: (key.kind, key.num_tokens, key.graph_bs),
         )
         self._num_wanted: Counter[GraphKey] = Counter()
 
@@ -87,7 +88,7 @@ class WorkerGraphs:
         """
         for key in self._ascending:
             has_room = num_tokens <= key.num_tokens and num_requests <= key.graph_bs
-            if has_room and (is_decode or not key.uniform):
+            if has_room and (is_decode or key.kind is not GraphKind.DECODE):
                 self._num_wanted[key] += 1
                 return
 
@@ -180,13 +181,12 @@ class WorkerGraphs:
 
     def _kind(self, key: GraphKey) -> DecodeGraphs | PromptGraphs | StepPieces | DraftGraphs:
         """Returns what holds the graphs of a key's kind."""
-        kind: DecodeGraphs | PromptGraphs | StepPieces | DraftGraphs | None
-        if key.is_draft:
-            kind = self._drafts
-        elif key.uniform:
-            kind = self._decodes
-        else:
-            kind = self._prompts if key.is_whole else self._pieces
+        kind = {
+            GraphKind.DECODE: self._decodes,
+            GraphKind.MIXED: self._prompts,
+            GraphKind.PIECEWISE: self._pieces,
+            GraphKind.DRAFT: self._drafts,
+        }[key.kind]
         assert kind is not None, "graphs are planned only where something captures them"
         return kind
 
@@ -212,8 +212,7 @@ class WorkerGraphs:
         log.info(
             "graph_captured",
             num_tokens=key.num_tokens,
-            is_full=key.is_whole,
-            is_draft=key.is_draft,
+            kind=key.kind.name,
             capture_ms=round(outcome.capture_s * 1000, 1),
             num_kb=outcome.num_bytes // 1024,
             num_pending=self.num_pending,

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from models.cudagraph_mode import CUDAGraphMode
+from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.forward_context import (
     AttentionMetadata,
     Context,
@@ -108,7 +108,7 @@ class ForwardPass:
                 positions=inputs.positions,
                 is_prefill=shape.is_prefill,
                 batch_size=batch_size,
-                graph_bs=key.graph_bs if key and key.uniform else batch_size,
+                graph_bs=key.graph_bs if key and key.kind is GraphKind.DECODE else batch_size,
                 num_tokens=num_tokens,
                 max_q_len=shape.max_seqlen_q,
                 is_draft=shape.is_draft,

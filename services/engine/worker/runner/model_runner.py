@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from models.cudagraph_mode import CUDAGraphMode
+from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.forward_context import GraphKey
 from models.kv_cache import CacheData
 from models.layers.decoder import CausalLM
@@ -19,6 +19,7 @@ from services.engine.batch import (
     read_int32,
     runtime_mode,
 )
+from services.engine.compilation.graphs.capture_plan import read_key
 from services.engine.compilation.graphs.recorder import GraphRecorder
 from services.engine.sampling.grammar_masks import GrammarMasks
 from services.engine.sampling.logit_edits import edit_logits
@@ -204,11 +205,11 @@ class ModelRunner:
             return self._run_eagerly(descriptor, arrays)
         key = self._ordered_graph(descriptor, mode)
         assert self._graphs is not None, "_ordered_graph found the graph"
-        if key.uniform:
+        if key.kind is GraphKind.DECODE:
             decoded = self._graphs.replay_decodes(key, arrays)
             if decoded is not None:
                 return self._of_graph(decoded, arrays)
-        elif key.is_whole:
+        elif key.kind is GraphKind.MIXED:
             computed = self._graphs.replay_prompts(key, arrays)
             if computed is not None:
                 return self._of_pass(arrays, computed.header, computed.hidden)
@@ -255,15 +256,13 @@ class ModelRunner:
         Raises:
             ValueError: it was never announced, or the step does not fit it.
         """
-        ordered, shape = descriptor.graph_key, descriptor.context
-        key = GraphKey(
-            num_tokens=ordered.num_tokens,
-            graph_bs=ordered.graph_bs,
-            max_q_len=ordered.max_q_len,
-            uniform=ordered.uniform,
-        )
-        is_whole = mode is CUDAGraphMode.FULL
-        if self._graphs is None or not self._graphs.is_planned(key) or key.is_whole != is_whole:
+        key, shape = read_key(descriptor.graph_key), descriptor.context
+        if (
+            self._graphs is None
+            or not self._graphs.is_planned(key)
+            or key.kind is GraphKind.DRAFT
+            or key.kind.runtime_mode is not mode
+        ):
             raise ValueError(
                 f"the step's descriptor is invalid: it has graph mode {mode} with {key}, "
                 "which was never captured"
@@ -274,7 +273,7 @@ class ModelRunner:
             and shape.max_q_len <= key.max_q_len
         )
         is_uniform = shape.num_tokens == shape.batch_size * key.max_q_len
-        if not fits or (key.uniform and not is_uniform):
+        if not fits or (key.kind is GraphKind.DECODE and not is_uniform):
             raise ValueError(
                 f"the step's descriptor is invalid: it has {shape.num_tokens} tokens of "
                 f"{shape.batch_size} requests for {key}"

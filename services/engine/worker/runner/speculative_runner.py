@@ -7,12 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.cudagraph_mode import CUDAGraphMode
+from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.deepseek_mtp import DeepseekMTP
 from models.kv_cache import CacheData
 from models.layers.decoder import CausalLM
 from models.ops.elementwise.table_entries import write_entries
-from services.engine.batch import BatchDescriptor, runtime_mode
+from services.engine import batch
+from services.engine.batch import BatchDescriptor
 from services.engine.compilation.graphs.recorder import GraphRecorder
 from services.engine.sampling.logprobs import compute_logprobs
 from services.engine.spec_decode.verification import Verified
@@ -148,7 +149,8 @@ class SpeculativeRunner(ModelRunner):
         """Accepts drafts, writes each row's newest token and guesses what follows it."""
         if _ran_whole_graph(descriptor, arrays, computed):
             assert self._graphs is not None, "a graph has run"
-            key = replace(self._ordered_graph(descriptor, CUDAGraphMode.FULL), is_draft=True)
+            ordered = self._ordered_graph(descriptor, CUDAGraphMode.FULL)
+            key = replace(ordered, kind=GraphKind.DRAFT)
             drafted = self._graphs.replay_drafts(
                 key,
                 hidden=computed.hidden,
@@ -195,8 +197,7 @@ def _ran_whole_graph(
 ) -> bool:
     """Whether the graph of a decode step ran, and all of its requests sampled."""
     return (
-        runtime_mode(descriptor.cudagraph_runtime_mode) is CUDAGraphMode.FULL
-        and descriptor.graph_key.uniform
+        descriptor.graph_key.kind == batch.GraphKind.GRAPH_KIND_DECODE
         and not computed.fallback_reason
         and len(arrays.sample_indices) == len(arrays.row_ids)
     )

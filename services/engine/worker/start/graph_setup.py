@@ -1,13 +1,13 @@
 """Prepares a worker's graphs: which to capture, with what, and how the service hears of them."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 import torch
 
-from models.cudagraph_mode import CUDAGraphMode
+from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.forward_context import GraphKey
 from models.kv_cache import KVCacheData
 from models.ops.attention.cudagraph_support import attention_cudagraph_support
@@ -19,6 +19,7 @@ from services.engine.compilation.graphs.capture_plan import (
     graph_support,
     planned_keys,
     supported_mode,
+    wire_key,
     with_draft_keys,
 )
 from services.engine.compilation.graphs.cuda_recorder import CUDAGraphRecorder
@@ -176,10 +177,11 @@ def rehearse_first_graphs(
     prepared = prepare_graphs(
         runner, config, limits=limits, pieces=pieces, on_fault=lambda outcome: None
     )
-    planned = [key for key in prepared.graphs.planned if not key.is_draft]
-    prepared.graphs.rehearse_decodes([key for key in planned if key.uniform][:2])
-    in_pieces = [key for key in planned if not key.uniform][:2]
-    run_small_steps(runner, limits, (prompts_of(key.num_tokens, limits) for key in in_pieces))
+    planned = prepared.graphs.planned
+    decodes = [key for key in planned if key.kind is GraphKind.DECODE]
+    prepared.graphs.rehearse_decodes(decodes[:2])
+    others = [key for key in planned if key.kind in (GraphKind.MIXED, GraphKind.PIECEWISE)]
+    run_small_steps(runner, limits, (prompts_of(key.num_tokens, limits) for key in others[:2]))
     build_uncaptured_kernels(prepared, limits)
 
 
@@ -201,10 +203,8 @@ def estimate_graph_bytes(
         runner, config, limits=limits, pieces=pieces, on_fault=lambda outcome: None
     )
     total = 0
-    kinds: dict[tuple[bool, bool, bool], list[GraphKey]] = {}
-    for key in prepared.graphs.planned:
-        kinds.setdefault((key.uniform, key.is_whole, key.is_draft), []).append(key)
-    for keys in kinds.values():
+    for kind in GraphKind:
+        keys = [key for key in prepared.graphs.planned if key.kind is kind]
         sizes = [prepared.graphs.capture(key).num_bytes for key in keys[:2]]
         if sizes:
             total += sizes[0] + (len(keys) - 1) * max(sizes[-1], MIN_GRAPH_BYTES)
@@ -215,26 +215,11 @@ def graph_report(outcome: GraphOutcome) -> GraphReport:
     """Returns what became of a graph, as it travels."""
     state = GraphState.GRAPH_STATE_QUARANTINED if outcome.fault else GraphState.GRAPH_STATE_CAPTURED
     return GraphReport(
-        key=_wire_key(outcome.key),
+        key=wire_key(outcome.key),
         state=state,
         capture_s=outcome.capture_s,
         num_bytes=outcome.num_bytes,
         fault=outcome.fault,
-    )
-
-
-def wire_keys(keys: Iterable[GraphKey]) -> list[batch.GraphKey]:
-    """Returns names of graphs as they travel."""
-    return [_wire_key(key) for key in keys]
-
-
-def _wire_key(key: GraphKey) -> batch.GraphKey:
-    return batch.GraphKey(
-        num_tokens=key.num_tokens,
-        graph_bs=key.graph_bs,
-        max_q_len=key.max_q_len,
-        uniform=key.uniform,
-        is_draft=key.is_draft,
     )
 
 

@@ -15,7 +15,6 @@ from models.ops.triton.moe.expert_forms import first_tokens_of_each_form
 from services.engine.batch import (
     BatchBuilder,
     BatchDescriptor,
-    CUDAGraphMode,
     FallbackReason,
     SpecDecodeMetadata,
     pack_int32,
@@ -152,6 +151,5 @@ def _step(
         step_id=0,
         is_prefill=True,
         graph_key=None,
-        mode=CUDAGraphMode.CUDA_GRAPH_MODE_NONE,
         fallback_reason=FallbackReason.FALLBACK_REASON_UNSUPPORTED,
     )

@@ -13,6 +13,7 @@ from models.layers.decoder import CausalLM
 from models.loading.loader import load_model
 from models.loading.parameter_count import count_parameters
 from protos.engine.v1.worker_pb2 import WorkerReady
+from services.engine.compilation.graphs.capture_plan import wire_key
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.compilation_config import CompilationConfig, CompilationLevel
@@ -39,7 +40,6 @@ from services.engine.worker.start.graph_setup import (
     piece_graphs,
     prepare_graphs,
     rehearse_first_graphs,
-    wire_keys,
 )
 from services.engine.worker.start.kernel_building import KernelBuilding
 from services.engine.worker.start.kv_memory import (
@@ -341,7 +341,7 @@ def _announcement(
         load_s=loaded.load_s,
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         dtype=dtype_name(dtype),
-        planned_graphs=wire_keys(prepared.graphs.planned),
+        planned_graphs=map(wire_key, prepared.graphs.planned),
         cudagraph_mode=str(prepared.mode),
         no_graphs_reason=prepared.no_graphs_reason(enforce_eager=config.enforce_eager),
     )

@@ -12,6 +12,7 @@ import pytest
 from models.cudagraph_mode import CUDAGraphMode
 from models.ops.attention.cudagraph_support import AttentionCGSupport
 from protos.engine.v1.engine_pb2 import GetStatsResponse, GraphCoverage, GraphStats
+from services.engine.batch import GraphKind
 from services.engine.capture_sizes.command import make_plans
 from services.engine.capture_sizes.history import StepHistory
 from services.engine.capture_sizes.planner import plan_sizes
@@ -40,15 +41,18 @@ def plan(*arguments, stats=b""):
     )
 
 
+DECODE = GraphKind.GRAPH_KIND_DECODE
+
+
 def engine_stats(**fields):
     return GetStatsResponse(
         cudagraph_mode="FULL_DECODE_ONLY",
         decode_coverage=GraphCoverage(sizes=[2, 8], limit=8),
         other_coverage=GraphCoverage(limit=64),
         graphs=[
-            GraphStats(num_tokens=8, uniform=True, captured=True, num_bytes=9 * MIB),
-            GraphStats(num_tokens=4, uniform=True, captured=False, fault="planted"),
-            GraphStats(num_tokens=2, uniform=True, captured=True, num_bytes=MIB),
+            GraphStats(kind=DECODE, num_tokens=8, captured=True, num_bytes=9 * MIB),
+            GraphStats(kind=DECODE, num_tokens=4, captured=False, fault="planted"),
+            GraphStats(kind=DECODE, num_tokens=2, captured=True, num_bytes=MIB),
         ],
         **fields,
     ).SerializeToString()

@@ -2,17 +2,19 @@
 
 from structlog.testing import capture_logs
 
-from services.engine.batch import GraphKey
+from services.engine.batch import GraphKey, GraphKind
 from services.engine.capture_sizes.coverage import Coverage, GraphCoverage
 from services.engine.capture_sizes.history import StepHistory
 
 
 def full(size):
-    return GraphKey(num_tokens=size, graph_bs=size, max_q_len=1, uniform=True)
+    return GraphKey(num_tokens=size, graph_bs=size, max_q_len=1, kind=GraphKind.GRAPH_KIND_DECODE)
 
 
 def pieces(size):
-    return GraphKey(num_tokens=size, graph_bs=size, max_q_len=size, uniform=False)
+    return GraphKey(
+        num_tokens=size, graph_bs=size, max_q_len=size, kind=GraphKind.GRAPH_KIND_PIECEWISE
+    )
 
 
 def history(decodes=None, others=None):
@@ -45,7 +47,7 @@ def test_decodes_run_as_pieces_where_whole_graphs_end():
 
 
 def test_with_drafts_a_decode_has_several_tokens():
-    verify = GraphKey(num_tokens=24, graph_bs=8, max_q_len=3, uniform=True)
+    verify = GraphKey(num_tokens=24, graph_bs=8, max_q_len=3, kind=GraphKind.GRAPH_KIND_DECODE)
     planned = [pieces(2), pieces(3), pieces(31), pieces(32), verify]
     coverage = GraphCoverage.of(planned, history(), decode_q_len=3)
     assert coverage.decodes == Coverage(sizes=[8, 10], limit=16)

@@ -8,6 +8,8 @@ from services.engine.batch import (
     CUDAGraphMode,
     FallbackReason,
     GraphKey,
+    GraphKind,
+    ordered_mode,
     step_result,
 )
 from services.engine.core.graph_ledger import GraphLedger
@@ -15,7 +17,9 @@ from services.engine.scheduler.dispatcher import BatchShape
 
 
 def full(graph_bs):
-    return GraphKey(num_tokens=graph_bs, graph_bs=graph_bs, max_q_len=1, uniform=True)
+    return GraphKey(
+        num_tokens=graph_bs, graph_bs=graph_bs, max_q_len=1, kind=GraphKind.GRAPH_KIND_DECODE
+    )
 
 
 def captured(key):
@@ -38,7 +42,7 @@ def step(ledger, batch_size):
     found = dispatch(ledger, batch_size)
     descriptor = BatchDescriptor(
         graph_key=found.graph_key,
-        cudagraph_runtime_mode=found.mode,
+        cudagraph_runtime_mode=ordered_mode(found.graph_key),
         fallback_reason=found.fallback_reason,
     )
     descriptor.context.num_tokens = descriptor.context.batch_size = batch_size
@@ -63,7 +67,7 @@ def test_graphs_are_used_as_they_come_and_no_more_once_given_up():
     assert dispatch(ledger, 3).graph_key == full(8)
     ledger.take(given_up(full(8)))
     found = dispatch(ledger, 3)
-    assert found.mode == CUDAGraphMode.CUDA_GRAPH_MODE_NONE
+    assert ordered_mode(found.graph_key) == CUDAGraphMode.CUDA_GRAPH_MODE_NONE
     assert found.fallback_reason == FallbackReason.FALLBACK_REASON_QUARANTINED
     assert dispatch(ledger, 9).fallback_reason == FallbackReason.FALLBACK_REASON_OVERSIZE
 
@@ -110,12 +114,15 @@ def test_it_is_told_once_when_no_capture_is_left():
 def test_what_captures_cost_is_known_of_graphs_in_use():
     reports = [captured(full(8)), given_up(full(4))]
     ledger = GraphLedger(WorkerReady(planned_graphs=[full(4), full(8)], graphs=reports))
-    assert (ledger.costs(uniform=True), ledger.costs(uniform=False)) == ({8: 1024}, {})
+    assert (
+        ledger.costs(GraphKind.GRAPH_KIND_DECODE),
+        ledger.costs(GraphKind.GRAPH_KIND_PIECEWISE),
+    ) == ({8: 1024}, {})
 
 
 def test_graphs_of_drafting_are_counted_where_one_ran_and_never_dispatched():
-    verify = GraphKey(num_tokens=24, graph_bs=8, max_q_len=3, uniform=True)
-    drafting = GraphKey(num_tokens=24, graph_bs=8, max_q_len=3, uniform=True, is_draft=True)
+    verify = GraphKey(num_tokens=24, graph_bs=8, max_q_len=3, kind=GraphKind.GRAPH_KIND_DECODE)
+    drafting = GraphKey(num_tokens=24, graph_bs=8, max_q_len=3, kind=GraphKind.GRAPH_KIND_DRAFT)
     ledger = GraphLedger(WorkerReady(planned_graphs=[verify, drafting]))
     ledger.take(captured(drafting))
     shape = BatchShape(num_tokens=6, batch_size=2, max_q_len=3)
@@ -124,7 +131,9 @@ def test_graphs_of_drafting_are_counted_where_one_ran_and_never_dispatched():
     ledger.take(captured(verify))
     found = ledger.dispatcher.dispatch(shape)
     assert found.graph_key == verify
-    descriptor = BatchDescriptor(graph_key=verify, cudagraph_runtime_mode=found.mode)
+    descriptor = BatchDescriptor(
+        graph_key=verify, cudagraph_runtime_mode=ordered_mode(found.graph_key)
+    )
     descriptor.context.num_tokens = 6
     result = step_result(1, [])
     ledger.count(descriptor, result)
@@ -134,4 +143,7 @@ def test_graphs_of_drafting_are_counted_where_one_ran_and_never_dispatched():
     assert ledger.dispatcher.dispatch(shape).graph_key == verify
     booked = [(each.key, each.num_replays, each.padded_tokens) for each in ledger.figures]
     assert booked == [(verify, 2, 36), (drafting, 1, 18)]
-    assert (list(ledger.costs(uniform=True)), ledger.costs(uniform=False)) == ([24], {})
+    assert (
+        list(ledger.costs(GraphKind.GRAPH_KIND_DECODE)),
+        ledger.costs(GraphKind.GRAPH_KIND_PIECEWISE),
+    ) == ([24], {})

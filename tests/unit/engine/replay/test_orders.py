@@ -7,6 +7,7 @@ from services.engine.batch import (
     CUDAGraphMode,
     FallbackReason,
     GraphKey,
+    GraphKind,
     read_int32,
 )
 from services.engine.replay.cache_content import BlockNumbers
@@ -19,14 +20,16 @@ PIECEWISE = CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE
 
 
 def decode_key(size):
-    return GraphKey(num_tokens=size, graph_bs=size, max_q_len=1, uniform=True)
+    return GraphKey(num_tokens=size, graph_bs=size, max_q_len=1, kind=GraphKind.GRAPH_KIND_DECODE)
 
 
 def pieces_key(size):
-    return GraphKey(num_tokens=size, graph_bs=size, max_q_len=size, uniform=False)
+    return GraphKey(
+        num_tokens=size, graph_bs=size, max_q_len=size, kind=GraphKind.GRAPH_KIND_PIECEWISE
+    )
 
 
-def descriptor(*q_lens, key=None, mode=NONE, block_ids=()):
+def descriptor(*q_lens, key=None, block_ids=()):
     builder = BatchBuilder()
     for row, q_len in enumerate(q_lens):
         builder.row_ids.append(row)
@@ -38,7 +41,6 @@ def descriptor(*q_lens, key=None, mode=NONE, block_ids=()):
         step_id=1,
         is_prefill=max(q_lens) > 1,
         graph_key=key,
-        mode=mode,
         fallback_reason=FallbackReason.FALLBACK_REASON_UNSUPPORTED,
     )
 
@@ -51,7 +53,7 @@ def make_orders(against, *catalogue, allows=lambda key: True):
 
 def test_a_graph_that_was_recorded_in_the_mode_is_used_again():
     orders = make_orders("full", decode_key(4))
-    order = orders.order(descriptor(1, 1, 1, key=decode_key(8), mode=FULL))
+    order = orders.order(descriptor(1, 1, 1, key=decode_key(8)))
     assert order.graph_key == order.tested.graph_key == decode_key(8)
     assert order.tested.cudagraph_runtime_mode == FULL
     assert order.tested.context.graph_bs == 8
@@ -59,22 +61,22 @@ def test_a_graph_that_was_recorded_in_the_mode_is_used_again():
 
 def test_a_recorded_graph_that_cannot_be_captured_here_gives_way_to_the_catalogue():
     orders = make_orders("full", decode_key(4), allows=lambda key: key.graph_bs < 8)
-    recorded = descriptor(1, 1, 1, key=decode_key(8), mode=FULL)
+    recorded = descriptor(1, 1, 1, key=decode_key(8))
     assert orders.graph_key(recorded) == decode_key(4)
 
 
 def test_a_whole_graph_of_a_step_with_prompts_is_used_again():
-    key = GraphKey(num_tokens=16, graph_bs=8, max_q_len=16, uniform=False)
-    assert make_orders("full").graph_key(descriptor(5, 1, key=key, mode=FULL)) == key
+    key = GraphKey(num_tokens=16, graph_bs=8, max_q_len=16, kind=GraphKind.GRAPH_KIND_MIXED)
+    assert make_orders("full").graph_key(descriptor(5, 1, key=key)) == key
 
 
 def test_other_steps_get_the_smallest_graph_of_the_catalogue():
     orders = make_orders("full", decode_key(2), decode_key(4))
-    for recorded in (descriptor(1, 1, 1), descriptor(1, 1, 1, key=pieces_key(16), mode=PIECEWISE)):
+    for recorded in (descriptor(1, 1, 1), descriptor(1, 1, 1, key=pieces_key(16))):
         assert orders.graph_key(recorded) == decode_key(4)
     orders = make_orders("piecewise", pieces_key(8), pieces_key(16))
     assert orders.graph_key(descriptor(5, 1, 3)) == pieces_key(16)
-    assert orders.graph_key(descriptor(1, key=decode_key(1), mode=FULL)) == pieces_key(8)
+    assert orders.graph_key(descriptor(1, key=decode_key(1))) == pieces_key(8)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def test_other_steps_get_the_smallest_graph_of_the_catalogue():
     [
         ("full", descriptor(1, 1, 1)),
         ("full", descriptor(5)),
-        ("eager", descriptor(1, key=decode_key(1), mode=FULL)),
+        ("eager", descriptor(1, key=decode_key(1))),
     ],
 )
 def test_steps_without_a_graph_run_eagerly_on_both_sides(against, recorded):
@@ -96,7 +98,7 @@ def test_steps_without_a_graph_run_eagerly_on_both_sides(against, recorded):
 
 
 def test_the_reference_runs_no_graph_and_both_sides_use_renumbered_blocks():
-    recorded = descriptor(1, key=decode_key(1), mode=FULL, block_ids=[7, 70])
+    recorded = descriptor(1, key=decode_key(1), block_ids=[7, 70])
     order = make_orders("full").order(recorded)
     assert order.reference.cudagraph_runtime_mode == NONE
     assert order.tested.cudagraph_runtime_mode == FULL

@@ -1,13 +1,17 @@
 """Recording files: whole ones, cut ones, and files that are none."""
 
+from collections import Counter
+from pathlib import Path
+
 import pytest
 
 from protos.engine.v1.recording_pb2 import RecordingHeader
-from services.engine.batch import BatchDescriptor, pack_int32, step_result
-from services.engine.replay.recording import Recording, ReplayError
+from services.engine.batch import BatchDescriptor, GraphKey, GraphKind, pack_int32, step_result
+from services.engine.replay.recording import Recording, ReplayError, add_kind
 from tests.support.recordings import FORMAT, write_recording
 
 NUM_STEPS = 3
+RECORDED = Path(__file__).parents[3] / "support" / "recorded"
 
 
 def make_steps(*step_ids):
@@ -55,10 +59,48 @@ def test_a_foreign_file_is_refused(path, content):
 
 
 def test_another_version_is_refused(tmp_path):
-    header = RecordingHeader(format=FORMAT, version=2)
+    header = RecordingHeader(format=FORMAT, version=3)
     path = write_recording(tmp_path / "trace.binpb", header=header)
-    with pytest.raises(ReplayError, match="version 2 of the format; this engine reads 1"):
+    with pytest.raises(ReplayError, match="version 3 of the format; this engine reads 1 to 2"):
         Recording.open(path)
+
+
+@pytest.mark.parametrize(
+    ("former", "kind"),
+    [
+        # num_tokens, graph_bs, max_q_len and, as field 4, uniform
+        ("08 0c 10 04 18 03 20 01", GraphKind.GRAPH_KIND_DECODE),
+        ("08 01 10 01 18 01 20 01", GraphKind.GRAPH_KIND_DECODE),
+        ("08 10 10 06 18 10", GraphKind.GRAPH_KIND_MIXED),
+        ("08 02 10 01 18 02", GraphKind.GRAPH_KIND_MIXED),
+        ("08 10 10 10 18 10", GraphKind.GRAPH_KIND_PIECEWISE),
+        ("08 01 10 01 18 01", GraphKind.GRAPH_KIND_PIECEWISE),
+    ],
+)
+def test_a_key_of_version_1_gets_its_kind(former, kind):
+    key = GraphKey.FromString(bytes.fromhex(former))
+    sizes = key.num_tokens, key.graph_bs, key.max_q_len
+    add_kind(key)
+    assert key == GraphKey(kind=kind, num_tokens=sizes[0], graph_bs=sizes[1], max_q_len=sizes[2])
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("without_drafts", {"DECODE": 75, "MIXED": 11, None: 14}),
+        ("with_drafts", {"DECODE": 54, "PIECEWISE": 10, None: 36}),
+    ],
+)
+def test_steps_of_version_1_have_keys_with_a_kind(name, counts):
+    recording = Recording.open(RECORDED / f"{name}.binpb")
+    assert recording.version == 1
+    kinds = Counter(
+        GraphKind.Name(step.descriptor.graph_key.kind).removeprefix("GRAPH_KIND_")
+        if step.descriptor.HasField("graph_key")
+        else None
+        for step in recording.steps()
+    )
+    assert kinds == counts
 
 
 def test_a_missing_file_is_refused(tmp_path):

@@ -3,20 +3,35 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.engine.batch import CUDAGraphMode, FallbackReason, GraphKey
+from services.engine.batch import CUDAGraphMode, FallbackReason, GraphKey, GraphKind, ordered_mode
 from services.engine.scheduler.dispatcher import BatchShape, Dispatch, GraphDispatcher
 
 
 def full(graph_bs: int, q_len: int = 1) -> GraphKey:
-    return GraphKey(num_tokens=graph_bs * q_len, graph_bs=graph_bs, max_q_len=q_len, uniform=True)
+    return GraphKey(
+        num_tokens=graph_bs * q_len,
+        graph_bs=graph_bs,
+        max_q_len=q_len,
+        kind=GraphKind.GRAPH_KIND_DECODE,
+    )
 
 
 def piecewise(num_tokens: int) -> GraphKey:
-    return GraphKey(num_tokens=num_tokens, graph_bs=num_tokens, max_q_len=num_tokens)
+    return GraphKey(
+        kind=GraphKind.GRAPH_KIND_PIECEWISE,
+        num_tokens=num_tokens,
+        graph_bs=num_tokens,
+        max_q_len=num_tokens,
+    )
 
 
 def prompts(num_tokens: int, graph_bs: int) -> GraphKey:
-    return GraphKey(num_tokens=num_tokens, graph_bs=graph_bs, max_q_len=num_tokens)
+    return GraphKey(
+        kind=GraphKind.GRAPH_KIND_MIXED,
+        num_tokens=num_tokens,
+        graph_bs=graph_bs,
+        max_q_len=num_tokens,
+    )
 
 
 CATALOGUE = [full(8), full(1), full(4), full(4, q_len=3), piecewise(64), piecewise(16)]
@@ -31,7 +46,7 @@ def dispatch(
 
 def test_decodes_are_padded_to_the_next_full_graph():
     found = dispatch(2, 2, 1)
-    assert found.mode == CUDAGraphMode.CUDA_GRAPH_MODE_FULL
+    assert ordered_mode(found.graph_key) == CUDAGraphMode.CUDA_GRAPH_MODE_FULL
     assert found.graph_key == full(4)
     assert found.fallback_reason == FallbackReason.FALLBACK_REASON_UNSPECIFIED
 
@@ -47,14 +62,14 @@ def test_a_full_graph_serves_only_its_own_query_length():
 
 def test_mixed_batches_take_the_smallest_piecewise_graph_that_fits():
     found = dispatch(17, 3, 15)
-    assert found.mode == CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE
+    assert ordered_mode(found.graph_key) == CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE
     assert found.graph_key == piecewise(64)
 
 
 def test_mixed_batches_take_the_smallest_full_graph_with_room_for_tokens_and_requests():
     catalogue = [*CATALOGUE[:4], prompts(64, 63), prompts(64, 3), prompts(16, 2), prompts(16, 9)]
     found = dispatch(17, 3, 15, catalogue)
-    assert found.mode == CUDAGraphMode.CUDA_GRAPH_MODE_FULL
+    assert ordered_mode(found.graph_key) == CUDAGraphMode.CUDA_GRAPH_MODE_FULL
     assert found.graph_key == prompts(64, 3)
     assert dispatch(17, 4, 14, catalogue).graph_key == prompts(64, 63)
     assert dispatch(16, 2, 15, catalogue).graph_key == prompts(16, 2)
@@ -69,7 +84,7 @@ def test_decodes_beyond_the_full_graphs_take_a_piecewise_one():
 
 def test_a_batch_beyond_every_graph_is_oversize():
     found = dispatch(65, 1, 65)
-    assert found.mode == CUDAGraphMode.CUDA_GRAPH_MODE_NONE
+    assert ordered_mode(found.graph_key) == CUDAGraphMode.CUDA_GRAPH_MODE_NONE
     assert found.graph_key is None
     assert found.fallback_reason == FallbackReason.FALLBACK_REASON_OVERSIZE
     decodes_only = dispatch(9, 9, 1, [full(8)])
@@ -83,7 +98,7 @@ def test_a_kind_of_batch_without_any_graph_is_uncaptured():
 
 def test_without_graphs_every_batch_is_unsupported():
     found = dispatch(1, 1, 1, [])
-    assert found.mode == CUDAGraphMode.CUDA_GRAPH_MODE_NONE
+    assert ordered_mode(found.graph_key) == CUDAGraphMode.CUDA_GRAPH_MODE_NONE
     assert found.fallback_reason == FallbackReason.FALLBACK_REASON_UNSUPPORTED
 
 
@@ -122,10 +137,10 @@ def test_every_step_gets_the_smallest_graph_with_room_or_a_reason(sizes, token_s
     none = FallbackReason.FALLBACK_REASON_UNSPECIFIED
     if whole:
         assert (found.graph_key, found.fallback_reason) == (full(min(whole)), none)
-        assert found.mode == CUDAGraphMode.CUDA_GRAPH_MODE_FULL
+        assert ordered_mode(found.graph_key) == CUDAGraphMode.CUDA_GRAPH_MODE_FULL
     elif pieces:
         assert (found.graph_key, found.fallback_reason) == (piecewise(min(pieces)), none)
-        assert found.mode == CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE
+        assert ordered_mode(found.graph_key) == CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE
     else:
         assert found.graph_key is None
         assert found.fallback_reason != none

@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 
 from models.cudagraph_mode import CUDAGraphMode as Mode
+from models.cudagraph_mode import GraphKind
 from services.engine.compilation.graphs.capture_plan import (
     FEW_REQUESTS,
     GraphSupport,
     full_decode_key,
+    mixed_keys,
     piecewise_key,
     planned_keys,
-    prompts_keys,
     supported_mode,
     with_draft_keys,
 )
@@ -67,14 +68,14 @@ def test_full_graphs_are_those_of_decodes_and_of_steps_with_prompts():
     keys = planned_keys(
         Mode.FULL, decode_sizes=(4,), token_sizes=(1, 2, 64), max_num_seqs=FEW_REQUESTS
     )
-    assert keys == [full_decode_key(4), *prompts_keys(64, FEW_REQUESTS), *prompts_keys(2, 8)]
-    assert all(key.is_whole for key in keys)
-    assert not piecewise_key(64).is_whole
+    assert keys == [full_decode_key(4), *mixed_keys(64, FEW_REQUESTS), *mixed_keys(2, 8)]
+    assert all(key.kind.runtime_mode is Mode.FULL for key in keys)
+    assert piecewise_key(64).kind.runtime_mode is Mode.PIECEWISE
 
 
 def test_graphs_of_steps_with_prompts_have_room_for_few_requests_or_for_all():
     def rooms(num_tokens, max_num_seqs):
-        return [key.graph_bs for key in prompts_keys(num_tokens, max_num_seqs)]
+        return [key.graph_bs for key in mixed_keys(num_tokens, max_num_seqs)]
 
     assert rooms(1, 256) == []
     assert rooms(2, 256) == [1]
@@ -88,7 +89,8 @@ def test_only_what_the_mode_runs_is_planned():
     sizes = {"decode_sizes": (1, 4), "token_sizes": (8,), "max_num_seqs": 4}
     assert planned_keys(Mode.NONE, **sizes) == []
     assert planned_keys(Mode.PIECEWISE, **sizes) == [piecewise_key(8)]
-    assert [key.uniform for key in planned_keys(Mode.FULL_DECODE_ONLY, **sizes)] == [True, True]
+    decodes = planned_keys(Mode.FULL_DECODE_ONLY, **sizes)
+    assert [key.kind for key in decodes] == [GraphKind.DECODE] * 2
 
 
 def test_decodes_with_drafts_have_several_query_tokens():
@@ -103,5 +105,6 @@ def test_drafting_follows_the_graphs_of_its_steps_and_pieces_have_none():
     sizes = {"decode_sizes": (1, 4), "token_sizes": (8,), "max_num_seqs": 4}
     keys = with_draft_keys(planned_keys(Mode.FULL_AND_PIECEWISE, **sizes, decode_q_len=3))
     whole = [full_decode_key(4, 3), full_decode_key(1, 3)]
-    assert keys == [*whole, *(replace(key, is_draft=True) for key in whole), piecewise_key(8)]
+    drafts = [replace(key, kind=GraphKind.DRAFT) for key in whole]
+    assert keys == [*whole, *drafts, piecewise_key(8)]
     assert with_draft_keys([piecewise_key(8)]) == [piecewise_key(8)]

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from models.cudagraph_mode import CUDAGraphMode
+from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.ops.attention.cudagraph_support import AttentionCGSupport
 from services.engine.compilation.graphs.capture_plan import (
     graph_support,
@@ -40,12 +40,11 @@ def check_plan(keys, mode, limits):
     for key in keys:
         assert 1 <= key.num_tokens <= limits.max_num_batched_tokens
         assert 1 <= key.graph_bs <= key.num_tokens
-        if key.uniform:
+        if key.kind is GraphKind.DECODE:
             assert is_decode_whole
             assert key.max_q_len == limits.decode_q_len
         else:
-            expected = CUDAGraphMode.FULL if key.is_whole else CUDAGraphMode.PIECEWISE
-            assert mode.mixed_mode() is expected
+            assert mode.mixed_mode() is key.kind.runtime_mode
 
 
 @pytest.mark.parametrize("level", CompilationLevel, ids=str)
@@ -72,7 +71,7 @@ def test_on_a_gpu_with_and_without_kernels(attention, level):
         )
         check_plan(keys, mode, limits)
         if attention is AttentionCGSupport.NEVER:
-            assert not any(key.is_whole for key in keys)
+            assert not any(key.kind is not GraphKind.PIECEWISE for key in keys)
 
 
 @pytest.fixture(scope="module", params=NUM_DRAFTS)
@@ -91,11 +90,12 @@ def test_a_worker_on_a_cpu_prepares_its_graphs(engine, level):
             runner, config, limits=limits, pieces=pieces, on_fault=lambda outcome: None
         )
         planned = prepared.graphs.planned
-        drafting = [key for key in planned if key.is_draft]
-        own = [key for key in planned if not key.is_draft]
+        drafting = [key for key in planned if key.kind is GraphKind.DRAFT]
+        own = [key for key in planned if key.kind is not GraphKind.DRAFT]
         check_plan(own, prepared.mode, limits)
         has_drafts = limits.num_speculative_tokens > 0
-        assert len(drafting) == (sum(key.uniform for key in own) if has_drafts else 0)
+        num_decodes = sum(key.kind is GraphKind.DECODE for key in own)
+        assert len(drafting) == (num_decodes if has_drafts else 0)
 
 
 @pytest.mark.parametrize("mode", CUDAGraphMode, ids=str)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from models.cudagraph_mode import CUDAGraphMode
+from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from services.engine import batch
 from services.engine.compilation.graphs import capture_plan
 from services.engine.compilation_config import CompilationConfig
@@ -75,7 +75,7 @@ def test_few_requests_take_a_graph_without_room_for_many(folder, eager, monkeypa
 def test_a_bad_graph_is_quarantined_and_its_steps_run_without_it(folder, eager):
     engine = GraphEngine(folder, full_graphs(16), max_num_batched_tokens=16)
     engine.capture()
-    key = next(key for key in engine.prepared.graphs.planned if key.is_whole and not key.uniform)
+    key = next(key for key in engine.prepared.graphs.planned if key.kind is GraphKind.MIXED)
     engine.runner.buffers.tokens = engine.runner.buffers.tokens.clone()
     assert engine.run(PROMPTS, NUM_OUTPUT) == eager.run(PROMPTS, NUM_OUTPUT)
     assert key in {outcome.key for outcome in engine.faults}

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
+from models.cudagraph_mode import GraphKind
 from models.forward_context import GraphKey
 from services.engine.compilation.graphs.graph_runner import GraphRunner
 from services.engine.compilation.graphs.recorder import FixedInputs, GraphFaultError
 from services.engine.compilation.graphs.replay_recorder import ReplayRecorder
 
-KEY = GraphKey(num_tokens=3, graph_bs=3, max_q_len=1, uniform=True)
+KEY = GraphKey(kind=GraphKind.DECODE, num_tokens=3, graph_bs=3, max_q_len=1)
 
 
 def record(program):

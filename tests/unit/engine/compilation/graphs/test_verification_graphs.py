@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.cudagraph_mode import CUDAGraphMode
+from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from services.engine.batch import FallbackReason
 from services.engine.compilation_config import CompilationConfig
 from tests.support.draft_checkpoints import write_draft_checkpoint
@@ -48,9 +48,13 @@ def test_verifications_run_whole_graphs(folder, expected, num_speculative_tokens
     assert [outcome.fault for outcome in outcomes] == [""] * 8
     q_len = 1 + num_speculative_tokens
     assert [
-        (each.key.is_draft, each.key.graph_bs, each.key.max_q_len, each.key.num_tokens)
+        (each.key.kind, each.key.graph_bs, each.key.max_q_len, each.key.num_tokens)
         for each in outcomes
-    ] == [(is_draft, size, q_len, size * q_len) for is_draft in (0, 1) for size in (8, 4, 2, 1)]
+    ] == [
+        (kind, size, q_len, size * q_len)
+        for kind in (GraphKind.DECODE, GraphKind.DRAFT)
+        for size in (8, 4, 2, 1)
+    ]
     assert speculating.run(PROMPTS, NUM_OUTPUT) == expected
     reasons = verifications(speculating)
     assert len(reasons) > 2

@@ -6,6 +6,7 @@ from collections import deque
 
 import pytest
 
+from models.cudagraph_mode import GraphKind
 from models.forward_context import GraphKey
 from protos.engine.v1.worker_pb2 import GraphState, WorkerEvent, WorkerReady
 from services.engine.batch import BatchDescriptor, step_result
@@ -50,7 +51,7 @@ class Graphs:
     def _capture(self):
         self._clock.now_s += CAPTURE_S
         size = self._sizes.popleft()
-        key = GraphKey(num_tokens=size, graph_bs=size, max_q_len=1, uniform=True)
+        key = GraphKey(kind=GraphKind.DECODE, num_tokens=size, graph_bs=size, max_q_len=1)
         return GraphOutcome(key=key, capture_s=CAPTURE_S, fault="planted" if size == 3 else "")
 
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from models.cudagraph_mode import CUDAGraphMode
+from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.forward_context import get_forward_context
+from services.engine import batch
 from services.engine.batch import read_int32
 from services.engine.compilation_config import CompilationConfig
 from tests.support.draft_checkpoints import write_draft_checkpoint
@@ -45,7 +46,8 @@ def num_by_graph(engine):
 
 
 def figures(engine, *, is_draft):
-    return [each for each in engine.ledger.figures if each.key.is_draft == is_draft]
+    kind = batch.GraphKind.GRAPH_KIND_DRAFT
+    return [each for each in engine.ledger.figures if (each.key.kind == kind) == is_draft]
 
 
 @pytest.mark.parametrize("num_speculative_tokens", [1, 2, 3])
@@ -126,7 +128,10 @@ def test_graphs_of_drafting_are_counted_and_never_ordered(folder):
     assert [each.key.graph_bs for each in drafts] == [8, 2]
     assert sum(each.num_replays for each in drafts) == num_by_graph(by_graph)
     assert [each.padded_tokens for each in drafts] == [each.padded_tokens for each in decodes]
-    assert not any(descriptor.graph_key.is_draft for descriptor, _ in by_graph.steps)
+    assert not any(
+        descriptor.graph_key.kind == batch.GraphKind.GRAPH_KIND_DRAFT
+        for descriptor, _ in by_graph.steps
+    )
 
 
 def test_a_graph_that_drafts_otherwise_than_the_layer_is_never_used(folder):
@@ -140,9 +145,9 @@ def test_a_graph_that_drafts_otherwise_than_the_layer_is_never_used(folder):
         return (args[0] + num_calls, *args[1:]) if is_captured else args
 
     hook = by_graph.model.model.layers[-1].eh_proj.register_forward_pre_hook(perturb)
-    faults = {outcome.key.is_draft: outcome.fault for outcome in by_graph.capture()}
-    assert not faults[False]
-    assert "its output is off" in faults[True]
+    faults = {outcome.key.kind: outcome.fault for outcome in by_graph.capture()}
+    assert not faults[GraphKind.DECODE]
+    assert "its output is off" in faults[GraphKind.DRAFT]
     hook.remove()
     expected = engine(folder, 2).run(PROMPTS, NUM_OUTPUT)
     assert by_graph.run(PROMPTS, NUM_OUTPUT) == expected
@@ -157,7 +162,7 @@ def test_a_graph_whose_inputs_have_moved_is_given_up_and_its_step_drafted_withou
     assert by_graph.run(PROMPTS, NUM_OUTPUT) == eager.run(PROMPTS, NUM_OUTPUT)
     assert drafted(by_graph) == drafted(eager)
     assert num_by_graph(by_graph) == 0
-    assert {outcome.key.is_draft for outcome in by_graph.faults} == {True}
+    assert {outcome.key.kind for outcome in by_graph.faults} == {GraphKind.DRAFT}
     assert all("input sampled is" in each.fault for each in by_graph.faults)
     assert sum(each.num_replays for each in figures(by_graph, is_draft=False)) > 3
 
@@ -165,7 +170,7 @@ def test_a_graph_whose_inputs_have_moved_is_given_up_and_its_step_drafted_withou
 def test_the_graph_that_drafting_has_missed_is_captured_next(folder):
     by_graph = engine(folder, 2, *SIZES)
     decodes = by_graph.capture(2)
-    assert not any(outcome.key.is_draft for outcome in decodes)
+    assert not any(outcome.key.kind is GraphKind.DRAFT for outcome in decodes)
     by_graph.run(PROMPTS[:2], NUM_OUTPUT)
     assert num_by_graph(by_graph) == 0
     assert by_graph.capture(1)[0].key.graph_bs == 2
