@@ -2,7 +2,7 @@
 
 A draft layer joins the model's output for a token with the token that followed it, and guesses the
 next one. It shares the model's rotation, and its embedding and head unless the checkpoint has
-others. GLM-4.5 has the form of DeepSeek-V3, around its own attention.
+others. GLM-4.5 has the same form.
 Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2.
 """
 

@@ -15,13 +15,10 @@ def dequantize_fp8(
     block_size: tuple[int, int] | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Returns weight * scale, computed in float32 and rounded once.
+    """Returns weight [N, K] * scale, computed in float32 and rounded once.
 
-    Args:
-        weight: [N, K] FP8.
-        scale: from `normalized_scale`.
-        block_size: rows and columns of a block, or None without blocks.
-        dtype: of the result.
+    scale: from `normalized_scale`.
+    block_size: rows and columns of a block, or None without blocks.
     """
     num_columns = weight.shape[1]
     rows, columns = block_size or (1, num_columns)

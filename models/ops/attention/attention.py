@@ -127,14 +127,8 @@ def _with_sinks(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Appends a key and value of zeros, to which every query gives the sink's score.
 
-    Args:
-        keys: [G, Hk, L, D].
-        values: likewise.
-        mask: [G, 1, Q, L] bool.
-        scores: [1, H, Q or 1, 1], of each head that attention is called with.
-
-    Returns:
-        Keys and values with L + 1 entries; a mask to add to the scores, [G, H, Q, L + 1].
+    Maps keys and values [G, Hk, L, D], mask [G, 1, Q, L] bool and scores [1, H, Q or 1, 1] to keys
+    and values with L + 1 entries and a mask to add to the scores, [G, H, Q, L + 1].
     """
     keys, values = (functional.pad(x, (0, 0, 0, 1)) for x in (keys, values))
     hidden = torch.zeros(mask.shape, dtype=keys.dtype, device=keys.device)

@@ -244,7 +244,6 @@ def num_splits(
 
 
 def _look_up(table: dict[tuple[int, int], Tiles], dtype: torch.dtype, head_dim: int) -> Tiles:
-    """Returns a table's entry; head dimensions up to 64 share one."""
     tiles = table.get((dtype.itemsize, max(64, head_dim)))
     if tiles is None:
         raise ValueError(

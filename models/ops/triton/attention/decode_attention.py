@@ -242,16 +242,16 @@ def decode_attention(
 ) -> None:
     """Attends each single-token request's query to all its keys; skips other requests.
 
-    T tokens, R requests, Hq/Hk query/kv heads, D head dim. With a workspace up to MAX_SPLITS
-    programs share a sequence's keys; the last one to finish adds the partial results up in a fixed
-    order. The grid depends on R, Hq, Hk and the workspace only and the host reads nothing, so a
-    launch may be captured.
+    With a workspace up to MAX_SPLITS programs share a sequence's keys; the last one to finish adds
+    the partial results up in a fixed order. The grid depends on R, Hq, Hk and the workspace only
+    and the host reads nothing, so a launch may be captured.
+    T tokens, R requests, Hq/Hk query/kv heads, D head dim.
 
     Args:
         q: [T, Hq, D]. Without `new` contiguous, possibly `output` itself; with it not yet
             transformed, each token's heads contiguous, separate from `output`.
-        cache: the layer's keys and values.
-        metadata: the step's, on the GPU.
+        cache: the layer's.
+        metadata: the step's.
         output: [T, Hq, D], contiguous; a request without tokens gets zeros.
         new: keys and values to transform and store, if every request has one token; None: the cache
             holds them already.

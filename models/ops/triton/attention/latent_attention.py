@@ -155,15 +155,15 @@ def latent_attention(
 ) -> None:
     """Attends each query to its sequence's latent vectors up to its own, or to the chosen ones.
 
-    T tokens, H heads, C and P as in models.ops.attention.latent_attention. In single-token steps
-    and steps that verify drafts, several programs share a sequence's keys, and a second kernel adds
-    their results up in a fixed order. Grids depend on T, H and the kind of step only and the host
-    reads nothing, so launches may be captured.
+    In single-token steps and steps that verify drafts several programs share a sequence's keys, and
+    a second kernel adds their results up in a fixed order. Grids depend on T, H and the kind of
+    step only and the host reads nothing, so launches may be captured.
+    T tokens, H heads, C and P as in models.ops.attention.latent_attention.
 
     Args:
         q: [T, H, C + P], contiguous.
         cache: the layer's, with this step's entries.
-        metadata: the step's, on the GPU.
+        metadata: the step's.
         output: [T, H, C], contiguous; a request without tokens gets zeros.
         scale: factor of the scores.
         index: chooses the attended tokens; None: all.
