@@ -27,11 +27,9 @@ def load_weights(
 ) -> None:
     """Copies stored tensors into a model's parameters.
 
-    Args:
-        loads: what to read and where it goes.
-        device: the model's. On a CUDA device, bytes go through pinned buffers and are decoded, cut
-            and converted there; loads take up to MAX_BYTES_IN_FLIGHT beside the model.
-        on_progress: called about once a second, and at the end, with one line for the operator.
+    On a CUDA device bytes go through pinned buffers and are decoded, cut and converted there; loads
+    take up to MAX_BYTES_IN_FLIGHT beside the model. on_progress gets one line for the operator
+    about once a second and at the end.
 
     Raises:
         CheckpointError: a tensor has the wrong shape, or holds NaN or infinity.

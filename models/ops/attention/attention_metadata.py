@@ -34,22 +34,15 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
     """Gathers block ids and cache slots of a step and splits it into attention groups.
 
     All tensors are on the model's device. With our kernels the host reads nothing back; the
-    reference reads query_start_loc and seq_lens once. Arguments are the fields of
-    AttentionMetadata, and:
+    reference reads query_start_loc and seq_lens once. Arguments without a line here are fields of
+    AttentionMetadata.
 
-    Args:
-        query_start_loc: [R + 1] int32.
-        seq_lens: [R] int32.
-        row_ids: [R] int32 or int64.
-        block_table: [rows, max_blocks] int32, the worker's whole table, padded with block 0.
-        positions: [T] int64, each query token's position in its sequence.
-        token_request: [T] int32 or int64, the request of each query token.
-        block_size: tokens in one block.
-        max_seqlen_q: longest query, in tokens.
-        max_seqlen_k: longest sequence, in tokens.
-        workspace: from `make_attention_workspace`.
-        is_recorded: a captured graph will repeat this with other content of the same tensors, so
-            the host reads nothing, and max_seqlen_k must hold for all replays.
+    block_table: [rows, max_blocks] int32, the worker's whole table, padded with block 0.
+    positions: [T] int64, each query token's position in its sequence.
+    token_request: [T] int32 or int64, the request of each query token.
+    block_size: tokens in one block.
+    is_recorded: a captured graph will repeat this with other content of the same tensors, so the
+        host reads nothing, and max_seqlen_k must hold for all replays.
     """
     num_blocks = _num_blocks(max_seqlen_k, block_size)
     block_tables = block_table[:, :num_blocks].index_select(0, row_ids)

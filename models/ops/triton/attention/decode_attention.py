@@ -247,16 +247,13 @@ def decode_attention(
     and the host reads nothing, so a launch may be captured.
     T tokens, R requests, Hq/Hk query/kv heads, D head dim.
 
-    Args:
-        q: [T, Hq, D]. Without `new` contiguous, possibly `output` itself; with it not yet
-            transformed, each token's heads contiguous, separate from `output`.
-        cache: the layer's.
-        metadata: the step's.
-        output: [T, Hq, D], contiguous; a request without tokens gets zeros.
-        new: keys and values to transform and store, if every request has one token; None: the cache
-            holds them already.
-        sliding_window: most keys that a query sees.
-        sinks: [Hq], scores without keys.
+    q: [T, Hq, D]. Without `new` contiguous, possibly `output` itself; with it not yet transformed,
+        each token's heads contiguous, separate from `output`.
+    output: [T, Hq, D], contiguous; a request without tokens gets zeros.
+    new: keys and values to transform and store, if every request has one token; None: the cache
+        holds them already.
+    sliding_window: most keys that a query sees.
+    sinks: [Hq], scores without keys.
 
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
     """

@@ -160,14 +160,11 @@ def latent_attention(
     step only and the host reads nothing, so launches may be captured.
     T tokens, H heads, C and P as in models.ops.attention.latent_attention.
 
-    Args:
-        q: [T, H, C + P], contiguous.
-        cache: the layer's, with this step's entries.
-        metadata: the step's.
-        output: [T, H, C], contiguous; a request without tokens gets zeros.
-        scale: factor of the scores.
-        index: chooses the attended tokens; None: all.
-        is_prefill: whether a query of several tokens may be a prompt chunk.
+    q: [T, H, C + P], contiguous; the cache has this step's entries.
+    output: [T, H, C], contiguous; a request without tokens gets zeros.
+    scale: factor of the scores.
+    index: chooses the attended tokens; None: all.
+    is_prefill: whether a query of several tokens may be a prompt chunk.
 
     Raises:
         ValueError: a cache entry is not a multiple of 16 bytes; such rows were read from misaligned

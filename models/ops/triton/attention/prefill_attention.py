@@ -130,16 +130,12 @@ def prefill_attention(
     be captured.
     T tokens, R requests, Hq/Hk query/kv heads, D head dim.
 
-    Args:
-        q: [T, Hq, D], contiguous; may be `output`.
-        k: [at least T, Hk, D], this step's transformed keys; each token's heads contiguous.
-        v: likewise.
-        cache: the layer's, with this step's keys and values.
-        metadata: the step's.
-        output: [T, Hq, D], contiguous.
-        min_queries: skips requests with fewer query tokens.
-        sliding_window: most keys that a query sees.
-        sinks: [Hq], scores without keys.
+    q, output: [T, Hq, D], contiguous, possibly the same.
+    k, v: [at least T, Hk, D], this step's, transformed; each token's heads contiguous. The cache
+        has them too.
+    min_queries: skips requests with fewer query tokens.
+    sliding_window: most keys that a query sees.
+    sinks: [Hq], scores without keys.
 
     Source: Dao 2023, "FlashAttention-2", section 3.
     """

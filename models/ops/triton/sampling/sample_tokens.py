@@ -2,15 +2,15 @@
 
 1. Group maxima: reads every logit once.
 2. Plan, one program per row: the row's largest logit, and with top-k or top-p a bound below which
-no token is kept.
+   no token is kept.
 3. Gather, one program per chunk and row: the row's weight by chunk, and with top-k or top-p the
-tokens above the bound, in any order. Skips chunks without such tokens if weights are not needed.
+   tokens above the bound, in any order. Skips chunks without such tokens if weights are not needed.
 4. Choose, one program per row: narrows the bound to the exact cut and draws.
 
-Step 4 compares few candidates, as after top-k, each with each. Of many it finds the bits of the
-cut, and of the token's id, two at a time from sums of weights below a pivot. If there are more than
-fit, as with top-p over flat logits, a histogram of weights limits the search to one bin. Nothing
-needs a sort or an order of the candidates.
+Step 4 compares few candidates, as after top-k, each with each. Of many it finds the bits of the cut
+and of the token's id, two at a time, from sums of weights below a pivot. If there are more than
+fit, as with top-p over flat logits, a histogram of weights limits the search to one bin. Nothing is
+sorted.
 """
 
 import torch
