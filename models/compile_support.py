@@ -23,13 +23,9 @@ def support_torch_compile(
 ) -> Callable[[_Model], _Model]:
     """Declares that a model's forward can be traced in one graph.
 
-    Args:
-        dynamic_arg_dims: the dimensions of forward's arguments that are as long as the step has
-            tokens; by default dimension 0 of every argument annotated as a tensor.
-
-    Returns:
-        A class decorator. It raises ValueError if forward lacks a named argument, or if no
-        dimension varies.
+    dynamic_arg_dims: the dimensions of forward's arguments that are as long as the step has tokens;
+        by default dimension 0 of every argument annotated as a tensor. The decorator raises
+        ValueError if forward lacks a named argument, or if no dimension varies.
     """
 
     def declare(model_class: _Model) -> _Model:

@@ -189,7 +189,6 @@ def _sliding_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
 
 
 def _dtype(fields: Fields) -> str:
-    """Reads `dtype`, or `torch_dtype` of older files."""
     return fields.choice("dtype" if fields.has("dtype") else "torch_dtype", DTYPES, "float32")
 
 

@@ -2,7 +2,7 @@
 
 A draft layer joins the model's output for a token with the token that followed it, and guesses the
 next one. It shares the model's rotation, and its embedding and head unless the checkpoint has
-others. GLM-4.5 has the form of DeepSeek-V3, around its own attention.
+others. GLM-4.5 has the same form.
 Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2.
 """
 
@@ -100,15 +100,12 @@ class DeepseekMTP(nn.Module):
     ) -> torch.Tensor:
         """Computes one guess for each of T tokens.
 
-        Args:
-            token_ids: [T], each token's successor at depth 0, and the one `depth` further
-                otherwise.
-            positions: [T] int64, of the token itself, whose slots the layer's cache entries take.
-            hidden: [T, hidden], output of the model or the previous draft layer for the token.
-            depth: number of previous draft layers; past the last layer, that one runs again.
+        token_ids: [T], each token's successor at depth 0, and the one `depth` further otherwise.
+        positions: [T] int64, of the token itself, whose slots the layer's cache entries take.
+        hidden: [T, hidden], output of the model or the previous draft layer for the token.
+        depth: number of previous draft layers; past the last layer, that one runs again.
 
-        Returns:
-            [T, hidden], normalised: for `compute_logits` and for the next depth.
+        Returns [T, hidden], normalised: for `compute_logits` and for the next depth.
         """
         layer, decoder = self._layer(depth), self._model.model
         embed = decoder.embed_tokens if layer.embed_tokens is None else layer.embed_tokens

@@ -56,7 +56,6 @@ class GptOssForCausalLM(CausalLM):
 
 
 def _layer(config: ModelConfig, index: int, group: ParallelGroup) -> DecoderLayer:
-    """Returns one layer."""
     experts = GptOssExperts(config.hidden_size, moe_config(config), bias=True, group=group)
     return DecoderLayer(
         config,

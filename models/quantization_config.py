@@ -119,7 +119,6 @@ def _group_block_size(name: str, group: object) -> tuple[int, int] | None:
 
 
 def _block_size(fields: Mapping[str, Any], name: str) -> tuple[int, int] | None:
-    """Reads rows and columns of a block; absent means None."""
     size = fields.get(name)
     if size is None:
         return None
@@ -130,7 +129,6 @@ def _block_size(fields: Mapping[str, Any], name: str) -> tuple[int, int] | None:
 
 
 def _names(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Reads a list of module names; absent means none."""
     names = fields.get(name)
     if names is None:
         return ()

@@ -30,13 +30,10 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """Maps q [T, Hq, D], k and v [T, Hk, D] to [T, Hq * D]; writes k and v to the cache.
 
-        Args:
-            q: queries; contiguous unless rotated here.
-            k: keys.
-            v: values.
-            rotation: cosine and signed sine, each [T, 1, D]; rotates q and k.
-            norms: of the heads of q and of k before the rotation; of equal eps.
-            sinks: [Hq], a score of each head without a key.
+        rotation: cosine and signed sine, each [T, 1, D]; rotates q and k. Without it q is
+            contiguous.
+        norms: of the heads of q and of k before the rotation; of equal eps.
+        sinks: [Hq], a score of each head without a key.
         """
         output = q.new_empty(q.shape)
         cos, signed_sin = rotation or (None, None)

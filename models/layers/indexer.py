@@ -44,10 +44,7 @@ class Indexer(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
         """Returns the index arguments of the latent attention operator.
 
-        Args:
-            hidden: [T, hidden].
-            compressed_q: [T, q_lora_rank], normalised.
-            rotation: the step's.
+        compressed_q: [T, q_lora_rank], normalised.
         """
         queries = self.wq_b(compressed_q).view(len(hidden), -1, self._index.head_dim)
         keys = self.k_norm(self.wk(hidden)).unsqueeze(1)
@@ -56,7 +53,6 @@ class Indexer(nn.Module):
         return queries, keys.squeeze(1), weights, self._index.top_k
 
     def _rotate(self, heads: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        """Rotates the first elements of each head."""
         rotated = apply_rotary(heads[..., : self._rope_dim], *rotation)
         return torch.cat((rotated, heads[..., self._rope_dim :]), dim=-1)
 

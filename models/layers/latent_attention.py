@@ -26,14 +26,10 @@ class LatentAttention(nn.Module):
     The projection to keys is applied to queries instead, and the one to values to the attended
     vectors, so nothing is expanded per cached token: all heads attend to the latent vectors
     themselves, with C + P elements per score and values of C. With an indexer, each query attends
-    to the tokens that it chooses.
+    to the tokens that it chooses. Ranks share the heads; each computes and caches the latent
+    vector.
     Of each of H heads N elements are not rotated and P are; C elements of the latent vector, V of a
     value.
-
-    Args:
-        config: the model's; `config.mla` is set.
-        layer_index: which layer's cache it uses.
-        group: the ranks that share the heads; the latent vector is computed and cached on all.
 
     Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1 and appendix C.
     """

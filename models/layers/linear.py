@@ -23,14 +23,7 @@ class MergedColumnParallelLinear(QuantizableLinear):
     """Several projections of one input in one matrix product, outputs split over the ranks.
 
     Its output concatenates this rank's share of each projection. Shard ids are indices of the
-    projections.
-
-    Args:
-        input_size: features of the input.
-        output_sizes: features of each projection, over all ranks.
-        replicas: for each projection, how many neighbouring ranks hold the same share.
-        bias: whether there is one.
-        group: the ranks that share the layer.
+    projections. replicas: for each projection, how many neighbouring ranks hold the same share.
     """
 
     is_gated: ClassVar[bool] = False

@@ -65,11 +65,7 @@ class Experts(nn.Module):
         self.down_proj_scale: nn.Parameter | None = None
 
     def can_keep_fp8(self, block_size: tuple[int, int] | None) -> bool:
-        """Returns whether weights with such scales may stay FP8: no rank's share may cut a block.
-
-        Args:
-            block_size: rows and columns of a matrix that share a scale; None: a row does.
-        """
+        """Returns whether weights with such scales may stay FP8: no rank may hold part of one."""
         is_whole = self._group.size == 1 or self._local_size % BLOCK == 0
         return block_size is None or (block_size == (BLOCK, BLOCK) and is_whole)
 
@@ -122,10 +118,8 @@ class Experts(nn.Module):
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:
         """Copies this rank's share of one expert's tensor, or of a tensor of all experts.
 
-        Args:
-            param: one of this layer's.
-            loaded: laid out like param, over all ranks; one expert's has no first dimension.
-            shard_id: (expert, 0 for gate or down, 1 for up); anything else means all experts.
+        `loaded` is laid out like param, over all ranks; one expert's has no first dimension.
+        shard_id is (expert, 0 for gate or down, 1 for up); anything else means all experts.
         """
         expert, part = shard_id if isinstance(shard_id, tuple) else (None, 0)
         if expert is None:
@@ -136,7 +130,6 @@ class Experts(nn.Module):
     def _load(
         self, param: nn.Parameter, target: torch.Tensor, loaded: torch.Tensor, parts: Sequence[int]
     ) -> None:
-        """Copies `loaded`, all of `param` or one expert's slice, into `target`."""
         rank, num_ranks = self._group.rank, self._group.size
         if param is self.down_proj_bias:
             check_shape(loaded, tuple(target.shape))

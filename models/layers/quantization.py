@@ -55,9 +55,7 @@ def fits_fp8(layer: QuantizableLinear, block_size: tuple[int, int] | None) -> bo
 def use_fp8(layer: QuantizableLinear, block_size: tuple[int, int] | None) -> None:
     """Makes a layer keep and multiply its weight in FP8; call before it has values.
 
-    Args:
-        layer: one that `fits_fp8`.
-        block_size: rows and columns of the weight that share a scale; None: one scale per row.
+    block_size: rows and columns of the weight that share a scale; None: one scale per row.
     """
     num_rows, num_columns = layer.weight.shape
     if block_size is None:
@@ -76,7 +74,6 @@ def _dense(
     scale: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Multiplies with an unscaled weight."""
     del scale
     return linear(x, weight, bias)
 
@@ -87,7 +84,6 @@ def _fp8_rows(
     scale: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Multiplies with an FP8 weight that has a scale per row."""
     assert scale is not None, "use_fp8 gives the layer its scale"
     return fp8_row_linear(x, weight, scale, bias)
 
@@ -98,7 +94,6 @@ def _fp8_blocks(
     scale: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Multiplies with an FP8 weight that has a scale per block."""
     assert scale is not None, "use_fp8 gives the layer its scale"
     return fp8_block_linear(x, weight, scale, bias)
 

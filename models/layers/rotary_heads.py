@@ -22,10 +22,7 @@ from models.parallel.group import ParallelGroup
 def head_order(head_dim: int, rope: RopeConfig, *, num_unrotated: int = 0) -> list[int]:
     """Returns for each element of our heads its index in the checkpoint's.
 
-    Args:
-        head_dim: elements of the part that is rotated.
-        rope: says which of them form pairs.
-        num_unrotated: elements before them in every head, which keep their order.
+    num_unrotated elements come before the head_dim rotated ones in every head and keep their order.
     """
     size = rotary_dim(head_dim, rope)
     if rope.is_interleaved:
@@ -49,12 +46,7 @@ def reorder_heads(loaded: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
 class RotaryColumnLinear(MergedColumnParallelLinear):
     """Projections whose heads are reordered for our rotation.
 
-    Args:
-        input_size: features of the input.
-        output_sizes: features of each projection, over all ranks.
-        orders: of the heads of each projection; an empty one keeps it.
-        bias: whether there is one.
-        group: the ranks that share the layer.
+    orders: of the heads of each projection; an empty one keeps it.
     """
 
     def __init__(

@@ -18,12 +18,8 @@ from models.parallel.group import ParallelGroup
 class SelfAttention(StreamLayer):
     """Self-attention with rotary positions, several query heads to one kv head.
 
-    Args:
-        config: the model's.
-        layer_index: the layer's index, which is also its cache's.
-        group: the ranks that share the heads.
-        has_head_norms: whether each query and key head is normalised before it is rotated.
-        has_sinks: whether each head has a sink, a learned score in the softmax without a key.
+    has_head_norms: whether each query and key head is normalised before it is rotated.
+    has_sinks: whether each head has a sink, a learned score in the softmax without a key.
 
     Source: Ainslie et al. 2023, "GQA"; Xiao et al. 2023, "Efficient Streaming Language Models with
     Attention Sinks".

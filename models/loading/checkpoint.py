@@ -68,7 +68,6 @@ def _check_regular(file: Path) -> None:
 
 
 def _read_index(index_file: Path) -> dict[str, set[str]]:
-    """Returns the tensor names to take from each file."""
     _check_regular(index_file)
     try:
         entries = json.loads(index_file.read_bytes())["weight_map"].items()

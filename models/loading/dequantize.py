@@ -15,13 +15,10 @@ def dequantize_fp8(
     block_size: tuple[int, int] | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Returns weight * scale, computed in float32 and rounded once.
+    """Returns weight [N, K] * scale, computed in float32 and rounded once.
 
-    Args:
-        weight: [N, K] FP8.
-        scale: from `normalized_scale`.
-        block_size: rows and columns of a block, or None without blocks.
-        dtype: of the result.
+    scale: from `normalized_scale`.
+    block_size: rows and columns of a block, or None without blocks.
     """
     num_columns = weight.shape[1]
     rows, columns = block_size or (1, num_columns)
@@ -40,16 +37,10 @@ def dequantize_fp8(
 def normalized_scale(
     scale: torch.Tensor, weight_shape: torch.Size, block_size: tuple[int, int] | None
 ) -> torch.Tensor:
-    """Returns an FP8 weight's scales in one form, as a view.
+    """Returns an FP8 weight's scales in one form, as a view: as stored with blocks, else [N, 1].
 
-    Args:
-        scale: as stored: [ceil(N / rows), ceil(K / columns)] with blocks, else one element, [N] or
-            [N, 1].
-        weight_shape: [N, K].
-        block_size: rows and columns of a block, or None without blocks.
-
-    Returns:
-        With blocks as stored, else [N, 1].
+    scale: as stored: [ceil(N / rows), ceil(K / columns)] with blocks, else one element, [N] or [N,
+        1].
 
     Raises:
         ValueError: the scale has another shape.
@@ -80,14 +71,11 @@ def normalized_scale(
 def dequantize_mxfp4(
     blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Returns the values of stacked MXFP4 matrices, transposed: [E, K, N].
+    """Returns the values of stacked MXFP4 matrices, transposed: [E, K, N] of `dtype`.
 
     Every value is exact in bfloat16 and float32; float16 cannot represent every scale.
-
-    Args:
-        blocks: [E, N, K / 32, 16] uint8; the lower half of a byte comes first.
-        scales: [E, N, K / 32] uint8, exponents of two plus 127; 255 is NaN.
-        dtype: of the result.
+    blocks: [E, N, K / 32, 16] uint8; the lower half of a byte comes first.
+    scales: [E, N, K / 32] uint8, exponents of two plus 127; 255 is NaN.
     """
     num_experts, num_rows, num_blocks, _ = blocks.shape
     shape = (num_experts, num_blocks * MXFP4_RUN, num_rows)

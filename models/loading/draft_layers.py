@@ -13,11 +13,7 @@ def share_with_draft_layers(model: CausalLM, stored: Mapping[str, CheckpointTens
     """Gives draft layers the model's embedding and head, unless the checkpoint has others.
 
     Released checkpoints repeat both in each draft layer. They are compared, because a second copy
-    would double their memory.
-
-    Args:
-        model: without weights yet; one without draft layers does not change.
-        stored: the checkpoint's tensors by name; None without a checkpoint.
+    would double their memory. The model has no weights yet; stored is None without a checkpoint.
     """
     stored = stored or {}
     embedding = "model.embed_tokens.weight"

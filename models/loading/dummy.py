@@ -42,7 +42,6 @@ def _fill_mxfp4(name: str, param: nn.Parameter, generator: torch.Generator) -> N
 
 
 def _fill_fp8(param: nn.Parameter, generator: torch.Generator) -> None:
-    """Draws values that have, times FP8_SCALE, the spread of unquantised weights."""
     std = param.shape[-1] ** -0.5 / FP8_SCALE
     for part in torch.split(param.view(-1), SLICE_VALUES):
         drawn = torch.empty(part.shape, dtype=torch.float32, device=part.device)

@@ -13,9 +13,7 @@ MAX_GROWTH = 8
 def check_fit(loads: Sequence[Load], model: CausalLM) -> None:
     """Checks the shapes of weights before any of them is allocated or read.
 
-    Args:
-        loads: from `plan_loads`, for a model whose parameters are on torch's "meta" device.
-        model: that model.
+    loads are from `plan_loads` for the model, whose parameters are on torch's "meta" device.
 
     Raises:
         CheckpointError: a stored tensor has another shape than its parameter, or the parameters

@@ -77,5 +77,4 @@ def _span(entry: object) -> tuple[int, int] | str:
 
 
 def _are_sizes(value: object) -> TypeGuard[list[int]]:
-    """Returns whether a JSON value is a list of non-negative integers."""
     return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)

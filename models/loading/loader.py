@@ -41,22 +41,20 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
 ) -> CausalLM:
     """Builds the model that `folder`/config.json describes and loads its weights.
 
+    The model is in eval mode, and no parameter requires a gradient.
+
     Args:
         folder: the checkpoint, in Hugging Face form.
-        device: of the parameters; weights are loaded onto it directly.
+        device: of the parameters.
         dtype: of parameters and activations.
         load_format: "safetensors", or "dummy" for seeded random weights.
-        group: the ranks that share the model; this rank loads its own shards.
-        keep_quantized: whether weights stored in 8 or 4 bits stay so if there are products for
-            them, or are dequantised; None: as the device can.
-        with_draft_layers: whether the layers that guess tokens ahead are loaded too, for
-            models.deepseek_mtp.
-        max_positions: longest sequence, in tokens; by default as long as the model allows. Models
-            that allow more than MAX_FULL_TABLE get a table of positions of this length.
+        group: the ranks that share the model.
+        keep_quantized: whether weights stored in 8 or 4 bits stay so where there are products for
+            them; None: as the device can.
+        with_draft_layers: whether models.deepseek_mtp will use the draft layers.
+        max_positions: longest sequence, in tokens; by default the model's. Models that allow more
+            than MAX_FULL_TABLE get a table of positions of this length.
         on_progress: called at intervals with one line for the operator.
-
-    Returns:
-        The model in eval mode; no parameter requires a gradient.
 
     Raises:
         ConfigError: config.json is missing, wrong, or names an unsupported model.
@@ -101,7 +99,7 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
 class _WithoutStorage(TorchFunctionMode):
     """Allocates no memory for tensors without values.
 
-    A layer makes its weight before it is known to stay FP8; a large model's weights in both formats
+    A layer makes its weight before it is known to stay FP8; both formats of a large model's weights
     would not fit on a device together.
     """
 

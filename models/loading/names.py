@@ -73,7 +73,6 @@ def is_past_the_last_layer(name: str, model: CausalLM) -> bool:
 
 
 def _expert_tensors_by_parameter(model: CausalLM) -> dict[str, list[tuple[str, ShardId]]]:
-    """Groups the model's expert mapping by our parameter."""
     tensors: dict[str, list[tuple[str, ShardId]]] = {}
     for parameter, checkpoint_name, expert_id, part in model.expert_mapping(model.config):
         tensors.setdefault(parameter, []).append((checkpoint_name, (expert_id, part)))

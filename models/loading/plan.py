@@ -73,12 +73,7 @@ def plan_loads(
 ) -> list[Load]:
     """Returns the loads, in stored order.
 
-    Weights that the model has no scales for are dequantised on the way.
-
-    Args:
-        stored: the checkpoint's tensors, from `by_model_name`.
-        model: the model to fill; weights stay FP8 if their parameters are.
-        dtype: of dequantised weights.
+    Weights stay FP8 if their parameters are; others are dequantised to `dtype` on the way.
 
     Raises:
         CheckpointError: a tensor is missing, unknown, of an unreadable dtype, or without its scale.
@@ -99,7 +94,6 @@ class _Plan:
         self._destinations = find_destinations(model)
 
     def loads(self) -> list[Load]:
-        """Returns the loads, in stored order."""
         self._check_tied_head()
         missing = set(self._destinations)
         loads = []
@@ -132,7 +126,6 @@ class _Plan:
         return scale if is_kept and scale in self._destinations else None
 
     def _is_mxfp4(self, base: str) -> bool:
-        """Returns whether one of the model's tensors is stored as 4-bit blocks."""
         return base in self._destinations and base + BLOCKS in self._stored
 
     def _source(
@@ -154,7 +147,6 @@ class _Plan:
     def _mxfp4_source(
         self, name: str, blocks: torch.Tensor, param: nn.Parameter
     ) -> tuple[tuple[torch.Tensor, ...], Callable[..., torch.Tensor]]:
-        """Returns the parts of a tensor that is stored as 4-bit blocks."""
         if self._quantization is None or self._quantization.method != "mxfp4":
             raise ValueError("it holds MXFP4 blocks; config.json says nothing of mxfp4")
         scales = self._stored.get(name.removesuffix(BLOCKS) + SCALES)
@@ -166,7 +158,6 @@ class _Plan:
         return (blocks, scales.values), partial(dequantize_mxfp4, dtype=self._dtype)
 
     def _scale_of(self, name: str, weight: torch.Tensor) -> torch.Tensor:
-        """Returns an FP8 weight's scales in one form."""
         if self._quantization is None:
             raise ValueError(f"it is {_name(weight)}; config.json has no quantization_config")
         scale = self._stored.get(name + SCALE)
@@ -175,14 +166,12 @@ class _Plan:
         return self._normalized(scale.values, weight)
 
     def _kept_scale(self, name: str, scale: torch.Tensor) -> torch.Tensor:
-        """Returns the scales of a weight that stays FP8, in one form."""
         weight = self._stored.get(name.removesuffix(SCALE))
         if weight is None:
             raise ValueError("there is no weight that it scales")
         return self._normalized(scale, weight.values)
 
     def _normalized(self, scale: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Checks a scale against its weight."""
         assert self._quantization is not None, "callers checked, or the model has FP8 parameters"
         if scale.dtype not in (*PLAIN_DTYPES, E8M0):
             raise ValueError(f"its scale's dtype is {_name(scale)}")
@@ -194,7 +183,6 @@ class _Plan:
             raise ValueError(f"its scale does not fit: {error}") from error
 
     def _dequantize_fp8(self, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        """Computes an FP8 weight's values."""
         assert self._quantization is not None, "the plan checked it"
         return dequantize_fp8(weight, scale, self._quantization.block_size, self._dtype)
 
@@ -243,5 +231,4 @@ def as_it_is(values: torch.Tensor) -> torch.Tensor:
 
 
 def _name(values: torch.Tensor) -> str:
-    """Returns the name of a tensor's dtype."""
     return str(values.dtype).removeprefix("torch.")

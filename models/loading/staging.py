@@ -25,7 +25,7 @@ class Staging(Protocol):
 class PinnedStaging:
     """Copies tensors from the CPU to a CUDA device through pinned buffers, from many threads.
 
-    The copy to the device is only queued; queue reads of the tensor on the same stream.
+    Copies are only queued: queue reads of the tensor on the same stream.
     """
 
     def __init__(self, device: torch.device) -> None:

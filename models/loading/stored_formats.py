@@ -28,10 +28,8 @@ def can_keep(device: torch.device, dtype: torch.dtype, quantization: Quantizatio
 def keep_stored_formats(model: CausalLM, stored: Stored) -> None:
     """Makes the model's weights keep their stored format, where there are products for it.
 
-    Args:
-        model: without values; its config describes the quantisation.
-        stored: the checkpoint; without one, all weights that the config does not exclude count as
-            stored so.
+    The model has no values yet. Without a checkpoint, all weights that its config does not exclude
+    count as stored so.
     """
     quantization = model.config.quantization
     assert quantization is not None, "the caller checked"
@@ -68,12 +66,10 @@ def _are_kept(
 
 
 def _is_fp8(name: str, stored: Mapping[str, CheckpointTensor]) -> bool:
-    """Returns whether a weight is FP8 and has scales."""
     return name in stored and stored[name].values.dtype == FP8 and name + SCALE in stored
 
 
 def _is_mxfp4(name: str, stored: Mapping[str, CheckpointTensor]) -> bool:
-    """Returns whether a weight is stored as 4-bit blocks."""
     return name + BLOCKS in stored
 
 

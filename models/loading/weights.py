@@ -27,11 +27,9 @@ def load_weights(
 ) -> None:
     """Copies stored tensors into a model's parameters.
 
-    Args:
-        loads: what to read and where it goes.
-        device: the model's. On a CUDA device, bytes go through pinned buffers and are decoded, cut
-            and converted there; loads take up to MAX_BYTES_IN_FLIGHT beside the model.
-        on_progress: called about once a second, and at the end, with one line for the operator.
+    On a CUDA device bytes go through pinned buffers and are decoded, cut and converted there; loads
+    take up to MAX_BYTES_IN_FLIGHT beside the model. on_progress gets one line for the operator
+    about once a second and at the end.
 
     Raises:
         CheckpointError: a tensor has the wrong shape, or holds NaN or infinity.
@@ -88,7 +86,6 @@ def _is_finite(values: torch.Tensor) -> torch.Tensor:
 
 
 def _num_bytes(load: Load) -> int:
-    """Returns the bytes that a load reads."""
     return sum(part.nbytes for part in load.parts)
 
 
@@ -99,8 +96,6 @@ def _peak_bytes(load: Load) -> int:
 
 
 class _Progress:
-    """Reports how much is loaded."""
-
     def __init__(self, loads: Sequence[Load], report: Callable[[str], None]) -> None:
         self._report = report
         self._num_tensors, self._num_loaded = len(loads), 0
@@ -108,14 +103,12 @@ class _Progress:
         self._started_s = self._reported_s = time.monotonic()
 
     def add(self, load: Load) -> None:
-        """Counts a finished load."""
         self._num_loaded += 1
         self._loaded_bytes += _num_bytes(load)
         if time.monotonic() - self._reported_s >= PROGRESS_INTERVAL_S:
             self.finish()
 
     def finish(self) -> None:
-        """Reports the finished loads."""
         self._reported_s = time.monotonic()
         speed = self._loaded_bytes / max(self._reported_s - self._started_s, 1e-3)
         self._report(

@@ -45,21 +45,18 @@ def direct_register_custom_op(
 ) -> Callable[..., Any]:
     """Makes `op_func` callable as torch.ops.octavo.<op_name>.
 
-    Cheaper per call than torch.library.custom_op, which checks aliasing every time.
+    Cheaper per call than torch.library.custom_op, which checks aliasing every time. The returned
+    function skips torch's dispatcher unless the program is traced or watched.
 
     Args:
         op_name: name inside the namespace of `target_lib`.
         op_func: the implementation; its annotations give the schema.
         mutates_args: arguments that it writes to.
-        fake_impl: makes outputs of the right shape without computing, for tracing; operators
-            without output need none.
-        target_lib: where to register, if not in Octavo's own library; it must stay alive.
-        dispatch_key: the device class that `op_func` serves; by default all of them.
+        fake_impl: makes outputs of the right shape, for tracing; operators without output need
+            none.
+        target_lib: library to register in, by default Octavo's; it must stay alive.
+        dispatch_key: the device class that `op_func` serves; by default all.
         tags: torch's tags for the operator.
-
-    Returns:
-        A function that calls the operator, without torch's dispatcher where nothing traces or
-        watches the program.
     """
     library = target_lib or _LIBRARY
     name = f"{library.ns}::{op_name}"

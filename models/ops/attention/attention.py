@@ -35,24 +35,17 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
     """Stores the step's keys and values, then attends each query to its sequence's cache.
 
     Given cos and signed_sin it first rotates queries and keys; given the weights too, it normalises
-    their heads before that. Reads the layer's metadata and cache from the forward context. A step
-    may mix prefill chunks and decodes. Tokens past the end of slot_mapping are padding: their
-    output is undefined.
+    their heads before that. Metadata and cache come from the forward context. A step may mix
+    prefill chunks and decodes. Tokens past the end of slot_mapping are padding: their output is
+    undefined.
     T tokens, Hq/Hk query/kv heads, D head dim.
 
-    Args:
-        q: [T, Hq, D]; contiguous unless rotated, else each token's heads contiguous.
-        k: [T, Hk, D], each token's heads contiguous.
-        v: [T, Hk, D], likewise.
-        output: [T, Hq, D], contiguous, overwritten.
-        layer_index: which layer's cache.
-        cos: [T, 1, D], or None: q and k are already rotated.
-        signed_sin: [T, 1, D], with cos.
-        q_weight: [D], or None: no norm.
-        k_weight: [D], with q_weight.
-        eps: of the norms.
-        sliding_window: keys that a query sees, its own and those before; None means all.
-        sinks: [Hq], scores that join each head's softmax without a key; or None.
+    q, output: [T, Hq, D], contiguous; a q to rotate only has each token's heads contiguous.
+    k, v: [T, Hk, D], each token's heads contiguous.
+    cos, signed_sin: [T, 1, D], or None: q and k are already rotated.
+    q_weight, k_weight: [D], of the norms with `eps`, or None.
+    sliding_window: keys that a query sees, its own and those before; None means all.
+    sinks: [Hq], scores that join each head's softmax without a key; or None.
 
     Source: Kwon et al. 2023, "PagedAttention", section 4.1.
     """
@@ -127,14 +120,8 @@ def _with_sinks(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Appends a key and value of zeros, to which every query gives the sink's score.
 
-    Args:
-        keys: [G, Hk, L, D].
-        values: likewise.
-        mask: [G, 1, Q, L] bool.
-        scores: [1, H, Q or 1, 1], of each head that attention is called with.
-
-    Returns:
-        Keys and values with L + 1 entries; a mask to add to the scores, [G, H, Q, L + 1].
+    Maps keys and values [G, Hk, L, D], mask [G, 1, Q, L] bool and scores [1, H, Q or 1, 1] to keys
+    and values with L + 1 entries and a mask to add to the scores, [G, H, Q, L + 1].
     """
     keys, values = (functional.pad(x, (0, 0, 0, 1)) for x in (keys, values))
     hidden = torch.zeros(mask.shape, dtype=keys.dtype, device=keys.device)

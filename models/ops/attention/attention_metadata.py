@@ -33,22 +33,16 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
 ) -> AttentionMetadata:
     """Gathers block ids and cache slots of a step and splits it into attention groups.
 
-    All tensors are on the model's device. With our kernels nothing is read back from it; the
-    reference reads query_start_loc and seq_lens once.
+    All tensors are on the model's device. With our kernels the host reads nothing back; the
+    reference reads query_start_loc and seq_lens once. Arguments without a line here are fields of
+    AttentionMetadata.
 
-    Args:
-        query_start_loc: [R + 1] int32, where each request's query tokens start.
-        seq_lens: [R] int32, cached and query tokens of each request.
-        row_ids: [R] int32 or int64, each request's row in block_table.
-        block_table: [rows, max_blocks] int32, the worker's whole table, padded with block 0.
-        positions: [T] int64, each query token's position in its sequence.
-        token_request: [T] int32 or int64, the request of each query token.
-        block_size: tokens in one block.
-        max_seqlen_q: longest query, in tokens.
-        max_seqlen_k: longest sequence, in tokens.
-        workspace: the worker's, from `make_attention_workspace`.
-        is_recorded: a captured graph will repeat this with other content of the same tensors, so
-            the host reads nothing, and max_seqlen_k must hold for all replays.
+    block_table: [rows, max_blocks] int32, the worker's whole table, padded with block 0.
+    positions: [T] int64, each query token's position in its sequence.
+    token_request: [T] int32 or int64, the request of each query token.
+    block_size: tokens in one block.
+    is_recorded: a captured graph will repeat this with other content of the same tensors, so the
+        host reads nothing, and max_seqlen_k must hold for all replays.
     """
     num_blocks = _num_blocks(max_seqlen_k, block_size)
     block_tables = block_table[:, :num_blocks].index_select(0, row_ids)
@@ -106,7 +100,6 @@ def _slot_mapping(
     positions: torch.Tensor,
     block_size: int,
 ) -> torch.Tensor:
-    """Returns each token's slot: [T] int64, block id * block_size + offset."""
     block_index = positions.div(block_size, rounding_mode="floor")
     at_block = token_request * block_tables.shape[1] + block_index
     token_blocks = block_tables.view(-1).index_select(0, at_block)
@@ -196,5 +189,4 @@ def _chunk_group(
 
 
 def _num_blocks(num_tokens: int, block_size: int) -> int:
-    """Returns the blocks that hold `num_tokens` tokens."""
     return -(-num_tokens // block_size)

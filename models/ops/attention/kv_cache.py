@@ -9,16 +9,10 @@ from models.number_formats import FP8_MAX
 def write_kv_cache(
     cache: KVCacheData, k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor
 ) -> None:
-    """Stores each token's key and value in its slot.
+    """Stores each token's key and value, [T, Hk, D], in its slot: [at most T] int64.
 
     Padding tokens have slots in the null block 0, which nothing reads, or are past the end of
     slot_mapping and are skipped.
-
-    Args:
-        cache: one layer's cache, changed in place.
-        k: [T, Hk, D].
-        v: [T, Hk, D].
-        slot_mapping: [at most T] int64, block id * B + offset.
     """
     num_tokens = slot_mapping.shape[0]
     for stored, scale, heads in ((cache.k, cache.k_scale, k), (cache.v, cache.v_scale, v)):
@@ -43,18 +37,13 @@ def read_kv_cache(
 
 
 def quantize_heads(heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rounds each head to FP8, scaled so that its largest magnitude becomes FP8_MAX.
+    """Rounds heads [..., D], finite, to FP8 with scales [...] float32.
 
-    Args:
-        heads: [..., D], finite.
-
-    Returns:
-        [..., D] FP8 and its scales, [...] float32.
+    A head's largest magnitude becomes FP8_MAX.
     """
     scales = heads.abs().amax(-1).float().clamp(min=SMALLEST_HEAD) / FP8_MAX
     return (heads / scales.unsqueeze(-1)).to(FP8_CACHE_DTYPE), scales
 
 
 def _scaled(stored: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
-    """Returns heads [..., D] multiplied by their scales [...], if any."""
     return stored if scales is None else stored.float() * scales.unsqueeze(-1)

@@ -27,23 +27,20 @@ def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no data
 ) -> None:
     """Stores the step's latent vectors, then attends each query to its sequence's.
 
-    An entry is the key of all heads and, without its last P elements, their value. Reads
-    attn_metadata and kv_cache_data[layer_index] of the forward context. Tokens past the end of
-    slot_mapping are padding: their output is undefined. With an index each query attends to the
-    top_k tokens of the highest score: the sum over the index's heads of weight * relu(query * key).
+    An entry is the key of all heads and, without its last P elements, their value. Metadata and
+    cache come from the forward context. Tokens past the end of slot_mapping are padding: their
+    output is undefined. With an index each query attends to the top_k tokens of the highest score:
+    the sum over the index's heads of weight * relu(query * key).
     T tokens, H heads, C elements of a latent vector, P rotated ones, J heads of size D of the
-    index.
+    index. All tensors are contiguous.
 
-    Args:
-        q: [T, H, C + P], contiguous.
-        entry: [T, C + P], contiguous; cached for each token.
-        output: [T, H, C], contiguous, overwritten.
-        layer_index: which layer's cache.
-        scale: factor of the scores.
-        index_q: [T, J, D], contiguous, or None: no index, nor the three that follow.
-        index_k: [T, D], contiguous; cached for each token.
-        index_weights: [T, J] float32, contiguous.
-        top_k: as above.
+    q: [T, H, C + P].
+    entry: [T, C + P], cached for each token.
+    output: [T, H, C], overwritten.
+    scale: factor of the scores.
+    index_q: [T, J, D]; None without an index.
+    index_k: [T, D], cached for each token.
+    index_weights: [T, J] float32.
 
     Source: DeepSeek-AI 2024, "DeepSeek-V2", appendix C; 2025, "DeepSeek-V3.2-Exp", section 2.1.
     """

@@ -10,10 +10,9 @@ def clear_unseen(gathered: Tensor, mask: Tensor, block_size: int) -> None:
     A mask is not enough: 0 * NaN and inf - inf are NaN. The kernels do not load such keys; the
     references gather whole blocks. Later blocks are the null block, which no request writes.
 
-    Args:
-        gathered: [G, L, ...] contiguous, the blocks of each of G requests.
-        mask: [G, 1, Q, L] bool, keys that each query sees; the last query sees them all.
-        block_size: tokens of a block; L is a multiple of it.
+    gathered: [G, L, ...] contiguous, the blocks of each of G requests; L is a multiple of
+        block_size.
+    mask: [G, 1, Q, L] bool, keys that each query sees; the last query sees them all.
     """
     num_requests = gathered.shape[0]
     num_keys = mask[:, 0, -1].sum(-1)

@@ -4,18 +4,13 @@ import torch
 
 
 def apply_rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """Turns each pair (x[i], x[i + D/2]) of every head by its token's angle.
+    """Turns each pair (x[i], x[i + D/2]) of every head of x [T, H, D] by its token's angle.
 
     The table holds the sign of the first half's sine, so the rotation is three operations: x * cos
     + swap_halves(x) * signed_sin.
 
-    Args:
-        x: [T, H, D].
-        cos: [T, 1, D], both halves equal.
-        signed_sin: [T, 1, D], the first half negated.
-
-    Returns:
-        [T, H, D], contiguous.
+    cos: [T, 1, D], both halves equal.
+    signed_sin: [T, 1, D], the first half negated.
 
     Source: Su et al. 2021, "RoFormer", with the halves layout of GPT-NeoX.
     """

@@ -6,11 +6,9 @@ from models.ops.kernel_choice import has_kernels
 
 
 def write_entries(table: torch.Tensor, writes: torch.Tensor) -> None:
-    """Overwrites n entries of a table.
+    """Overwrites n entries of a table [rows, columns] int32, contiguous.
 
-    Args:
-        table: [rows, columns] int32, contiguous, changed in place.
-        writes: [2, n] int32, contiguous: indices into the flattened table, each once, and values.
+    writes: [2, n] int32, contiguous: indices into the flattened table, each once, and values.
     """
     if has_kernels(table.device):
         from models.ops.triton.elementwise import table_entries as kernel

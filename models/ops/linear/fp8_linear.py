@@ -14,16 +14,11 @@ from models.ops.kernel_choice import has_kernels
 def fp8_row_linear(
     x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Returns x @ (weight * weight_scale).T + bias, with x rounded to FP8, one scale per token.
+    """Returns x @ (weight * weight_scale).T + bias, [T, N], x rounded with one scale per token.
 
-    Args:
-        x: [T, K], K a multiple of 16.
-        weight: [N, K] FP8, contiguous, N a multiple of 16.
-        weight_scale: [N, 1] float32.
-        bias: [N] or None.
-
-    Returns:
-        [T, N], dtype of x.
+    x: [T, K], K a multiple of 16.
+    weight: [N, K] FP8, contiguous, N a multiple of 16.
+    weight_scale: [N, 1] float32.
     """
     output: torch.Tensor = torch.ops.octavo.fp8_linear(x, weight, weight_scale, bias, False)
     return output
@@ -32,30 +27,20 @@ def fp8_row_linear(
 def fp8_block_linear(
     x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Returns x @ (weight * weight_scale).T + bias, with x rounded to FP8 in runs of 128 features.
+    """Returns x @ (weight * weight_scale).T + bias, [T, N], x rounded in runs of 128 features.
 
-    Args:
-        x: [T, K].
-        weight: [N, K] FP8, contiguous.
-        weight_scale: [ceil(N / 128), ceil(K / 128)] float32.
-        bias: [N] or None.
-
-    Returns:
-        [T, N], dtype of x.
+    x: [T, K].
+    weight: [N, K] FP8, contiguous.
+    weight_scale: [ceil(N / 128), ceil(K / 128)] float32.
     """
     output: torch.Tensor = torch.ops.octavo.fp8_linear(x, weight, weight_scale, bias, True)
     return output
 
 
 def quantize(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rounds to FP8 with one scale per `group_size` neighbours.
+    """Rounds x [T, K] to FP8 with one scale per `group_size` features.
 
-    Args:
-        x: [T, K].
-        group_size: features that share a scale; the last group may be shorter.
-
-    Returns:
-        [T, K] FP8 and its scales, [T, ceil(K / group_size)] float32.
+    The last group may be shorter. Scales are [T, ceil(K / group_size)] float32.
     """
     groups = torch.split(x.to(torch.float32), group_size, dim=-1)
     amax = torch.stack([group.abs().amax(-1) for group in groups], dim=-1)
@@ -77,7 +62,6 @@ def _fp8_linear(
     bias: torch.Tensor | None,
     is_blocked: bool,
 ) -> torch.Tensor:
-    """Runs the product with the kernels of x's device."""
     if not has_kernels(x.device):
         return _reference(x, weight, weight_scale, bias, is_blocked)
     from models.ops.triton.linear import fp8_linear as kernel
@@ -93,7 +77,6 @@ def _fp8_linear(
 
 
 def _fake_fp8_linear(x: torch.Tensor, weight: torch.Tensor, *others: object) -> torch.Tensor:
-    """Makes the output without computing it."""
     del others
     return x.new_empty((x.shape[0], weight.shape[0]))
 

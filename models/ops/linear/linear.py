@@ -130,7 +130,6 @@ def _wide_tiles(
 
 
 def _size(x: torch.Tensor, weight: torch.Tensor, *, is_gated: bool) -> tuple[int, int, int]:
-    """Returns tokens, outputs and inputs of the product."""
     num_outputs, num_inputs = weight.shape
     return x.shape[0], num_outputs // 2 if is_gated else num_outputs, num_inputs
 

@@ -22,11 +22,7 @@ def expert_values(
 ) -> torch.Tensor:
     """Returns one expert's matrix without scales, [N, K] of `dtype`.
 
-    Args:
-        weight: [N, K], or packed as the module says.
-        scale: as the module says; None for unscaled weights.
-        dtype: of the result; scaling is done in float32 or wider.
-        num_parts: stacked matrices of equal height.
+    Scaling is done in float32 or wider. The matrix may stack num_parts of equal height.
     """
     if scale is None:
         return weight
@@ -38,14 +34,12 @@ def expert_values(
 
 
 def _fp8_values(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns the values of a matrix with a scale per row or block."""
     if scale.shape == (len(weight), 1):
         return weight.to(dtype) * scale.to(dtype)
     return weight.to(dtype) * by_element(scale, weight.shape).to(dtype)
 
 
 def _mxfp4_values(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns the values of a packed matrix."""
     values = e2m1_values(weight, dtype)
     scales = powers_of_two(scale).to(dtype).repeat_interleave(MXFP4_RUN, -1)
     return values * scales

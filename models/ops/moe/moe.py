@@ -33,30 +33,10 @@ def fused_moe(  # noqa: PLR0913  # an operator takes no dataclasses
     """Sends each token through its best experts and adds up their weighted results.
 
     It is an operator because the data decide which expert computes which token: a compiler cannot
-    trace that, and on a GPU nothing of it returns to the host.
-    T tokens, H hidden size, E experts.
-
-    Args:
-        hidden: [T, H].
-        router_logits: [T, E].
-        gate_up: this and the five that follow as in ExpertWeights.
-        down: as above.
-        gate_up_bias: as above.
-        down_bias: as above.
-        gate_up_scale: as above.
-        down_scale: as above.
-        correction_bias: [E] float32, see `route`.
-        top_k: this and the five that follow as in Routing.
-        is_sigmoid: as above.
-        is_normed: as above.
-        scaling: as above.
-        num_groups: as above.
-        top_groups: as above.
-        alpha: see `gated`.
-        limit: see `gated`.
-
-    Returns:
-        [T, H], dtype of hidden.
+    trace that, and on a GPU nothing of it returns to the host. Arguments from gate_up to
+    down_scale, alpha and limit are those of ExpertWeights, the ones from top_k to top_groups those
+    of Routing; correction_bias is that of `route`.
+    Maps hidden [T, H] and router_logits [T, E] to [T, H], for T tokens, H hidden size, E experts.
 
     Source: Shazeer et al. 2017, "Outrageously Large Neural Networks", section 2.
     """
@@ -177,7 +157,6 @@ def _linear(
     *,
     num_parts: int = 1,
 ) -> torch.Tensor:
-    """Applies one expert's matrix, of stacked parts, and bias."""
     scale = None if scales is None else scales[expert]
     matrix = expert_values(weights[expert], scale, x.dtype, num_parts=num_parts)
     return functional.linear(x, matrix, None if biases is None else biases[expert])
@@ -199,7 +178,6 @@ def gated(gate_up: torch.Tensor, alpha: float, limit: float | None) -> torch.Ten
 
 
 def _fake_fused_moe(hidden: torch.Tensor, *others: object) -> torch.Tensor:
-    """Makes the output without computing it."""
     del others
     return torch.empty_like(hidden, memory_format=torch.contiguous_format)
 

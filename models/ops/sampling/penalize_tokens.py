@@ -35,10 +35,8 @@ def penalize_tokens(logits: Tensor, indices: Tensor, penalties: Penalties) -> No
     et al. 2019, "CTRL", section 4.1). Frequency and presence apply to tokens in the output: logit -
     frequency * count - presence * (count > 0).
 
-    Args:
-        logits: [S, V] float32, contiguous.
-        indices: [E] int64, distinct rows of the logits.
-        penalties: of these rows.
+    logits: [S, V] float32, contiguous.
+    indices: [E] int64, the distinct rows that `penalties` are of.
     """
     if has_kernels(logits.device):
         from models.ops.triton.sampling import penalize_tokens as kernel

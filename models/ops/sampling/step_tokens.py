@@ -16,12 +16,9 @@ def last_tokens(
 ) -> None:
     """Finds the last token of each of R sequences, and its position.
 
-    Args:
-        tokens: [rows, length] int32, tokens by row and position.
-        row_ids: [R] int32, each sequence's row.
-        seq_lens: [R] int32, at least 1.
-        input_ids: [R] int32, overwritten with the tokens.
-        positions: [R] int64, overwritten with the positions.
+    tokens: [rows, length] int32, by row and position.
+    row_ids, seq_lens: [R] int32, each sequence's row and length, at least 1.
+    input_ids, positions: [R] int32 and int64, overwritten with the tokens and positions.
     """
     if has_kernels(tokens.device):
         from models.ops.triton.sampling import step_tokens as kernel
@@ -40,11 +37,9 @@ def choose_greedily(
     On a tie it is the lowest id. A row whose largest logit is NaN or infinite gets NO_TOKEN, and
     the table gets token 0, as the next step looks it up before the host has seen the result.
 
-    Args:
-        logits: [R, V], rows contiguous.
-        tokens: [rows, length] int32, changed in place.
-        row_ids: [R] int32, each sequence's row.
-        positions: [R] int32, where its token goes.
+    logits: [R, V], rows contiguous.
+    tokens: [rows, length] int32, changed in place.
+    row_ids, positions: [R] int32, each sequence's row and where its token goes.
     """
     if has_kernels(logits.device):
         from models.ops.triton.sampling import step_tokens as kernel

@@ -25,11 +25,10 @@ def scale_of(temperature: Tensor) -> Tensor:
 
 
 def weights_at(depths: Tensor, scales: Tensor) -> Tensor:
-    """Returns the weights of tokens, int64 in [0, 2**44].
+    """Returns the weights of tokens, [S, n] int64 in [0, 2**44].
 
-    Args:
-        depths: [S, n] float32, how far each logit is below its row's largest.
-        scales: [S] float32, from `scale_of`.
+    depths: [S, n] float32, how far each logit is below its row's largest.
+    scales: [S] float32, from `scale_of`.
     """
     halvings = depths * scales[:, None]
     # Also catches NaN: comparisons with it are false.

@@ -9,13 +9,8 @@ from models.ops.kernel_choice import has_kernels
 def top_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the log-probability of each row's token, and ids and values of its most likely ones.
 
-    Args:
-        logits: [S, V].
-        token_ids: [S] int64.
-        num_top: n, at most V.
-
-    Returns:
-        [S] float32, [S, n] int64 and [S, n] float32, best first; the lowest id first on a tie.
+    Maps logits [S, V] and token_ids [S] int64 to [S] float32, [S, n] int64 and [S, n] float32, best
+    first; the lowest id first on a tie. n is num_top, at most V.
     """
     if has_kernels(logits.device):
         from models.ops.triton.sampling import top_logprobs as kernel

@@ -13,14 +13,9 @@ from models.ops.operands.draws import GOLDEN_GAMMA, MANTISSA_BITS, MIX_1, MIX_2
 
 
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """Returns one number in [0, 1) for each pair of a seed and a position.
+    """Returns one number in [0, 1) for each pair of a seed and a position, [S] float64.
 
-    Args:
-        seeds: [S] int64, the 64 bits of each seed.
-        positions: [S] int64 or int32.
-
-    Returns:
-        [S] float64, a multiple of 2**-48.
+    The numbers are multiples of 2**-48. seeds: [S] int64, all 64 bits count.
     """
     # Mix the seed before adding the position: neighbouring seeds would otherwise share one
     # sequence at an offset.
@@ -41,5 +36,4 @@ def _shift_right(bits: Tensor, count: int) -> Tensor:
 
 
 def _signed(value: int) -> int:
-    """Returns the int64 with the same 64 bits."""
     return value - (1 << 64) if value >> 63 else value

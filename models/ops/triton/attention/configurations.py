@@ -167,13 +167,7 @@ def decode_tiles(
 ) -> Tiles:
     """Returns the tiles of decode attention.
 
-    Args:
-        dtype: of queries.
-        cache_dtype: of cached keys and values.
-        padded_head_dim: a power of two.
-        num_requests: of a single-token step; None in other steps.
-        num_heads: Hq.
-        num_kv_heads: Hk.
+    padded_head_dim is a power of two; num_requests is that of a single-token step, None in others.
 
     Raises:
         ValueError: no kernel takes such heads.
@@ -202,11 +196,7 @@ def hopper_tiles(
 ) -> Tiles | None:
     """Returns the tiles of hopper_attention; None if the kernel does not take such queries.
 
-    Args:
-        q: [T, Hq, D].
-        cache_dtype: of cached keys and values.
-        block_size: tokens of a block; the kernel takes powers of two.
-        num_kv_heads: Hk.
+    The kernel takes blocks of powers of two.
     """
     tiles = _HOPPER.get(q.shape[2])
     if (
@@ -244,7 +234,6 @@ def num_splits(
 
 
 def _look_up(table: dict[tuple[int, int], Tiles], dtype: torch.dtype, head_dim: int) -> Tiles:
-    """Returns a table's entry; head dimensions up to 64 share one."""
     tiles = table.get((dtype.itemsize, max(64, head_dim)))
     if tiles is None:
         raise ValueError(

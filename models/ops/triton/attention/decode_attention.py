@@ -242,21 +242,18 @@ def decode_attention(
 ) -> None:
     """Attends each single-token request's query to all its keys; skips other requests.
 
-    T tokens, R requests, Hq/Hk query/kv heads, D head dim. With a workspace up to MAX_SPLITS
-    programs share a sequence's keys; the last one to finish adds the partial results up in a fixed
-    order. The grid depends on R, Hq, Hk and the workspace only and the host reads nothing, so a
-    launch may be captured.
+    With a workspace up to MAX_SPLITS programs share a sequence's keys; the last one to finish adds
+    the partial results up in a fixed order. The grid depends on R, Hq, Hk and the workspace only
+    and the host reads nothing, so a launch may be captured.
+    T tokens, R requests, Hq/Hk query/kv heads, D head dim.
 
-    Args:
-        q: [T, Hq, D]. Without `new` contiguous, possibly `output` itself; with it not yet
-            transformed, each token's heads contiguous, separate from `output`.
-        cache: the layer's keys and values.
-        metadata: the step's, on the GPU.
-        output: [T, Hq, D], contiguous; a request without tokens gets zeros.
-        new: keys and values to transform and store, if every request has one token; None: the cache
-            holds them already.
-        sliding_window: most keys that a query sees.
-        sinks: [Hq], scores without keys.
+    q: [T, Hq, D]. Without `new` contiguous, possibly `output` itself; with it not yet transformed,
+        each token's heads contiguous, separate from `output`.
+    output: [T, Hq, D], contiguous; a request without tokens gets zeros.
+    new: keys and values to transform and store, if every request has one token; None: the cache
+        holds them already.
+    sliding_window: most keys that a query sees.
+    sinks: [Hq], scores without keys.
 
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
     """

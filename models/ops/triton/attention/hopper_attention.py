@@ -106,20 +106,8 @@ def hopper_attention(
     """Runs prefill_attention with the tiles of hopper_tiles.
 
     There is one program per multiprocessor, as one fills its registers and shared memory; programs
-    draw tickets for work.
-
-    Args:
-        q: [T, Hq, D], contiguous; may be `output`.
-        k: [at least T, Hk, D], rows starting at a multiple of 16 bytes.
-        v: likewise.
-        tickets: int32; the first is 0 before and after.
-        tiles: from hopper_tiles.
-        cache: this and the rest as in prefill_attention.
-        metadata: likewise.
-        output: likewise.
-        min_queries: likewise.
-        sliding_window: likewise.
-        sinks: likewise.
+    draw `tickets` for work, int32 of which the first is 0 before and after. Rows of k and v start
+    at a multiple of 16 bytes. Other arguments are as in prefill_attention.
     """
     num_tokens, num_heads, head_dim = q.shape
     block_size, num_kv_heads = cache.k.shape[1:3]

@@ -145,7 +145,6 @@ def _clear_past_end(v_tiles, stage, v_cache, num_keys):
 
 @gluon.jit
 def _copy_k(k_ring, released, number, new_k, k_cache, is_new, new_row, rows, kv_head):
-    """Loads a tile of keys as soon as there is room."""
     tiles, full = k_ring
     STAGES: gl.constexpr = tiles.shape[0]
     stage = number % STAGES

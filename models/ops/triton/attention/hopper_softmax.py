@@ -130,7 +130,6 @@ def _write(
     half: gl.constexpr, tile, output_ptr, query_start, first_query, num_queries, kv_head,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PADDED_GROUP: gl.constexpr,
 ):  # fmt: skip
-    """Writes a warpgroup's rows from shared memory to the output."""
     HEAD_DIM: gl.constexpr = tile.shape[1]
     layout: gl.constexpr = gl.BlockedLayout(
         [1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0]

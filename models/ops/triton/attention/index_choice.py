@@ -63,18 +63,11 @@ def _score_kernel(
 def choose_keys(
     index: IndexQueries, keys: torch.Tensor, metadata: AttentionMetadata
 ) -> torch.Tensor | None:
-    """Returns the positions that each query attends to, unordered.
+    """Returns the positions that each query attends to, unordered: [T, top_k] int32.
 
-    A query that sees fewer than top_k keys also gets positions that it does not see. Depends on
-    shapes alone; the host reads nothing.
-
-    Args:
-        index: of T tokens.
-        keys: [N, B, D], the layer's cache with this step's keys.
-        metadata: the step's, on the GPU.
-
-    Returns:
-        [T, top_k] int32; None if no sequence can be longer than top_k.
+    A query that sees fewer keys also gets positions that it does not see. None if no sequence can
+    be longer than top_k. The host reads nothing.
+    keys: [N, B, D], the layer's cache with this step's keys.
     """
     block_size, size = keys.shape[1:]
     num_scores = metadata.block_tables.shape[1] * block_size

@@ -8,7 +8,6 @@ from models.ops.triton.attention.online_softmax import weigh_keys, widened
 
 @triton.jit
 def _quarter(words, SHIFT: tl.constexpr, dtype: tl.constexpr):
-    """Returns one of the four 8-bit floats in each word."""
     return widened(((words >> SHIFT) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True), dtype)
 
 

@@ -155,19 +155,16 @@ def latent_attention(
 ) -> None:
     """Attends each query to its sequence's latent vectors up to its own, or to the chosen ones.
 
-    T tokens, H heads, C and P as in models.ops.attention.latent_attention. In single-token steps
-    and steps that verify drafts, several programs share a sequence's keys, and a second kernel adds
-    their results up in a fixed order. Grids depend on T, H and the kind of step only and the host
-    reads nothing, so launches may be captured.
+    In single-token steps and steps that verify drafts several programs share a sequence's keys, and
+    a second kernel adds their results up in a fixed order. Grids depend on T, H and the kind of
+    step only and the host reads nothing, so launches may be captured.
+    T tokens, H heads, C and P as in models.ops.attention.latent_attention.
 
-    Args:
-        q: [T, H, C + P], contiguous.
-        cache: the layer's, with this step's entries.
-        metadata: the step's, on the GPU.
-        output: [T, H, C], contiguous; a request without tokens gets zeros.
-        scale: factor of the scores.
-        index: chooses the attended tokens; None: all.
-        is_prefill: whether a query of several tokens may be a prompt chunk.
+    q: [T, H, C + P], contiguous; the cache has this step's entries.
+    output: [T, H, C], contiguous; a request without tokens gets zeros.
+    scale: factor of the scores.
+    index: chooses the attended tokens; None: all.
+    is_prefill: whether a query of several tokens may be a prompt chunk.
 
     Raises:
         ValueError: a cache entry is not a multiple of 16 bytes; such rows were read from misaligned

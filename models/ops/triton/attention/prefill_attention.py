@@ -122,24 +122,20 @@ def prefill_attention(
 ) -> None:
     """Attends each query of longer chunks to its sequence's keys up to its own.
 
-    A chunk that begins its sequence reads keys where they were computed, in tiles that the copy
-    engine loads; a later chunk reads all keys through the block table. hopper_attention does both
-    on GPUs of compute capability 9.0. Elsewhere one kernel for both would run half the programs at
-    a time: 8192 tokens took 1270 us instead of 960, and 764 instead of about 610 after a prefix
-    (H200, 32 heads, 8 kv heads of 128, 2026-11).
-    T tokens, R requests, Hq/Hk query/kv heads, D head dim. Grids depend on T, R and Hk only and the
-    host reads nothing, so launches may be captured.
+    A chunk that begins its sequence reads keys where they were computed; a later chunk reads all
+    keys through the block table. hopper_attention does both on GPUs of compute capability 9.0.
+    Elsewhere these are two kernels, as one would run half the programs at a time: 8192 tokens took
+    1270 us instead of 960, and 764 instead of about 610 after a prefix (H200, 32 heads, 8 kv heads
+    of 128, 2026-11). Grids depend on T, R and Hk only and the host reads nothing, so launches may
+    be captured.
+    T tokens, R requests, Hq/Hk query/kv heads, D head dim.
 
-    Args:
-        q: [T, Hq, D], contiguous; may be `output`.
-        k: [at least T, Hk, D], this step's transformed keys; each token's heads contiguous.
-        v: [at least T, Hk, D], this step's values, likewise.
-        cache: the layer's keys and values, with this step's.
-        metadata: the step's, on the GPU.
-        output: [T, Hq, D], contiguous.
-        min_queries: skips requests with fewer query tokens.
-        sliding_window: most keys that a query sees.
-        sinks: [Hq], scores without keys.
+    q, output: [T, Hq, D], contiguous, possibly the same.
+    k, v: [at least T, Hk, D], this step's, transformed; each token's heads contiguous. The cache
+        has them too.
+    min_queries: skips requests with fewer query tokens.
+    sliding_window: most keys that a query sees.
+    sinks: [Hq], scores without keys.
 
     Source: Dao 2023, "FlashAttention-2", section 3.
     """
@@ -184,7 +180,6 @@ def _launcher(
     has_prefix: bool,
     device: torch.device,
 ) -> tuple[int, Launch]:
-    """Returns the queries of one program, and the launcher."""
     del device
     group = num_heads // num_kv_heads
     padded_group = triton.next_power_of_2(group)
@@ -220,7 +215,6 @@ def _aligned(x: torch.Tensor) -> torch.Tensor:
 
 
 def _described(x: torch.Tensor, tile: list[int]) -> TensorDescriptor:
-    """Describes the rows of _aligned heads to the copy engine."""
     num_tokens, num_heads, head_dim = x.shape
     width = (num_heads - 1) * x.stride(1) + head_dim
     return TensorDescriptor(x, [num_tokens, width], [x.stride(0), 1], tile)

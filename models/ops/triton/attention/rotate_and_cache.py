@@ -51,7 +51,6 @@ def _store(
     cache_ptr, scale_ptr, heads, dims, first, second, in_tokens, in_tile,
     HEAD_DIM: tl.constexpr, HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
-    """Stores the two halves of heads, rounded to the cache's dtype."""
     if HAS_SCALES:
         largest = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
         scale = scale_of(largest.to(tl.float32))
@@ -142,17 +141,9 @@ def rotate_and_cache(
     """Stores each token's key and value in its slot, and transforms queries and keys.
 
     Unlike the reference it rounds once, after the rotation. Tokens past the end of slot_mapping are
-    padding.
-
-    Args:
-        q: [T, Hq, D], each token's heads contiguous; D is even.
-        k: [T, Hk, D], likewise.
-        v: [T, Hk, D], likewise.
-        rotated_q: [T, Hq, D], contiguous; takes the transformed queries.
-        rotated_k: [T, Hk, D], each token's heads contiguous; takes the transformed keys.
-        cache: the layer's, changed in place.
-        slot_mapping: [at most T] int64.
-        transform: of queries and keys; None only stores keys and values.
+    padding. Each token's heads are contiguous in q [T, Hq, D], k and v [T, Hk, D], D even;
+    rotated_q, contiguous, and rotated_k take the results. transform None only stores keys and
+    values.
     """
     num_tokens = slot_mapping.shape[0]
     _, num_heads, head_dim = q.shape

@@ -17,7 +17,6 @@ def _slot_mapping_kernel(
     tables_ptr, token_request_ptr, positions_ptr, slots_ptr, table_stride, num_tokens,
     BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Does BLOCK tokens."""
     tokens = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_token = tokens < num_tokens
     request = tl.load(token_request_ptr + tokens, mask=is_token, other=0).to(tl.int64)
@@ -35,11 +34,9 @@ def slot_mapping(
 ) -> torch.Tensor:
     """Returns [T] int64 slots, block id * block_size + offset.
 
-    Args:
-        block_tables: [R, max_blocks] int32, rows contiguous.
-        token_request: [T] int32 or int64, contiguous.
-        positions: [T] int64, contiguous, not negative.
-        block_size: tokens in one block.
+    block_tables: [R, max_blocks] int32, rows contiguous.
+    token_request: [T] int32 or int64, contiguous.
+    positions: [T] int64, contiguous, not negative.
     """
     num_tokens = positions.shape[0]
     slots = torch.empty_like(positions)

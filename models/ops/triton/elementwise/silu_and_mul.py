@@ -20,7 +20,6 @@ _BLOCK = 1024
 def _silu_and_mul_kernel(
     x_ptr, output_ptr, SIZE: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
 ):
-    """Gates one run of BLOCK features of one row."""
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
@@ -45,7 +44,6 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 
 @lru_cache
 def _launcher(size: int, device: torch.device) -> tuple[int, Launch]:
-    """Returns the programs of a row, and the launcher."""
     block = min(_BLOCK, triton.next_power_of_2(size))
     launch = Launch(
         _silu_and_mul_kernel, SIZE=size, BLOCK=block, num_warps=max(1, block // 256),

@@ -14,7 +14,6 @@ _BLOCK = 256
 # Specialising on what varies from step to step would compile again while serving.
 @triton.jit(do_not_specialize=["writes_ptr", "num_writes"])
 def _write_entries_kernel(table_ptr, writes_ptr, num_writes, BLOCK: tl.constexpr):
-    """Writes BLOCK entries."""
     write = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_write = write < num_writes
     index = tl.load(writes_ptr + write, mask=is_write, other=0)

@@ -209,5 +209,4 @@ def _build_of(fn: Any, compile: dict[str, Any]) -> KernelBuild:  # as Triton cal
 
 
 def _as_tuple(value: Any) -> Any:
-    """Returns a list as a tuple, recursively."""
     return tuple(_as_tuple(item) for item in value) if isinstance(value, list) else value

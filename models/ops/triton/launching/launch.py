@@ -20,12 +20,7 @@ class Launch:
     """A kernel with its constants, on one device; call it with a grid and the other arguments."""
 
     def __init__(self, kernel: Any, **constants: Any) -> None:
-        """Launches nothing yet.
-
-        Args:
-            kernel: made by triton.jit; its constants come after its other parameters.
-            constants: all of the kernel's, and launch options such as num_warps.
-        """
+        """Takes all the kernel's constants, its last parameters, and options such as num_warps."""
         names = list(inspect.signature(kernel.fn).parameters)
         self._kernel = kernel
         self._constants = constants

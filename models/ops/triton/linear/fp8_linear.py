@@ -22,7 +22,6 @@ def _quantize_kernel(
     SIZE: tl.constexpr, GROUP_SIZE: tl.constexpr, GROUP_BLOCK: tl.constexpr, GROUPS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Rounds some groups of one row."""
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)

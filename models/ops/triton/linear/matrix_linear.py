@@ -44,7 +44,6 @@ def _fetch_weights(weight, tile, ready, row, column, NUM_BYTES: gl.constexpr, is
 
 @gluon.jit
 def _fetch_inputs(x, tile, ready, column, is_wanted):
-    """Loads a tile of the inputs."""
     tma.async_copy_global_to_shared(x, [0, column], ready, tile, pred=is_wanted)
 
 
@@ -155,13 +154,8 @@ def matrix_linear(
 ) -> torch.Tensor:
     """Computes models.ops.linear.linear.linear for up to tiles.tokens tokens.
 
-    Args:
-        x: [T, K], contiguous, 2-byte elements; K is a multiple of 8.
-        weight: [N, K], contiguous; [2 * N, K], gate before up, if is_gated.
-        bias: [N] or None; None if is_gated.
-        tiles: of a program.
-        is_gated: multiplies the SiLU of the first half of the outputs with the second; not in
-            splits.
+    x [T, K] and weight are contiguous, with 2-byte elements and K a multiple of 8. A gated product
+    has neither bias nor splits.
 
     Returns:
         [T, N]; with tiles.splits > 1 its addends, [splits, T, N] float32.

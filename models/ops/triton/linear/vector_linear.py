@@ -39,7 +39,6 @@ def _sum_octets(x):
 
 @triton.jit
 def _gate(gate, up):
-    """Returns silu(gate) * up."""
     return gate * tl.sigmoid(gate) * up
 
 
@@ -126,19 +125,10 @@ def vector_linear(
     is_gated: bool = False,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Computes models.ops.linear.linear.linear in one kernel that rounds once.
+    """Computes models.ops.linear.linear.linear in one kernel that rounds once, [T, N].
 
-    Args:
-        x: [T, K], contiguous; T is a power of two, and every token costs registers.
-        weight: [N, K], contiguous; [2 * N, K], gate before up, if is_gated.
-        bias: [N] or None; None if is_gated.
-        tiles: of a program.
-        norm: applied to x first.
-        is_gated: multiplies the SiLU of the first half of the outputs with the second.
-        residual: [T, N], contiguous, added.
-
-    Returns:
-        [T, N], contiguous.
+    Applies the norm to x first and adds the residual [T, N] last. All tensors are contiguous; T is
+    a power of two, and every token costs registers. A gated product has no bias.
     """
     num_tokens, num_inputs = x.shape
     num_outputs = weight.shape[0] // (2 if is_gated else 1)

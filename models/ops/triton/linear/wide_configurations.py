@@ -73,8 +73,6 @@ def wide_tiles(
 
 
 def _gated_tiles(num_tokens: int, num_rows: int) -> WideTiles | None:
-    """Returns the tiles of a gated product whose weight has `num_rows` rows."""
-
     def cost(tiles: WideTiles) -> float:
         return _WAVE_COST[tiles] * -(-tiles.count(num_tokens, num_rows) // MULTIPROCESSORS)
 

@@ -66,7 +66,6 @@ def _load_weight(weight, ring, slot, row_tile, depth):
 
 @gluon.jit
 def _load_tokens(x, ring, slot, token_tile, depth):
-    """Starts loading a tile of the inputs."""
     _, xs, full, _ = ring
     place = [token_tile * xs.shape[1], depth]
     tma.async_copy_global_to_shared(x, place, full.index(slot), xs.index(slot))
@@ -103,7 +102,6 @@ def _refill(work, slot, phase, tile, step, STEPS: gl.constexpr):
 
 @gluon.jit
 def _store(sums, output_ptr, first_row, first_token, num_tokens, NUM_OUTPUTS: gl.constexpr):
-    """Stores [rows, tokens] to an output [T, N], rows contiguous."""
     NUM_ROWS: gl.constexpr = sums.shape[0]
     THREADS: gl.constexpr = NUM_ROWS // 8
     layout: gl.constexpr = gl.BlockedLayout([8, 1], [THREADS, 32 // THREADS], [1, 4], [0, 1])
@@ -250,12 +248,8 @@ def wide_linear(
 ) -> torch.Tensor:
     """Computes a product of any number of tokens, gated or not.
 
-    Args:
-        x: [T, K] of 16-bit floats, contiguous; K a multiple of 8.
-        weight: [N, K], contiguous; [2 * N, K], gate before up and N a multiple of 8, if is_gated.
-        tiles: of a program.
-        is_gated: multiplies the SiLU of the first half of the outputs with the second; not in
-            splits.
+    x [T, K] and weight are contiguous, of 16-bit floats, with K a multiple of 8, and N too if
+    is_gated. A gated product has no splits.
 
     Returns:
         [T, N]; with tiles.splits > 1 its addends, [splits, T, N] float32.

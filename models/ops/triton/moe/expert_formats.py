@@ -97,18 +97,11 @@ def mxfp4_product(
 ):  # fmt: skip
     """Returns rows of x times rows of MXFP4 matrices: [ROWS, WEIGHT_ROWS] float32.
 
-    Args:
-        x_rows: pointers to rows of x, [ROWS], each of SIZE elements.
-        is_row: [ROWS], whether a row exists.
-        weight_ptr: all experts' matrices, stacked.
-        scale_ptr: their scales.
-        weight_rows: rows of the matrices, [WEIGHT_ROWS] int64.
-        is_weight_row: whether a row of the matrices exists.
-        SIZE: elements of a row.
-        ROWS: of x.
-        WEIGHT_ROWS: of the weight.
-        DEPTH: elements of a row that are multiplied at a time, a multiple of 32.
-        IS_HOPPER: whether the GPU has compute capability 9.0.
+    x_rows: [ROWS], pointers to rows of SIZE elements.
+    weight_ptr, scale_ptr: all experts' matrices and scales, stacked.
+    weight_rows: [WEIGHT_ROWS] int64, rows of those matrices.
+    is_row, is_weight_row: whether a row exists.
+    DEPTH: elements of a row that are multiplied at a time, a multiple of 32.
     """
     acc = tl.zeros([ROWS, WEIGHT_ROWS], tl.float32)
     runs: tl.constexpr = DEPTH // RUN

@@ -33,5 +33,4 @@ def first_tokens_of_each_form(num_experts: int, top_k: int) -> list[int]:
 
 
 def _most_few(num_experts: int, top_k: int) -> int:
-    """Returns the largest number of pairs that are computed alone."""
     return min(MOST_PAIRS, max(num_experts // 2, top_k))

@@ -77,7 +77,6 @@ def _block_product(x, weight_ptrs, in_weight, x_scale, scale_ptr, BY_ROW: tl.con
 def _finished(
     acc, scale_ptr, bias_ptr, at, is_column, BY_ROW: tl.constexpr, HAS_BIAS: tl.constexpr
 ):
-    """Returns sums with the scale and bias of each column."""
     if BY_ROW:
         acc *= tl.load(scale_ptr + at, mask=is_column, other=0.0)[None, :]
     if HAS_BIAS:
@@ -93,7 +92,6 @@ def _gate_up_kernel(
     HAS_BIAS: tl.constexpr, IS_CLAMPED: tl.constexpr, BY_ROW: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, BLOCK_E: tl.constexpr, IS_ALONE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Computes a tile of gated inner features of one expert, in the order of its rows."""
     wait_for_previous(DEPENDENT)
     # Only now, so that later kernels may read the order of rows before their own waits.
     let_next_start(DEPENDENT)
@@ -141,7 +139,6 @@ def _down_kernel(
     BY_ROW: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_E: tl.constexpr,
     IS_ALONE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Computes a tile of output features of one expert, not yet weighted, by token."""
     let_next_start(DEPENDENT)
     expert, rows, is_row, pairs = find_rows(
         tl.program_id(1), pairs_ptr, starts_ptr, NUM_EXPERTS, ROWS, BLOCK_E, IS_ALONE
@@ -214,7 +211,6 @@ def apply_fp8(
 
 
 def _constants(tiles: _Tiles) -> dict[str, int]:
-    """Returns the compile-time constants of tiles."""
     return {
         "ROWS": tiles.rows,
         "COLUMNS": tiles.columns,

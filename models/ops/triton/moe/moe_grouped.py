@@ -272,12 +272,7 @@ def apply_grouped(
 def sum_by_token(results: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Adds up the weighted results of each token's experts, in the order of its choices.
 
-    Args:
-        results: [T * top_k, H], by token.
-        weights: [T, top_k] float32.
-
-    Returns:
-        [T, H], dtype of results.
+    Maps results [T * top_k, H], by token, and weights [T, top_k] float32 to [T, H].
     """
     (num_tokens, top_k), hidden_size = weights.shape, results.shape[1]
     output = results.new_empty(num_tokens, hidden_size)
@@ -290,7 +285,6 @@ def sum_by_token(results: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def _constants(tiles: _Tiles) -> dict[str, int]:
-    """Returns the compile-time constants of tiles."""
     return {
         "COLUMNS": tiles.columns,
         "DEPTH": tiles.depth,

@@ -60,7 +60,6 @@ def _gate_up_kernel(
     WEIGHT_ROWS: tl.constexpr, DEPTH: tl.constexpr, BLOCK_E: tl.constexpr, IS_ALONE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Computes a tile of gated inner features of one expert, in the order of its rows."""
     wait_for_previous(DEPENDENT)
     # Only now, so that the next kernel may read the order of rows before its own wait.
     let_next_start(DEPENDENT)
@@ -98,7 +97,6 @@ def _down_kernel(
     ROWS: tl.constexpr, WEIGHT_ROWS: tl.constexpr, DEPTH: tl.constexpr, BLOCK_E: tl.constexpr,
     IS_ALONE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Computes a tile of output features of one expert, not yet weighted, by token."""
     let_next_start(DEPENDENT)
     expert, rows, is_row, pairs = find_rows(
         tl.program_id(1), pairs_ptr, starts_ptr, NUM_EXPERTS, ROWS, BLOCK_E, IS_ALONE

@@ -133,7 +133,6 @@ def apply_pairs(
 
 
 def _constants(tiles: _Tiles) -> dict[str, int]:
-    """Returns the compile-time constants of tiles."""
     return {"COLUMNS": tiles.columns, "DEPTH": tiles.depth, "num_warps": tiles.num_warps}
 
 

@@ -28,7 +28,6 @@ def _route_kernel(
     TOP_GROUPS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_G: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Chooses one token's experts."""
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
@@ -133,13 +132,9 @@ def _sort_kernel(
 def sort_by_expert(ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Sorts pairs of a token and one of its experts by expert, on the device, in a fixed order.
 
-    Args:
-        ids: [T, top_k] int32, contiguous.
-        num_experts: all experts of the layer.
-
     Returns:
-        Pairs, [T * top_k] int32, as indices into flattened `ids`; and [num_experts + 1] int32,
-        where each expert's pairs start.
+        Pairs, [T * top_k] int32, as indices into flattened `ids`, [T, top_k] int32; and
+        [num_experts + 1] int32, where each expert's pairs start.
     """
     num_pairs = ids.numel()
     is_many = tile_rows(num_pairs, num_experts) == TILE_ROWS[-1]

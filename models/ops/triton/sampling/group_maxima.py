@@ -17,7 +17,6 @@ def _group_maxima_kernel(
     SIZE: tl.constexpr, GROUPS: tl.constexpr, PER_CHUNK: tl.constexpr, GROUP: tl.constexpr,
     HAS_SUMS: tl.constexpr,
 ):  # fmt: skip
-    """Computes the groups of one chunk of one row."""
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     groups = chunk * PER_CHUNK + tl.arange(0, PER_CHUNK)
     tokens = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]

@@ -11,7 +11,6 @@ _BLOCK = 4096
 def _mask_kernel(
     logits_ptr, rows_ptr, bits_ptr, SIZE: tl.constexpr, NUM_WORDS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Forbids the tokens of one block of one row whose bit is 0."""
     row = tl.program_id(1).to(tl.int64)
     tokens = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_token = tokens < SIZE

@@ -23,7 +23,6 @@ def _count_kernel(
     counts_ptr, tokens_ptr, row_ids_ptr, seq_lens_ptr, num_prompt_ptr, stride,
     SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Counts one block of one sequence."""
     sequence = tl.program_id(1).to(tl.int64)
     positions = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     seq_len = tl.load(seq_lens_ptr + sequence)
@@ -42,7 +41,6 @@ def _penalize_kernel(
     logits_ptr, counts_ptr, indices_ptr, tokens_ptr, row_ids_ptr, seq_lens_ptr, stride,
     repetition_ptr, frequency_ptr, presence_ptr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Changes the logits of the tokens in one block of one sequence."""
     sequence = tl.program_id(1).to(tl.int64)
     positions = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     seq_len = tl.load(seq_lens_ptr + sequence)

@@ -2,15 +2,15 @@
 
 1. Group maxima: reads every logit once.
 2. Plan, one program per row: the row's largest logit, and with top-k or top-p a bound below which
-no token is kept.
+   no token is kept.
 3. Gather, one program per chunk and row: the row's weight by chunk, and with top-k or top-p the
-tokens above the bound, in any order. Skips chunks without such tokens if weights are not needed.
+   tokens above the bound, in any order. Skips chunks without such tokens if weights are not needed.
 4. Choose, one program per row: narrows the bound to the exact cut and draws.
 
-Step 4 compares few candidates, as after top-k, each with each. Of many it finds the bits of the
-cut, and of the token's id, two at a time from sums of weights below a pivot. If there are more than
-fit, as with top-p over flat logits, a histogram of weights limits the search to one bin. Nothing
-needs a sort or an order of the candidates.
+Step 4 compares few candidates, as after top-k, each with each. Of many it finds the bits of the cut
+and of the token's id, two at a time, from sums of weights below a pivot. If there are more than
+fit, as with top-p over flat logits, a histogram of weights limits the search to one bin. Nothing is
+sorted.
 """
 
 import torch
@@ -51,7 +51,6 @@ _NOT_SPECIALIZED = [
 
 @triton.jit
 def _is_truncated(top_k, top_p, SIZE: tl.constexpr):
-    """Returns whether top-k or top-p truncates a row."""
     return ((top_k > 0) & (top_k < SIZE)) | (top_p < 1.0)
 
 
@@ -61,7 +60,6 @@ def _plan_kernel(
     largest_ptr, depth_bound_ptr, weight_bound_ptr, num_candidates_ptr, histograms_ptr,
     SIZE: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
-    """Bounds the candidates of one row."""
     row = tl.program_id(0)
     groups = tl.arange(0, BLOCK)
     maxima = tl.load(maxima_ptr + row * GROUPS + groups, mask=groups < GROUPS, other=float("-inf"))
@@ -105,7 +103,6 @@ def _gather_kernel(
     SIZE: tl.constexpr, GROUPS: tl.constexpr, PER_CHUNK: tl.constexpr, CHUNK: tl.constexpr,
     MAX_CANDIDATES: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
-    """Weighs one chunk of one row and gathers its candidates."""
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
     top_k = tl.load(top_k_ptr + row)
@@ -149,7 +146,6 @@ def _gather_kernel(
 
 @triton.jit
 def _choose_greedily(logits_ptr, maxima, groups, largest, SIZE: tl.constexpr, GROUP: tl.constexpr):
-    """Returns the first token with the largest logit."""
     group = tl.min(tl.where(maxima == largest, groups, SIZE // GROUP), 0)
     tokens = group * GROUP + tl.arange(0, GROUP)
     logits = tl.load(logits_ptr + tokens, mask=tokens < SIZE, other=float("-inf")).to(tl.float32)
@@ -187,7 +183,6 @@ def _choose_kernel(
     MAX_CANDIDATES: tl.constexpr, FEW: tl.constexpr, FEW_STEP: tl.constexpr, BLOCK: tl.constexpr,
     ID_UNIT: tl.constexpr, ID_DIGITS: tl.constexpr, BINS: tl.constexpr, NO_TOKEN: tl.constexpr,
 ):  # fmt: skip
-    """Chooses the token of one row."""
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * SIZE
     largest = tl.load(largest_ptr + row)

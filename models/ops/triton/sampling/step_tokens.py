@@ -25,7 +25,6 @@ def _last_tokens_kernel(
     tokens_ptr, row_ids_ptr, seq_lens_ptr, input_ids_ptr, positions_ptr, tokens_stride, num_rows,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Reads the last tokens of BLOCK sequences."""
     request = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_request = request < num_rows
     row = tl.load(row_ids_ptr + request, mask=is_request, other=0).to(tl.int64)
@@ -40,7 +39,6 @@ def _best_of_part_kernel(
     logits_ptr, best_ptr, ids_ptr, stride, NUM_LOGITS: tl.constexpr, NUM_PARTS: tl.constexpr,
     PART: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Finds the largest of PART logits of one row, and the first token that has it."""
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -62,7 +60,6 @@ def _best_of_row_kernel(
     NUM_LOGITS: tl.constexpr, NUM_PARTS: tl.constexpr, BLOCK: tl.constexpr,
     NO_TOKEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Finds the largest of a row's parts and writes its token."""
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
     request = tl.program_id(0)
@@ -117,7 +114,6 @@ def choose_greedily(
 
 @lru_cache
 def _launchers(num_logits: int, device: torch.device) -> tuple[int, Launch, Launch]:
-    """Returns the number of parts of a row, and both launchers."""
     num_parts = triton.cdiv(num_logits, _PART)
     best_of_part = Launch(
         _best_of_part_kernel, NUM_LOGITS=num_logits, NUM_PARTS=num_parts, PART=_PART,

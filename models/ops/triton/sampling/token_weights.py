@@ -56,7 +56,6 @@ def uniform_of(seed, position):
 
 @triton.jit
 def _mix(bits):
-    """Scrambles 64 bits, one to one."""
     bits = (bits ^ (bits >> 30)) * _MIX_1
     bits = (bits ^ (bits >> 27)) * _MIX_2
     return bits ^ (bits >> 31)
