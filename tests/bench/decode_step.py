@@ -2,7 +2,7 @@
 
     python -m tests.bench.decode_step MODEL_FOLDER [--batch-sizes 1 8 32] [--context 256]
 
-Random weights, bf16, no scheduler and nothing on the host: what remains are the kernels.
+Random weights, bf16, no scheduler and nothing on the host: only the kernels remain.
 """
 
 import argparse

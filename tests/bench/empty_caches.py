@@ -11,7 +11,7 @@ CACHE_VARIABLES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PA
 
 @contextmanager
 def empty_caches() -> Iterator[Path]:
-    """Points what workers inherit at empty folders; yields a folder for our own compile cache."""
+    """Gives workers empty folders for their caches; yields a folder for our own compile cache."""
     before = {name: os.environ.get(name) for name in CACHE_VARIABLES}
     with TemporaryDirectory(prefix="octavo-caches-") as folder:
         for name in CACHE_VARIABLES:

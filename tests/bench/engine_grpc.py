@@ -1,8 +1,8 @@
 """CPU that the engine's service process spends per token: `python -m tests.bench.engine_grpc`.
 
-The service runs in a process of its own, whole but for the worker: a paced stand-in answers every
+The service runs in a process of its own, with a paced stand-in for the worker, which answers every
 step after --step-ms with one token per request, at next to no cost. So the figure holds gRPC,
-session, sinks, step loop and scheduler; what the scheduler takes is also shown apart. The CPU of
+session, sinks, step loop and scheduler; the scheduler's share is also shown. The CPU of
 the idle service, heartbeats included, is subtracted.
 """
 

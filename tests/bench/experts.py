@@ -1,4 +1,4 @@
-"""Times experts and latent attention against what the memory or the arithmetic allows.
+"""Times experts and latent attention against the limits of memory and arithmetic.
 
     python -m tests.bench.experts [--json out.json] [--only experts,latent] [--tokens 1,32,2048]
 

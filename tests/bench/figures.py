@@ -43,7 +43,7 @@ class Bench:
         return self._fitted(fixed_jobs(count, prompt_len, num_output, seed=self._seed))
 
     async def start(self) -> dict[str, float]:
-        """Finishes an engine's start; returns seconds from its beginning, and what they went to.
+        """Finishes an engine's start; returns its seconds, and the time of each stage.
 
         `first_token` has the first request, sent as soon as the engine was ready; `captured` is
         when all planned graphs were there, which may be later.
@@ -139,7 +139,7 @@ class Bench:
         return runs[-1]
 
     def state_memory(self) -> None:
-        """Reports what the worker holds, and what it has held at most."""
+        """Reports the worker's memory, now and at most."""
         worker = self.engine.worker
         self.report.state(
             "memory",

@@ -1,4 +1,4 @@
-"""The least time that a step of a model can take: what it must read and multiply, once each.
+"""The least time that a step of a model can take: its reads and products, once each.
 
 Weights count as they are stored, and only the experts that a batch uses count. Reads are
 taken at 4,482 GB/s and products at 734 TFLOP/s, as measured on an H200 in bfloat16; where weights
@@ -27,7 +27,7 @@ class StepFloor:
     """Bytes that the steps of one model read, and its products.
 
     dense_bytes: weights that every step reads. expert_bytes: all experts of all layers.
-    dense_numbers, expert_numbers: how many numbers those are; the head is counted apart, as only
+    dense_params, expert_params: the number of parameters; the head is counted apart, as only
     sampled tokens go through it. num_experts, top_k: of each layer; 1 and 1 without experts.
     cached: for each layer bytes per token and how many tokens a query sees at most.
     pair_flop: arithmetic of one layer's attention for one query and one key that it sees.
@@ -35,16 +35,16 @@ class StepFloor:
 
     dense_bytes: float
     expert_bytes: float
-    dense_numbers: float
-    expert_numbers: float
-    head_numbers: float
+    dense_params: float
+    expert_params: float
+    head_params: float
     num_experts: int
     top_k: int
     cached: Sequence[tuple[float, int | None]]
     pair_flop: float
 
     def weight_bytes(self, num_tokens: int) -> float:
-        """Returns what a step reads of the weights if tokens choose experts evenly.
+        """Returns the weights that a step reads if tokens choose experts evenly.
 
         An expert is left out by one token with probability 1 - k / E, by all with its power.
         """
@@ -53,11 +53,11 @@ class StepFloor:
 
     def token_flop(self, num_tokens: int, num_sampled: int) -> float:
         """Returns the products of a step; only tokens that are sampled from go through the head."""
-        active = self.dense_numbers + self.expert_numbers * self.top_k / self.num_experts
-        return 2 * (num_tokens * active + num_sampled * self.head_numbers)
+        active = self.dense_params + self.expert_params * self.top_k / self.num_experts
+        return 2 * (num_tokens * active + num_sampled * self.head_params)
 
     def cache_bytes(self, context: int) -> float:
-        """Returns what one query reads of its sequence's keys and values, its own among them."""
+        """Returns the bytes of keys and values that one query reads, its own among them."""
         return sum(size * min(context, window or context) for size, window in self.cached)
 
     def prompt_attention_flop(self, num_tokens: int) -> float:
@@ -101,22 +101,22 @@ def step_floor(config: ModelConfig, cache_dtype: torch.dtype) -> StepFloor:
     head, embedding = model.lm_head.weight, model.model.embed_tokens.weight
     # A step reads a few rows of an embedding, unless that is the head.
     unread = 0 if head is embedding else embedding.nbytes
-    expert_numbers = sum(
+    expert_params = sum(
         3 * len(each.down_proj) * each.gate_up_proj.shape[1] // 2 * config.hidden_size
         for each in experts
     )
-    dense_numbers = sum(param.numel() for param in dense)
-    dense_numbers -= head.numel() if head is embedding else head.numel() + embedding.numel()
+    dense_params = sum(param.numel() for param in dense)
+    dense_params -= head.numel() if head is embedding else head.numel() + embedding.numel()
     return StepFloor(
         dense_bytes=sum(param.nbytes for param in dense) - unread,
         expert_bytes=sum(param.nbytes for each in experts for param in each.parameters()),
-        dense_numbers=dense_numbers,
-        expert_numbers=expert_numbers,
-        head_numbers=head.numel(),
+        dense_params=dense_params,
+        expert_params=expert_params,
+        head_params=head.numel(),
         num_experts=config.moe.num_experts if config.moe else 1,
         top_k=config.moe.num_experts_per_tok if config.moe else 1,
         cached=_cached(config, model, cache_dtype),
-        pair_flop=2 * config.num_attention_heads * _pair_numbers(config),
+        pair_flop=2 * config.num_attention_heads * _pair_elements(config),
     )
 
 
@@ -128,7 +128,7 @@ def _cached(
     return list(zip(num_bytes, config.sliding_windows, strict=True))
 
 
-def _pair_numbers(config: ModelConfig) -> int:
+def _pair_elements(config: ModelConfig) -> int:
     """Returns the length of a head's key and value together, with which a query is multiplied."""
     if config.mla is None:
         return 2 * config.head_dim

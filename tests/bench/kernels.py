@@ -1,4 +1,4 @@
-"""Times the kernels against torch's attention and against what the memory or the arithmetic allows.
+"""Times the kernels against torch's attention and the limits of memory and arithmetic.
 
     python -m tests.bench.kernels [--json out.json] [--only decode,fp8-decode,prefill,rows,linear]
 
@@ -253,7 +253,7 @@ def linear_product(num_tokens: int, outputs: int, inputs: int, is_gated: bool) -
 
 
 def jobs(only: set[str]) -> Iterator[tuple[str, str, str, Callable[[], Figures]]]:
-    """Yields kernel, model, size, and what times them."""
+    """Yields kernel, model, size, and a function that times them."""
     for model, (heads, hidden, inner) in MODELS.items():
         for kernel in ("decode", "fp8-decode"):
             is_fp8 = kernel == "fp8-decode"

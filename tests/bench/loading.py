@@ -3,7 +3,7 @@
     python -m tests.bench.loading FOLDER [--device cuda] [--dtype bfloat16] [--repeat 3] [--json F]
     python -m tests.bench.loading FOLDER --make-gb 4     first writes a random Llama of 4 GB there
 
-The first round finds in the page cache what was left there; later rounds find all that fits.
+The first round finds the page cache as it was; later rounds find all that fits.
 """
 
 import argparse

@@ -49,7 +49,7 @@ def with_depth(config: dict, num_layers: int) -> dict:
 
 
 def make_model_folder(name: str, parent: Path, num_layers: int | None = None) -> Path:
-    """Writes what an engine needs to serve random weights of a shape; returns the folder.
+    """Writes the files that an engine needs to serve random weights of a shape; returns the folder.
 
     num_layers: only this many of the shape's layers; the width stays.
 

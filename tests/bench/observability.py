@@ -122,7 +122,7 @@ async def drive(address: str, arguments: argparse.Namespace, counts: list[int]) 
 
 
 async def scrape(ports: list[int]) -> None:
-    """Reads the metrics for ever, as often as no Prometheus does."""
+    """Reads the metrics for ever, more often than Prometheus does."""
     while ports:
         for port in ports:
             url = f"http://127.0.0.1:{port}/metrics"
@@ -149,7 +149,7 @@ async def measure(arguments: argparse.Namespace, observed: tuple[str, ...]) -> d
 
 
 def counting_us(streams: int, num_steps: int = 2000) -> dict[str, float]:
-    """Returns what counting takes per token: histograms of the engine and of the frontend."""
+    """Returns the cost of counting per token: histograms of the engine and of the frontend."""
     latencies = Latencies()
     requests = [make_request(RecordingSink()) for _ in range(streams)]
     previous, mark = StepMark(1, 0.01), StepMark(2, 0.02)

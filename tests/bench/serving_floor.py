@@ -75,7 +75,7 @@ def serving_floor(step: StepFloor, jobs: Sequence[Job]) -> ServingFloor:
 
 
 def _cache_bytes(step: StepFloor, jobs: Sequence[Job]) -> float:
-    """Returns what all decode steps together read of the cache."""
+    """Returns the bytes of the cache that all decode steps together read."""
     longest = max(len(job.prompt) + job.num_output for job in jobs)
     of_context = [step.cache_bytes(context) for context in range(longest)]
     return sum(

@@ -33,7 +33,7 @@ LONGEST = 8448
 
 
 class Budget:
-    """Says when a benchmark has to come to its end."""
+    """The time by which a benchmark has to end."""
 
     def __init__(self, budget_s: float) -> None:
         self._end_s = time.monotonic() + budget_s
@@ -70,7 +70,7 @@ class Settings:
 
 
 def make_parser(doc: str, *, budget_s: float = 540) -> argparse.ArgumentParser:
-    """Returns a parser that has what is common to all."""
+    """Returns a parser with the common flags."""
     parser = argparse.ArgumentParser(
         description=doc.partition("\n")[0], epilog="Other flags are the engine's."
     )

@@ -42,7 +42,7 @@ SPLITS = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A product of a model: what it is called, its result's and its input's size, what it fuses."""
+    """A product of a model: its name, the sizes of result and input, and its fusions."""
 
     name: str
     num_outputs: int

@@ -1,4 +1,4 @@
-"""Mixed load on both services for some minutes, and what every process holds meanwhile.
+"""Mixed load on both services for some minutes, and the resources that every process holds.
 
 Memory, descriptors, threads, tasks and blocks are sampled; the table has the mean of the first and
 of the last quarter of the samples after the warm-up. A figure that grows from one to the other
@@ -94,7 +94,7 @@ def _num_threads(process: psutil.Process) -> int:
 
 
 async def _client(work: Callable[[], Awaitable[str]], end_s: float, ends: Counter[str]) -> None:
-    """Does one piece of work after the other."""
+    """Runs one piece of work after the other."""
     while time.monotonic() < end_s:
         try:
             ends[await work()] += 1

@@ -122,7 +122,7 @@ class Load:
             return await self._read(stub.Generate(request, timeout=CALL_TIMEOUT_S))
 
     async def long_prompt(self) -> str:
-        """Sends a prompt near the model's limit, which no cached one begins like."""
+        """Sends a prompt near the model's limit, which shares no prefix with a cached one."""
         ids = [self._rng.randrange(3, 1000) for _ in range(self._rng.randint(500, 1900))]
         async with self._stub() as stub:
             request = pb.GenerateRequest(options=self._options(8), tokens=pb.TokenIds(ids=ids))

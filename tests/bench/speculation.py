@@ -138,7 +138,7 @@ def measure(engine: GraphEngine, settings: Settings, report: Report, name: str, 
 
 
 def run(decode: SteadyDecode, num_steps: int) -> None:
-    """Brings steps to their end."""
+    """Runs steps to their end."""
     for _ in range(num_steps):
         decode.step()
 

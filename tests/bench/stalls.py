@@ -104,7 +104,7 @@ class LagFigures:
 
 
 def _send(name: str, addresses: dict[str, str], pipe: Connection) -> None:
-    """Makes a message, waits for the word, and sends it; the child process."""
+    """Makes a message, waits for the signal, and sends it; the child process."""
     [case] = [each for each in cases() if each.name == name]
     content = case.make()
     pipe.send(len(content))

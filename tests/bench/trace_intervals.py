@@ -46,7 +46,7 @@ class DeviceUse:
 
     @property
     def idle_between_share(self) -> float:
-        """Share of the time in which one step was over and the next had not begun."""
+        """Share of the time between the end of one step and the start of the next."""
         return self.idle_between_us / self.span_us
 
     @property

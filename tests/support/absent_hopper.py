@@ -1,6 +1,6 @@
-"""Models on a CPU that launch kernels for a Hopper GPU which is not there.
+"""Pretends on a CPU that there is a Hopper GPU, to see which kernels a model launches.
 
-`pretend` comes before anything of models is imported, in a program of its own.
+Call `pretend` before importing models, in a program of its own.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def pretend() -> None:
-    """Lets kernels be chosen on a CPU as they are on the GPU."""
+    """Chooses kernels on a CPU as on the GPU."""
     kernel_choice.has_kernels = lambda device: True
     kernel_choice.runs_as_kernel = lambda x: x.is_contiguous()
     torch.cuda.get_device_capability = lambda device=None: HOPPER
@@ -41,7 +41,7 @@ def launched_by(
     num_drafts: int = 0,
     keep_quantized: bool | None = None,
 ):
-    """Returns what a worker that serves a checkpoint launches, before it is ready and later."""
+    """Returns the kernels that a worker launches for a checkpoint, before it is ready and later."""
     from models.cudagraph_mode import CUDAGraphMode
     from models.loading.loader import load_model
     from services.engine.compilation_config import CompilationConfig
@@ -87,7 +87,7 @@ def launched_by(
 
 
 def check_types(builds: Sequence) -> list[str]:
-    """Runs Triton's front end over kernels; returns what it finds wrong."""
+    """Runs Triton's front end over kernels; returns its errors."""
     errors = []
     for build in builds:
         backend = make_backend(build.target)

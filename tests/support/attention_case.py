@@ -1,4 +1,4 @@
-"""Batches for paged attention with random contents, and what the reference makes of them."""
+"""Batches for paged attention with random contents, and the reference's output for them."""
 
 from dataclasses import dataclass, replace
 
@@ -151,7 +151,7 @@ def exact_cache(cache: KVCacheData) -> KVCacheData:
 
 
 def make_cache(k: torch.Tensor, v: torch.Tensor, *, is_fp8: bool) -> KVCacheData:
-    """Returns a cache of keys and values [N, B, Hk, D], rounded to 8 bits if it shall be."""
+    """Returns a cache of keys and values [N, B, Hk, D], if asked for rounded to 8 bits."""
     if not is_fp8:
         return KVCacheData(k=k, v=v)
     (k, k_scale), (v, v_scale) = quantize_heads(k), quantize_heads(v)
@@ -179,7 +179,7 @@ def make_case(
     has_fp8_cache=False,
     seed=0,
 ):
-    """Draws a case; blocks lie scattered, and the cache is full of numbers that are not its own."""
+    """Draws a case; its blocks are scattered, and the rest of the cache holds other values."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def draw(*shape):

@@ -1,4 +1,4 @@
-"""Certificates for tests, in files as operators have them."""
+"""Certificates for tests, in files."""
 
 import datetime
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Pair:
 
 
 class Authority:
-    """Issues certificates into a folder. Two of them do not know each other."""
+    """Issues certificates into a folder. Two authorities do not trust each other."""
 
     def __init__(self, folder: Path, name: str = "ca") -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""Ways in which a checkpoint's folder can be broken, and what a loader must say of each."""
+"""Damage to a checkpoint's folder, and the message that a loader must give for each kind."""
 
 import json
 import os
@@ -29,7 +29,7 @@ class Damage:
 
 
 def copy_checkpoint(source: Path, target: Path) -> Path:
-    """Copies the files of a checkpoint into a folder that may be spoilt."""
+    """Copies the files of a checkpoint into a folder to damage."""
     for file in source.iterdir():
         if file.is_file():
             shutil.copyfile(file, target / file.name)

@@ -29,8 +29,7 @@ def write_draft_checkpoint(
         num_draft_layers: layers that follow the model's NUM_LAYERS.
         has_own_head: whether the draft layers' embedding and head differ from the model's.
         repeats_shared: whether the files hold embedding and head again where they do not differ.
-        agreement: with what share the draft layers pass on the model's own output, which makes
-            model and draft agree: see `make_agreeable`.
+        agreement: how far model and draft agree; the `share` of `make_agreeable`.
         overrides: of the config.
 
     Returns:
@@ -83,7 +82,7 @@ def write_draft_checkpoint(
 
 
 def make_agreeable(tensors: dict[str, torch.Tensor], share: float) -> None:
-    """Changes a checkpoint so that what comes next depends mostly on the last token.
+    """Changes a checkpoint so that the next token depends mostly on the last one.
 
     All attention and feed-forward outputs shrink by `1 - share`, in the draft layers too, and a
     draft layer's projection passes the token's embedding on and nothing else: both then map a

@@ -13,7 +13,7 @@ from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 
 @dataclass
 class Reply:
-    """Everything that one request brought."""
+    """The output of one request."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""An engine around a fake worker: the core alone, or the whole service on a loopback port."""
+"""An engine with a fake worker: the core alone, or the whole service on a loopback port."""
 
 import asyncio
 import time
@@ -56,7 +56,7 @@ def model_folder(**changes: Any) -> ModelFolder:
 
 
 class RecordingSink:
-    """Keeps what it is given, and lets a test wait for it."""
+    """Collects output, and lets a test wait for it."""
 
     def __init__(self) -> None:
         self.outputs: list[RequestOutput] = []

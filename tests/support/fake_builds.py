@@ -1,4 +1,4 @@
-"""Builds that a test can follow."""
+"""Fake builds of kernels that a test can observe."""
 
 import os
 from dataclasses import dataclass

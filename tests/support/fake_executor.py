@@ -16,7 +16,7 @@ class FakeExecutor:
     """Stands in for WorkerExecutor: a FakeWorker with the same asynchronous interface.
 
     A test can end it with die(), freeze it with hang() and thaw it with resume(). With a number of
-    steps it freezes by itself, so that what a test finds running cannot end meanwhile.
+    steps it freezes by itself, so that running requests cannot end during a test.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class FakeExecutor:
         )
 
     def send(self, descriptor: BatchDescriptor) -> None:
-        """Queues a step, as the bytes that would travel."""
+        """Queues a step, as serialized bytes."""
         self._sent.append(BatchDescriptor.FromString(descriptor.SerializeToString()))
         self._wake.set()
 

@@ -1,4 +1,4 @@
-"""A worker without a model, for tests of everything around it.
+"""A worker without a model, for tests of the code around it.
 
 `FakeWorker` keeps the tables of a real worker and models the content of the KV cache: what is
 written for a position is a hash of all tokens up to it, as keys and values of a transformer depend
@@ -108,7 +108,7 @@ class FakeWorker:
         return result
 
     def _fail(self, descriptor: BatchDescriptor) -> StepResult:
-        """Runs out of memory in the middle of a step: nothing that it was to write is right."""
+        """Runs out of memory in the middle of a step, whose writes are then wrong."""
         self._num_failed_steps += 1
         attention = descriptor.attn_metadata
         rows, seq_lens = read_int32(attention.row_ids), read_int32(attention.seq_lens)
@@ -137,13 +137,13 @@ class FakeWorker:
             self._num_computed[row] = end
 
     def update_tables(self, descriptor: BatchDescriptor) -> None:
-        """Does what a step orders for rows and block tables."""
+        """Applies a step's changes of rows and block tables."""
         for assignment in descriptor.row_assignments:
             self._assign(assignment)
         self._update_block_table(descriptor)
 
     def compute(self, row: int, tokens: range) -> None:
-        """Writes keys and values of a row's tokens, all earlier ones being there."""
+        """Writes keys and values of a row's tokens, whose predecessors must be there."""
         self._write([row], [tokens.start], [tokens.stop])
         self._check_reads(row, tokens.start, tokens.stop)
 
@@ -305,7 +305,7 @@ class FakeWorker:
         return token_ids
 
     def _draft(self, row: int, end: int, num_steps: int) -> list[int]:
-        """Guesses what follows a row's newest token, two times in three rightly."""
+        """Guesses the token after a row's newest one, two times in three rightly."""
         room = min(self._tokens.shape[1] - 1, self._num_cache_tokens)
         for group in range(len(self._windows)):
             slots = self._slots(row, end, max(end, min(end + num_steps - 1, room)), group)
@@ -361,7 +361,7 @@ class FakeWorker:
         )
 
     def _row_keys(self, row: int, end: int) -> np.ndarray:
-        """Returns what the cache must hold for the row's tokens; valid up to `end`."""
+        """Returns the content that the cache must have for the row's tokens; valid up to `end`."""
         first = self._num_keys[row]
         if first < end:
             key = int(self._keys[row, first - 1]) if first else 0

@@ -1,4 +1,4 @@
-"""Sends hostile payloads to every method of a service and says what came back."""
+"""Sends hostile payloads to every method of a service and counts the outcomes."""
 
 import random
 import threading
@@ -102,7 +102,7 @@ class FuzzedService:
     descriptor: ServiceDescriptor
 
     def call_any(self, rng: random.Random, outcome: Outcome) -> None:
-        """Calls one of the methods with what only a fuzzer sends."""
+        """Calls one of the methods with a payload that only a fuzzer sends."""
         method = rng.choice(self.descriptor.methods)
         request_class = message_factory.GetMessageClass(method.input_type)
         hostile = HostileMessages(rng)

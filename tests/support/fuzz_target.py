@@ -1,4 +1,4 @@
-"""Both services as they are fuzzed: started once, and compared afterwards with what they were."""
+"""Both services under a fuzzer: started once, and compared afterwards with their state before."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ _ENGINE_FLAGS = {
 
 @dataclass(frozen=True)
 class Target:
-    """The services under fire, and what they were before."""
+    """The services under a fuzzer, and their state before."""
 
     stack: Stack
     http_url: str
@@ -56,7 +56,7 @@ class Target:
         return next(each for each in self.services if each.descriptor is descriptor)
 
     def complaints(self) -> list[str]:
-        """Returns what both services have logged that no caller should be able to cause."""
+        """Returns log lines of both services that no caller should be able to cause."""
         logs = (self.stack.engine.log, self.stack.frontend.log)
         lines = [line for log in logs for line in log.splitlines()]
         return [line for line in lines if any(each in line for each in TROUBLES)]

@@ -31,7 +31,7 @@ from tests.support.engine_harness import RecordingSink
 
 
 class GraphEngine:
-    """Schedules and runs requests, two steps in flight, with whatever graphs were captured."""
+    """Schedules and runs requests, two steps in flight, with the graphs captured so far."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The event loop's time, in the hands of a test: a timeout passes when the test says so."""
+"""The event loop's time under a test's control: a timeout passes when the test says so."""
 
 import asyncio
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ class LoopTime:
         loop.time = self._now  # type: ignore[method-assign]
 
     def wind(self, seconds: float) -> None:
-        """Lets so much time pass at once."""
+        """Lets time pass at once."""
         self._ahead_s += seconds
 
     @contextmanager

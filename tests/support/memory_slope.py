@@ -1,4 +1,4 @@
-"""How fast processes grow."""
+"""Memory growth of processes."""
 
 import time
 
@@ -14,7 +14,7 @@ class MemorySlopes:
         self._pids: dict[str, int] = {}
 
     def sample(self, pids: dict[str, int]) -> None:
-        """Notes what each process has now; one that has just died is left out."""
+        """Samples each process; one that has just ended is left out."""
         for name, pid in pids.items():
             try:
                 rss_mb = psutil.Process(pid).memory_info().rss / 2**20

@@ -1,4 +1,4 @@
-"""A helper process that does what each question says."""
+"""A helper process that misbehaves as each question says."""
 
 import os
 import signal

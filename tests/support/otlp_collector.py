@@ -30,7 +30,7 @@ class SeenSpan:
 
 
 class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps every span that services send it; those in this process give it time to take them."""
+    """Keeps every span that services send it; services in this process wait for it longer."""
 
     def __init__(self) -> None:
         self._spans: list[SeenSpan] = []

@@ -1,4 +1,4 @@
-"""When a real engine's worker runs: tests say so, not how quick the machine is."""
+"""Stops and continues a real engine's worker, so that tests do not depend on speed."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Time that passes when a test says so, not while it is slow."""
+"""Time that passes when a test says so."""
 
 import time
 

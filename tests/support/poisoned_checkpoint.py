@@ -1,4 +1,4 @@
-"""A checkpoint on which one token is poison: its values are infinite, so its logits are NaN.
+"""A checkpoint in which one token is poison: its values are infinite, so its logits are NaN.
 
 It is the embedded model with one channel of the hidden state taken out, which is then non-zero for
 the poison alone, and multiplied there by the largest number that the dtype has.

@@ -167,12 +167,12 @@ class ServiceProcess:
         os.kill(self.pid, number)
 
     def wait(self, timeout_s: float = 30) -> int:
-        """Waits for its end and returns the exit status."""
+        """Waits until it exits and returns the status."""
         assert self._process is not None
         return self._process.wait(timeout_s)
 
     def stop(self, timeout_s: float = 30) -> int | None:
-        """Asks it to end, waits, and makes sure that nothing of it is left.
+        """Asks it to end, waits, and checks that no process of it is left.
 
         Returns:
             The exit status; None when it was never started.

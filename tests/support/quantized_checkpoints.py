@@ -1,4 +1,4 @@
-"""Checkpoints with FP8 weights, as public tools write them, and their numbers in plain form."""
+"""Checkpoints with FP8 weights, as public tools write them, and their dequantised weights."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""HTTP/2 by hand, for what no well-behaved client sends."""
+"""HTTP/2 by hand, for frames that no well-behaved client sends."""
 
 import asyncio
 import struct

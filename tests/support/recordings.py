@@ -65,7 +65,7 @@ def edit_recording(
 def engine_settings(
     folder: Path, limits: StepLimits, *, num_blocks: int, dtype: str = "float32"
 ) -> EngineSettings:
-    """Returns what a recording says of an engine that runs the model in `folder`."""
+    """Returns the facts in a recording of an engine that runs the model in `folder`."""
     return EngineSettings(
         model=folder.name,
         architecture=ModelConfig.from_folder(folder).architecture,

@@ -35,7 +35,7 @@ PARAMS = [
 
 
 def random_logits(num_rows: int, vocab_size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Returns logits of some models' spread, with ties in half precision."""
+    """Returns logits spread as in real models, with ties in half precision."""
     generator = torch.Generator().manual_seed(vocab_size)
     return (4 * torch.randn(num_rows, vocab_size, generator=generator)).to(dtype)
 

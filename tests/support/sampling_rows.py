@@ -10,7 +10,7 @@ DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 
 
 
 def token_choice(rows: Sequence[dict[str, float]], *, device: str = "cpu") -> TokenChoice:
-    """Returns the parameters of rows that name only what is not neutral."""
+    """Returns the parameters of rows given by their values that are not neutral."""
     full = [DEFAULTS | row for row in rows]
 
     def column(name: str, dtype: torch.dtype) -> torch.Tensor:

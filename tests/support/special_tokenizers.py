@@ -13,12 +13,12 @@ CHARACTERS = string.ascii_letters + string.digits + string.punctuation
 
 
 def embedded() -> tokenizers.Tokenizer:
-    """Returns the one of the embedded model."""
+    """Returns the tokenizer of the embedded model."""
     return tokenizers.Tokenizer.from_file(str(TINY_CHECKPOINT / "tokenizer.json"))
 
 
 def byte_level() -> tokenizers.Tokenizer:
-    """Returns one as GPT-2, Llama 3 and Qwen have; some of its added tokens are not special."""
+    """Returns a tokenizer as of GPT-2 and Llama 3; some of its added tokens are not special."""
     vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     for text in ("<|", "|>", "im", "im_", "Ġb", '"}'):
         vocabulary[text] = len(vocabulary)
@@ -32,7 +32,7 @@ def byte_level() -> tokenizers.Tokenizer:
 
 
 def sentencepiece(*, marks_special: bool = True) -> tokenizers.Tokenizer:
-    """Returns one as Llama 2 and Gemma have: spaces are U+2581, unknown characters are bytes.
+    """Returns a tokenizer as of Llama 2 and Gemma: spaces are U+2581, unknown characters are bytes.
 
     Args:
         marks_special: whether control tokens are marked as special, or only in the vocabulary.

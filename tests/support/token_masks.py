@@ -22,7 +22,7 @@ def mask_of(allowed: Iterable[int], vocab_size: int) -> bytes:
 
 
 class ManualConstraint:
-    """A constraint whose masks come when the test says so; `rule` is what tokens so far allow."""
+    """A constraint whose masks come when the test says so; `rule` returns them."""
 
     def __init__(
         self, rule: Callable[[list[int]], Iterable[int]], *, vocab_size: int, is_instant: bool

@@ -1,4 +1,4 @@
-"""How far a kernel may be from float64 arithmetic on the same inputs, by dtype."""
+"""Tolerances of kernels against float64 arithmetic on the same inputs, by dtype."""
 
 import torch
 

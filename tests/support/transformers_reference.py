@@ -1,4 +1,4 @@
-"""The same checkpoint in Hugging Face transformers: what Octavo's output is compared with."""
+"""The same checkpoint in Hugging Face transformers, the reference for Octavo's output."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Waiting for something to become true, without a guess at how long it takes."""
+"""Waits for a condition, without a guess at how long it takes."""
 
 import asyncio
 from collections.abc import Callable

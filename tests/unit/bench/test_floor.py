@@ -18,7 +18,7 @@ def floor_of(shape, tmp_path):
 
 # All parameters, and the ones that a token uses, in billions, without the embedding.
 @pytest.mark.parametrize(
-    ("shape", "all_numbers", "active_numbers"),
+    ("shape", "all_params", "active_params"),
     [
         ("llama-3.1-8b", 7.50, 7.50),
         ("mixtral-8x7b", 46.6, 12.7),
@@ -28,14 +28,14 @@ def floor_of(shape, tmp_path):
         ("deepseek-v3", 670.1, 36.6),
     ],
 )
-def test_parameters_are_those_of_the_public_models(shape, all_numbers, active_numbers, tmp_path):
+def test_parameters_are_those_of_the_public_models(shape, all_params, active_params, tmp_path):
     floor = floor_of(shape, tmp_path)
-    head = floor.head_numbers
-    total = floor.dense_numbers + floor.expert_numbers + head
+    head = floor.head_params
+    total = floor.dense_params + floor.expert_params + head
     share = floor.top_k / floor.num_experts
-    active = floor.dense_numbers + floor.expert_numbers * share + head
-    assert total / 1e9 == pytest.approx(all_numbers, rel=0.01)
-    assert active / 1e9 == pytest.approx(active_numbers, rel=0.1)
+    active = floor.dense_params + floor.expert_params * share + head
+    assert total / 1e9 == pytest.approx(all_params, rel=0.01)
+    assert active / 1e9 == pytest.approx(active_params, rel=0.1)
 
 
 def test_a_dense_model_reads_its_weights_and_the_cache(tmp_path):
@@ -55,12 +55,12 @@ def test_a_batch_reads_only_the_experts_that_it_touches(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("shape", "bytes_per_number"), [("gpt-oss-20b", 0.53125), ("deepseek-v3", 1.000244)]
+    ("shape", "bytes_per_param"), [("gpt-oss-20b", 0.53125), ("deepseek-v3", 1.000244)]
 )
-def test_experts_count_as_they_are_stored(shape, bytes_per_number, tmp_path):
+def test_experts_count_as_they_are_stored(shape, bytes_per_param, tmp_path):
     # With biases, where there are any.
     floor = floor_of(shape, tmp_path)
-    assert floor.expert_bytes / floor.expert_numbers == pytest.approx(bytes_per_number, rel=2e-3)
+    assert floor.expert_bytes / floor.expert_params == pytest.approx(bytes_per_param, rel=2e-3)
 
 
 def test_a_window_bounds_what_is_read_of_the_cache(tmp_path):
