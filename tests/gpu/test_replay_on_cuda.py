@@ -10,6 +10,7 @@ from services.engine.compilation_config import CompilationConfig
 from services.engine.replay.command import replay
 from services.engine.replay.config import ReplayConfig
 from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.worker.start.loaded_model import LoadedModel
 from tests.support.graph_engine import GraphEngine
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.recordings import engine_settings, write_recording
@@ -81,15 +82,16 @@ def test_a_recording_of_whole_steps_with_prompts_is_replayed(folder, tmp_path, a
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_layer_that_differs_inside_a_graph_is_named(folder, tmp_path, dtype):
-    def load(settings):
-        model = settings.load()
+    def load(config):
+        loaded = LoadedModel.load(config)
+        model = loaded.model
 
         def perturb(module, args):
             is_captured = get_forward_context().cudagraph_runtime_mode is CUDAGraphMode.FULL
             return (args[0] + 1, *args[1:]) if is_captured else args
 
         model.model.layers[2].self_attn.attn.register_forward_pre_hook(perturb)
-        return model
+        return loaded
 
     trace = record(folder, tmp_path / "trace.binpb", dtype)
     totals, report = run(trace, folder, "full", load)

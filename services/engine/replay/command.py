@@ -2,14 +2,10 @@
 
 from collections.abc import Callable
 
-import torch
-
-from models.config import ModelConfig
-from models.layers.decoder import CausalLM
 from protos.engine.v1.recording_pb2 import EngineSettings
 from services.engine.batch import BatchDescriptor, GraphKey
 from services.engine.checkpoint.model_folder import config_sha256
-from services.engine.kv_cache.cache_groups import group_layers
+from services.engine.config import EngineConfig
 from services.engine.replay.cache_content import BlockNumbers
 from services.engine.replay.config import ReplayConfig
 from services.engine.replay.opening import read_opening
@@ -18,40 +14,39 @@ from services.engine.replay.recording import Recording, ReplayError
 from services.engine.replay.replayer import Replayer
 from services.engine.replay.report import Totals, describe_first, describe_totals
 from services.engine.replay.sides import ReplaySettings, Sides
-from services.engine.worker.inputs.step_arrays import StepLimits
-from services.engine.worker.start.device import choose_cache_dtype, choose_device
+from services.engine.worker.start.loaded_model import LoadedModel
 
 
 def replay(
     config: ReplayConfig,
     write: Callable[[str], None],
     *,
-    load: Callable[[ReplaySettings], CausalLM] = ReplaySettings.load,
+    load: Callable[[EngineConfig], LoadedModel] = LoadedModel.load,
 ) -> Totals:
     """Replays a recording.
 
     Args:
         config: what to replay and how.
         write: takes the report, some lines at a time.
-        load: gives the model to run.
+        load: loads the model to run.
 
     Raises:
         ReplayError: the recording, or this engine, does not allow it.
     """
     recording = Recording.open(config.trace)
-    settings = _settings(config, recording.snapshot.engine)
+    settings = _load(config, recording.snapshot.engine, load)
+    limits = settings.loaded.limits
     if recording.is_cut:
         write(f"{config.trace} ends in the middle of a message; what is whole is replayed")
-    width = settings.limits.block_table_width
-    blocks = BlockNumbers(recording.snapshot.engine.num_blocks, table_width=width)
+    blocks = BlockNumbers(
+        recording.snapshot.engine.num_blocks, table_width=limits.block_table_width
+    )
     orders = Orders(config.against, settings.catalogue(), blocks, allows=settings.allows)
     keys = _survey(recording, orders, blocks)
-    sides = Sides(
-        load(settings), settings, num_blocks=blocks.num_blocks, graph_keys=list(keys.values())
-    )
+    sides = Sides(settings, num_blocks=blocks.num_blocks, graph_keys=list(keys.values()))
     for fault in sides.faults:
         write(fault)
-    replayer = Replayer(sides, orders, limits=settings.limits, num_blocks=blocks.num_blocks)
+    replayer = Replayer(sides, orders, limits=limits, num_blocks=blocks.num_blocks)
     _run(recording, replayer, blocks, write, names=(sides.reference.name, sides.tested.name))
     write(describe_totals(replayer.totals, config.against))
     return replayer.totals
@@ -101,42 +96,21 @@ def _survey(recording: Recording, orders: Orders, blocks: BlockNumbers) -> dict[
     return keys
 
 
-def _settings(config: ReplayConfig, recorded: EngineSettings) -> ReplaySettings:
-    """Returns how to run the sides.
+def _load(
+    config: ReplayConfig, recorded: EngineSettings, load: Callable[[EngineConfig], LoadedModel]
+) -> ReplaySettings:
+    """Loads the recorded model, with the limits of the engine that was recorded.
 
     Raises:
-        ReplayError: the recording is of another model, or there is no such device.
+        ReplayError: the recording is of another model, or this machine cannot run it.
     """
     if config_sha256(config.model) != recorded.config_sha256:
         raise ReplayError(
             f"the recording is of model {recorded.model} ({recorded.architecture}); "
             f"{config.model} has another config.json. Name its folder with --model"
         )
-    engine = config.engine(recorded)
-    model_config = ModelConfig.from_folder(config.model)
-    dtype = getattr(torch, engine.dtype)
-    assert isinstance(dtype, torch.dtype), "the configuration knows names of dtypes only"
     try:
-        device = choose_device(engine, 0)
-        cache_dtype = choose_cache_dtype(engine, model_config, dtype, device)
+        loaded = load(config.engine(recorded))
     except ValueError as error:
         raise ReplayError(str(error)) from error
-    torch.set_num_threads(engine.num_threads)
-    groups = group_layers(model_config.sliding_windows, max_model_len=recorded.max_model_len)
-    return ReplaySettings(
-        against=config.against,
-        engine=engine,
-        limits=StepLimits(
-            max_num_seqs=recorded.max_num_seqs,
-            max_num_batched_tokens=recorded.max_num_batched_tokens,
-            max_model_len=recorded.max_model_len,
-            block_size=recorded.block_size,
-            vocab_size=model_config.vocab_size,
-            cache_groups=groups,
-            num_speculative_tokens=recorded.num_speculative_tokens,
-        ),
-        device=device,
-        dtype=dtype,
-        cache_dtype=cache_dtype,
-        has_plain_caches=model_config.mla is None and cache_dtype == dtype,
-    )
+    return ReplaySettings(against=config.against, loaded=loaded)

@@ -3,17 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.kv_cache import CacheData
-from models.layers.decoder import CausalLM
-from models.loading.loader import load_model
 from models.ops.attention.cudagraph_support import attention_cudagraph_support
 from services.engine.batch import GraphKey
-from services.engine.compilation.cache_key import compute_factors
-from services.engine.compilation.compile_model import CompiledModel, compile_model
 from services.engine.compilation.graphs.capture_plan import (
     full_decode_key,
     graph_support,
@@ -23,21 +18,18 @@ from services.engine.compilation.graphs.capture_plan import (
     wire_key,
 )
 from services.engine.compilation_config import CompilationConfig
-from services.engine.config import EngineConfig
 from services.engine.replay.recording import ReplayError
 from services.engine.replay.report import describe_graph
 from services.engine.replay.taps import AttentionTaps, Tap
-from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.runner.model_runner import ModelRunner
-from services.engine.worker.runner.speculative_runner import SpeculativeRunner, make_runner
+from services.engine.worker.runner.speculative_runner import SpeculativeRunner
 from services.engine.worker.start.graph_setup import (
     PreparedGraphs,
     install_model,
     piece_graphs,
     prepare_graphs,
 )
-from services.engine.worker.start.kv_memory import allocate_kv_cache
-from services.engine.worker.start.startup import EXAMPLE_NUM_TOKENS
+from services.engine.worker.start.loaded_model import LoadedModel
 
 Tapped = dict[Tap, Tensor]
 """Tensors of attention for the tokens of a step and what pads it."""
@@ -53,10 +45,14 @@ class Side:
 
     name: str
     runner: ModelRunner
-    cache: list[CacheData]
     hidden: Tensor | None = None
     logits: Tensor | None = None
     draft_hidden: tuple[Tensor, ...] = ()
+
+    @property
+    def cache(self) -> list[CacheData]:
+        """Each layer's cache."""
+        return self.runner.forward.kv_cache_data
 
     def __post_init__(self) -> None:
         """Listens to the runner."""
@@ -76,17 +72,12 @@ class Side:
 class ReplaySettings:
     """How to run the sides.
 
-    against: "eager", "piecewise" or "full". engine: flags, with the limits of the engine that was
-        recorded. has_plain_caches: every layer caches keys and values in the model's dtype.
+    against: "eager", "piecewise" or "full". loaded: the model, with the limits of the engine that
+        was recorded.
     """
 
     against: str
-    engine: EngineConfig
-    limits: StepLimits
-    device: torch.device
-    dtype: torch.dtype
-    cache_dtype: torch.dtype
-    has_plain_caches: bool
+    loaded: LoadedModel
 
     @property
     def mode(self) -> CUDAGraphMode:
@@ -95,24 +86,25 @@ class ReplaySettings:
             return CUDAGraphMode.NONE
         if self.against == "piecewise":
             return CUDAGraphMode.PIECEWISE
+        loaded = self.loaded
         support = graph_support(
-            attention_cudagraph_support(self.device),
-            self.engine.compilation_config(self.device.type).level,
-            decode_q_len=self.limits.decode_q_len,
-            has_plain_caches=self.has_plain_caches,
-            is_rehearsal=self.device.type == "cpu",
+            attention_cudagraph_support(loaded.device),
+            loaded.config.compilation_config(loaded.device.type).level,
+            decode_q_len=loaded.limits.decode_q_len,
+            has_plain_caches=loaded.model.config.mla is None and loaded.cache_dtype == loaded.dtype,
+            is_rehearsal=loaded.device.type == "cpu",
         )
         return CUDAGraphMode.FULL if support.prompts else CUDAGraphMode.FULL_DECODE_ONLY
 
     @property
     def compilation(self) -> CompilationConfig:
         """What is compiled and captured on the side with graphs."""
-        settings = self.engine.compilation_config(self.device.type)
+        settings = self.loaded.config.compilation_config(self.loaded.device.type)
         return settings.model_copy(update={"cudagraph_mode": self.mode})
 
     def catalogue(self) -> list[GraphKey]:
         """Returns the graphs that an engine with these flags could have, as they travel."""
-        settings, limits = self.compilation, self.limits
+        settings, limits = self.compilation, self.loaded.limits
         keys = planned_keys(
             self.mode,
             decode_sizes=settings.capture_sizes(limits.max_decodes),
@@ -124,7 +116,7 @@ class ReplaySettings:
 
     def allows(self, key: GraphKey) -> bool:
         """Whether a recorded graph can be captured: of the right kind, and within the limits."""
-        limits, own = self.limits, read_key(key)
+        limits, own = self.loaded.limits, read_key(key)
         if own.kind is GraphKind.DECODE:
             return (
                 self.mode.decode_mode() is own.kind.runtime_mode
@@ -142,24 +134,12 @@ class ReplaySettings:
             and own.max_q_len == own.num_tokens
         )
 
-    def load(self) -> CausalLM:
-        """Loads the model."""
-        return load_model(
-            self.engine.model,
-            device=self.device,
-            dtype=self.dtype,
-            load_format=self.engine.load_format,
-            with_draft_layers=self.limits.num_speculative_tokens > 0,
-            max_positions=self.limits.max_model_len,
-        )
-
 
 class Sides:
     """A model without graphs, and the same weights compiled and with graphs."""
 
     def __init__(
         self,
-        model: CausalLM,
         settings: ReplaySettings,
         *,
         num_blocks: int,
@@ -168,21 +148,21 @@ class Sides:
         """Compiles, allocates and captures everything.
 
         Args:
-            model: loaded, as it is written.
-            settings: how to run it.
+            settings: how to run them.
             num_blocks: blocks of each cache.
             graph_keys: the graphs that the steps need, all of the kind that the replay is against.
 
         Raises:
             ReplayError: graphs of that kind cannot be captured.
         """
-        self.dtype = settings.dtype
+        loaded = settings.loaded
+        self.dtype = loaded.dtype
         self._settings = settings
-        self._pieces = piece_graphs(settings.device, settings.dtype)
-        compiled = self._compile(model)
-        self.reference = self._side("eager", model, num_blocks)
+        self._pieces = piece_graphs(loaded.device, loaded.dtype)
+        compiled = loaded.compile(settings.compilation, self._pieces)
+        self.reference = Side("eager", loaded.make_runner(num_blocks))
         tested_name = "repeated" if settings.against == "eager" else settings.against
-        self.tested = self._side(tested_name, model, num_blocks)
+        self.tested = Side(tested_name, loaded.make_runner(num_blocks))
         install_model(self.tested.runner, compiled, settings.compilation, self._pieces)
         self._prepared = self._prepare(graph_keys)
         if self._prepared.mode is not settings.mode:
@@ -217,41 +197,12 @@ class Sides:
         self.tested.runner.use_graphs(self._prepared.graphs)
         return taps.tensors
 
-    def _compile(self, model: CausalLM) -> CompiledModel:
-        settings, device = self._settings, self._settings.device
-        compilation = settings.compilation
-        return compile_model(
-            model,
-            compilation,
-            example_inputs=[
-                torch.zeros(EXAMPLE_NUM_TOKENS, dtype=dtype, device=device)
-                for dtype in (torch.int32, torch.int64)
-            ],
-            piece_wrapper=self._pieces.wrap if compilation.cudagraph_mode else None,
-            max_num_tokens=settings.limits.max_num_batched_tokens,
-            max_num_seqs=settings.limits.max_num_seqs,
-            factors=compute_factors(compilation, settings.engine, device),
-        )
-
-    def _side(self, name: str, model: CausalLM, num_blocks: int) -> Side:
-        settings = self._settings
-        cache = allocate_kv_cache(
-            model,
-            num_blocks=num_blocks,
-            block_size=settings.limits.block_size,
-            dtype=settings.cache_dtype,
-            device=settings.device,
-            groups=settings.limits.cache_groups,
-        )
-        runner = make_runner(model, cache, limits=settings.limits, device=settings.device)
-        return Side(name, runner, cache)
-
     def _prepare(self, keys: Sequence[GraphKey]) -> PreparedGraphs:
         """Plans graphs of these keys and no others."""
         return prepare_graphs(
             self.tested.runner,
             self._settings.compilation,
-            limits=self._settings.limits,
+            limits=self._settings.loaded.limits,
             pieces=self._pieces,
             on_fault=lambda _: None,
             # Graphs of decodes come first, and of each kind large ones.

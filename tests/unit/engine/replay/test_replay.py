@@ -13,6 +13,7 @@ from services.engine.replay.command import replay
 from services.engine.replay.config import ReplayConfig
 from services.engine.replay.recording import Recording, ReplayError
 from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.worker.start.loaded_model import LoadedModel
 from tests.support.graph_engine import GraphEngine
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.recordings import edit_recording, engine_settings, write_recording
@@ -72,8 +73,9 @@ def run(trace, folder, against, load=None, **flags):
 def perturbing(layer, mode, *, in_decodes=True, in_prompts=True):
     """Returns what loads the model with other queries of one layer under graphs."""
 
-    def load(settings):
-        model = settings.load()
+    def load(config):
+        loaded = LoadedModel.load(config)
+        model = loaded.model
 
         def perturb(module, args):
             context = get_forward_context()
@@ -82,7 +84,7 @@ def perturbing(layer, mode, *, in_decodes=True, in_prompts=True):
             return (args[0] + 0.25, *args[1:]) if is_captured and is_meant else args
 
         model.model.layers[layer].self_attn.attn.register_forward_pre_hook(perturb)
-        return model
+        return loaded
 
     return load
 
@@ -186,8 +188,9 @@ def test_a_layer_that_differs_under_whole_graphs_is_named_with_its_first_tensor(
 
 
 def test_a_stray_write_to_the_cache_shows_in_the_attention_output(folder, trace):
-    def load(settings):
-        model = settings.load()
+    def load(config):
+        loaded = LoadedModel.load(config)
+        model = loaded.model
 
         def scribble(module, args, kwargs):
             context = get_forward_context()
@@ -195,7 +198,7 @@ def test_a_stray_write_to_the_cache_shows_in_the_attention_output(folder, trace)
                 context.kv_cache_data[1].v[1:].mul_(1.5)  # the null block is the capture's
 
         model.model.layers[1].self_attn.attn.register_forward_pre_hook(scribble, with_kwargs=True)
-        return model
+        return loaded
 
     _, report = run(trace, folder, "full", load)
     assert "first tensor: layer 1 attention output" in report
@@ -205,8 +208,9 @@ def test_a_stray_write_to_latent_vectors_shows_in_the_attention_output(tmp_path)
     write_checkpoint(tmp_path, "deepseek_v32")
     trace = record(tmp_path, tmp_path)
 
-    def load(settings):
-        model = settings.load()
+    def load(config):
+        loaded = LoadedModel.load(config)
+        model = loaded.model
 
         def scribble(module, args):
             context = get_forward_context()
@@ -215,7 +219,7 @@ def test_a_stray_write_to_latent_vectors_shows_in_the_attention_output(tmp_path)
                     tensor[1:].mul_(1.5)
 
         model.model.layers[1].self_attn.register_forward_pre_hook(scribble)
-        return model
+        return loaded
 
     assert run(trace, tmp_path, "full")[0].is_clean
     _, report = run(trace, tmp_path, "full", load)
@@ -223,14 +227,15 @@ def test_a_stray_write_to_latent_vectors_shows_in_the_attention_output(tmp_path)
 
 
 def test_a_layer_that_differs_when_compiled_is_named_in_pieces_too(folder, trace):
-    def load(settings):
-        model = settings.load()
+    def load(config):
+        loaded = LoadedModel.load(config)
+        model = loaded.model
 
         def perturb(module, args):
             return (args[0] + 0.25, *args[1:]) if torch.compiler.is_compiling() else args
 
         model.model.layers[2].self_attn.attn.register_forward_pre_hook(perturb)
-        return model
+        return loaded
 
     totals, report = run(trace, folder, "piecewise", load)
     assert totals.first_difference == 1
@@ -239,23 +244,25 @@ def test_a_layer_that_differs_when_compiled_is_named_in_pieces_too(folder, trace
 
 
 def test_the_final_hidden_states_are_named_when_all_attention_agrees(folder, trace):
-    def load(settings):
-        model = settings.load()
+    def load(config):
+        loaded = LoadedModel.load(config)
+        model = loaded.model
 
         def perturb(module, args, output):
             is_captured = get_forward_context().cudagraph_runtime_mode is CUDAGraphMode.FULL
             return (output[0] * 1.25, output[1]) if is_captured else output
 
         model.model.layers[3].register_forward_hook(perturb)
-        return model
+        return loaded
 
     _, report = run(trace, folder, "full", load)
     assert "first tensor: final hidden states" in report
 
 
 def test_a_graph_that_fails_its_test_is_told_and_counts_as_a_difference(folder, trace):
-    def load(settings):
-        model = settings.load()
+    def load(config):
+        loaded = LoadedModel.load(config)
+        model = loaded.model
         num_calls = 0
 
         def perturb(module, args):
@@ -265,7 +272,7 @@ def test_a_graph_that_fails_its_test_is_told_and_counts_as_a_difference(folder, 
             return (args[0] + num_calls, *args[1:]) if is_captured else args
 
         model.model.layers[0].self_attn.attn.register_forward_pre_hook(perturb)
-        return model
+        return loaded
 
     totals, report = run(trace, folder, "full", load)
     assert "graph of 4 decodes failed its test: its output is off" in report

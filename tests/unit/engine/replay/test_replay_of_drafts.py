@@ -12,6 +12,7 @@ from services.engine.replay.command import replay
 from services.engine.replay.config import ReplayConfig
 from services.engine.replay.recording import ReplayError
 from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.worker.start.loaded_model import LoadedModel
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.graph_engine import GraphEngine
 from tests.support.recordings import edit_recording, engine_settings, write_recording
@@ -93,8 +94,9 @@ def test_other_draft_layers_are_replayed_too(tmp_path, variant, num_draft_layers
 def perturbing(*, in_first):
     """Returns what loads the model with a draft layer that differs under graphs in one pass."""
 
-    def load(settings):
-        model = settings.load()
+    def load(config):
+        loaded = LoadedModel.load(config)
+        model = loaded.model
 
         def perturb(module, args):
             context = get_forward_context()
@@ -103,7 +105,7 @@ def perturbing(*, in_first):
             return (args[0] + 0.25, *args[1:]) if is_captured and is_first == in_first else args
 
         model.model.layers[-1].eh_proj.register_forward_pre_hook(perturb)
-        return model
+        return loaded
 
     return load
 
@@ -120,8 +122,9 @@ def test_a_draft_layer_that_differs_under_graphs_is_named(folder, trace, in_firs
 
 
 def test_a_graph_of_drafting_that_fails_its_test_counts_as_a_difference(folder, trace):
-    def load(settings):
-        model = settings.load()
+    def load(config):
+        loaded = LoadedModel.load(config)
+        model = loaded.model
         num_calls = 0
 
         def perturb(module, args):
@@ -131,7 +134,7 @@ def test_a_graph_of_drafting_that_fails_its_test_counts_as_a_difference(folder, 
             return (args[0] + num_calls, *args[1:]) if is_captured else args
 
         model.model.layers[-1].eh_proj.register_forward_pre_hook(perturb)
-        return model
+        return loaded
 
     totals, report = run(trace, folder, "full", load)
     assert "graph of the drafting behind 4 decodes failed its test: its output is off" in report

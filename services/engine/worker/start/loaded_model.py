@@ -1,0 +1,155 @@
+"""Loads a model, compiles it and makes runners of it, for a worker and for `octavo replay`."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+import torch
+
+from models.config import ModelConfig
+from models.layers.decoder import CausalLM
+from models.loading.loader import load_model
+from models.loading.parameter_count import count_parameters
+from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
+from services.engine.compilation_config import CompilationConfig, CompilationLevel
+from services.engine.config import EngineConfig
+from services.engine.kv_cache.cache_groups import group_layers
+from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.worker.runner.model_runner import ModelRunner
+from services.engine.worker.runner.speculative_runner import make_runner
+from services.engine.worker.start.device import (
+    choose_cache_dtype,
+    choose_device,
+    choose_dtype,
+    dtype_name,
+)
+from services.engine.worker.start.kv_memory import allocate_kv_cache, block_bytes
+
+if TYPE_CHECKING:
+    from services.engine.compilation.compile_model import CompiledModel
+
+log = structlog.get_logger()
+
+EXAMPLE_NUM_TOKENS = 8
+"""Length of the inputs that a model is traced with; compiled code runs any length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model on its device, and the limits of its steps."""
+
+    config: EngineConfig
+    rank: int
+    model: CausalLM
+    limits: StepLimits
+    device: torch.device
+    dtype: torch.dtype
+    cache_dtype: torch.dtype
+    load_s: float
+
+    @classmethod
+    def load(
+        cls,
+        config: EngineConfig,
+        *,
+        rank: int = 0,
+        report_progress: Callable[[str], None] = lambda stage: None,
+    ) -> "LoadedModel":
+        """Chooses device and dtypes, and loads the weights.
+
+        Raises:
+            ValueError: the configuration does not fit the model or the machine.
+        """
+        torch.set_num_threads(config.num_threads)
+        device = choose_device(config, rank)
+        model_config = ModelConfig.from_folder(config.model)
+        dtype = choose_dtype(config, model_config, device)
+        cache_dtype = choose_cache_dtype(config, model_config, dtype, device)
+        log.info(
+            "worker_started",
+            device=str(device),
+            dtype=dtype_name(dtype),
+            cache_dtype=dtype_name(cache_dtype),
+            model=str(config.model),
+        )
+        report_progress("loading weights")
+        max_model_len = config.max_model_len or model_config.max_position_embeddings
+        started_s = time.monotonic()
+        model = load_model(
+            config.model,
+            device=device,
+            dtype=dtype,
+            load_format=config.load_format,
+            with_draft_layers=config.num_speculative_tokens > 0,
+            max_positions=max_model_len,
+            on_progress=report_progress,
+        )
+        load_s = time.monotonic() - started_s
+        log.info("weights_loaded", num_parameters=count_parameters(model), load_s=round(load_s, 3))
+        limits = StepLimits(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            block_size=config.block_size,
+            vocab_size=model_config.vocab_size,
+            cache_groups=group_layers(model_config.sliding_windows, max_model_len=max_model_len),
+            num_speculative_tokens=config.num_speculative_tokens,
+        )
+        return cls(
+            config=config,
+            rank=rank,
+            model=model,
+            limits=limits,
+            device=device,
+            dtype=dtype,
+            cache_dtype=cache_dtype,
+            load_s=load_s,
+        )
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block of the KV cache."""
+        return block_bytes(
+            self.model,
+            block_size=self.limits.block_size,
+            dtype=self.cache_dtype,
+            groups=self.limits.cache_groups,
+        )
+
+    def compile(self, settings: CompilationConfig, pieces: PieceGraphs) -> "CompiledModel | None":
+        """Compiles the model; returns None at level 0. Any thread may call this."""
+        if settings.level == CompilationLevel.NO_COMPILATION:
+            return None
+        # The compiler takes 2 s to import, which a worker that compiles nothing must not wait for.
+        from services.engine.compilation.cache_key import compute_factors
+        from services.engine.compilation.compile_model import compile_model
+
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        return compile_model(
+            self.model,
+            settings,
+            example_inputs=[
+                torch.zeros(EXAMPLE_NUM_TOKENS, dtype=dtype, device=self.device)
+                for dtype in (torch.int32, torch.int64)
+            ],
+            piece_wrapper=pieces.wrap if settings.cudagraph_mode else None,
+            max_num_tokens=self.limits.max_num_batched_tokens,
+            max_num_seqs=self.limits.max_num_seqs,
+            factors=compute_factors(settings, self.config, self.device),
+            rank=self.rank,
+        )
+
+    def make_runner(self, num_blocks: int) -> ModelRunner:
+        """Allocates a KV cache and the tables that steps need, and returns their runner."""
+        cache = allocate_kv_cache(
+            self.model,
+            num_blocks=num_blocks,
+            block_size=self.limits.block_size,
+            dtype=self.cache_dtype,
+            device=self.device,
+            groups=self.limits.cache_groups,
+        )
+        return make_runner(self.model, cache, limits=self.limits, device=self.device)
