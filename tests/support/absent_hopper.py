@@ -47,10 +47,10 @@ def launched_by(
     from services.engine.compilation_config import CompilationConfig
     from services.engine.kv_cache.cache_groups import group_layers
     from services.engine.worker.inputs.step_arrays import StepLimits
-    from services.engine.worker.start.graph_setup import rehearse_first_graphs
+    from services.engine.worker.start.graph_setup import warm_up_first_graphs
     from services.engine.worker.start.kernel_building import found_in
     from services.engine.worker.start.kv_memory import probe_runner
-    from services.engine.worker.start.rehearsal import (
+    from services.engine.worker.start.warm_up import (
         FIRST_STEPS,
         largest_step,
         other_steps,
@@ -80,7 +80,7 @@ def launched_by(
         [
             lambda: run_small_steps(runner, limits, FIRST_STEPS),
             lambda: runner.execute(largest_step(limits)),
-            lambda: rehearse_first_graphs(runner, config, limits=limits),
+            lambda: warm_up_first_graphs(runner, config, limits=limits),
             lambda: run_small_steps(runner, limits, other_steps(model.config, limits)),
         ]
     )

@@ -92,7 +92,7 @@ class ReplaySettings:
             loaded.config.compilation_config(loaded.device.type).level,
             decode_q_len=loaded.limits.decode_q_len,
             has_plain_caches=loaded.model.config.mla is None and loaded.cache_dtype == loaded.dtype,
-            is_rehearsal=loaded.device.type == "cpu",
+            on_cpu=loaded.device.type == "cpu",
         )
         return CUDAGraphMode.FULL if support.prompts else CUDAGraphMode.FULL_DECODE_ONLY
 

@@ -42,7 +42,7 @@ def graph_support(
     *,
     decode_q_len: int,
     has_plain_caches: bool,
-    is_rehearsal: bool,
+    on_cpu: bool,
 ) -> GraphSupport:
     """Returns what can be captured.
 
@@ -51,11 +51,11 @@ def graph_support(
         level: how much of the model is compiled.
         decode_q_len: query tokens of each request in a decode step.
         has_plain_caches: every layer caches keys and values in the model's dtype.
-        is_rehearsal: operations are taped on a CPU, with attention over full block tables.
+        on_cpu: operations are taped on a CPU, with attention over full block tables.
     """
     # At level 1 Dynamo takes part in every step, and it does not run where operations are observed.
     is_observable = level != CompilationLevel.DYNAMO_AS_IS
-    if is_rehearsal:
+    if on_cpu:
         return GraphSupport(full_decode=is_observable, pieces=is_observable, prompts=is_observable)
     needed = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
     if decode_q_len > 1:

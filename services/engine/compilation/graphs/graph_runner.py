@@ -142,7 +142,7 @@ class GraphRunner:
         key: GraphKey,
         program: Program,
         inputs: Inputs,
-        rehearse: Callable[[int], None],
+        fill_inputs: Callable[[int], None],
         *,
         implied: Implied | None = None,
     ) -> StartedCapture:
@@ -152,13 +152,13 @@ class GraphRunner:
             key: names the graph.
             program: what to capture. Running it twice gives the same.
             inputs: what it reads and others write.
-            rehearse: fills the inputs with content that may be computed with at any time; the
+            fill_inputs: fills the inputs with content that may be computed with at any time; the
                 graph is recorded with one content, 0, and tested with another, 1.
             implied: computes from a graph's outputs the integers that must be among them. Without
                 it they must be those of the program, which rounding could change.
         """
         return start_capture(
-            key, lambda: self._capture(key, program, inputs, rehearse, implied), drop=self.drop
+            key, lambda: self._capture(key, program, inputs, fill_inputs, implied), drop=self.drop
         )
 
     def replay(self, key: GraphKey, inputs: Inputs) -> tuple[Tensor, ...]:
@@ -184,20 +184,20 @@ class GraphRunner:
         key: GraphKey,
         program: Program,
         inputs: Inputs,
-        rehearse: Callable[[int], None],
+        fill_inputs: Callable[[int], None],
         implied: Implied | None,
     ) -> tuple[int, Verdict]:
         recorder = self._recorder
-        rehearse(1)
+        fill_inputs(1)
         expected = [output.clone() for output in recorder.warm_up(program)]
-        rehearse(0)
+        fill_inputs(0)
         before = recorder.num_used_bytes()
         recording = recorder.record(program)
         graph = _Graph(recording.shared(), FixedInputs(inputs))
         del recording
         num_bytes = max(0, recorder.num_used_bytes() - before)
         self._graphs[key] = graph
-        rehearse(1)
+        fill_inputs(1)
         # The program may have written to the very same memory.
         for output in graph.recording.output:
             output.fill_(torch.nan if output.is_floating_point() else UNWRITTEN)

@@ -1,4 +1,4 @@
-"""Records programs on a CPU under the contract of CUDA graphs, to rehearse what a GPU will do.
+"""Records programs on a CPU under the contract of CUDA graphs: it tests what a GPU will do.
 
 The operations are taped as they run, with the tensors they saw. A replay runs them again on those
 very tensors and writes each result where the first one lies. As with a CUDA graph, no Python code

@@ -37,7 +37,7 @@ from services.engine.worker.graphs.step_pieces import StepPieces
 from services.engine.worker.graphs.worker_graphs import WorkerGraphs
 from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.runner.model_runner import ModelRunner
-from services.engine.worker.start.rehearsal import prompts_of, run_small_steps
+from services.engine.worker.start.warm_up import prompts_of, run_small_steps
 
 if TYPE_CHECKING:
     from services.engine.compilation.compile_model import CompiledModel
@@ -163,7 +163,7 @@ def build_uncaptured_kernels(prepared: PreparedGraphs, limits: StepLimits) -> No
     prepared.graphs.rehearse_decodes(full_decode_key(size, limits.decode_q_len) for size in powers)
 
 
-def rehearse_first_graphs(
+def warm_up_first_graphs(
     runner: ModelRunner, config: CompilationConfig, *, limits: StepLimits
 ) -> None:
     """Runs, without graphs, what graphs hold that are captured before a worker is ready.
@@ -249,5 +249,5 @@ def _support(runner: ModelRunner, level: CompilationLevel, limits: StepLimits) -
             isinstance(cache, KVCacheData) and cache.k_scale is None
             for cache in runner.forward.kv_cache_data
         ),
-        is_rehearsal=runner.device.type == "cpu",
+        on_cpu=runner.device.type == "cpu",
     )

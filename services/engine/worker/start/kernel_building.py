@@ -27,7 +27,7 @@ log = structlog.get_logger()
 BACKGROUND_NICENESS = 10
 """How far builds stand back behind a worker that serves."""
 
-Rehearsal = Callable[[], None]
+WarmUp = Callable[[], None]
 """Runs steps for nobody."""
 
 _ZEROED: dict[Any, Callable[..., Any]] = {
@@ -62,9 +62,7 @@ class KernelBuilding:
             return cls(None)
         return cls(BuildProcesses.fork(_load_kernel_functions))
 
-    def build_first(
-        self, first: Rehearsal, *, next_: Rehearsal, soon: Rehearsal, others: Rehearsal
-    ) -> None:
+    def build_first(self, first: WarmUp, *, next_: WarmUp, soon: WarmUp, others: WarmUp) -> None:
         """Returns when all that the first steps launch is loaded.
 
         Args:
@@ -92,15 +90,15 @@ class KernelBuilding:
         self._processes.stop()
         self._processes = None
 
-    def _build(self, processes: BuildProcesses, rehearsals: Sequence[Sequence[Rehearsal]]) -> None:
+    def _build(self, processes: BuildProcesses, warm_ups: Sequence[Sequence[WarmUp]]) -> None:
         """Builds what the first of three groups of steps launch, and orders the rest."""
         started_s = time.monotonic()
-        urgent, soon = (_missing_of(found_in(group)) for group in rehearsals[:2])
+        urgent, soon = (_missing_of(found_in(group)) for group in warm_ups[:2])
         soon = {name: build for name, build in soon.items() if name not in urgent}
         ordered = processes.begin([*urgent.values(), *soon.values()])
         collect_s = time.monotonic() - started_s
         # Found while the first are built.
-        others = _missing_of(found_in(rehearsals[2]))
+        others = _missing_of(found_in(warm_ups[2]))
         others = {name: build for name, build in others.items() if name not in urgent | soon}
         self._wait(
             processes,
@@ -136,13 +134,13 @@ class KernelBuilding:
             log.warning("kernels_left_to_build", num_kernels=report.num_failed, error=report.error)
 
 
-def found_in(rehearsals: Collection[Rehearsal]) -> "dict[str, KernelBuild]":
+def found_in(warm_ups: Collection[WarmUp]) -> "dict[str, KernelBuild]":
     """Returns what steps launch, by name, without launching it."""
     from models.ops.triton.launching.kernel_builds import launches_skipped
 
     with launches_skipped() as builds, _ZeroedTensors():
-        for rehearse in rehearsals:
-            rehearse()
+        for warm_up in warm_ups:
+            warm_up()
     return builds
 
 
@@ -169,14 +167,14 @@ class _ZeroedTensors(TorchFunctionMode):
         return _ZEROED.get(func, func)(*args, **(kwargs or {}))
 
 
-def _has_all_kept(rehearse: Rehearsal) -> bool:
+def _has_all_kept(warm_up: WarmUp) -> bool:
     """Runs steps if all their kernels are in Triton's cache; else up to the first that is not."""
     # Triton is imported on first use: a CPU installation has none.
     from models.ops.triton.launching.kernel_builds import MissingKernelError, only_kept_kernels
 
     try:
         with only_kept_kernels():
-            rehearse()
+            warm_up()
     except MissingKernelError as missing:
         log.info("kernel_missing", name=str(missing))
         return False

@@ -12,7 +12,7 @@ from services.engine.kv_cache.cache_groups import CacheGroups, LayerGroup
 from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.runner.speculative_runner import make_runner
-from services.engine.worker.start.rehearsal import largest_step
+from services.engine.worker.start.warm_up import largest_step
 
 log = structlog.get_logger()
 

@@ -27,12 +27,12 @@ from services.engine.worker.start.graph_setup import (
     install_model,
     piece_graphs,
     prepare_graphs,
-    rehearse_first_graphs,
+    warm_up_first_graphs,
 )
 from services.engine.worker.start.kernel_building import KernelBuilding
 from services.engine.worker.start.kv_memory import choose_num_blocks, largest_step_bytes
 from services.engine.worker.start.loaded_model import LoadedModel
-from services.engine.worker.start.rehearsal import (
+from services.engine.worker.start.warm_up import (
     FIRST_STEPS,
     other_steps,
     run_small_steps,
@@ -172,7 +172,7 @@ def _build_first_kernels(
     step_bytes = []
     kernels.build_first(
         lambda: run_small_steps(runner, limits, FIRST_STEPS),
-        next_=lambda: rehearse_first_graphs(runner, settings, limits=limits),
+        next_=lambda: warm_up_first_graphs(runner, settings, limits=limits),
         soon=lambda: step_bytes.append(largest_step_bytes(runner, limits)),
         others=lambda: run_small_steps(runner, limits, other_steps(loaded.model.config, limits)),
     )

@@ -146,7 +146,7 @@ def test_the_flags_that_a_plan_names_give_graphs_of_both_kinds_at_every_level_bu
             level,
             decode_q_len=1,
             has_plain_caches=False,
-            is_rehearsal=False,
+            on_cpu=False,
         )
         mode = supported_mode(CUDAGraphMode.FULL, support)
         assert bool(mode.mixed_mode()) == (level != CompilationLevel.DYNAMO_AS_IS)

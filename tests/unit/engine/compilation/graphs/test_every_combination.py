@@ -57,7 +57,7 @@ def test_on_a_gpu_with_and_without_kernels(attention, level):
             level,
             decode_q_len=limits.decode_q_len,
             has_plain_caches=is_plain,
-            is_rehearsal=False,
+            on_cpu=False,
         )
         mode = supported_mode(config.cudagraph_mode, support)
         if not config.cudagraph_mode:

@@ -15,7 +15,7 @@ from services.engine.request import RequestStatus
 from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.runner.speculative_runner import SpeculativeRunner
 from services.engine.worker.start.kv_memory import probe_runner
-from services.engine.worker.start.rehearsal import largest_step, run_small_steps
+from services.engine.worker.start.warm_up import largest_step, run_small_steps
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.graph_engine import GraphEngine
 from tests.support.paged_runner import PagedRunner

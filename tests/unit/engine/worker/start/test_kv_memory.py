@@ -13,7 +13,7 @@ from services.engine.worker.start.kv_memory import (
     block_bytes,
     choose_num_blocks,
 )
-from services.engine.worker.start.rehearsal import largest_step
+from services.engine.worker.start.warm_up import largest_step
 from tests.support.random_checkpoints import write_checkpoint
 
 CPU = torch.device("cpu")
