@@ -29,7 +29,7 @@ PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12], [5, 17, 3, 8, 8
 NUM_OUTPUT = 40
 LEVELS = [CompilationLevel.NO_COMPILATION, CompilationLevel.PIECEWISE]
 SLACK = 2.0
-"""How much further from exact results than transformers ours may be: few numbers, much chance."""
+"""How much further from exact results than transformers ours may be; few elements, much chance."""
 
 
 def random_tokens(length):

@@ -107,7 +107,7 @@ def check_mxfp4(num_tokens, routing, *, dtype, **shape):
 
 @pytest.fixture
 def roundings(monkeypatch):
-    """Returns a list that takes what experts round: each tensor, and the numbers it becomes."""
+    """Returns a list that collects what experts round: each tensor and its rounded values."""
     from models.ops.triton.moe import moe_fp8
 
     noted, quantize = [], moe_fp8.quantize
@@ -123,9 +123,9 @@ def roundings(monkeypatch):
 
 
 def check_fp8(roundings, kind, num_tokens, routing, *, dtype, **shape):
-    """Compares each product with the exact one of the same rounded numbers.
+    """Compares each product with the exact one of the same rounded values.
 
-    Sums in another order would round some numbers between the products to their other neighbour.
+    Sums in another order would round some values between the products to their other neighbour.
     """
     from models.ops.triton.moe.moe import apply_experts
 

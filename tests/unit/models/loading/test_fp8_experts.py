@@ -47,7 +47,7 @@ def experts_of(model):
 
 
 def values(experts, expert):
-    """Returns one expert's two matrices as numbers."""
+    """Returns one expert's two matrices, dequantised."""
     return [
         expert_values(weights[expert], scales[expert], torch.float32, num_parts=num_parts)
         for weights, scales, num_parts in (

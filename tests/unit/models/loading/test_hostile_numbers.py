@@ -1,4 +1,4 @@
-"""Hostile numbers in config.json end in one clear line before they become memory."""
+"""Hostile sizes in config.json end in one clear line before memory is allocated for them."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ class Allocations(DispatchMode):
 
 
 def numeric_fields(config, prefix=()):
-    """Yields the paths of all numbers of a config, and of lists and objects of them."""
+    """Yields the paths of all numeric values of a config, and of lists and objects of them."""
     for name, value in config.items():
         if isinstance(value, dict):
             yield from numeric_fields(value, (*prefix, name))

@@ -1,4 +1,4 @@
-"""gpt-oss from MXFP4 blocks, as it is published, against transformers with the same numbers."""
+"""gpt-oss from MXFP4 blocks, as it is published, against transformers with the same weights."""
 
 import json
 

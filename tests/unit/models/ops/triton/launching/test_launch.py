@@ -106,5 +106,5 @@ def test_a_launch_that_triton_skips_is_not_remembered(kernel, launch, monkeypatc
 
 
 def test_constants_that_stand_before_other_parameters_are_refused(kernel):
-    with pytest.raises(AssertionError, match="behind"):
+    with pytest.raises(AssertionError, match="come last"):
         Launch(kernel, x_ptr=3, dependent=False)
