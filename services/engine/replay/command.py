@@ -38,13 +38,13 @@ def replay(
     Raises:
         ReplayError: the recording, or this engine, does not allow it.
     """
-    recording = Recording.open(config.trace)
+    recording = Recording.open(config.replay.trace)
     settings = _settings(config, recording.snapshot.engine)
     if recording.is_cut:
-        write(f"{config.trace} ends in the middle of a message; what is whole is replayed")
+        write(f"{config.replay.trace} ends in the middle of a message; what is whole is replayed")
     width = settings.limits.block_table_width
     blocks = BlockNumbers(recording.snapshot.engine.num_blocks, table_width=width)
-    orders = Orders(config.against, settings.catalogue(), blocks, allows=settings.allows)
+    orders = Orders(config.replay.against, settings.catalogue(), blocks, allows=settings.allows)
     keys = _survey(recording, orders, blocks)
     sides = Sides(
         load(settings), settings, num_blocks=blocks.num_blocks, graph_keys=list(keys.values())
@@ -53,7 +53,7 @@ def replay(
         write(fault)
     replayer = Replayer(sides, orders, limits=settings.limits, num_blocks=blocks.num_blocks)
     _run(recording, replayer, blocks, write, names=(sides.reference.name, sides.tested.name))
-    write(describe_totals(replayer.totals, config.against))
+    write(describe_totals(replayer.totals, config.replay.against))
     return replayer.totals
 
 
@@ -107,24 +107,24 @@ def _settings(config: ReplayConfig, recorded: EngineSettings) -> ReplaySettings:
     Raises:
         ReplayError: the recording is of another model, or there is no such device.
     """
-    if config_sha256(config.model) != recorded.config_sha256:
+    if config_sha256(config.checkpoint.model) != recorded.config_sha256:
         raise ReplayError(
             f"the recording is of model {recorded.model} ({recorded.architecture}); "
-            f"{config.model} has another config.json. Name its folder with --model"
+            f"{config.checkpoint.model} has another config.json. Name its folder with --model"
         )
     engine = config.engine(recorded)
-    model_config = ModelConfig.from_folder(config.model)
-    dtype = getattr(torch, engine.dtype)
+    model_config = ModelConfig.from_folder(config.checkpoint.model)
+    dtype = getattr(torch, engine.checkpoint.dtype)
     assert isinstance(dtype, torch.dtype), "the configuration knows names of dtypes only"
     try:
         device = choose_device(engine, 0)
         cache_dtype = choose_cache_dtype(engine, model_config, dtype, device)
     except ValueError as error:
         raise ReplayError(str(error)) from error
-    torch.set_num_threads(engine.num_threads)
+    torch.set_num_threads(engine.worker.num_threads)
     groups = group_layers(model_config.sliding_windows, max_model_len=recorded.max_model_len)
     return ReplaySettings(
-        against=config.against,
+        against=config.replay.against,
         engine=engine,
         limits=StepLimits(
             max_num_seqs=recorded.max_num_seqs,

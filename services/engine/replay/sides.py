@@ -22,8 +22,8 @@ from services.engine.compilation.graphs.capture_plan import (
     read_key,
     wire_key,
 )
-from services.engine.compilation_config import CompilationConfig
-from services.engine.config import EngineConfig
+from services.engine.config.compilation import CompilationConfig
+from services.engine.config.engine_config import EngineConfig
 from services.engine.replay.recording import ReplayError
 from services.engine.replay.report import describe_graph
 from services.engine.replay.taps import AttentionTaps, Tap
@@ -97,7 +97,7 @@ class ReplaySettings:
             return CUDAGraphMode.PIECEWISE
         support = graph_support(
             attention_cudagraph_support(self.device),
-            self.engine.compilation_config(self.device.type).level,
+            self.engine.compilation.level,
             decode_q_len=self.limits.decode_q_len,
             has_plain_caches=self.has_plain_caches,
             is_rehearsal=self.device.type == "cpu",
@@ -107,8 +107,14 @@ class ReplaySettings:
     @property
     def compilation(self) -> CompilationConfig:
         """What is compiled and captured on the side with graphs."""
-        settings = self.engine.compilation_config(self.device.type)
-        return settings.model_copy(update={"cudagraph_mode": self.mode})
+        settings = self.engine.compilation
+        return settings.model_copy(
+            update={
+                "enforce_eager": False,
+                "compilation_level": settings.level,
+                "cudagraph_mode": self.mode.name.lower(),
+            }
+        )
 
     def catalogue(self) -> list[GraphKey]:
         """Returns the graphs that an engine with these flags could have, as they travel."""
@@ -145,10 +151,10 @@ class ReplaySettings:
     def load(self) -> CausalLM:
         """Loads the model."""
         return load_model(
-            self.engine.model,
+            self.engine.checkpoint.model,
             device=self.device,
             dtype=self.dtype,
-            load_format=self.engine.load_format,
+            load_format=self.engine.checkpoint.load_format,
             with_draft_layers=self.limits.num_speculative_tokens > 0,
             max_positions=self.limits.max_model_len,
         )
@@ -227,10 +233,10 @@ class Sides:
                 torch.zeros(EXAMPLE_NUM_TOKENS, dtype=dtype, device=device)
                 for dtype in (torch.int32, torch.int64)
             ],
-            piece_wrapper=self._pieces.wrap if compilation.cudagraph_mode else None,
+            piece_wrapper=self._pieces.wrap if settings.mode else None,
             max_num_tokens=settings.limits.max_num_batched_tokens,
             max_num_seqs=settings.limits.max_num_seqs,
-            factors=compute_factors(compilation, settings.engine, device),
+            factors=compute_factors(settings.engine, device),
         )
 
     def _side(self, name: str, model: CausalLM, num_blocks: int) -> Side:

@@ -16,9 +16,9 @@ from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.compilation.graphs.capture_plan import wire_key
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
-from services.engine.compilation_config import CompilationConfig, CompilationLevel
-from services.engine.config import EngineConfig
-from services.engine.flag_reach import idle_flags
+from services.engine.config.compilation import CompilationConfig
+from services.engine.config.compilation_level import CompilationLevel
+from services.engine.config.engine_config import EngineConfig
 from services.engine.kv_cache.cache_groups import group_layers
 from services.engine.worker.graphs.background_capture import BackgroundCapture
 from services.engine.worker.graphs.background_compile import BackgroundCompile
@@ -131,11 +131,11 @@ def start_worker(
     """
     clock = StageClock()
     kernels = KernelBuilding.fork(config)
-    torch.set_num_threads(config.num_threads)
+    torch.set_num_threads(config.worker.num_threads)
     torch.set_num_interop_threads(1)
     loaded = _load(config, rank, report_progress)
-    settings = config.compilation_config(loaded.device.type)
-    _warn_of_idle_flags(config, settings)
+    settings = config.compilation
+    _warn_of_idle_flags(settings, loaded.device)
     pieces = piece_graphs(loaded.device, loaded.dtype)
     clock.end("load")
 
@@ -155,7 +155,7 @@ def start_worker(
         step_bytes = _build_first_kernels(loaded, settings, kernels)
     clock.end("kernels")
     compiled = None
-    if not config.capture_while_serving:
+    if not settings.capture_while_serving:
         if settings.level != CompilationLevel.NO_COMPILATION:
             report_progress("compiling the model")
         compiled = compile_loaded()
@@ -174,7 +174,7 @@ def start_worker(
         build_uncaptured_kernels(prepared, loaded.limits)
     outcomes: list[GraphOutcome] = []
     capture = None
-    if config.capture_while_serving:
+    if settings.capture_while_serving:
         compilation = BackgroundCompile(compile_loaded, install)
         capture = BackgroundCapture(prepared.graphs, compilation=compilation)
     else:
@@ -187,16 +187,16 @@ def start_worker(
     return StartedWorker(runner=runner, ready=ready, capture=capture)
 
 
-def _warn_of_idle_flags(config: EngineConfig, settings: CompilationConfig) -> None:
-    if config.enforce_eager:
+def _warn_of_idle_flags(settings: CompilationConfig, device: torch.device) -> None:
+    if settings.enforce_eager:
         return
-    for flag, reach in idle_flags(settings):
+    for flag, reach in settings.idle_flags(device.type):
         log.warning("flag_without_effect", flag=f"--{flag.replace('_', '-')}", works=str(reach))
 
 
 def _load(config: EngineConfig, rank: int, report_progress: Report) -> _Loaded:
     device = choose_device(config, rank)
-    model_config = ModelConfig.from_folder(config.model)
+    model_config = ModelConfig.from_folder(config.checkpoint.model)
     dtype = choose_dtype(config, model_config, device)
     cache_dtype = choose_cache_dtype(config, model_config, dtype, device)
     log.info(
@@ -204,30 +204,30 @@ def _load(config: EngineConfig, rank: int, report_progress: Report) -> _Loaded:
         device=str(device),
         dtype=dtype_name(dtype),
         cache_dtype=dtype_name(cache_dtype),
-        model=str(config.model),
+        model=str(config.checkpoint.model),
     )
     report_progress("loading weights")
-    max_model_len = config.max_model_len or model_config.max_position_embeddings
+    max_model_len = config.checkpoint.max_model_len or model_config.max_position_embeddings
     started_s = time.monotonic()
     model = load_model(
-        config.model,
+        config.checkpoint.model,
         device=device,
         dtype=dtype,
-        load_format=config.load_format,
-        with_draft_layers=config.num_speculative_tokens > 0,
+        load_format=config.checkpoint.load_format,
+        with_draft_layers=config.speculation.num_speculative_tokens > 0,
         max_positions=max_model_len,
         on_progress=report_progress,
     )
     load_s = time.monotonic() - started_s
     log.info("weights_loaded", num_parameters=count_parameters(model), load_s=round(load_s, 3))
     limits = StepLimits(
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_model_len=max_model_len,
-        block_size=config.block_size,
+        block_size=config.cache.block_size,
         vocab_size=model_config.vocab_size,
         cache_groups=group_layers(model_config.sliding_windows, max_model_len=max_model_len),
-        num_speculative_tokens=config.num_speculative_tokens,
+        num_speculative_tokens=config.speculation.num_speculative_tokens,
     )
     return _Loaded(
         model=model,
@@ -263,10 +263,10 @@ def _compile(
         loaded.model,
         settings,
         example_inputs=example_inputs,
-        piece_wrapper=pieces.wrap if settings.cudagraph_mode else None,
+        piece_wrapper=pieces.wrap if settings.graph_mode(device.type) else None,
         max_num_tokens=limits.max_num_batched_tokens,
         max_num_seqs=limits.max_num_seqs,
-        factors=compute_factors(settings, config, device),
+        factors=compute_factors(config, device),
         rank=rank,
     )
 
@@ -314,7 +314,7 @@ def _make_runner(
     cache = allocate_kv_cache(
         model,
         num_blocks=num_blocks,
-        block_size=config.block_size,
+        block_size=config.cache.block_size,
         dtype=dtype,
         device=device,
         groups=limits.cache_groups,
@@ -343,7 +343,7 @@ def _announcement(
         dtype=dtype_name(dtype),
         planned_graphs=map(wire_key, prepared.graphs.planned),
         cudagraph_mode=str(prepared.mode),
-        no_graphs_reason=prepared.no_graphs_reason(enforce_eager=config.enforce_eager),
+        no_graphs_reason=prepared.no_graphs_reason(enforce_eager=config.compilation.enforce_eager),
     )
 
 
