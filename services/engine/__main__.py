@@ -8,19 +8,18 @@ seen.
 import os
 import sys
 from collections.abc import Sequence
-from inspect import cleandoc
 from typing import TypeVar
 
 import uvloop
 from pydantic import ValidationError
-from pydantic_settings import CliApp
 
 from models.config import ModelConfig
 from services.engine.capture_sizes.choice import with_planned_sizes
 from services.engine.checkpoint.model_files import ModelFolderError
 from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.checkpoint.table_memory import check_table_memory
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
+from services.engine.config.flags import describe_problems, read_flags
 from services.processes.standard_error import replace_standard_error
 from services.telemetry.logging import configure_logging
 
@@ -57,8 +56,8 @@ def _serve(arguments: Sequence[str]) -> int:
     model = _open_model(config)
     configure_logging(
         service="engine",
-        level=config.log_level,
-        log_format=config.log_format,
+        level=config.observability.log_level,
+        log_format=config.observability.log_format,
         error_messages=False,
     )
     config = with_planned_sizes(config)
@@ -83,9 +82,7 @@ def _explain_cache(arguments: Sequence[str]) -> int:
         device = choose_device(config, 0)
     except ValueError as error:
         raise _UsageError(str(error)) from error
-    settings = config.compilation_config(device.type)
-    factors = compute_factors(settings, config, device)
-    print(explain(settings.cache_dir, factors))  # noqa: T201  a tool's answer
+    print(explain(config.compilation.compile_cache_dir, compute_factors(config, device)))  # noqa: T201  a tool's answer
     return 0
 
 
@@ -95,7 +92,11 @@ def _replay(arguments: Sequence[str]) -> int:
 
     config = _read_flags(ReplayConfig, arguments)
     _open_model(config)
-    configure_logging(service="replay", level=config.log_level, log_format=config.log_format)
+    configure_logging(
+        service="replay",
+        level=config.observability.log_level,
+        log_format=config.observability.log_format,
+    )
     from services.engine.replay.command import replay
     from services.engine.replay.recording import ReplayError
 
@@ -114,28 +115,21 @@ def _plan_graphs(arguments: Sequence[str]) -> int:
 
 
 def _read_flags(kind: type[_Config], arguments: Sequence[str]) -> _Config:
-    # Python 3.13 takes the docstring's indentation off by itself; help shows it as it stands.
-    kind.__doc__ = cleandoc(kind.__doc__ or "")
     try:
-        return CliApp.run(kind, cli_args=list(arguments))
+        return read_flags(kind, arguments)
     except ValidationError as error:
-        problems = [
-            f"{'--' + str(problem['loc'][0]).replace('_', '-')} is {problem['input']!r}: "
-            f"{problem['msg']}"
-            for problem in error.errors()
-        ]
-        raise _UsageError("\noctavo engine: ".join(problems)) from error
+        raise _UsageError("\noctavo engine: ".join(describe_problems(kind, error))) from error
 
 
 def _open_model(config: EngineConfig) -> ModelFolder:
     try:
         model = ModelFolder.open(
-            config.model,
-            name=config.model_name,
-            max_model_len=config.max_model_len,
-            num_speculative_tokens=config.num_speculative_tokens,
+            config.checkpoint.model,
+            name=config.checkpoint.model_name,
+            max_model_len=config.checkpoint.max_model_len,
+            num_speculative_tokens=config.speculation.num_speculative_tokens,
         )
-        check_table_memory(config, ModelConfig.from_folder(config.model))
+        check_table_memory(config, ModelConfig.from_folder(config.checkpoint.model))
     except ModelFolderError as error:
         raise _UsageError(str(error)) from error
     return model

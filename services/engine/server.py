@@ -4,13 +4,14 @@ import asyncio
 import gc
 import signal
 from collections.abc import Callable
+from typing import NoReturn
 
 import grpc
 import structlog
 
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from services.engine.checkpoint.model_folder import ModelFolder
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.core.worker_supervisor import Executor
 from services.engine.edge.open_streams import OpenStreams
@@ -55,10 +56,10 @@ class EngineServer:
         self._counts = LocalCounts()
         self._health = Health(
             SERVICE_NAME,
-            *((VLLM_SERVICE_NAME,) if config.vllm_grpc else ()),
+            *((VLLM_SERVICE_NAME,) if config.serving.vllm_grpc else ()),
             counts=self._counts,
         )
-        self._tracing = open_tracing(config.otlp_endpoint, service="octavo-engine")
+        self._tracing = open_tracing(config.observability.otlp_endpoint, service="octavo-engine")
         self.core = EngineCore(
             config,
             max_model_len=model.max_model_len,
@@ -70,9 +71,9 @@ class EngineServer:
             model.tokenizer_json,
             vocab_size=model.vocab_size,
             eos_token_ids=model.eos_token_ids,
-            max_live=config.max_structured_requests,
-            timeout_s=config.grammar_timeout_s,
-            num_threads=config.num_grammar_threads,
+            max_live=config.grammar.max_structured_requests,
+            timeout_s=config.grammar.grammar_timeout_s,
+            num_threads=config.grammar.num_grammar_threads,
             counts=self._counts,
         )
         self._exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -81,15 +82,15 @@ class EngineServer:
             SERVICE_NAME,
             health=self._health,
             status_of=status_of,
-            max_message_bytes=config.max_message_bytes,
+            max_message_bytes=config.serving.max_message_bytes,
             limits=ServerLimits(
-                max_request_bytes=config.max_message_bytes,
-                max_connections=config.max_connections,
-                max_streams_per_connection=config.max_streams_per_connection,
-                max_sessions=config.max_sessions,
-                slow_reader_timeout_s=config.slow_reader_timeout_s,
+                max_request_bytes=config.serving.max_message_bytes,
+                max_connections=config.serving.max_connections,
+                max_streams_per_connection=config.serving.max_streams_per_connection,
+                max_sessions=config.serving.max_sessions,
+                slow_reader_timeout_s=config.serving.slow_reader_timeout_s,
                 message=MessageLimits(
-                    max_text_bytes=config.max_grammar_bytes + TEXT_ROOM_BYTES,
+                    max_text_bytes=config.grammar.max_grammar_bytes + TEXT_ROOM_BYTES,
                     # Packed as varints, of at most five bytes each.
                     max_packed_bytes=5 * model.max_model_len + PACKED_ROOM_BYTES,
                 ),
@@ -100,7 +101,7 @@ class EngineServer:
         streams = OpenStreams(self._counts)
         servicer = EngineServicer(self.core, model, config, self._grammars, streams)
         engine_pb2_grpc.add_EngineServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
-        if config.vllm_grpc:
+        if config.serving.vllm_grpc:
             # Its stubs are an extra: they are imported where they are asked for, and nowhere else.
             from services.engine.vllm.servicer import VllmServicer
 
@@ -124,18 +125,25 @@ class EngineServer:
         """
         config = self._config
         tls = ServerTls.from_settings(
-            cert=config.tls_cert, key=config.tls_key, client_ca=config.tls_client_ca
+            cert=config.serving.tls_cert,
+            key=config.serving.tls_key,
+            client_ca=config.serving.tls_client_ca,
         )
-        port = listen(self._server, config.host, config.port, tls)
-        if config.metrics_port is not None:
-            self._metrics.serve(config.host, config.metrics_port, tls)
+        port = listen(self._server, config.serving.host, config.serving.port, tls)
+        if config.observability.metrics_port is not None:
+            self._metrics.serve(config.serving.host, config.observability.metrics_port, tls)
         await self._server.start()
-        self._tasks.append(asyncio.create_task(self._run_core()))
+        running = asyncio.create_task(self.core.run())
+        running.add_done_callback(self._end_core)
+        self._tasks.append(running)
         self._tasks.append(asyncio.create_task(self._lag.watch()))
         self._tasks.append(asyncio.create_task(self._exit_when_drained()))
         self._grammars.load()
         log.info(
-            "engine_listening", address=f"{config.host}:{port}", port=port, tls=tls is not None
+            "engine_listening",
+            address=f"{config.serving.host}:{port}",
+            port=port,
+            tls=tls is not None,
         )
         return port
 
@@ -164,15 +172,15 @@ class EngineServer:
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
 
-    async def _run_core(self) -> None:
-        try:
-            await self.core.run()
-        except WorkerDiedError as error:
-            log.error("engine_start_failed", error=str(error))  # noqa: TRY400  the reason is enough
-            self._exit(1)
-        except Exception:  # nothing would serve any more, and nothing would say so
-            log.exception("engine_failed")
-            self._exit(1)
+    def _end_core(self, running: asyncio.Task[NoReturn]) -> None:
+        if running.cancelled():
+            return
+        error = running.exception()
+        if isinstance(error, WorkerDiedError):
+            log.error("engine_start_failed", error=str(error))
+        else:
+            log.error("engine_failed", exc_info=error)
+        self._exit(1)
 
     async def _exit_when_drained(self) -> None:
         await self.core.wait_until_drained()
@@ -186,7 +194,7 @@ class EngineServer:
             self._tasks.append(asyncio.create_task(self._drain()))
 
     async def _drain(self) -> None:
-        await self.core.drain(self._config.drain_timeout_s)
+        await self.core.drain(self._config.serving.drain_timeout_s)
 
     def _exit(self, status: int) -> None:
         if not self._exit_status.done():
@@ -223,11 +231,11 @@ def _interceptors(config: EngineConfig) -> list[grpc.aio.ServerInterceptor]:
     Raises:
         TlsFilesError: names are to be checked, but clients show no certificates.
     """
-    if not config.tls_allowed_clients:
+    if not config.serving.tls_allowed_clients:
         return []
-    if config.tls_client_ca is None:
+    if config.serving.tls_client_ca is None:
         raise TlsFilesError("--tls-allowed-clients needs --tls-client-ca")
-    return [KnownClients(config.tls_allowed_clients)]
+    return [KnownClients(config.serving.tls_allowed_clients)]
 
 
 def collect_garbage_rarely() -> None:

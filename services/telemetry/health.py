@@ -8,6 +8,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from services.telemetry.callers import by_address
 from services.telemetry.counts import Counts
 from services.telemetry.held_counts import holding
+from services.telemetry.status import RefusedCallError, Status
 
 LIVENESS = "liveness"
 """Health service that answers SERVING as long as the process answers at all."""
@@ -61,7 +62,8 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc_heal
         """Answers one probe; NOT_FOUND for a service that is not here."""
         status = self._status_of(request.service)
         if status == _Response.SERVICE_UNKNOWN:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} here")
+            message = f"no service {request.service!r} here"
+            raise RefusedCallError(Status(grpc.StatusCode.NOT_FOUND, message))
         return _Response(status=status)
 
     async def Watch(  # noqa: N802  the protocol's name

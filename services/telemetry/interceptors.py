@@ -1,9 +1,9 @@
 """The one place where an exception becomes a gRPC status."""
 
-import asyncio
 import inspect
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -45,26 +45,25 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
 
     def _wrap_coroutine(self, inner: Any, method: str) -> Any:
         async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            try:
+            with self._answering(context, method):
                 return await inner(request, context)
-            except (asyncio.CancelledError, grpc.aio.AbortError):
-                raise
-            except Exception as error:  # noqa: BLE001  the edge: everything becomes a status
-                self._fail(context, error, method)
 
         return call
 
     def _wrap_generator(self, inner: Any, method: str) -> Any:
         async def call(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-            try:
+            with self._answering(context, method):
                 async for response in inner(request, context):
                     yield response
-            except (asyncio.CancelledError, GeneratorExit, grpc.aio.AbortError):
-                raise
-            except Exception as error:  # noqa: BLE001  the edge: everything becomes a status
-                self._fail(context, error, method)
 
         return call
+
+    @contextmanager
+    def _answering(self, context: grpc.aio.ServicerContext, method: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  the edge: every error becomes a status
+            self._fail(context, error, method)
 
     def _fail(self, context: grpc.aio.ServicerContext, error: Exception, method: str) -> None:
         status = self._mapper(error)

@@ -95,8 +95,10 @@ class Bench:
         """Measures and reports decode steps."""
         for batch in batches:
             name = f"decode, batch {batch}"
-            if batch > self.engine.config.max_num_seqs:
-                self.report.problem(f"{name}: max_num_seqs is {self.engine.config.max_num_seqs}")
+            if batch > self.engine.config.scheduler.max_num_seqs:
+                self.report.problem(
+                    f"{name}: max_num_seqs is {self.engine.config.scheduler.max_num_seqs}"
+                )
             elif self._has_time(name):
                 floor = self.floor and self.floor.decode_ms(batch, DECODE_CONTEXT)
                 values = await self.decode(batch, repeats)
@@ -147,7 +149,7 @@ class Bench:
                 "gpu_used_mib": gpu_used_mib(),
                 "worker_peak_host_mib": peak_host_mib(self.engine.worker_pid),
                 "kv_blocks": worker.num_blocks,
-                "kv_tokens": worker.num_blocks * self.engine.config.block_size,
+                "kv_tokens": worker.num_blocks * self.engine.config.cache.block_size,
                 "kv_mib": worker.num_blocks * worker.block_bytes // 2**20,
             },
         )

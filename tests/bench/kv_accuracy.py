@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from models.kv_cache import FP8_CACHE_DTYPE
 from models.layers.decoder import CausalLM
 from models.loading.loader import load_model
-from services.engine.config import TINY_CHECKPOINT
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 from tests.bench.model_folder import make_model_folder, shape_names
 from tests.bench.report import Report
 from tests.support.paged_runner import PagedRunner

@@ -20,7 +20,6 @@ from tempfile import TemporaryDirectory
 
 import uvloop
 
-from services.engine.config import EngineConfig
 from services.engine.worker.executor import WorkerDiedError
 from tests.bench.empty_caches import empty_caches
 from tests.bench.figures import Bench
@@ -117,7 +116,7 @@ class Comparison:
             }
             if not arguments.skip_cold:
                 changes["compile_cache_dir"] = stack.enter_context(empty_caches())
-            config = EngineConfig(**{**self._settings.config.model_dump(), **changes})
+            config = self._settings.config.with_flags(**changes)
             if not arguments.skip_cold:
                 async with offline_engine(config) as engine:
                     row["cold"] = await self._bench(engine, budget).start()
@@ -228,7 +227,7 @@ def main() -> None:
         modes = arguments.modes.split(",")
         if not set(modes) <= set(MODES) or not set(arguments.levels) <= set(LEVELS):
             parser.error(f"--levels takes {LEVELS}, --modes takes {', '.join(MODES)}")
-        too_large = [b for b in arguments.batches if b > settings.config.max_num_seqs]
+        too_large = [b for b in arguments.batches if b > settings.config.scheduler.max_num_seqs]
         if too_large:
             parser.error(f"--batches: {too_large} exceed --max-num-seqs")
         report = Report(

@@ -8,7 +8,7 @@ import json
 import shutil
 from pathlib import Path
 
-from services.engine.config import TINY_CHECKPOINT
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 
 SHAPES_FOLDER = Path(__file__).parent / "shapes"
 TINY = "tiny"

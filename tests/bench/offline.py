@@ -19,7 +19,6 @@ import uvloop
 
 from models.kv_cache import FP8_CACHE_DTYPE
 from services.engine.checkpoint.model_files import ModelFolderError
-from services.engine.config import EngineConfig
 from services.engine.worker.executor import WorkerDiedError
 from tests.bench.empty_caches import empty_caches
 from tests.bench.figures import Bench
@@ -51,8 +50,9 @@ def _floor(settings: Settings, report: Report) -> StepFloor | None:
     if MEASURED_ON not in (report.content["machine"]["gpu"] or ""):
         return None
     config, model = settings.config, settings.model
-    dtype = getattr(torch, model.dtype if config.dtype == "auto" else config.dtype)
-    return step_floor(model, dtype if config.kv_cache_dtype == "auto" else FP8_CACHE_DTYPE)
+    asked = config.checkpoint.dtype
+    dtype = getattr(torch, model.dtype if asked == "auto" else asked)
+    return step_floor(model, dtype if config.cache.kv_cache_dtype == "auto" else FP8_CACHE_DTYPE)
 
 
 async def measure(settings: Settings, report: Report) -> None:
@@ -61,7 +61,7 @@ async def measure(settings: Settings, report: Report) -> None:
     with ExitStack() as stack:
         if arguments.cold:
             folder = stack.enter_context(empty_caches())
-            config = EngineConfig(**{**config.model_dump(), "compile_cache_dir": folder})
+            config = config.with_flags(compile_cache_dir=folder)
             async with offline_engine(config) as engine:
                 await add_start(make_bench(settings, engine, report, arguments.divide_by), "cold")
         async with offline_engine(config) as engine:

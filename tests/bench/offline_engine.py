@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.checkpoint.model_folder import ModelFolder
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.core.graph_ledger import GraphFigures
 from services.engine.errors import EngineError
@@ -250,7 +250,9 @@ async def offline_engine(config: EngineConfig) -> AsyncIterator[OfflineEngine]:
         WorkerDiedError: the worker could not start.
         ModelFolderError: the model cannot be served.
     """
-    model = ModelFolder.open(config.model, name="bench", max_model_len=config.max_model_len)
+    model = ModelFolder.open(
+        config.checkpoint.model, name="bench", max_model_len=config.checkpoint.max_model_len
+    )
     times = StartTimes()
     is_ready = asyncio.Event()
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
-from pydantic_settings import CliApp
 
 from models.config import ConfigError, ModelConfig
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
+from services.engine.config.flags import read_flags
 from services.telemetry.logging import configure_logging
 from tests.bench.model_folder import make_model_folder, shape_names
 
@@ -57,7 +57,7 @@ class Settings:
     @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and output together."""
-        return self.config.max_model_len or self.model.max_position_embeddings
+        return self.config.checkpoint.max_model_len or self.model.max_position_embeddings
 
     def engine_settings(self) -> dict[str, object]:
         """Returns all settings of the engine but paths and addresses, as JSON holds them.
@@ -111,8 +111,12 @@ def list_of_numbers(text: str) -> list[int]:
 
 
 def _settings(arguments: argparse.Namespace, engine_flags: list[str], folder: Path) -> Settings:
-    given = CliApp.run(EngineConfig, cli_args=engine_flags)
-    asked = {name: getattr(given, name) for name in given.model_fields_set}
+    given = read_flags(EngineConfig, engine_flags)
+    asked = {
+        flag: getattr(getattr(given, section), flag)
+        for section in given.sections()
+        for flag in getattr(given, section).model_fields_set
+    }
     num_layers = arguments.num_layers
     path = arguments.model or make_model_folder(arguments.shape, folder, num_layers)
     model = ModelConfig.from_folder(path)
@@ -123,8 +127,12 @@ def _settings(arguments: argparse.Namespace, engine_flags: list[str], folder: Pa
         **asked,
         "model": path,
     }
-    config = EngineConfig(**values)
-    configure_logging(service="bench", level=config.log_level, log_format=config.log_format)
+    config = EngineConfig.from_flags(**values)
+    configure_logging(
+        service="bench",
+        level=config.observability.log_level,
+        log_format=config.observability.log_format,
+    )
     return Settings(
         arguments=arguments,
         config=config,

@@ -18,7 +18,6 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from models.cudagraph_mode import CUDAGraphMode
 from models.layers.decoder import CausalLM
 from models.loading.loader import load_model
 from services.engine.batch import read_int32
@@ -79,18 +78,18 @@ def make_engine(
     config, batches = settings.config, settings.arguments.batch
     # The same for all, as graphs plan their attention for the longest sequence there can be.
     length = PROMPT_LEN + total_tokens(settings.arguments, max(settings.arguments.drafts)) + 80
-    sizes = {"cudagraph_capture_sizes": tuple(sorted(batches))}
-    mode = {"cudagraph_mode": CUDAGraphMode.FULL_DECODE_ONLY}
+    sizes = {"cudagraph_capture_sizes": sorted(batches)}
+    mode = {"cudagraph_mode": "full_decode_only"}
     engine = GraphEngine(
-        config.model,
-        config.compilation_config(device).model_copy(update={**sizes, **mode}),
+        config.checkpoint.model,
+        config.compilation.model_copy(update={**sizes, **mode}),
         device=device,
         dtype=dtype,
         max_num_seqs=max(batches),
         max_num_batched_tokens=max(2048, max(batches) * (1 + num_drafts)),
         max_model_len=min(settings.max_model_len, 2 * length),
-        num_blocks=max(batches) * -(-length // config.block_size) + 16,
-        block_size=config.block_size,
+        num_blocks=max(batches) * -(-length // config.cache.block_size) + 16,
+        block_size=config.cache.block_size,
         num_speculative_tokens=num_drafts,
         model=model,
     )
@@ -182,10 +181,10 @@ def main() -> None:
     with TemporaryDirectory(prefix="octavo-bench-") as folder:
         settings = read_settings(own_parser(), Path(folder))
         arguments, config = settings.arguments, settings.config
-        device = config.device
+        device = config.worker.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        torch.set_num_threads(config.num_threads)
+        torch.set_num_threads(config.worker.num_threads)
         report = Report(
             "speculation",
             path=arguments.out,
@@ -193,13 +192,15 @@ def main() -> None:
             settings=settings.engine_settings(),
             commit_name=arguments.commit,
         )
-        name = settings.model.dtype if config.dtype == "auto" else config.dtype
+        name = (
+            settings.model.dtype if config.checkpoint.dtype == "auto" else config.checkpoint.dtype
+        )
         dtype = torch.float32 if device == "cpu" else getattr(torch, name)
         model = load_model(
-            config.model,
+            config.checkpoint.model,
             device=torch.device(device),
             dtype=dtype,
-            load_format=config.load_format,
+            load_format=config.checkpoint.load_format,
             with_draft_layers=True,
         )
         report.note("loaded")

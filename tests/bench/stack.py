@@ -20,7 +20,7 @@ import torch
 
 from protos.common.v1 import sampling_pb2
 from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
-from services.engine.config import TINY_CHECKPOINT
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 from tests.support.processes import start_engine, start_frontend
 from tests.support.transformers_reference import TransformersReference
 from tests.support.varied_prompts import NAMES

@@ -139,20 +139,20 @@ def make_engine(settings: Settings, device: str) -> GraphEngine:
     config, arguments = settings.config, settings.arguments
     largest = max(arguments.batch)
     length = PROMPT_LEN + total_steps(arguments) + 80
-    dtype = config.dtype if config.dtype != "auto" else settings.model.dtype
-    if config.dtype == "auto" and device == "cpu":
+    dtype = config.checkpoint.dtype if config.checkpoint.dtype != "auto" else settings.model.dtype
+    if config.checkpoint.dtype == "auto" and device == "cpu":
         dtype = "float32"
     engine = GraphEngine(
-        config.model,
-        config.compilation_config(device),
+        config.checkpoint.model,
+        config.compilation,
         device=device,
         dtype=getattr(torch, dtype),
-        load_format=config.load_format,
+        load_format=config.checkpoint.load_format,
         max_num_seqs=largest,
         max_num_batched_tokens=max(2048, largest),
         max_model_len=min(settings.max_model_len, 8 * length),
-        num_blocks=largest * -(-length // config.block_size) + 16,
-        block_size=config.block_size,
+        num_blocks=largest * -(-length // config.cache.block_size) + 16,
+        block_size=config.cache.block_size,
     )
     engine.capture()
     return engine
@@ -275,10 +275,10 @@ def main() -> None:
     """Measures, draws and prints."""
     with TemporaryDirectory(prefix="octavo-bench-") as folder:
         settings = read_settings(own_parser(), Path(folder))
-        arguments, device = settings.arguments, settings.config.device
+        arguments, device = settings.arguments, settings.config.worker.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        torch.set_num_threads(settings.config.num_threads)
+        torch.set_num_threads(settings.config.worker.num_threads)
         report = Report(
             "step_trace",
             path=arguments.out,

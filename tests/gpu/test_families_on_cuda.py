@@ -8,7 +8,8 @@ import torch
 
 from models.cudagraph_mode import CUDAGraphMode
 from models.loading.loader import load_model
-from services.engine.compilation_config import CompilationConfig, CompilationLevel
+from services.engine.config.compilation_level import CompilationLevel
+from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
 from tests.support.paged_runner import PagedRunner
 from tests.support.random_checkpoints import VARIANTS, transformers_logits, write_checkpoint
@@ -47,7 +48,7 @@ def mixed_logits(model, tokens):
 
 
 def graph_engine(folder, level, dtype):
-    config = CompilationConfig(
+    config = compilation_config(
         level=level,
         cudagraph_mode=CUDAGraphMode.FULL,
         cudagraph_capture_sizes=(2, 4, 8, 64),

@@ -15,10 +15,11 @@ from services.engine.compilation.graphs.capture_plan import full_decode_key
 from services.engine.compilation.graphs.cuda_recorder import CUDAGraphRecorder
 from services.engine.compilation.graphs.graph_runner import GraphRunner
 from services.engine.compilation.graphs.recorder import GraphFaultError
-from services.engine.compilation_config import CompilationConfig, CompilationLevel
-from services.engine.config import EngineConfig
+from services.engine.config.compilation_level import CompilationLevel
+from services.engine.config.engine_config import EngineConfig
 from services.engine.sampling.sampler import greedy
 from services.engine.worker.executor import WorkerExecutor
+from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.step_driver import StepDriver
@@ -40,13 +41,13 @@ def folder(tmp_path_factory):
 
 
 def decode_graphs(*sizes):
-    return CompilationConfig(
+    return compilation_config(
         cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY, cudagraph_capture_sizes=sizes
     )
 
 
 def eager(folder, **changes):
-    return GraphEngine(folder, CompilationConfig(), device="cuda", **changes)
+    return GraphEngine(folder, compilation_config(), device="cuda", **changes)
 
 
 def captured(folder, *sizes, **changes):
@@ -209,7 +210,7 @@ def test_capture_reports_seconds_and_bytes(folder):
     "mode", [CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL_AND_PIECEWISE, CUDAGraphMode.FULL]
 )
 def test_steps_of_all_kinds_give_the_tokens_of_eager_steps(folder, mode, level):
-    config = CompilationConfig(
+    config = compilation_config(
         level=CompilationLevel(level),
         use_inductor=False,
         cudagraph_mode=mode,
@@ -219,7 +220,7 @@ def test_steps_of_all_kinds_give_the_tokens_of_eager_steps(folder, mode, level):
     assert engine.prepared.mode is mode
     assert {outcome.fault for outcome in engine.capture()} == {""}
     # Compiled, but without graphs: level 0 adds up in another order.
-    plain = config.model_copy(update={"cudagraph_mode": CUDAGraphMode.NONE})
+    plain = config.model_copy(update={"cudagraph_mode": "none"})
     expected = GraphEngine(folder, plain, device="cuda").run(PROMPTS, NUM_OUTPUT)
     for _ in range(2):
         assert engine.run(PROMPTS, NUM_OUTPUT) == expected
@@ -230,7 +231,7 @@ def test_steps_of_all_kinds_give_the_tokens_of_eager_steps(folder, mode, level):
 def test_without_our_kernels_every_mode_serves_in_pieces_or_eagerly(folder, mode, monkeypatch):
     # As on a machine with CUDA and without Triton: the reference of attention plans on the host.
     monkeypatch.setattr(kernel_choice, "HAS_TRITON", False)
-    config = CompilationConfig(cudagraph_mode=mode, cudagraph_capture_sizes=(4, 8, 64))
+    config = compilation_config(cudagraph_mode=mode, cudagraph_capture_sizes=(4, 8, 64))
     engine = GraphEngine(folder, config, device="cuda")
     assert engine.prepared.mode is (CUDAGraphMode.PIECEWISE if mode else CUDAGraphMode.NONE)
     assert {outcome.fault for outcome in engine.capture()} <= {""}
@@ -240,14 +241,14 @@ def test_without_our_kernels_every_mode_serves_in_pieces_or_eagerly(folder, mode
 
 
 def test_whole_graphs_serve_prompts_in_chunks_beside_decodes(folder):
-    config = CompilationConfig(
+    config = compilation_config(
         cudagraph_mode=CUDAGraphMode.FULL, cudagraph_capture_sizes=(4, 12, 16)
     )
     prompts = [[n + 3] * (7 * n + 1) for n in range(8)]
     limits = {"max_num_batched_tokens": 16, "device": "cuda"}
     engine = GraphEngine(folder, config, **limits)
     assert {outcome.fault for outcome in engine.capture()} == {""}
-    expected = GraphEngine(folder, CompilationConfig(), **limits).run(prompts, NUM_OUTPUT)
+    expected = GraphEngine(folder, compilation_config(), **limits).run(prompts, NUM_OUTPUT)
     for _ in range(2):
         assert engine.run(prompts, NUM_OUTPUT) == expected
     whole = {step.cudagraph_runtime_mode for step, _ in engine.steps}
@@ -256,21 +257,21 @@ def test_whole_graphs_serve_prompts_in_chunks_beside_decodes(folder):
 
 @pytest.mark.parametrize("level", [2, 3])
 def test_graphs_of_what_inductor_made_give_its_tokens(folder, level):
-    config = CompilationConfig(
+    config = compilation_config(
         level=CompilationLevel(level),
         cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
         cudagraph_capture_sizes=(4, 8, 64),
     )
     engine = GraphEngine(folder, config, device="cuda")
     assert {outcome.fault for outcome in engine.capture()} == {""}
-    plain = config.model_copy(update={"cudagraph_mode": CUDAGraphMode.NONE})
+    plain = config.model_copy(update={"cudagraph_mode": "none"})
     expected = GraphEngine(folder, plain, device="cuda").run(PROMPTS, NUM_OUTPUT)
     assert engine.run(PROMPTS, NUM_OUTPUT) == expected == eager(folder).run(PROMPTS, NUM_OUTPUT)
     assert set(engine.reasons) == {RAN_GRAPH}
 
 
 def test_a_bad_graph_of_pieces_is_quarantined_and_serving_goes_on(folder):
-    config = CompilationConfig(
+    config = compilation_config(
         cudagraph_mode=CUDAGraphMode.PIECEWISE, cudagraph_capture_sizes=(64,)
     )
     engine = GraphEngine(folder, config, device="cuda")
@@ -288,7 +289,7 @@ def test_a_worker_serves_before_its_graphs_are_there(folder):
 
 
 async def serve_at_once(folder):
-    config = EngineConfig(
+    config = EngineConfig.from_flags(
         model=folder,
         device="cuda",
         dtype="float32",

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from services.engine.batch import read_int32
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.executor import WorkerExecutor
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
@@ -19,7 +19,7 @@ NUM_DECODED = 4
 
 
 def config_of(folder, **changes):
-    return EngineConfig(
+    return EngineConfig.from_flags(
         model=folder,
         device="cuda",
         dtype="float32",

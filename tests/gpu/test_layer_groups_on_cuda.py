@@ -3,7 +3,7 @@
 import pytest
 
 from models.cudagraph_mode import CUDAGraphMode
-from services.engine.compilation_config import CompilationConfig
+from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
 from tests.support.random_checkpoints import write_checkpoint
 
@@ -22,7 +22,7 @@ MODES = [
 @pytest.mark.parametrize("family", ["gpt_oss", "mistral_window"])
 def test_tokens_are_those_of_a_cache_that_keeps_everything(tmp_path, family, mode):
     write_checkpoint(tmp_path, family)
-    config = CompilationConfig(cudagraph_mode=mode, cudagraph_capture_sizes=(2, 4, 8))
+    config = compilation_config(cudagraph_mode=mode, cudagraph_capture_sizes=(2, 4, 8))
     options = {"device": "cuda", "num_blocks": 200}
     expected = GraphEngine(tmp_path, config, has_groups=False, **options).run(PROMPTS, 40)
     engine = GraphEngine(tmp_path, config, **options)

@@ -6,11 +6,11 @@ import torch
 from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import get_forward_context
 from protos.engine.v1.recording_pb2 import Snapshot
-from services.engine.compilation_config import CompilationConfig
 from services.engine.replay.command import replay
 from services.engine.replay.config import ReplayConfig
 from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.start.loaded_model import LoadedModel
+from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.recordings import engine_settings, write_recording
@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
 
 
 def record(folder, path, dtype, mode=CUDAGraphMode.FULL_DECODE_ONLY):
-    config = CompilationConfig(
+    config = compilation_config(
         cudagraph_mode=mode, cudagraph_capture_sizes=(1, 2, 4, 8), cudagraph_piece_sizes=(32, 64)
     )
     engine = GraphEngine(
@@ -49,7 +49,7 @@ def record(folder, path, dtype, mode=CUDAGraphMode.FULL_DECODE_ONLY):
 
 def run(trace, folder, against, load=None):
     report = []
-    config = ReplayConfig(
+    config = ReplayConfig.from_flags(
         trace=trace,
         model=folder,
         against=against,

@@ -9,10 +9,10 @@ from models.forward_context import forward_context
 from models.loading.loader import load_model
 from protos.engine.v1.recording_pb2 import Snapshot
 from services.engine.batch import FallbackReason, read_int32
-from services.engine.compilation_config import CompilationConfig
 from services.engine.replay.command import replay
 from services.engine.replay.config import ReplayConfig
 from services.engine.worker.inputs.step_arrays import StepLimits
+from tests.support.compilation import compilation_config
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.graph_engine import GraphEngine
 from tests.support.paged_runner import PagedRunner
@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
 
 def engine(folder, num_speculative_tokens, *sizes, **changes):
     mode = CUDAGraphMode.FULL_DECODE_ONLY if sizes else CUDAGraphMode.NONE
-    config = CompilationConfig(cudagraph_mode=mode, cudagraph_capture_sizes=sizes or None)
+    config = compilation_config(cudagraph_mode=mode, cudagraph_capture_sizes=sizes or None)
     made = GraphEngine(
         folder, config, device="cuda", num_speculative_tokens=num_speculative_tokens, **changes
     )
@@ -152,7 +152,7 @@ def test_an_honest_recording_shows_no_difference(folder, tmp_path, against):
     snapshot = Snapshot(engine=engine_settings(folder, limits, num_blocks=64))
     trace = write_recording(tmp_path / "trace.binpb", recorded.steps, snapshot=snapshot)
     report = []
-    config = ReplayConfig(trace=trace, model=folder, against=against, device="cuda")
+    config = ReplayConfig.from_flags(trace=trace, model=folder, against=against, device="cuda")
     totals = replay(config, report.append)
     assert totals.is_clean, "\n".join(report)
     assert (totals.num_by_graph > 3) == (against == "full")

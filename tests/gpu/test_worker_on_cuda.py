@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from services.engine.batch import read_float32, read_int32
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.executor import WorkerExecutor
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.step_driver import StepDriver, sampling
@@ -108,7 +108,7 @@ def test_the_worker_process_sizes_its_cache_and_runs_ahead(folder):
 
 
 async def run_ahead(folder):
-    config = EngineConfig(
+    config = EngineConfig.from_flags(
         model=folder,
         device="cuda",
         dtype="float32",

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from services.frontend.config import FrontendConfig
 from tests.support.certificates import LOOPBACK, Authority
 from tests.support.processes import free_port
@@ -234,11 +234,12 @@ def test_the_observability_override_scrapes_what_it_switches_on():
     scraped = {
         t for job in prometheus["scrape_configs"] for t in job["static_configs"][0]["targets"]
     }
-    for name, config in (("engine", EngineConfig), ("frontend", FrontendConfig)):
-        prefix = config.model_config["env_prefix"]
+    for name, make in (("engine", EngineConfig.from_flags), ("frontend", FrontendConfig)):
+        prefix = f"OCTAVO_{name.upper()}_"
         given = services[name]["environment"]
-        values = {key.removeprefix(prefix).lower(): value for key, value in given.items()}
-        assert f"{name}:{config(**values).metrics_port}" in scraped
+        config = make(**{key.removeprefix(prefix).lower(): value for key, value in given.items()})
+        metrics_port = getattr(config, "observability", config).metrics_port
+        assert f"{name}:{metrics_port}" in scraped
     for service in services.values():
         for volume in service.get("volumes", []):
             assert (ROOT / volume.partition(":")[0]).exists(), volume

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from services.engine.config import TINY_CHECKPOINT
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 from tests.support.damaged_checkpoints import DAMAGES, copy_checkpoint
 from tests.support.processes import start_engine
 

@@ -8,7 +8,7 @@ import torch
 
 from protos.common.v1.sampling_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
 from protos.engine.v1.engine_pb2 import GetModelInfoRequest
-from services.engine.config import TINY_CHECKPOINT
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 from tests.support.engine_client import engine_stub, generate, get_stats
 from tests.support.pace import together
 from tests.support.processes import start_engine

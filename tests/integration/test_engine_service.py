@@ -16,7 +16,7 @@ from protos.engine.v1.engine_pb2 import (
     GetModelInfoRequest,
 )
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
-from services.engine.config import TINY_CHECKPOINT
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 from tests.support.pace import stopped
 from tests.support.processes import ROOT, ServiceProcess, start_engine
 from tests.support.steered_engine import MODULE, stop_after

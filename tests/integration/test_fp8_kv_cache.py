@@ -8,7 +8,7 @@ import torch
 
 from models.kv_cache import FP8_CACHE_DTYPE
 from models.loading.loader import load_model
-from services.engine.config import TINY_CHECKPOINT
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 from tests.support.engine_client import engine_stub, generate, get_stats
 from tests.support.paged_runner import PagedRunner
 from tests.support.processes import ServiceFailedError, start_engine

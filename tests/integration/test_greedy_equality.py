@@ -9,7 +9,7 @@ import pytest
 from protos.common.v1 import sampling_pb2
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
-from services.engine.config import TINY_CHECKPOINT
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 from tests.support.pace import together
 from tests.support.processes import ServiceProcess, start_engine, start_frontend
 from tests.support.transformers_reference import TransformersReference

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from models.loading.loader import load_model
-from services.engine.config import TINY_CHECKPOINT
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.replay.recording import Recording
 from tests.support.engine_client import begin, engine_stub, generate, get_stats
 from tests.support.pace import stopped, together, until_live

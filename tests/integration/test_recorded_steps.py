@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.engine.config import TINY_CHECKPOINT
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.replay.command import replay
 from services.engine.replay.config import ReplayConfig
 from tests.support.draft_checkpoints import write_draft_checkpoint
@@ -37,7 +37,7 @@ def models(tmp_path_factory):
 @pytest.mark.parametrize("name", ["without_drafts", "with_drafts"])
 def test_every_step_brings_the_recorded_tokens(models, name, against):
     report = []
-    config = ReplayConfig(
+    config = ReplayConfig.from_flags(
         trace=RECORDED / f"{name}.binpb",
         model=models[name],
         against=against,

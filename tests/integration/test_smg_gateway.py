@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from protos.engine.v1.engine_pb2 import GetStatsRequest
-from services.engine.config import TINY_CHECKPOINT
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 from tests.support.engine_client import engine_stub
 from tests.support.pace import until_live
 from tests.support.processes import Stack, free_port, stack

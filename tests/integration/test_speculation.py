@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from services.engine.config import TINY_CHECKPOINT
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.replay.recording import Recording
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.engine_client import begin, engine_stub, generate, get_stats

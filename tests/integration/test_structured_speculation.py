@@ -12,7 +12,7 @@ from services.client.client import OctavoClient
 from services.client.requests import Options, Sampling
 from services.client.responses import FinishReason
 from services.client.structured_output import StructuredOutput
-from services.engine.config import TINY_CHECKPOINT
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.engine_client import engine_stub, get_stats
 from tests.support.processes import stack

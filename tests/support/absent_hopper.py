@@ -44,7 +44,6 @@ def launched_by(
     """Returns the kernels that a worker launches for a checkpoint, before it is ready and later."""
     from models.cudagraph_mode import CUDAGraphMode
     from models.loading.loader import load_model
-    from services.engine.compilation_config import CompilationConfig
     from services.engine.kv_cache.cache_groups import group_layers
     from services.engine.worker.inputs.step_arrays import StepLimits
     from services.engine.worker.start.graph_setup import warm_up_first_graphs
@@ -56,6 +55,7 @@ def launched_by(
         other_steps,
         run_small_steps,
     )
+    from tests.support.compilation import compilation_config
 
     model = load_model(
         folder,
@@ -75,7 +75,7 @@ def launched_by(
         num_speculative_tokens=num_drafts,
     )
     runner = probe_runner(model, limits=limits, dtype=cache_dtype or dtype, device=CPU)
-    config = CompilationConfig(cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE)
+    config = compilation_config(cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE)
     return found_in(
         [
             lambda: run_small_steps(runner, limits, FIRST_STEPS),

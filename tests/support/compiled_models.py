@@ -7,14 +7,14 @@ from models.compile_support import support_torch_compile
 from services.engine.compilation.backend import OctavoBackend
 from services.engine.compilation.compile_model import compile_model
 from services.engine.compilation.compiler_interface import EagerAdaptor, LoadError
-from services.engine.compilation_config import CompilationConfig
+from tests.support.compilation import compilation_config
 
 MAX_TOKENS = 64
 
 
 def compile_at(level, *, device="cpu", factors=None, piece_wrapper=None, **settings):
     """Returns a function that compiles a model at a level, by default with the eager compiler."""
-    config = CompilationConfig(level=level, **{"use_inductor": False, **settings})
+    config = compilation_config(level=level, **{"use_inductor": False, **settings})
 
     def prepare(model):
         compiled = compile_model(
@@ -38,7 +38,7 @@ def compile_toy(model, level, *, width=4, **settings):
     """Compiles a model of one float input [T, width] with the eager compiler."""
     compiled = compile_model(
         model,
-        CompilationConfig(level=level, **{"use_inductor": False, **settings}),
+        compilation_config(level=level, **{"use_inductor": False, **settings}),
         example_inputs=[torch.zeros(8, width)],
         max_num_tokens=MAX_TOKENS,
         max_num_seqs=8,

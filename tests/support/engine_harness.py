@@ -12,7 +12,7 @@ import grpc
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from services.engine.checkpoint.model_folder import DefaultSampling, ModelFolder
 from services.engine.checkpoint.tokenizer_files import TokenizerFile, TokenizerFiles
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.request import Request, RequestOutput, SamplingParams
 from services.engine.server import EngineServer
@@ -37,7 +37,7 @@ def engine_config(**changes: Any) -> EngineConfig:
         "grammar_timeout_s": 30.0,
         "slow_reader_timeout_s": 60.0,
     }
-    return EngineConfig(**{**values, **changes})
+    return EngineConfig.from_flags(**{**values, **changes})
 
 
 def model_folder(**changes: Any) -> ModelFolder:

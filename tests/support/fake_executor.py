@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.batch import BatchDescriptor, StepResult, read_int32
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.executor import WorkerDiedError, WorkerKilledError
 from tests.support.fake_worker import VOCAB_SIZE, FakeWorker
 
@@ -44,8 +44,8 @@ class FakeExecutor:
             num_steps: steps that it runs until resume().
         """
         self._config = config
-        self._num_blocks = config.num_kv_blocks or num_blocks
-        self._max_model_len = config.max_model_len or max_model_len
+        self._num_blocks = config.cache.num_kv_blocks or num_blocks
+        self._max_model_len = config.checkpoint.max_model_len or max_model_len
         self._vocab_size = vocab_size
         self._step_time_s = step_time_s
         self.start_error = start_error
@@ -74,17 +74,17 @@ class FakeExecutor:
         if self.start_error is not None:
             raise WorkerDiedError(self.start_error)
         self._worker = FakeWorker(
-            max_num_seqs=self._config.max_num_seqs,
+            max_num_seqs=self._config.scheduler.max_num_seqs,
             max_model_len=self._max_model_len,
             num_blocks=self._num_blocks,
-            block_size=self._config.block_size,
+            block_size=self._config.cache.block_size,
             vocab_size=self._vocab_size,
         )
         self._sent.clear()
         self._death = None
         return WorkerReady(
             num_blocks=self._num_blocks,
-            block_bytes=8 * self._config.block_size,
+            block_bytes=8 * self._config.cache.block_size,
             num_parameters=1,
             device_name="cpu",
             dtype="float32",

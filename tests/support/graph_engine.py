@@ -13,7 +13,7 @@ from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.batch import BatchDescriptor, StepResult
 from services.engine.compilation.compile_model import compile_model
 from services.engine.compilation.graphs.capture_plan import wire_key
-from services.engine.compilation_config import CompilationConfig
+from services.engine.config.compilation import CompilationConfig
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.kv_cache.cache_groups import LayerGroup, group_layers
 from services.engine.request import Request, SamplingParams

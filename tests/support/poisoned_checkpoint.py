@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.engine.config import TINY_CHECKPOINT
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 
 POISON = 1000
 _CHANNEL = 0

@@ -6,7 +6,7 @@ import string
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-from services.engine.config import TINY_CHECKPOINT
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "[SEP]")
 CHARACTERS = string.ascii_letters + string.digits + string.punctuation

@@ -1,7 +1,9 @@
 """The rules that keep the tree readable, as tests: layers, sizes, contracts, error tables."""
 
+import ast
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +58,38 @@ def test_package_inits_hold_a_docstring_and_nothing_else():
     inits = [p for p in _source_files() if p.name == "__init__.py" and "tests" not in p.parts]
     too_full = [path for path in inits if len(path.read_text().splitlines()) > 3]
     assert too_full == []
+
+
+BROAD_EXCEPTS = {
+    "services/telemetry/interceptors.py": "the gRPC edge: every error becomes a status",
+    "services/frontend/http/generation.py": "the HTTP edge: every error becomes a response",
+    "services/telemetry/metrics_server.py": "the metrics edge: every error fails one scrape",
+    "services/engine/rpc/session.py": "a fault in one request must not end its session",
+    "services/frontend/rpc/session.py": "a fault in one request must not end its session",
+    "services/frontend/engine_client/client.py": "a fault costs the session with one engine",
+    "services/engine/core/worker_supervisor.py": "a fault costs the worker, and another one starts",
+    "services/engine/worker/process.py": "a fault ends the worker, which reports it first",
+    "services/engine/grammar/constraint.py": "the Rust library panics with a BaseException",
+}
+"""File -> why one handler in it catches every error and goes on."""
+
+
+def _is_broad(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler catches every error and does not end by raising."""
+    caught = ast.unparse(handler.type) if handler.type is not None else "BaseException"
+    is_cleanup = isinstance(handler.body[-1], ast.Raise)
+    return not is_cleanup and bool({"Exception", "BaseException"} & set(re.findall(r"\w+", caught)))
+
+
+def test_every_error_is_caught_only_where_the_list_says_why():
+    found = [
+        path.relative_to(ROOT).as_posix()
+        for folder in ("services", "models")
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ExceptHandler) and _is_broad(node)
+    ]
+    assert sorted(found) == sorted(BROAD_EXCEPTS)
 
 
 def test_generated_code_is_what_the_contracts_say():

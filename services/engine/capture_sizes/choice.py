@@ -6,7 +6,8 @@ import structlog
 
 from services.engine.capture_sizes.history import load_history
 from services.engine.capture_sizes.planner import Fit, plan_sizes
-from services.engine.config import AUTO, EngineConfig
+from services.engine.config.compilation import AUTO
+from services.engine.config.engine_config import EngineConfig
 
 log = structlog.get_logger()
 
@@ -22,23 +23,20 @@ def with_planned_sizes(config: EngineConfig) -> EngineConfig:
     Each kind of graph gets at most as many sizes as cuda_graph_sizes would give it, the largest of
     them no smaller. A kind with fewer than MIN_STEPS steps keeps the sizes of cuda_graph_sizes.
     """
-    if config.cudagraph_capture_sizes != AUTO:
+    if config.compilation.cudagraph_capture_sizes != AUTO:
         return config
     history = load_history(config)
     # The service does not know the device. A device without graphs ignores the sizes.
-    wanted = config.compilation_config("cuda")
-    decodes, pieces = history.by_graph_kind(wanted.cudagraph_mode)
+    wanted, mode = config.compilation, config.compilation.graph_mode("cuda")
+    decodes, pieces = history.by_graph_kind(mode)
     decode_sizes = wanted.capture_sizes(history.max_decode_size)
     piece_sizes = wanted.piece_sizes(history.max_num_batched_tokens)
-    if wanted.cudagraph_mode.has_full_cudagraphs():
+    if mode.has_full_cudagraphs():
         decode_sizes = _choose("decodes", decodes, pattern=decode_sizes)
-    if wanted.cudagraph_mode.mixed_mode() and config.cudagraph_piece_sizes is None:
+    if mode.mixed_mode() and wanted.cudagraph_piece_sizes is None:
         piece_sizes = _choose("pieces", pieces, pattern=piece_sizes)
-    return config.model_copy(
-        update={
-            "cudagraph_capture_sizes": list(decode_sizes),
-            "cudagraph_piece_sizes": list(piece_sizes),
-        }
+    return config.with_flags(
+        cudagraph_capture_sizes=list(decode_sizes), cudagraph_piece_sizes=list(piece_sizes)
     )
 
 

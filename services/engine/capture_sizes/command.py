@@ -14,7 +14,7 @@ from services.engine.batch import GraphKind
 from services.engine.capture_sizes.choice import MIN_STEPS
 from services.engine.capture_sizes.history import StepHistory, read_history
 from services.engine.capture_sizes.planner import Fit, GraphMemory, plan_sizes, plan_within
-from services.engine.compilation_config import CompilationConfig
+from services.engine.config.compilation import CompilationConfig
 
 _MIB = 2**20
 _FLAGS = {"decodes": "--cudagraph-capture-sizes", "pieces": "--cudagraph-piece-sizes"}

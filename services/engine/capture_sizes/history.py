@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from models.config import CONFIG_FILE
 from models.cudagraph_mode import CUDAGraphMode
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from services.telemetry.regular_file import read_regular_file
 
 log = structlog.get_logger()
@@ -94,11 +94,11 @@ def history_path(config: EngineConfig) -> Path | None:
 
     None if none is kept, as with speculation.
     """
-    if not config.histogram_dir or config.num_speculative_tokens:
+    if not config.compilation.histogram_dir or config.speculation.num_speculative_tokens:
         return None
-    model = hashlib.sha256((config.model / CONFIG_FILE).read_bytes()).hexdigest()[:16]
-    name = f"{model}-{config.max_num_seqs}-{config.max_num_batched_tokens}.json"
-    return Path(config.histogram_dir).expanduser() / name
+    model = hashlib.sha256((config.checkpoint.model / CONFIG_FILE).read_bytes()).hexdigest()[:16]
+    name = f"{model}-{config.scheduler.max_num_seqs}-{config.scheduler.max_num_batched_tokens}.json"
+    return Path(config.compilation.histogram_dir).expanduser() / name
 
 
 def read_history(path: Path) -> StepHistory:
@@ -125,7 +125,8 @@ def load_history(config: EngineConfig) -> StepHistory:
         except (OSError, ValueError) as error:
             log.warning("step_history_not_read", path=str(path), error=str(error))
     return StepHistory(
-        max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
     )
 
 

@@ -2,7 +2,7 @@
 
 from models.config import ModelConfig
 from services.engine.checkpoint.model_files import ModelFolderError
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 
 MAX_TABLE_BYTES = 2**32
 """Most bytes of tables whose size depends on the longest sequence.
@@ -21,14 +21,16 @@ def check_table_memory(config: EngineConfig, model: ModelConfig) -> None:
     Raises:
         ModelFolderError: tables for it take more than MAX_TABLE_BYTES.
     """
-    length = config.max_model_len or model.max_position_embeddings
+    length = config.checkpoint.max_model_len or model.max_position_embeddings
     num_groups = len(set(model.sliding_windows))
-    block_entries = -(-length // config.block_size) * num_groups
+    block_entries = -(-length // config.cache.block_size) * num_groups
     row_bytes = _INT32_BYTES * (length + 1 + block_entries)
-    num_bytes = (config.max_num_seqs + 1) * row_bytes + _ROTATION_BYTES * model.head_dim * length
+    num_bytes = (
+        config.scheduler.max_num_seqs + 1
+    ) * row_bytes + _ROTATION_BYTES * model.head_dim * length
     if num_bytes > MAX_TABLE_BYTES:
         raise ModelFolderError(
-            f"tables for {config.max_num_seqs} requests of {length} tokens would take "
+            f"tables for {config.scheduler.max_num_seqs} requests of {length} tokens would take "
             f"{num_bytes} bytes; the limit is {MAX_TABLE_BYTES}. Lower --max-model-len or "
             "--max-num-seqs"
         )

@@ -21,13 +21,12 @@ import torch._inductor.config
 from models.config import ModelConfig
 from services.engine.compilation.key_fields import (
     CODE_VARIABLES,
-    IRRELEVANT_COMPILATION_FIELDS,
-    IRRELEVANT_ENGINE_FIELDS,
+    IRRELEVANT_FLAGS,
     IRRELEVANT_MODEL_FIELDS,
     IRRELEVANT_SOURCES,
 )
-from services.engine.compilation_config import CompilationConfig
-from services.engine.config import REPOSITORY, EngineConfig
+from services.engine.config.checkpoint import REPOSITORY
+from services.engine.config.engine_config import EngineConfig
 
 _SOURCE_FOLDERS = ("models", "services/engine/compilation")
 
@@ -54,20 +53,16 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def compute_factors(
-    config: CompilationConfig, engine: EngineConfig, device: torch.device
-) -> Factors:
+def compute_factors(config: EngineConfig, device: torch.device) -> Factors:
     """Returns everything that the pieces compiled by this process depend on.
 
     Args:
-        config: made from `engine` for this device.
-        engine: the engine's flags; its model folder must have a config.json.
+        config: the engine's; its model folder must have a config.json.
         device: where the pieces run.
     """
     facts: dict[str, Any] = {}
-    facts |= _fields("compilation", config, IRRELEVANT_COMPILATION_FIELDS)
-    facts |= _fields("engine", engine, IRRELEVANT_ENGINE_FIELDS)
-    facts |= _prefixed("model", _model_facts(ModelConfig.from_folder(engine.model)))
+    facts |= _prefixed("engine", _flag_facts(config))
+    facts |= _prefixed("model", _model_facts(ModelConfig.from_folder(config.checkpoint.model)))
     facts |= _prefixed("source", source_digests(_sources()))
     facts |= _prefixed("device", _device_facts(device))
     facts |= _prefixed("torch", _torch_facts())
@@ -96,18 +91,16 @@ def _sources() -> list[Path]:
     ]
 
 
+def _flag_facts(config: EngineConfig) -> dict[str, Any]:
+    """Returns the flags that pieces depend on, and the level that --enforce-eager leaves."""
+    flags = {**config.flags(), "compilation_level": config.compilation.level}
+    return {flag: flags[flag] for flag in flags if flag not in IRRELEVANT_FLAGS}
+
+
 def _model_facts(config: ModelConfig) -> dict[str, Any]:
     """Returns what config.json says of the model that is traced."""
     facts = asdict(config)
     return {name: facts[name] for name in facts if name not in IRRELEVANT_MODEL_FIELDS}
-
-
-def _fields(
-    prefix: str, config: CompilationConfig | EngineConfig, irrelevant: Mapping[str, str]
-) -> dict[str, Any]:
-    """Returns a configuration's fields that are not listed as irrelevant."""
-    names = [name for name in type(config).model_fields if name not in irrelevant]
-    return _prefixed(prefix, {name: getattr(config, name) for name in names})
 
 
 def _prefixed(prefix: str, facts: Mapping[str, Any]) -> dict[str, Any]:

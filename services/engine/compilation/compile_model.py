@@ -24,11 +24,8 @@ from services.engine.compilation.inductor_adaptor import InductorStandaloneAdapt
 from services.engine.compilation.piece_info import PieceWrapper
 from services.engine.compilation.purity import check_inputs_are_unchanged, no_side_effects
 from services.engine.compilation.split_graph import num_calls
-from services.engine.compilation_config import (
-    DEFAULT_SPLITTING_OPS,
-    CompilationConfig,
-    CompilationLevel,
-)
+from services.engine.config.compilation import DEFAULT_SPLITTING_OPS, CompilationConfig
+from services.engine.config.compilation_level import CompilationLevel
 
 log = structlog.get_logger()
 
@@ -210,7 +207,7 @@ def _make_manager(config: CompilationConfig, factors: Factors | None) -> Compile
     return CompilerManager(
         compiler,
         config.inductor_compile_config,
-        cache=None if factors is None else ArtifactCache.open(config.cache_dir, factors),
+        cache=None if factors is None else ArtifactCache.open(config.compile_cache_dir, factors),
         factors=factors,
     )
 

@@ -6,11 +6,8 @@ from pathlib import Path
 from services.engine.compilation.artifact_cache import ArtifactCache, stored_factors
 from services.engine.compilation.cache_key import Factors
 from services.engine.compilation.key_fields import (
-    COMPILATION_FLAG,
-    IRRELEVANT_COMPILATION_FIELDS,
-    IRRELEVANT_ENGINE_FIELDS,
-    RELEVANT_COMPILATION_FIELDS,
-    RELEVANT_ENGINE_FIELDS,
+    IRRELEVANT_FLAGS,
+    RELEVANT_FLAGS,
 )
 
 _MAX_SHOWN = 8
@@ -50,13 +47,9 @@ def _comparison(cache_dir: Path, factors: Factors) -> list[str]:
 
 def _settings() -> list[str]:
     """Lists the settings that take part in the key and those that do not, with the reasons."""
-    held = RELEVANT_COMPILATION_FIELDS | RELEVANT_ENGINE_FIELDS
-    lines = ["settings in the key:", *(f"  {name}: {why}" for name, why in held.items())]
+    lines = ["settings in the key:", *(f"  {name}: {why}" for name, why in RELEVANT_FLAGS.items())]
     lines.append("settings left out:")
-    left_out = IRRELEVANT_COMPILATION_FIELDS | {
-        name: why for name, why in IRRELEVANT_ENGINE_FIELDS.items() if why != COMPILATION_FLAG
-    }
-    for why, names in _by_reason(left_out).items():
+    for why, names in _by_reason(IRRELEVANT_FLAGS).items():
         lines.append(f"  {', '.join(names)}: {why}")
     return lines
 

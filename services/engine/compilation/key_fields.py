@@ -1,10 +1,7 @@
-"""Which settings compiled pieces depend on, and which not: every field is in one of two tables.
+"""Tables of the settings that compiled pieces depend on, and of the others.
 
-A field in neither table takes part in the key, which is safe; a test then asks for its row.
+A flag in neither table takes part in the key, which is safe; a test then asks for its row.
 """
-
-COMPILATION_FLAG = "takes part as a field of CompilationConfig"
-"""Reason of a flag that the tables of CompilationConfig decide about."""
 
 _GRAPHS = "graphs are captured around pieces, which stay the same"
 _PLACE = "only says where to write"
@@ -12,33 +9,17 @@ _SERVICE = "concerns the service, not the model"
 _GRAMMAR = "grammars mask logits, after the model has run"
 _TABLE_SIZE = "pieces see query tokens only, and any number of them"
 
-RELEVANT_COMPILATION_FIELDS = {
-    "level": "whether the model is split, and traced at all",
+RELEVANT_FLAGS = {
+    "dtype": "what the pieces compute in",
+    "num_threads": "code for a CPU is generated for a number of threads",
+    "compilation_level": "whether the model is split, and traced at all",
     "splitting_ops": "where the model is split",
     "use_inductor": "which compiler makes the pieces",
     "inductor_compile_config": "settings of the compiler",
 }
-"""Field of CompilationConfig -> how compiled pieces depend on it."""
+"""Flag -> how compiled pieces depend on it."""
 
-IRRELEVANT_COMPILATION_FIELDS = {
-    "cudagraph_mode": _GRAPHS,
-    "cudagraph_capture_sizes": _GRAPHS,
-    "cudagraph_piece_sizes": _GRAPHS,
-    "cuda_graph_sizes": _GRAPHS,
-    "cudagraph_copy_inputs": "inputs are copied before the pieces run",
-    "compile_sizes": "each size has an artifact of its own",
-    "debug_dump_path": _PLACE,
-    "cache_dir": _PLACE,
-}
-"""Field of CompilationConfig -> why no compiled piece depends on it."""
-
-RELEVANT_ENGINE_FIELDS = {
-    "dtype": "what the pieces compute in",
-    "num_threads": "code for a CPU is generated for a number of threads",
-}
-"""Field of EngineConfig -> how compiled pieces depend on it."""
-
-IRRELEVANT_ENGINE_FIELDS = {
+IRRELEVANT_FLAGS = {
     "model": "what config.json says takes part; weights are inputs of the pieces",
     "served_model_name": _SERVICE,
     "host": _SERVICE,
@@ -64,21 +45,17 @@ IRRELEVANT_ENGINE_FIELDS = {
     "max_num_waiting": _SERVICE,
     "priority_ageing_s": _SERVICE,
     "enable_prefix_caching": _SERVICE,
-    "enforce_eager": "nothing is compiled then",
-    "compilation_level": COMPILATION_FLAG,
-    "cudagraph_mode": COMPILATION_FLAG,
-    "cudagraph_capture_sizes": COMPILATION_FLAG,
-    "cudagraph_piece_sizes": COMPILATION_FLAG,
-    "cuda_graph_sizes": COMPILATION_FLAG,
-    "cudagraph_copy_inputs": COMPILATION_FLAG,
+    "enforce_eager": "the level takes part, which is 0 with it",
+    "cudagraph_mode": _GRAPHS,
+    "cudagraph_capture_sizes": _GRAPHS,
+    "cudagraph_piece_sizes": _GRAPHS,
+    "cuda_graph_sizes": _GRAPHS,
+    "cudagraph_copy_inputs": "inputs are copied before the pieces run",
     "num_speculative_tokens": "draft layers run after the model and are not compiled",
     "capture_while_serving": _GRAPHS,
-    "splitting_ops": COMPILATION_FLAG,
-    "use_inductor": COMPILATION_FLAG,
-    "compile_sizes": COMPILATION_FLAG,
-    "inductor_compile_config": COMPILATION_FLAG,
-    "debug_dump_path": COMPILATION_FLAG,
-    "compile_cache_dir": COMPILATION_FLAG,
+    "compile_sizes": "each size has an artifact of its own",
+    "debug_dump_path": _PLACE,
+    "compile_cache_dir": _PLACE,
     "histogram_dir": _SERVICE,
     "fail_on_late_build": _SERVICE,
     "heartbeat_interval_ms": _SERVICE,
@@ -99,7 +76,7 @@ IRRELEVANT_ENGINE_FIELDS = {
     "log_level": _SERVICE,
     "log_format": _SERVICE,
 }
-"""Field of EngineConfig -> why no compiled piece depends on it."""
+"""Flag -> why no compiled piece depends on it."""
 
 IRRELEVANT_MODEL_FIELDS = {
     "eos_token_ids": "the scheduler ends sequences",

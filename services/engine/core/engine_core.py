@@ -14,7 +14,7 @@ from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.batch import GraphKind
 from services.engine.capture_sizes.coverage import GraphCoverage
 from services.engine.capture_sizes.history import history_path, load_history, save_history
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.live_requests import LiveRequests
 from services.engine.core.request_ends import RequestEnds
@@ -90,7 +90,7 @@ class EngineCore:
         self._coverage = GraphCoverage.of((), self.history)
         self._live = LiveRequests(RequestEnds(self.counters, tracing), self._expire)
         self._survivors = Survivors(
-            self._live, time_limit_s=config.worker_patience_s, end=self.abort
+            self._live, time_limit_s=config.worker.worker_patience_s, end=self.abort
         )
         self._drain_listeners: set[Callable[[], None]] = set()
         self._is_draining = False
@@ -231,7 +231,7 @@ class EngineCore:
             load=self.load(),
             num_blocks=0 if self.worker is None else self.worker.num_blocks,
             num_cached_blocks=0 if scheduler is None else scheduler.num_cached_blocks,
-            num_speculative_tokens=self._config.num_speculative_tokens,
+            num_speculative_tokens=self._config.speculation.num_speculative_tokens,
             num_batched_tokens_limit=0 if scheduler is None else scheduler.num_batched_tokens_limit,
             is_ready=self.is_ready,
             graphs=self._graphs,
@@ -246,7 +246,7 @@ class EngineCore:
         self._coverage = GraphCoverage.of(
             ready.planned_graphs,
             self.history,
-            decode_q_len=1 + self._config.num_speculative_tokens,
+            decode_q_len=1 + self._config.speculation.num_speculative_tokens,
         )
         if ready.planned_graphs:
             self._coverage.report(self.history)
@@ -255,10 +255,10 @@ class EngineCore:
                 self._limits(ready),
                 dispatcher=self._graphs.dispatcher,
                 counts=self.counters.scheduler,
-                priority_ageing_s=self._config.priority_ageing_s,
+                priority_ageing_s=self._config.scheduler.priority_ageing_s,
             ),
             channel=executor,
-            step_timeout_s=self._config.step_timeout_s,
+            step_timeout_s=self._config.worker.step_timeout_s,
             publish=self._live.publish,
             counters=self.counters,
             graphs=self._graphs,
@@ -340,15 +340,15 @@ class EngineCore:
     def _limits(self, ready: WorkerReady) -> SchedulerLimits:
         config = self._config
         return SchedulerLimits(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
             max_model_len=self._max_model_len,
-            max_num_waiting=config.max_num_waiting,
-            block_size=config.block_size,
+            max_num_waiting=config.scheduler.max_num_waiting,
+            block_size=config.cache.block_size,
             num_blocks=ready.num_blocks,
             windows=tuple(window or None for window in ready.group_windows) or (None,),
-            enable_prefix_caching=config.enable_prefix_caching,
-            num_speculative_tokens=config.num_speculative_tokens,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+            num_speculative_tokens=config.speculation.num_speculative_tokens,
         )
 
     def _abort_all(self, error: EngineError) -> None:

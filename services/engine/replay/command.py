@@ -5,7 +5,7 @@ from collections.abc import Callable
 from protos.engine.v1.recording_pb2 import EngineSettings
 from services.engine.batch import BatchDescriptor, GraphKey
 from services.engine.checkpoint.model_folder import config_sha256
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from services.engine.replay.cache_content import BlockNumbers
 from services.engine.replay.config import ReplayConfig
 from services.engine.replay.opening import read_opening
@@ -33,22 +33,22 @@ def replay(
     Raises:
         ReplayError: the recording, or this engine, does not allow it.
     """
-    recording = Recording.open(config.trace)
+    recording = Recording.open(config.replay.trace)
     settings = _load(config, recording.snapshot.engine, load)
     limits = settings.loaded.limits
     if recording.is_cut:
-        write(f"{config.trace} ends in the middle of a message; what is whole is replayed")
+        write(f"{config.replay.trace} ends in the middle of a message; what is whole is replayed")
     blocks = BlockNumbers(
         recording.snapshot.engine.num_blocks, table_width=limits.block_table_width
     )
-    orders = Orders(config.against, settings.catalogue(), blocks, allows=settings.allows)
+    orders = Orders(config.replay.against, settings.catalogue(), blocks, allows=settings.allows)
     keys = _survey(recording, orders, blocks)
     sides = Sides(settings, num_blocks=blocks.num_blocks, graph_keys=list(keys.values()))
     for fault in sides.faults:
         write(fault)
     replayer = Replayer(sides, orders, limits=limits, num_blocks=blocks.num_blocks)
     _run(recording, replayer, blocks, write, names=(sides.reference.name, sides.tested.name))
-    write(describe_totals(replayer.totals, config.against))
+    write(describe_totals(replayer.totals, config.replay.against))
     return replayer.totals
 
 
@@ -104,13 +104,13 @@ def _load(
     Raises:
         ReplayError: the recording is of another model, or this machine cannot run it.
     """
-    if config_sha256(config.model) != recorded.config_sha256:
+    if config_sha256(config.checkpoint.model) != recorded.config_sha256:
         raise ReplayError(
             f"the recording is of model {recorded.model} ({recorded.architecture}); "
-            f"{config.model} has another config.json. Name its folder with --model"
+            f"{config.checkpoint.model} has another config.json. Name its folder with --model"
         )
     try:
         loaded = load(config.engine(recorded))
     except ValueError as error:
         raise ReplayError(str(error)) from error
-    return ReplaySettings(against=config.against, loaded=loaded)
+    return ReplaySettings(against=config.replay.against, loaded=loaded)

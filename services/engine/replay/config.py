@@ -1,12 +1,30 @@
 """Flags of `octavo replay`: the engine's own, what to replay and against what."""
 
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
-from pydantic_settings import CliPositionalArg, SettingsConfigDict
+from pydantic_settings import CliPositionalArg
 
 from protos.engine.v1.recording_pb2 import EngineSettings
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
+from services.engine.config.observability import ObservabilityConfig
+from services.engine.config.section import ConfigSection
+
+
+class ReplaySection(ConfigSection):
+    """The recording, and the graphs that its steps are tested with."""
+
+    trace: CliPositionalArg[Path]
+    """File that `octavo record` wrote."""
+    against: Literal["eager", "piecewise", "full"]
+    """Compared with eager steps: graphs of pieces, graphs of whole steps, or none."""
+
+
+class ReplayObservability(ObservabilityConfig):
+    """Metrics, traces and logs: warnings by default, as the replay prints its results."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    """Least severe line that is logged."""
 
 
 class ReplayConfig(EngineConfig):
@@ -17,18 +35,13 @@ class ReplayConfig(EngineConfig):
     the recording's, whatever the flags say, and so is the dtype unless --dtype is given.
     """
 
-    model_config = SettingsConfigDict(cli_prog_name="octavo replay")
+    program: ClassVar[str] = "octavo replay"
 
-    trace: CliPositionalArg[Path]
-    """File that `octavo record` wrote."""
-    against: Literal["eager", "piecewise", "full"]
-    """Compared with eager steps: graphs of pieces, graphs of whole steps, or none."""
-    log_level: Literal["debug", "info", "warning", "error"] = "warning"
-    """Least severe line that is logged."""
+    replay: ReplaySection
+    observability: ReplayObservability = ReplayObservability()
 
     def engine(self, recorded: EngineSettings) -> EngineConfig:
         """Returns the flags of the engine that was recorded, as far as steps depend on them."""
-        own = {name: getattr(self, name) for name in EngineConfig.model_fields}
         limits = {
             "max_num_seqs": recorded.max_num_seqs,
             "max_num_batched_tokens": recorded.max_num_batched_tokens,
@@ -37,6 +50,11 @@ class ReplayConfig(EngineConfig):
             "num_speculative_tokens": recorded.num_speculative_tokens,
             "load_format": recorded.load_format,
             "kv_cache_dtype": recorded.kv_cache_dtype or "auto",
-            "dtype": recorded.dtype if self.dtype == "auto" else self.dtype,
+            "dtype": recorded.dtype if self.checkpoint.dtype == "auto" else self.checkpoint.dtype,
         }
-        return EngineConfig(**{**own, **limits})
+        own = {
+            name: value
+            for name, value in self.flags().items()
+            if name not in ReplaySection.model_fields
+        }
+        return EngineConfig.from_flags(**{**own, **limits})

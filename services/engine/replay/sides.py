@@ -17,7 +17,7 @@ from services.engine.compilation.graphs.capture_plan import (
     read_key,
     wire_key,
 )
-from services.engine.compilation_config import CompilationConfig
+from services.engine.config.compilation import CompilationConfig
 from services.engine.replay.recording import ReplayError
 from services.engine.replay.report import describe_graph
 from services.engine.replay.taps import AttentionTaps, Tap
@@ -89,7 +89,7 @@ class ReplaySettings:
         loaded = self.loaded
         support = graph_support(
             attention_cudagraph_support(loaded.device),
-            loaded.config.compilation_config(loaded.device.type).level,
+            loaded.config.compilation.level,
             decode_q_len=loaded.limits.decode_q_len,
             has_plain_caches=loaded.model.config.mla is None and loaded.cache_dtype == loaded.dtype,
             on_cpu=loaded.device.type == "cpu",
@@ -99,8 +99,14 @@ class ReplaySettings:
     @property
     def compilation(self) -> CompilationConfig:
         """What is compiled and captured on the side with graphs."""
-        settings = self.loaded.config.compilation_config(self.loaded.device.type)
-        return settings.model_copy(update={"cudagraph_mode": self.mode})
+        settings = self.loaded.config.compilation
+        return settings.model_copy(
+            update={
+                "enforce_eager": False,
+                "compilation_level": settings.level,
+                "cudagraph_mode": self.mode.name.lower(),
+            }
+        )
 
     def catalogue(self) -> list[GraphKey]:
         """Returns the graphs that an engine with these flags could have, as they travel."""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from protos.engine.v1.engine_pb2 import EngineMessage
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from services.engine.errors import SlowReaderError
 from services.engine.request import RequestOutput
 from services.engine.rpc.step_columns import StepColumns
@@ -24,10 +24,10 @@ class Outbox:
 
     def __init__(self, config: EngineConfig) -> None:
         """Prepares to send, with the window, the interval and the limits of `config`."""
-        self._window = config.credit_window
-        self._heartbeat_interval_s = config.heartbeat_interval_ms / 1000
-        self._timeout_s = config.slow_reader_timeout_s
-        self._max_bytes = config.max_message_bytes // 2
+        self._window = config.serving.credit_window
+        self._heartbeat_interval_s = config.serving.heartbeat_interval_ms / 1000
+        self._timeout_s = config.serving.slow_reader_timeout_s
+        self._max_bytes = config.serving.max_message_bytes // 2
         self._answers: deque[EngineMessage] = deque()
         self._columns = StepColumns()
         self._steps_sent = 0

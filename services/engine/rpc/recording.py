@@ -4,7 +4,7 @@ from protos.engine.v1.engine_pb2 import WatchStepsResponse
 from protos.engine.v1.recording_pb2 import EngineSettings
 from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.checkpoint.model_folder import ModelFolder
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from services.engine.core.watchers import StepWatcher
 from services.engine.errors import EngineUnavailableError
 
@@ -31,17 +31,19 @@ def engine_settings(
         model=model.name,
         architecture=model.architecture,
         config_sha256=model.config_sha256,
-        load_format=config.load_format,
+        load_format=config.checkpoint.load_format,
         device_name=worker.device_name,
         dtype=worker.dtype,
-        kv_cache_dtype=config.kv_cache_dtype,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        kv_cache_dtype=config.cache.kv_cache_dtype,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_model_len=model.max_model_len,
-        block_size=config.block_size,
+        block_size=config.cache.block_size,
         num_blocks=worker.num_blocks,
-        compilation_level=0 if config.enforce_eager else config.compilation_level,
-        use_inductor=config.use_inductor,
+        compilation_level=0
+        if config.compilation.enforce_eager
+        else config.compilation.compilation_level,
+        use_inductor=config.compilation.use_inductor,
         cudagraph_mode=worker.cudagraph_mode,
-        num_speculative_tokens=config.num_speculative_tokens,
+        num_speculative_tokens=config.speculation.num_speculative_tokens,
     )

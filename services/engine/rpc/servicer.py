@@ -24,7 +24,7 @@ from protos.engine.v1.engine_pb2 import (
 from protos.engine.v1.engine_pb2_grpc import EngineServiceServicer
 from protos.engine.v1.recording_pb2 import EngineSettings
 from services.engine.checkpoint.model_folder import ModelFolder
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.core.watchers import StepWatcher
 from services.engine.edge.open_streams import TOKENIZER, WATCH, OpenStreams, write_in_time
@@ -57,7 +57,7 @@ class EngineServicer(EngineServiceServicer):
         self._core = core
         self._model = model
         self._config = config
-        self._reader = RequestReader(model, max_grammar_bytes=config.max_grammar_bytes)
+        self._reader = RequestReader(model, max_grammar_bytes=config.grammar.max_grammar_bytes)
         self._grammars = grammars
         self._num_sessions = 0
 
@@ -107,7 +107,7 @@ class EngineServicer(EngineServiceServicer):
             default_sampling=self._reader.default_sampling(),
             tokenizer_sha256=model.tokenizer.sha256,
             engine_id=self._core.engine_id,
-            block_size=self._config.block_size,
+            block_size=self._config.cache.block_size,
             config_sha256=model.config_sha256,
             prefix_key_version=PREFIX_KEY_VERSION,
         )
@@ -128,7 +128,9 @@ class EngineServicer(EngineServiceServicer):
                 for start in range(0, max(len(file.content), 1), TOKENIZER_PART_BYTES):
                     part = file.content[start : start + TOKENIZER_PART_BYTES]
                     response = GetTokenizerResponse(file_name=file.name, content=part)
-                    await write_in_time(context, response, self._config.slow_reader_timeout_s)
+                    await write_in_time(
+                        context, response, self._config.serving.slow_reader_timeout_s
+                    )
 
     async def GetStats(  # noqa: N802  the protocol's name
         self, request: GetStatsRequest, context: grpc.aio.ServicerContext
@@ -138,7 +140,7 @@ class EngineServicer(EngineServiceServicer):
         check_known(request)
         core = self._core
         # Capture sizes are planned for steps of one query token a request, or of prompts.
-        is_speculative = self._config.num_speculative_tokens > 0
+        is_speculative = self._config.speculation.num_speculative_tokens > 0
         has_step_sizes = request.include_step_sizes and not is_speculative
         stats = stats_to_proto(
             core.stats(),
@@ -154,7 +156,7 @@ class EngineServicer(EngineServiceServicer):
         """Shows every step from now on."""
         check_known(request)
         wants_tokens = request.include_token_ids or request.include_snapshot
-        if wants_tokens and not self._config.allow_watch_tokens:
+        if wants_tokens and not self._config.serving.allow_watch_tokens:
             raise NotPermittedError(
                 "token ids are not shown; the engine lacks --allow-watch-tokens"
             )
@@ -167,7 +169,9 @@ class EngineServicer(EngineServiceServicer):
                 # Tells the watcher that it sees whatever it causes from here on.
                 await context.send_initial_metadata(())
                 async for response in self._watched(watcher, request):
-                    await write_in_time(context, response, self._config.slow_reader_timeout_s)
+                    await write_in_time(
+                        context, response, self._config.serving.slow_reader_timeout_s
+                    )
             finally:
                 self._core.watchers.remove(watcher)
 
@@ -177,7 +181,7 @@ class EngineServicer(EngineServiceServicer):
         """Finishes what runs and refuses the rest; the server exits afterwards."""
         del context
         check_known(request)
-        timeout_s = self._config.drain_timeout_s
+        timeout_s = self._config.serving.drain_timeout_s
         if request.HasField("timeout_ms"):
             timeout_s = request.timeout_ms / 1000
         report = await self._core.drain(timeout_s)

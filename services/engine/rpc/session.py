@@ -1,7 +1,8 @@
 """One frontend's multiplexed stream: all its requests in, one packed message per step out."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 import grpc
 import structlog
@@ -18,7 +19,7 @@ from protos.engine.v1.engine_pb2 import (
     Rejected,
     Submit,
 )
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.edge.request_reader import RequestReader, check_known, check_name
 from services.engine.edge.status import count_rejection, failure_of
@@ -125,8 +126,8 @@ class Session:
         hello = EngineHello(
             engine_id=self._core.engine_id,
             model=self._reader.model.name,
-            credit_window=self._config.credit_window,
-            heartbeat_interval_ms=self._config.heartbeat_interval_ms,
+            credit_window=self._config.serving.credit_window,
+            heartbeat_interval_ms=self._config.serving.heartbeat_interval_ms,
         )
         await self._context.write(EngineMessage(hello=hello))
         return frontend_id
@@ -174,21 +175,18 @@ class Session:
                 raise InvalidRequestError("a message of a session is empty")
 
     def _submit(self, submit: Submit) -> None:
-        """Takes a request or rejects it. Whatever it raises, it touches no other request."""
+        """Takes a request or rejects it."""
         handle = submit.handle
-        try:
+        with self._rejecting(handle):
             self._check_is_new(handle)
             self._core.check_ready()
             request = self._reader.from_submit(submit, self)
-        except Exception as error:  # noqa: BLE001  a request's failure is its own
-            self._reject(handle, error)
-            return
-        if request.structured_output is None:
-            self._admit(request)
-        else:
-            task = asyncio.create_task(self._prepare(request, request.structured_output))
-            self._preparing[handle] = task
-            task.add_done_callback(lambda _: self._end_preparing(handle))
+            if request.structured_output is None:
+                self._admit(request)
+            else:
+                task = asyncio.create_task(self._prepare(request, request.structured_output))
+                self._preparing[handle] = task
+                task.add_done_callback(lambda _: self._end_preparing(handle))
 
     def _check_is_new(self, handle: int) -> None:
         """Raises DuplicateRequestError if the handle belongs to a request that is not over."""
@@ -197,22 +195,15 @@ class Session:
             raise DuplicateRequestError(f"handle {handle} belongs to a live request")
 
     def _admit(self, request: Request) -> None:
-        """Hands a request to the core and tells the frontend what became of it."""
-        try:
-            self._core.submit(request)
-        except Exception as error:  # noqa: BLE001  a request's failure is its own
-            self._reject(request.handle, error)
-        else:
-            self._live[request.handle] = request
-            self._outbox.answer(EngineMessage(admitted=Admitted(handle=request.handle)))
+        """Hands a request to the core and confirms it to the frontend."""
+        self._core.submit(request)
+        self._live[request.handle] = request
+        self._outbox.answer(EngineMessage(admitted=Admitted(handle=request.handle)))
 
     async def _prepare(self, request: Request, wanted: StructuredOutput) -> None:
-        """Gives a request its grammar, which may take a while, and then to the core."""
-        try:
+        """Compiles a request's grammar and hands the request to the core."""
+        with self._rejecting(request.handle):
             request.constraint = await self._grammars.constrain(wanted, request.resumed_token_ids)
-        except Exception as error:  # noqa: BLE001  a request's failure is its own
-            self._reject(request.handle, error)
-        else:
             self._admit(request)
 
     def _end_preparing(self, handle: int) -> None:
@@ -226,6 +217,14 @@ class Session:
         elif task := self._preparing.get(handle):
             task.cancel()
             self._reject(handle, EngineUnavailableError("the caller gave the request up"))
+
+    @contextmanager
+    def _rejecting(self, handle: int) -> Iterator[None]:
+        """Rejects a request that fails in the block; the session's other requests go on."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  a fault in one request must not end the session
+            self._reject(handle, error)
 
     def _reject(self, handle: int, error: Exception) -> None:
         count_rejection(self._core.counters, error)
@@ -271,7 +270,9 @@ class Session:
 
     def _prefix_changes(self) -> PrefixChanges:
         """Returns what the frontend does not know of the prefix cache yet."""
-        max_keys = min(MAX_PREFIX_KEYS, self._config.max_message_bytes // (4 * PREFIX_KEY_BYTES))
+        max_keys = min(
+            MAX_PREFIX_KEYS, self._config.serving.max_message_bytes // (4 * PREFIX_KEY_BYTES)
+        )
         changes = self._core.prefix_changes(self._prefix_cursor, max_keys=max_keys)
         self._prefix_cursor = changes.cursor
         return PrefixChanges(

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 
 from protos.engine.v1.engine_pb2 import GenerateRequest, GenerateResponse
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.edge.open_streams import write_in_time
 from services.engine.edge.output import (
@@ -39,7 +39,7 @@ class SingleCall:
         self._grammars = grammars
         self._core = core
         self._reader = reader
-        self._timeout_s = config.slow_reader_timeout_s
+        self._timeout_s = config.serving.slow_reader_timeout_s
         self._context = context
         self._response = GenerateResponse()
         self._has_ended = False

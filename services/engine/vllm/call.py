@@ -5,7 +5,7 @@ import asyncio
 import grpc
 from smg_grpc_proto.generated.vllm_engine_pb2 import GenerateRequest
 
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.edge.open_streams import write_in_time
 from services.engine.edge.request_reader import RequestReader
@@ -40,7 +40,7 @@ class VllmCall:
     ) -> None:
         self._core = core
         self._reader = reader
-        self._timeout_s = config.slow_reader_timeout_s
+        self._timeout_s = config.serving.slow_reader_timeout_s
         self._context = context
         self._grammars = grammars
         self._outputs: list[CallOutput] = []

@@ -14,7 +14,7 @@ from google.protobuf import message_factory
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2
 
 from services.engine.checkpoint.model_folder import ModelFolder
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.edge.open_streams import TOKENIZER, OpenStreams, write_in_time
 from services.engine.edge.request_reader import RequestReader, check_known
@@ -50,7 +50,7 @@ class VllmServicer:
         self._model = model
         self._config = config
         self._grammars = grammars
-        self._reader = RequestReader(model, max_grammar_bytes=config.max_grammar_bytes)
+        self._reader = RequestReader(model, max_grammar_bytes=config.grammar.max_grammar_bytes)
         self._tokenizer = TokenizerArchive(model.tokenizer)
         self._calls: dict[str, VllmCall] = {}
 
@@ -120,7 +120,7 @@ class VllmServicer:
         check_known(request)
         model = self._model
         # A name would be looked for on Hugging Face before the engine is asked for its tokenizer.
-        folder = str(self._config.model.absolute())
+        folder = str(self._config.checkpoint.model.absolute())
         return vllm_engine_pb2.GetModelInfoResponse(
             model_path=folder,
             tokenizer_path=folder,
@@ -146,9 +146,9 @@ class VllmServicer:
             uptime_seconds=stats.uptime_s,
             server_type="octavo",
             data_parallel_size=1,
-            block_size=self._config.block_size,
+            block_size=self._config.cache.block_size,
             model_dtype="" if worker is None else f"torch.{worker.dtype}",
-            max_num_seqs=self._config.max_num_seqs,
+            max_num_seqs=self._config.scheduler.max_num_seqs,
             constrained_decoding_start="first_token",
         )
 
@@ -174,10 +174,10 @@ class VllmServicer:
         check_known(request)
         with self._streams.hold(TOKENIZER, context):
             for chunk in self._tokenizer.chunks():
-                await write_in_time(context, chunk, self._config.slow_reader_timeout_s)
+                await write_in_time(context, chunk, self._config.serving.slow_reader_timeout_s)
 
     def _load(self) -> vllm_engine_pb2.SchedulerLoad:
-        stats, block_size = self._core.stats(), self._config.block_size
+        stats, block_size = self._core.stats(), self._config.cache.block_size
         load = stats.load
         num_used_blocks = stats.num_blocks - load.num_free_blocks
         prompt_tokens = stats.counters.scheduler.prompt_tokens
@@ -191,8 +191,8 @@ class VllmServicer:
             cache_hit_rate=stats.counters.scheduler.cached_tokens / prompt_tokens
             if prompt_tokens
             else 0.0,
-            utilization=load.num_running / self._config.max_num_seqs,
-            max_running_requests=self._config.max_num_seqs,
+            utilization=load.num_running / self._config.scheduler.max_num_seqs,
+            max_running_requests=self._config.scheduler.max_num_seqs,
         )
 
     def _handler(self, name: str) -> grpc.RpcMethodHandler:

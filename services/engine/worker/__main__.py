@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.wire import Channel
 from services.processes.standard_error import replace_standard_error
 from services.telemetry.logging import configure_logging
@@ -32,8 +32,12 @@ def main() -> int:
     parser.add_argument("--config", type=EngineConfig.model_validate_json, required=True)
     arguments = parser.parse_args()
     config: EngineConfig = arguments.config
-    configure_logging(service="engine-worker", level=config.log_level, log_format=config.log_format)
-    opening = begin_to_open(config.device, arguments.rank)
+    configure_logging(
+        service="engine-worker",
+        level=config.observability.log_level,
+        log_format=config.observability.log_format,
+    )
+    opening = begin_to_open(config.worker.device, arguments.rank)
     # Importing torch takes seconds, in which Ctrl-C must already be ignored.
     from services.engine.worker.process import run_worker
 

@@ -12,7 +12,7 @@ import structlog
 
 from protos.engine.v1.worker_pb2 import GraphReport, LateBuild, WorkerEvent, WorkerReady
 from services.engine.batch import BatchDescriptor, StepResult
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.wire import WireError, framed, read_message
 from services.processes.child import child_command
 from services.processes.standard_error import standard_error_for_child
@@ -72,14 +72,14 @@ class WorkerExecutor:
                 is left behind.
         """
         try:
-            async with asyncio.timeout(self._config.worker_start_timeout_s):
+            async with asyncio.timeout(self._config.worker.worker_start_timeout_s):
                 await self._spawn()
                 return await self._wait_until_ready(on_progress or _ignore_progress)
         except TimeoutError:
             await self.show_stacks()
             await self.stop()
             raise WorkerDiedError(
-                f"the worker was not ready within {self._config.worker_start_timeout_s} s"
+                f"the worker was not ready within {self._config.worker.worker_start_timeout_s} s"
             ) from None
         except BaseException:
             await self.stop()
@@ -214,7 +214,7 @@ def _environment(config: EngineConfig) -> dict[str, str]:
     OpenMP and MKL read their count when torch is imported, before any configuration is.
     """
     search_path = [str(_IMPORT_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    threads = str(config.num_threads)
+    threads = str(config.worker.num_threads)
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(search_path),

@@ -20,7 +20,7 @@ from protos.engine.v1.worker_pb2 import (
 from services.engine.batch import BatchDescriptor, StepFailure, StepResult
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.late_builds import LateBuilds
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.graphs.background_capture import BackgroundCapture
 from services.engine.worker.start.graph_setup import graph_report
 from services.engine.worker.start.startup import start_worker
@@ -43,7 +43,7 @@ def run_worker(config: EngineConfig, channel: Channel, *, rank: int) -> int:
     Returns:
         The exit code: 0 after a hang-up, 1 after a failure, which was reported to the service.
     """
-    server = StepServer(channel, fail_on_late_build=config.fail_on_late_build)
+    server = StepServer(channel, fail_on_late_build=config.compilation.fail_on_late_build)
     try:
         started = start_worker(
             config,

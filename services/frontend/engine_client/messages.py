@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import grpc
 import numpy as np
 
 from protos.common.v1.failure_pb2 import Failure
@@ -54,6 +55,7 @@ ModelInfo = GetModelInfoResponse
 """What the engine serves, and its limits."""
 STOP = FinishReason.FINISH_REASON_STOP
 ABORTED = FinishReason.FINISH_REASON_ABORTED
+_STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,17 +143,17 @@ def error_of(failure: Failure) -> Exception:
     EngineFaultError.
     """
     retry_after_ms = failure.retry_after_ms if failure.HasField("retry_after_ms") else None
-    match failure.code:
-        case 3:
+    match _STATUS_CODES.get(failure.code):
+        case grpc.StatusCode.INVALID_ARGUMENT:
             return InvalidRequestError(failure.message)
-        case 4:
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExpiredError(failure.message)
-        case 5:
+        case grpc.StatusCode.NOT_FOUND:
             return UnknownModelError(failure.message)
-        case 6:
+        case grpc.StatusCode.ALREADY_EXISTS:
             return DuplicateRequestError(failure.message)
-        case 8:
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return OverloadedError(failure.message, retry_after_ms=retry_after_ms)
-        case 14:
+        case grpc.StatusCode.UNAVAILABLE:
             return EngineUnavailableError(failure.message, retry_after_ms=retry_after_ms)
     return EngineFaultError(f"the engine failed with code {failure.code}: {failure.message}")

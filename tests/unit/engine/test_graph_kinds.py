@@ -14,7 +14,7 @@ from services.engine.compilation.graphs.capture_plan import (
     wire_key,
     with_draft_keys,
 )
-from services.engine.compilation_config import CompilationConfig
+from tests.support.compilation import compilation_config
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.graph_engine import GraphEngine
 
@@ -57,7 +57,7 @@ def engine(tmp_path_factory):
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("checkpoint")
     write_draft_checkpoint(folder, agreement=0.98)
-    config = CompilationConfig(
+    config = compilation_config(
         cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
         cudagraph_capture_sizes=(4,),
         cudagraph_piece_sizes=(64,),

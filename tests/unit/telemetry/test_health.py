@@ -9,6 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.telemetry.counts import LocalCounts
 from services.telemetry.health import LIVENESS, Health
+from services.telemetry.interceptors import ErrorInterceptor
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -18,7 +19,7 @@ SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 @asynccontextmanager
 async def serving():
     health = Health("api", counts=LocalCounts())
-    server = grpc.aio.server()
+    server = grpc.aio.server(interceptors=[ErrorInterceptor(lambda error: None)])
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

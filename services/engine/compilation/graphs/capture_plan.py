@@ -9,7 +9,7 @@ from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.forward_context import GraphKey
 from models.ops.attention.cudagraph_support import AttentionCGSupport
 from services.engine import batch
-from services.engine.compilation_config import CompilationLevel
+from services.engine.config.compilation_level import CompilationLevel
 
 log = structlog.get_logger()
 

@@ -26,11 +26,8 @@ from services.engine.compilation.graphs.cuda_recorder import CUDAGraphRecorder
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.compilation.graphs.replay_recorder import ReplayRecorder
-from services.engine.compilation_config import (
-    DEFAULT_SPLITTING_OPS,
-    CompilationConfig,
-    CompilationLevel,
-)
+from services.engine.config.compilation import DEFAULT_SPLITTING_OPS, CompilationConfig
+from services.engine.config.compilation_level import CompilationLevel
 from services.engine.worker.graphs.decode_graphs import DecodeGraphs
 from services.engine.worker.graphs.prompt_graphs import PromptGraphs
 from services.engine.worker.graphs.step_pieces import StepPieces
@@ -112,7 +109,7 @@ def prepare_graphs(
         ValueError: pieces would hold attention, which changes from step to step.
     """
     support = _support(runner, config.level, limits)
-    mode = supported_mode(config.cudagraph_mode, support)
+    mode = supported_mode(config.graph_mode(runner.device.type), support)
     if mode.requires_piecewise_compilation():
         _require_splits_at_attention(runner, config.splitting_ops)
     if keys is None:

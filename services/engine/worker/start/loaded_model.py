@@ -13,8 +13,9 @@ from models.layers.decoder import CausalLM
 from models.loading.loader import load_model
 from models.loading.parameter_count import count_parameters
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
-from services.engine.compilation_config import CompilationConfig, CompilationLevel
-from services.engine.config import EngineConfig
+from services.engine.config.compilation import CompilationConfig
+from services.engine.config.compilation_level import CompilationLevel
+from services.engine.config.engine_config import EngineConfig
 from services.engine.kv_cache.cache_groups import group_layers
 from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.runner.model_runner import ModelRunner
@@ -62,9 +63,9 @@ class LoadedModel:
         Raises:
             ValueError: the configuration does not fit the model or the machine.
         """
-        torch.set_num_threads(config.num_threads)
+        torch.set_num_threads(config.worker.num_threads)
         device = choose_device(config, rank)
-        model_config = ModelConfig.from_folder(config.model)
+        model_config = ModelConfig.from_folder(config.checkpoint.model)
         dtype = choose_dtype(config, model_config, device)
         cache_dtype = choose_cache_dtype(config, model_config, dtype, device)
         log.info(
@@ -72,30 +73,30 @@ class LoadedModel:
             device=str(device),
             dtype=dtype_name(dtype),
             cache_dtype=dtype_name(cache_dtype),
-            model=str(config.model),
+            model=str(config.checkpoint.model),
         )
         report_progress("loading weights")
-        max_model_len = config.max_model_len or model_config.max_position_embeddings
+        max_model_len = config.checkpoint.max_model_len or model_config.max_position_embeddings
         started_s = time.monotonic()
         model = load_model(
-            config.model,
+            config.checkpoint.model,
             device=device,
             dtype=dtype,
-            load_format=config.load_format,
-            with_draft_layers=config.num_speculative_tokens > 0,
+            load_format=config.checkpoint.load_format,
+            with_draft_layers=config.speculation.num_speculative_tokens > 0,
             max_positions=max_model_len,
             on_progress=report_progress,
         )
         load_s = time.monotonic() - started_s
         log.info("weights_loaded", num_parameters=count_parameters(model), load_s=round(load_s, 3))
         limits = StepLimits(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
             max_model_len=max_model_len,
-            block_size=config.block_size,
+            block_size=config.cache.block_size,
             vocab_size=model_config.vocab_size,
             cache_groups=group_layers(model_config.sliding_windows, max_model_len=max_model_len),
-            num_speculative_tokens=config.num_speculative_tokens,
+            num_speculative_tokens=config.speculation.num_speculative_tokens,
         )
         return cls(
             config=config,
@@ -135,10 +136,10 @@ class LoadedModel:
                 torch.zeros(EXAMPLE_NUM_TOKENS, dtype=dtype, device=self.device)
                 for dtype in (torch.int32, torch.int64)
             ],
-            piece_wrapper=pieces.wrap if settings.cudagraph_mode else None,
+            piece_wrapper=pieces.wrap if settings.graph_mode(self.device.type) else None,
             max_num_tokens=self.limits.max_num_batched_tokens,
             max_num_seqs=self.limits.max_num_seqs,
-            factors=compute_factors(settings, self.config, self.device),
+            factors=compute_factors(self.config, self.device),
             rank=self.rank,
         )
 

@@ -12,9 +12,9 @@ from models.loading.parameter_count import count_parameters
 from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.compilation.graphs.capture_plan import wire_key
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
-from services.engine.compilation_config import CompilationConfig, CompilationLevel
-from services.engine.config import EngineConfig
-from services.engine.flag_reach import idle_flags
+from services.engine.config.compilation import CompilationConfig
+from services.engine.config.compilation_level import CompilationLevel
+from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.graphs.background_capture import BackgroundCapture
 from services.engine.worker.graphs.background_compile import BackgroundCompile
 from services.engine.worker.runner.model_runner import ModelRunner
@@ -101,8 +101,8 @@ def start_worker(
     kernels = KernelBuilding.fork(config)
     torch.set_num_interop_threads(1)
     loaded = LoadedModel.load(config, rank=rank, report_progress=report_progress)
-    settings = config.compilation_config(loaded.device.type)
-    _warn_of_idle_flags(config, settings)
+    settings = config.compilation
+    _warn_of_idle_flags(settings, loaded.device)
     pieces = piece_graphs(loaded.device, loaded.dtype)
     clock.end("load")
 
@@ -120,7 +120,7 @@ def start_worker(
         step_bytes = _build_first_kernels(loaded, settings, kernels)
     clock.end("kernels")
     compiled = None
-    if not config.capture_while_serving:
+    if not settings.capture_while_serving:
         if settings.level != CompilationLevel.NO_COMPILATION:
             report_progress("compiling the model")
         compiled = compile_loaded()
@@ -140,7 +140,7 @@ def start_worker(
         build_uncaptured_kernels(prepared, loaded.limits)
     outcomes: list[GraphOutcome] = []
     capture = None
-    if config.capture_while_serving:
+    if settings.capture_while_serving:
         compilation = BackgroundCompile(compile_loaded, install)
         capture = BackgroundCapture(prepared.graphs, compilation=compilation)
     else:
@@ -153,10 +153,10 @@ def start_worker(
     return StartedWorker(runner=runner, ready=ready, capture=capture)
 
 
-def _warn_of_idle_flags(config: EngineConfig, settings: CompilationConfig) -> None:
-    if config.enforce_eager:
+def _warn_of_idle_flags(settings: CompilationConfig, device: torch.device) -> None:
+    if settings.enforce_eager:
         return
-    for flag, reach in idle_flags(settings):
+    for flag, reach in settings.idle_flags(device.type):
         log.warning("flag_without_effect", flag=f"--{flag.replace('_', '-')}", works=str(reach))
 
 
@@ -213,5 +213,7 @@ def _announcement(loaded: LoadedModel, num_blocks: int, prepared: PreparedGraphs
         dtype=dtype_name(loaded.dtype),
         planned_graphs=map(wire_key, prepared.graphs.planned),
         cudagraph_mode=str(prepared.mode),
-        no_graphs_reason=prepared.no_graphs_reason(enforce_eager=loaded.config.enforce_eager),
+        no_graphs_reason=prepared.no_graphs_reason(
+            enforce_eager=loaded.config.compilation.enforce_eager
+        ),
     )

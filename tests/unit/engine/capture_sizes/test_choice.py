@@ -5,7 +5,7 @@ from structlog.testing import capture_logs
 
 from services.engine.capture_sizes.choice import with_planned_sizes
 from services.engine.capture_sizes.history import history_path, load_history, save_history
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from tests.support.engine_harness import engine_config
 
 PIECES = {"compilation_level": 3, "cudagraph_mode": "full_and_piecewise"}
@@ -27,9 +27,11 @@ def remember(config, *, decodes=None, others=None):
 
 
 def sizes(config):
-    settled = with_planned_sizes(config).compilation_config("cuda")
-    decodes = settled.capture_sizes(min(config.max_num_seqs, config.max_num_batched_tokens))
-    return decodes, settled.piece_sizes(config.max_num_batched_tokens)
+    settled = with_planned_sizes(config).compilation
+    decodes = settled.capture_sizes(
+        min(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens)
+    )
+    return decodes, settled.piece_sizes(config.scheduler.max_num_batched_tokens)
 
 
 def test_each_kind_of_graph_gets_sizes_from_its_own_steps(auto):
@@ -53,7 +55,7 @@ def test_the_pattern_stays_where_history_is_short(auto):
 
 def test_without_history_auto_is_the_pattern(auto):
     config = auto(**PIECES)
-    pattern = config.model_copy(update={"cudagraph_capture_sizes": None})
+    pattern = config.with_flags(cudagraph_capture_sizes=None)
     assert sizes(config) == sizes(pattern)
     unkept = auto(histogram_dir="", **PIECES)
     assert sizes(unkept) == sizes(pattern)

@@ -17,7 +17,7 @@ from services.engine.capture_sizes.command import make_plans
 from services.engine.capture_sizes.history import StepHistory
 from services.engine.capture_sizes.planner import plan_sizes
 from services.engine.compilation.graphs.capture_plan import graph_support, supported_mode
-from services.engine.compilation_config import CompilationLevel
+from services.engine.config.compilation_level import CompilationLevel
 
 ROOT = Path(__file__).resolve().parents[4]
 MIB = 2**20

@@ -69,7 +69,7 @@ def test_of_engines_that_share_a_folder_the_last_to_write_wins(config):
 def test_other_models_and_limits_have_files_of_their_own(config, tmp_path):
     write_checkpoint(tmp_path / "other", "qwen3")
     changes = ({"model": tmp_path / "other"}, {"max_num_seqs": 4}, {"max_num_batched_tokens": 32})
-    paths = {history_path(config.model_copy(update=change)) for change in changes}
+    paths = {history_path(config.with_flags(**change)) for change in changes}
     assert len({*paths, history_path(config)}) == 4
 
 

@@ -14,7 +14,8 @@ from services.engine.checkpoint.model_files import ModelFolderError
 from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.checkpoint.table_memory import MAX_TABLE_BYTES, check_table_memory
 from services.engine.checkpoint.tokenizer_files import MAX_TOKENS_BEYOND, TOKENIZER_FILE_BYTES
-from services.engine.config import TINY_CHECKPOINT, EngineConfig
+from services.engine.config.checkpoint import TINY_CHECKPOINT
+from services.engine.config.engine_config import EngineConfig
 
 VOCAB_SIZE = 1024
 HOSTILE = st.one_of(
@@ -29,8 +30,8 @@ def folder(tmp_path):
 
 
 def open_folder(folder, **limits):
-    config = EngineConfig(model=folder, **limits)
-    model = ModelFolder.open(folder, name="m", max_model_len=config.max_model_len)
+    config = EngineConfig.from_flags(model=folder, **limits)
+    model = ModelFolder.open(folder, name="m", max_model_len=config.checkpoint.max_model_len)
     check_table_memory(config, ModelConfig.from_folder(folder))
     return model
 

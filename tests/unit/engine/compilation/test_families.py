@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from models.cudagraph_mode import CUDAGraphMode
-from services.engine.compilation_config import CompilationConfig
+from tests.support.compilation import compilation_config
 from tests.support.compiled_models import compile_at
 from tests.support.graph_engine import GraphEngine
 from tests.support.random_checkpoints import write_checkpoint
@@ -45,10 +45,10 @@ def test_pieces_give_the_tokens_of_eager(folder):
 
 
 def test_recorded_decode_steps_give_the_tokens_of_eager(folder):
-    config = CompilationConfig(
+    config = compilation_config(
         cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY, cudagraph_capture_sizes=(1, 2, 4)
     )
     recorded = GraphEngine(folder, config)
     assert [outcome.fault for outcome in recorded.capture()] == [""] * 3
-    eager = GraphEngine(folder, CompilationConfig())
+    eager = GraphEngine(folder, compilation_config())
     assert recorded.run(PROMPTS, NUM_OUTPUT) == eager.run(PROMPTS, NUM_OUTPUT)

@@ -8,7 +8,7 @@ import torch
 from services.engine.compilation.cache_key import compute_factors
 from services.engine.compilation.compiler_interface import LoadError
 from services.engine.compilation.inductor_adaptor import InductorStandaloneAdaptor
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from tests.support.compiled_models import compile_at
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.step_driver import StepDriver
@@ -37,8 +37,8 @@ def outputs(folder, **options):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_compiled_pieces_give_the_same_tokens_cold_and_from_disk(inductor, tmp_path):
     write_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=3)
-    engine = EngineConfig(model=tmp_path / "model", compilation_level=3)
-    factors = compute_factors(engine.compilation_config("cpu"), engine, torch.device("cpu"))
+    engine = EngineConfig.from_flags(model=tmp_path / "model", compilation_level=3)
+    factors = compute_factors(engine, torch.device("cpu"))
     tokens, cache = outputs(tmp_path / "model")
     for num_loaded in (0, 3):
         stats = []
@@ -46,7 +46,7 @@ def test_compiled_pieces_give_the_same_tokens_cold_and_from_disk(inductor, tmp_p
             3,
             use_inductor=True,
             factors=factors,
-            cache_dir=tmp_path / "pieces",
+            compile_cache_dir=tmp_path / "pieces",
             debug_dump_path=tmp_path / f"dump_{num_loaded}",
         )
         compiled, compiled_cache = outputs(

@@ -7,7 +7,7 @@ import torch
 
 from protos.engine.v1.worker_pb2 import GraphReport
 from services.engine.batch import read_int32
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.executor import WorkerDiedError, WorkerExecutor
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.step_driver import StepDriver, greedy_continuation
@@ -23,7 +23,7 @@ def checkpoint(tmp_path_factory):
 
 
 def config_of(folder, **flags):
-    return EngineConfig(
+    return EngineConfig.from_flags(
         model=folder,
         device="cpu",
         num_kv_blocks=64,

@@ -19,7 +19,7 @@ from protos.common.v1.sampling_pb2 import (
 )
 from protos.engine.v1.engine_pb2 import Abort, GenerateRequest
 from services.engine.checkpoint.model_folder import ModelFolder
-from services.engine.config import TINY_CHECKPOINT
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.edge.structured_output import structured_output_of
 from tests.support.engine_harness import engine_config, running_service
 from tests.support.passing_time import pass_time

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from services.engine.checkpoint.model_folder import ModelFolder
-from services.engine.config import TINY_CHECKPOINT
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.errors import InvalidRequestError, QueueFullError, UnsupportedError
 from services.engine.grammar.compiler import LIVE, MAX_COMPILING, GrammarCompiler
 from services.engine.request import GrammarKind, StructuredOutput

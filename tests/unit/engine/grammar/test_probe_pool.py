@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from services.engine.checkpoint.model_folder import ModelFolder
-from services.engine.config import TINY_CHECKPOINT
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.errors import InvalidRequestError, QueueFullError
 from services.engine.grammar.probe_pool import NUM_PROBES, ProbePool
 from services.engine.request import GrammarKind, StructuredOutput

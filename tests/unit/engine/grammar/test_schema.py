@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 
 from services.engine.checkpoint.model_folder import ModelFolder
-from services.engine.config import TINY_CHECKPOINT
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.errors import InvalidRequestError
 from services.engine.grammar.constraint import next_mask
 from services.engine.grammar.grammar_text import compile_grammar, grammar_text, make_tokenizer

@@ -8,12 +8,12 @@ from models.forward_context import get_forward_context
 from models.kv_cache import FP8_CACHE_DTYPE
 from protos.engine.v1.recording_pb2 import Snapshot
 from services.engine.batch import pack_int32, read_int32
-from services.engine.compilation_config import CompilationConfig
 from services.engine.replay.command import replay
 from services.engine.replay.config import ReplayConfig
 from services.engine.replay.recording import Recording, ReplayError
 from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.start.loaded_model import LoadedModel
+from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.recordings import edit_recording, engine_settings, write_recording
@@ -38,7 +38,7 @@ def trace(folder, tmp_path_factory):
 
 
 def record(folder, target, cache_dtype="auto", mode=CUDAGraphMode.FULL_DECODE_ONLY):
-    config = CompilationConfig(
+    config = compilation_config(
         cudagraph_mode=mode, cudagraph_capture_sizes=(4,), cudagraph_piece_sizes=(64,)
     )
     is_fp8 = cache_dtype == "fp8_e4m3"
@@ -56,7 +56,7 @@ def record(folder, target, cache_dtype="auto", mode=CUDAGraphMode.FULL_DECODE_ON
 
 def run(trace, folder, against, load=None, **flags):
     report = []
-    config = ReplayConfig(
+    config = ReplayConfig.from_flags(
         trace=trace,
         model=folder,
         against=against,
@@ -310,7 +310,7 @@ def test_another_model_is_refused(trace, tmp_path):
 
 
 def test_a_model_that_is_traced_at_every_step_has_no_pieces(folder, trace):
-    config = ReplayConfig(
+    config = ReplayConfig.from_flags(
         trace=trace, model=folder, against="piecewise", device="cpu", compilation_level=1
     )
     with pytest.raises(ReplayError, match="--compilation-level"):

@@ -7,12 +7,12 @@ from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import get_forward_context
 from protos.engine.v1.recording_pb2 import Snapshot
 from services.engine.batch import pack_int32, read_int32
-from services.engine.compilation_config import CompilationConfig
 from services.engine.replay.command import replay
 from services.engine.replay.config import ReplayConfig
 from services.engine.replay.recording import ReplayError
 from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.start.loaded_model import LoadedModel
+from tests.support.compilation import compilation_config
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.graph_engine import GraphEngine
 from tests.support.recordings import edit_recording, engine_settings, write_recording
@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
 
 def record(folder, target):
     """Greedy and random requests with a shared prefix, and graphs for four decodes."""
-    config = CompilationConfig(
+    config = compilation_config(
         cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY, cudagraph_capture_sizes=(4,)
     )
     engine = GraphEngine(folder, config, num_blocks=60, num_speculative_tokens=NUM_DRAFTS)
@@ -58,7 +58,7 @@ def trace(folder, tmp_path_factory):
 
 def run(trace, folder, against, load=None, **flags):
     report = []
-    config = ReplayConfig(
+    config = ReplayConfig.from_flags(
         trace=trace,
         model=folder,
         against=against,

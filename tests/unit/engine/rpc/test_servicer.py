@@ -17,7 +17,7 @@ from protos.engine.v1.engine_pb2 import (
     WatchStepsRequest,
 )
 from services.engine.checkpoint.model_folder import ModelFolder
-from services.engine.config import TINY_CHECKPOINT
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.request import SamplingParams
 from tests.support.engine_harness import SEED, engine_config, model_folder, running_service
 from tests.support.fake_worker import expected_output
@@ -258,7 +258,7 @@ class TestWatchSteps:
             assert row.assignment.num_prompt_tokens == 3
             # All that was sampled is known; the newest token alone is not computed yet.
             assert len(row.assignment.token_ids) == 4 * (row.num_computed_tokens + 1)
-            assert len(row.block_ids) == 4 * -(-row.num_computed_tokens // config.block_size)
+            assert len(row.block_ids) == 4 * -(-row.num_computed_tokens // config.cache.block_size)
             steps = [await watch.read() for _ in range(3)]
             assert not any(step.HasField("snapshot") for step in steps)
             first = snapshot.next_step_id

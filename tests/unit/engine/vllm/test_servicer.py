@@ -16,7 +16,7 @@ from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2, vllm_engine_pb
 from smg_grpc_proto.generated.vllm_engine_pb2 import GenerateRequest
 
 from services.engine.checkpoint.model_folder import ModelFolder
-from services.engine.config import TINY_CHECKPOINT
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.request import SamplingParams
 from services.engine.server import VLLM_SERVICE_NAME
 from tests.support.engine_harness import SEED, engine_config, model_folder, running_service

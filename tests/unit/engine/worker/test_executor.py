@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from services.engine.batch import read_int32
-from services.engine.config import EngineConfig
+from services.engine.config.engine_config import EngineConfig
 from services.engine.worker import executor as executor_module
 from services.engine.worker.executor import WorkerDiedError, WorkerExecutor
 from tests.support.random_checkpoints import write_checkpoint
@@ -36,7 +36,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture
 def config(checkpoint):
-    return EngineConfig(
+    return EngineConfig.from_flags(
         model=checkpoint[0],
         device="cpu",
         num_kv_blocks=64,
@@ -104,14 +104,14 @@ async def test_a_bad_descriptor_ends_the_worker_with_the_reason(executor, driver
 
 
 async def test_a_start_without_a_checkpoint_fails_with_the_reason(config, tmp_path):
-    executor = WorkerExecutor(config.model_copy(update={"model": tmp_path}))
+    executor = WorkerExecutor(config.with_flags(model=tmp_path))
     with pytest.raises(WorkerDiedError, match=r"while starting: ConfigError.*config\.json"):
         await executor.start()
     assert executor.pid is None
 
 
 async def test_a_start_that_takes_too_long_is_given_up(config):
-    executor = WorkerExecutor(config.model_copy(update={"worker_start_timeout_s": 0.05}))
+    executor = WorkerExecutor(config.with_flags(worker_start_timeout_s=0.05))
     with pytest.raises(WorkerDiedError, match=r"not ready within 0\.05 s"):
         await executor.start()
     assert executor.pid is None
@@ -151,7 +151,7 @@ async def test_a_worker_ignores_ctrl_c_which_belongs_to_the_service(executor, dr
 async def test_a_worker_dies_with_its_service(config):
     program = (
         "import asyncio, sys\n"
-        "from services.engine.config import EngineConfig\n"
+        "from services.engine.config.engine_config import EngineConfig\n"
         "from services.engine.worker.executor import WorkerExecutor\n"
         "async def main():\n"
         "    executor = WorkerExecutor(EngineConfig.model_validate_json(sys.argv[1]))\n"

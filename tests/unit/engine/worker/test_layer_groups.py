@@ -7,19 +7,20 @@ from models.config import ModelConfig
 from models.cudagraph_mode import CUDAGraphMode
 from models.kv_cache import FP8_CACHE_DTYPE
 from models.loading.loader import load_model
-from services.engine.compilation_config import CompilationConfig, CompilationLevel
+from services.engine.config.compilation_level import CompilationLevel
 from services.engine.kv_cache.cache_groups import group_layers
 from services.engine.worker.start.kv_memory import allocate_kv_cache, block_bytes
+from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
 from tests.support.random_checkpoints import write_checkpoint
 
 CPU = torch.device("cpu")
 PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12], [5, 17, 3, 8, 8], [70] * 17]
-EAGER = CompilationConfig(cudagraph_mode=CUDAGraphMode.NONE)
-GRAPHS = CompilationConfig(
+EAGER = compilation_config(cudagraph_mode=CUDAGraphMode.NONE)
+GRAPHS = compilation_config(
     cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY, cudagraph_capture_sizes=(2, 4, 8)
 )
-PIECES = CompilationConfig(
+PIECES = compilation_config(
     level=CompilationLevel.PIECEWISE,
     use_inductor=False,
     cudagraph_mode=CUDAGraphMode.PIECEWISE,
@@ -42,7 +43,7 @@ def expected(folder):
 
 @pytest.mark.parametrize("config", [EAGER, GRAPHS, PIECES], ids=["eager", "graphs", "pieces"])
 def test_tokens_are_those_of_a_cache_that_keeps_everything(folder, expected, config, tmp_path):
-    config = config.model_copy(update={"cache_dir": tmp_path})
+    config = config.model_copy(update={"compile_cache_dir": tmp_path})
     engine = GraphEngine(folder, config, num_blocks=200)
     engine.capture()
     assert engine.run(PROMPTS, 40) == expected

@@ -11,9 +11,10 @@ from services.engine.compilation.graphs.capture_plan import (
     planned_keys,
     supported_mode,
 )
-from services.engine.compilation_config import CompilationConfig, CompilationLevel
+from services.engine.config.compilation_level import CompilationLevel
 from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.start.graph_setup import piece_graphs, prepare_graphs
+from tests.support.compilation import compilation_config
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.graph_engine import GraphEngine
 
@@ -24,7 +25,7 @@ LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 64, 
 
 def configurations(level):
     return [
-        CompilationConfig(
+        compilation_config(
             level=level,
             cudagraph_mode=mode,
             cudagraph_capture_sizes=sizes,
@@ -59,8 +60,8 @@ def test_on_a_gpu_with_and_without_kernels(attention, level):
             has_plain_caches=is_plain,
             on_cpu=False,
         )
-        mode = supported_mode(config.cudagraph_mode, support)
-        if not config.cudagraph_mode:
+        mode = supported_mode(config.graph_mode("cpu"), support)
+        if not config.graph_mode("cpu"):
             assert not mode
         keys = planned_keys(
             mode,
@@ -78,7 +79,7 @@ def test_on_a_gpu_with_and_without_kernels(attention, level):
 def engine(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("drafts")
     write_draft_checkpoint(folder, agreement=0.98)
-    return GraphEngine(folder, CompilationConfig(), **LIMITS, num_speculative_tokens=request.param)
+    return GraphEngine(folder, compilation_config(), **LIMITS, num_speculative_tokens=request.param)
 
 
 @pytest.mark.parametrize("level", CompilationLevel, ids=str)
@@ -100,7 +101,7 @@ def test_a_worker_on_a_cpu_prepares_its_graphs(engine, level):
 
 @pytest.mark.parametrize("mode", CUDAGraphMode, ids=str)
 def test_pieces_that_would_hold_attention_are_refused(engine, mode):
-    config = CompilationConfig(cudagraph_mode=mode, splitting_ops=("octavo::rms_norm",))
+    config = compilation_config(cudagraph_mode=mode, splitting_ops=("octavo::rms_norm",))
     pieces = piece_graphs(engine.runner.device, engine.runner.model.lm_head.weight.dtype)
 
     def prepare():

@@ -8,7 +8,7 @@ from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import get_forward_context
 from services.engine.batch import FallbackReason
 from services.engine.compilation.graphs.recorder import GraphFaultError
-from services.engine.compilation_config import CompilationConfig
+from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
 
 PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12], [5, 17, 3, 8, 8], [70] * 17]
@@ -17,14 +17,14 @@ RAN_GRAPH = FallbackReason.FALLBACK_REASON_UNSPECIFIED
 
 
 def decode_graphs(*sizes):
-    return CompilationConfig(
+    return compilation_config(
         cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY, cudagraph_capture_sizes=sizes
     )
 
 
 @pytest.fixture(scope="module")
 def eager(folder):
-    return GraphEngine(folder, CompilationConfig())
+    return GraphEngine(folder, compilation_config())
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_any_mix_of_requests_gives_the_same_tokens(eager, engine, prompts, num_o
 def test_requests_that_are_preempted_and_padded_give_the_same_tokens(folder):
     prompts = [[n, 3, n, 5, 6, 7] for n in range(6)]
     small = {"num_blocks": 12, "max_num_seqs": 6}
-    plain = GraphEngine(folder, CompilationConfig(), **small)
+    plain = GraphEngine(folder, compilation_config(), **small)
     engine = GraphEngine(folder, decode_graphs(4, 6), **small)
     engine.capture()
     assert engine.run(prompts, 20) == plain.run(prompts, 20)

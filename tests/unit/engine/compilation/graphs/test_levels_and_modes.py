@@ -4,7 +4,8 @@ import pytest
 
 from models.cudagraph_mode import CUDAGraphMode
 from services.engine.batch import FallbackReason
-from services.engine.compilation_config import CompilationConfig, CompilationLevel
+from services.engine.config.compilation_level import CompilationLevel
+from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
 
 PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12], [70] * 17]
@@ -14,13 +15,13 @@ RAN_GRAPH = FallbackReason.FALLBACK_REASON_UNSPECIFIED
 
 @pytest.fixture(scope="module")
 def expected(folder):
-    return GraphEngine(folder, CompilationConfig()).run(PROMPTS, NUM_OUTPUT)
+    return GraphEngine(folder, compilation_config()).run(PROMPTS, NUM_OUTPUT)
 
 
 @pytest.mark.parametrize("mode", CUDAGraphMode, ids=str)
 @pytest.mark.parametrize("level", CompilationLevel)
 def test_tokens_are_those_of_eager_steps(folder, expected, level, mode):
-    config = CompilationConfig(
+    config = compilation_config(
         level=level, use_inductor=False, cudagraph_mode=mode, cudagraph_capture_sizes=(4, 64)
     )
     engine = GraphEngine(folder, config)

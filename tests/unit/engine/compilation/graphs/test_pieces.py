@@ -9,7 +9,8 @@ import pytest
 from models.cudagraph_mode import CUDAGraphMode
 from services.engine.batch import CUDAGraphMode as WireMode
 from services.engine.batch import FallbackReason
-from services.engine.compilation_config import CompilationConfig, CompilationLevel
+from services.engine.config.compilation_level import CompilationLevel
+from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
 
 PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12], [5, 17, 3, 8, 8], [70] * 17]
@@ -18,7 +19,7 @@ NUM_OUTPUT = 8
 
 @pytest.fixture(scope="module")
 def expected(folder):
-    return GraphEngine(folder, CompilationConfig()).run(PROMPTS, NUM_OUTPUT)
+    return GraphEngine(folder, compilation_config()).run(PROMPTS, NUM_OUTPUT)
 
 
 @pytest.fixture(params=[0, 2, 3])
@@ -27,7 +28,7 @@ def level(request):
 
 
 def engine_in(folder, level, mode, *sizes):
-    config = CompilationConfig(
+    config = compilation_config(
         level=level,
         use_inductor=False,
         cudagraph_mode=mode,

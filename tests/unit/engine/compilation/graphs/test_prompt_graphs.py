@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from services.engine import batch
 from services.engine.compilation.graphs import capture_plan
-from services.engine.compilation_config import CompilationConfig
+from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
 
 PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12], [5, 17, 3, 8, 8], [70] * 17]
@@ -17,12 +17,12 @@ WHOLE = batch.CUDAGraphMode.CUDA_GRAPH_MODE_FULL
 
 
 def full_graphs(*sizes):
-    return CompilationConfig(cudagraph_mode=CUDAGraphMode.FULL, cudagraph_capture_sizes=sizes)
+    return compilation_config(cudagraph_mode=CUDAGraphMode.FULL, cudagraph_capture_sizes=sizes)
 
 
 @pytest.fixture(scope="module")
 def eager(folder):
-    return GraphEngine(folder, CompilationConfig(), max_num_batched_tokens=16)
+    return GraphEngine(folder, compilation_config(), max_num_batched_tokens=16)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import torch
 
 from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from services.engine.batch import FallbackReason
-from services.engine.compilation_config import CompilationConfig
+from tests.support.compilation import compilation_config
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.graph_engine import GraphEngine
 
@@ -24,11 +24,11 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(folder):
-    return GraphEngine(folder, CompilationConfig()).run(PROMPTS, NUM_OUTPUT)
+    return GraphEngine(folder, compilation_config()).run(PROMPTS, NUM_OUTPUT)
 
 
 def engine(folder, num_speculative_tokens, *sizes, mode=CUDAGraphMode.FULL_DECODE_ONLY, **options):
-    config = CompilationConfig(cudagraph_mode=mode, cudagraph_capture_sizes=sizes)
+    config = compilation_config(cudagraph_mode=mode, cudagraph_capture_sizes=sizes)
     return GraphEngine(folder, config, num_speculative_tokens=num_speculative_tokens, **options)
 
 

@@ -7,7 +7,7 @@ from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.forward_context import get_forward_context
 from services.engine import batch
 from services.engine.batch import read_int32
-from services.engine.compilation_config import CompilationConfig
+from tests.support.compilation import compilation_config
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.graph_engine import GraphEngine
 
@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
 
 def engine(folder, num_speculative_tokens, *sizes, **options):
     mode = CUDAGraphMode.FULL_DECODE_ONLY if sizes else CUDAGraphMode.NONE
-    config = CompilationConfig(cudagraph_mode=mode, cudagraph_capture_sizes=sizes or None)
+    config = compilation_config(cudagraph_mode=mode, cudagraph_capture_sizes=sizes or None)
     return GraphEngine(folder, config, num_speculative_tokens=num_speculative_tokens, **options)
 
 

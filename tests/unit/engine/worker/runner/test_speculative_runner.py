@@ -10,12 +10,12 @@ from models.cudagraph_mode import CUDAGraphMode
 from models.deepseek_mtp import DeepseekMTP
 from models.forward_context import forward_context
 from services.engine.batch import read_int32
-from services.engine.compilation_config import CompilationConfig
 from services.engine.request import RequestStatus
 from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.runner.speculative_runner import SpeculativeRunner
 from services.engine.worker.start.kv_memory import probe_runner
 from services.engine.worker.start.warm_up import largest_step, run_small_steps
+from tests.support.compilation import compilation_config
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.graph_engine import GraphEngine
 from tests.support.paged_runner import PagedRunner
@@ -45,7 +45,7 @@ def folder(tmp_path_factory):
 def engine(folder, num_speculative_tokens, config=None, **options):
     return GraphEngine(
         folder,
-        config or CompilationConfig(),
+        config or compilation_config(),
         num_speculative_tokens=num_speculative_tokens,
         **options,
     )
@@ -106,7 +106,7 @@ def test_other_attention_changes_nothing_either(tmp_path, variant):
 
 
 def test_steps_that_verify_run_in_pieces_too(folder, plain):
-    config = CompilationConfig(
+    config = compilation_config(
         cudagraph_mode=CUDAGraphMode.PIECEWISE, cudagraph_capture_sizes=(8, 16, 64)
     )
     speculating = engine(folder, 2, config)

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from services.engine.compilation import key_fields
-from services.engine.config import EngineConfig
-from services.engine.flag_reach import FLAG_REACH, idle_flags
+from services.engine.config.compilation import CompilationConfig
+from services.engine.config.flag_reach import FLAG_REACH
 
 REFUSED = {
     "cudagraph_copy_inputs": True,
@@ -18,22 +17,16 @@ REFUSED = {
 
 
 def idle(device="cpu", **flags):
-    return [flag for flag, _ in idle_flags(EngineConfig(**flags).compilation_config(device))]
+    return [flag for flag, _ in CompilationConfig(**flags).idle_flags(device)]
 
 
 def test_every_flag_of_compilation_and_graphs_is_in_the_table():
-    of_compilation = {
-        flag
-        for flag, why in key_fields.IRRELEVANT_ENGINE_FIELDS.items()
-        if why == key_fields.COMPILATION_FLAG
-    }
-    others = {"enforce_eager", "capture_while_serving", "fail_on_late_build"}
-    assert FLAG_REACH.keys() == of_compilation | others
+    assert FLAG_REACH.keys() == CompilationConfig.model_fields.keys()
 
 
 @pytest.mark.parametrize("flag", FLAG_REACH)
 def test_help_says_where_a_flag_works(flag):
-    description = " ".join(EngineConfig.model_fields[flag].description.split())
+    description = " ".join(CompilationConfig.model_fields[flag].description.split())
     if reach := str(FLAG_REACH[flag]):
         assert description.endswith(f" Works {reach}.")
     else:
@@ -49,10 +42,10 @@ def test_the_flags_that_are_refused_are_those_tested_here():
 def test_a_flag_that_would_do_nothing_is_refused_with_the_levels_it_works_on(flag, level):
     flags = {"compilation_level": level, flag: REFUSED[flag]}
     if level in FLAG_REACH[flag].levels:
-        assert getattr(EngineConfig(**flags), flag) == REFUSED[flag]
+        assert getattr(CompilationConfig(**flags), flag) == REFUSED[flag]
         return
     with pytest.raises(ValidationError) as error:
-        EngineConfig(**flags)
+        CompilationConfig(**flags)
     (problem,) = error.value.errors()
     assert problem["loc"] == (flag,)
     assert f"it works {FLAG_REACH[flag]}; compilation_level is {level}" in problem["msg"]
@@ -60,17 +53,17 @@ def test_a_flag_that_would_do_nothing_is_refused_with_the_levels_it_works_on(fla
 
 def test_settings_of_inductor_are_refused_without_it():
     with pytest.raises(ValidationError, match="compilation_level is 3, without Inductor"):
-        EngineConfig(
+        CompilationConfig(
             compilation_level=3, use_inductor=False, inductor_compile_config={"debug": True}
         )
 
 
 def test_eager_runs_take_any_flags():
-    assert EngineConfig(enforce_eager=True, **REFUSED).compile_sizes == [8]
+    assert CompilationConfig(enforce_eager=True, **REFUSED).compile_sizes == [8]
 
 
 def test_values_that_ask_for_nothing_are_taken_at_every_level():
-    assert not EngineConfig(cudagraph_copy_inputs=False, compile_sizes=[]).compile_sizes
+    assert not CompilationConfig(cudagraph_copy_inputs=False, compile_sizes=[]).compile_sizes
 
 
 def test_other_flags_without_effect_are_named():

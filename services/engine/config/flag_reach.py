@@ -1,9 +1,8 @@
 """Where each flag of compilation and graphs has an effect."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from services.engine.compilation_config import CompilationConfig, CompilationLevel
+from services.engine.config.compilation_level import CompilationLevel
 
 ALL_LEVELS = tuple(CompilationLevel)
 COMPILED = (CompilationLevel.DYNAMO_ONCE, CompilationLevel.PIECEWISE)
@@ -47,16 +46,16 @@ class Reach:
         )
 
 
-_GRAPHS = Reach(needs_graphs=True)
+GRAPHS = Reach(needs_graphs=True)
 _EVERYWHERE = Reach()
 
 FLAG_REACH = {
     "enforce_eager": _EVERYWHERE,
     "compilation_level": _EVERYWHERE,
     "cudagraph_mode": _EVERYWHERE,
-    "cudagraph_capture_sizes": _GRAPHS,
-    "cudagraph_piece_sizes": _GRAPHS,
-    "cuda_graph_sizes": _GRAPHS,
+    "cudagraph_capture_sizes": GRAPHS,
+    "cudagraph_piece_sizes": GRAPHS,
+    "cuda_graph_sizes": GRAPHS,
     "cudagraph_copy_inputs": Reach(levels=PIECES, is_refused=True),
     "capture_while_serving": _EVERYWHERE,
     "fail_on_late_build": _EVERYWHERE,
@@ -66,29 +65,6 @@ FLAG_REACH = {
     "inductor_compile_config": Reach(levels=COMPILED, needs_inductor=True, is_refused=True),
     "debug_dump_path": Reach(levels=COMPILED, is_refused=True),
     "compile_cache_dir": Reach(levels=COMPILED, needs_inductor=True),
+    "histogram_dir": _EVERYWHERE,
 }
-"""Flag of EngineConfig that concerns compilation or graphs -> where it has an effect."""
-
-OPTION_OF_FLAG = {"compilation_level": "level", "compile_cache_dir": "cache_dir"}
-"""Flag -> its name in CompilationConfig, where that is another one."""
-
-
-def idle_flags(config: CompilationConfig) -> Iterator[tuple[str, Reach]]:
-    """Yields the flags that were set to something and have no effect with this configuration.
-
-    Sizes of graphs have one without graphs where kernels are compiled for the same sizes.
-    """
-    names_sizes = "cudagraph_capture_sizes" in config.compile_sizes
-    for flag, reach in FLAG_REACH.items():
-        option = OPTION_OF_FLAG.get(flag, flag)
-        field = CompilationConfig.model_fields.get(option)
-        if field is None or (reach is _GRAPHS and names_sizes):
-            continue
-        default = field.get_default(call_default_factory=True)
-        is_set = getattr(config, option) != default
-        has_graphs = bool(config.cudagraph_mode)
-        has_effect = reach.holds(
-            config.level, use_inductor=config.use_inductor, has_graphs=has_graphs
-        )
-        if is_set and not has_effect:
-            yield flag, reach
+"""Flag of CompilationConfig -> where it has an effect."""

@@ -1,9 +1,10 @@
 import pytest
 from pydantic import ValidationError
-from pydantic_settings import CliApp
 
-from services.engine.compilation_config import CompilationConfig, CompilationLevel
-from services.engine.config import EngineConfig
+from services.engine.config.compilation import CompilationConfig
+from services.engine.config.compilation_level import CompilationLevel
+from services.engine.config.engine_config import EngineConfig
+from services.engine.config.flags import read_flags
 
 
 @pytest.mark.parametrize(
@@ -46,18 +47,20 @@ def test_pieces_have_sizes_of_their_own_where_they_are_given():
     ],
 )
 def test_sizes_are_read_from_the_command_line(arguments, expected):
-    config = CliApp.run(EngineConfig, cli_args=arguments)
-    assert config.cudagraph_capture_sizes == expected
+    config = read_flags(EngineConfig, arguments)
+    assert config.compilation.cudagraph_capture_sizes == expected
 
 
 def test_auto_comes_from_the_environment_too(monkeypatch):
     monkeypatch.setenv("OCTAVO_ENGINE_CUDAGRAPH_CAPTURE_SIZES", "auto")
-    assert EngineConfig().cudagraph_capture_sizes == "auto"
+    assert read_flags(EngineConfig, []).compilation.cudagraph_capture_sizes == "auto"
 
 
 def test_specialised_sizes_take_capture_sizes_by_name():
     config = CompilationConfig(
-        compile_sizes=(24, "cudagraph_capture_sizes", 9999), cudagraph_capture_sizes=(2, 8)
+        compilation_level=3,
+        compile_sizes=(24, "cudagraph_capture_sizes", 9999),
+        cudagraph_capture_sizes=(2, 8),
     )
     assert config.specialised_sizes(max_num_seqs=4, max_num_batched_tokens=64) == [2, 24]
 
@@ -88,12 +91,12 @@ def test_sizes_that_were_listed_are_taken_as_they_are():
     ],
 )
 def test_the_mode_follows_level_and_device(flags, device, expected):
-    assert EngineConfig(**flags).compilation_config(device).cudagraph_mode.name == expected
+    assert EngineConfig.from_flags(**flags).compilation.graph_mode(device).name == expected
 
 
 def test_enforce_eager_wins_over_the_level():
-    config = EngineConfig(compilation_level=3, enforce_eager=True)
-    assert config.compilation_config("cpu").level == CompilationLevel.NO_COMPILATION
+    config = EngineConfig.from_flags(compilation_level=3, enforce_eager=True)
+    assert config.compilation.level == CompilationLevel.NO_COMPILATION
 
 
 @pytest.mark.parametrize(
@@ -115,11 +118,11 @@ def test_enforce_eager_wins_over_the_level():
 )
 def test_flags_out_of_bounds_are_refused(flags):
     with pytest.raises(ValidationError):
-        EngineConfig(**flags)
+        EngineConfig.from_flags(**flags)
 
 
 def test_a_worker_reads_the_flags_that_the_service_writes():
-    config = EngineConfig(
+    config = EngineConfig.from_flags(
         compilation_level=3,
         cudagraph_mode="full_and_piecewise",
         compile_sizes=[1, "cudagraph_capture_sizes"],

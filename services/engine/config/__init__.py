@@ -1,0 +1,1 @@
+"""Configuration of the engine: one section a file, one flag a field."""

@@ -1,0 +1,24 @@
+"""The KV cache."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from services.engine.config.section import ConfigSection
+
+
+class CacheConfig(ConfigSection):
+    """The KV cache: dtype, blocks and memory."""
+
+    kv_cache_dtype: Literal["auto", "fp8_e4m3"] = "auto"
+    """Dtype of cached keys and values; auto: the model's; fp8_e4m3: 8 bits, with scales by head."""
+    block_size: int = Field(default=16, ge=1, le=256)
+    """Tokens in one block of the KV cache."""
+    num_kv_blocks: int | None = Field(default=None, ge=2)
+    """Blocks of the KV cache; sized from memory when absent."""
+    kv_cache_memory_mb: int = Field(default=256, ge=1)
+    """MiB for the KV cache on a CPU, when num_kv_blocks is absent."""
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    """Share of a GPU's memory that weights, activations and KV cache may take together."""
+    enable_prefix_caching: bool = True
+    """Reuse the blocks of prompts that begin alike."""

@@ -1,0 +1,31 @@
+"""The model that is served."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from services.engine.config.section import ConfigSection
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+TINY_CHECKPOINT = REPOSITORY / "models" / "checkpoints" / "tiny"
+
+
+class CheckpointConfig(ConfigSection):
+    """The model: its folder, name, weights and length."""
+
+    model: Path = TINY_CHECKPOINT
+    """Folder of the checkpoint, in Hugging Face form. The default is the small embedded model."""
+    served_model_name: str = ""
+    """Name that requests use; the folder's name when empty."""
+    load_format: Literal["safetensors", "dummy"] = "safetensors"
+    """Where weights come from; dummy fills them with seeded random numbers, for benchmarks."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Dtype of weights and activations; auto: the checkpoint's on CUDA, float32 on a CPU."""
+    max_model_len: int | None = Field(default=None, ge=1)
+    """Most tokens of prompt and output together; the checkpoint's own limit when absent."""
+
+    @property
+    def model_name(self) -> str:
+        """The name requests use."""
+        return self.served_model_name or self.model.resolve().name

@@ -1,0 +1,169 @@
+"""Compilation and CUDA graphs."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+
+from models.cudagraph_mode import CUDAGraphMode
+from services.engine.config.compilation_level import CompilationLevel
+from services.engine.config.flag_reach import FLAG_REACH, GRAPHS, Reach
+from services.engine.config.section import ConfigSection
+
+AUTO = "auto"
+DEFAULT_SPLITTING_OPS = (
+    "octavo::unified_attention_with_output",
+    "octavo::latent_attention_with_output",
+)
+"""Attention reads metadata that changes from step to step and brings kernels of its own."""
+
+Size = Annotated[int, Field(ge=1)]
+OperatorName = Annotated[str, Field(pattern=r"^\w+::\w+$")]
+CaptureSizes = Annotated[
+    list[Size] | Literal["auto"],
+    # The command line makes a list of any value of a field that may be a list.
+    BeforeValidator(lambda value: AUTO if value == [AUTO] else value),
+]
+
+
+class CompilationConfig(ConfigSection):
+    """What is compiled, what is captured as graphs, and where results are kept."""
+
+    enforce_eager: bool = False
+    """Run the model as it is written: no compilation and no graphs, whatever else is asked."""
+    compilation_level: int = Field(default=0, ge=0, le=3)
+    """0 none, 1 traced only, 2 compiled as a whole, 3 compiled in pieces around attention."""
+    use_inductor: bool = True
+    """Compile with Inductor; otherwise run traced graphs as they are. Works on levels 2 and 3."""
+    splitting_ops: list[OperatorName] = Field(default=list(DEFAULT_SPLITTING_OPS))
+    """Operators that pieces end at, as namespace::name. Works on levels 0, 2 and 3."""
+    compile_sizes: list[Size | Literal["cudagraph_capture_sizes"]] = Field(default=[])
+    """Numbers of tokens that get tuned kernels of their own before serving. Works on level 3."""
+    inductor_compile_config: dict[str, Any] = Field(default={})
+    """Settings of torch._inductor.config, as JSON. Works on levels 2 and 3 with Inductor."""
+    debug_dump_path: Path | None = None
+    """Folder that gets the traced graph, its pieces and generated code. Works on levels 2 and 3."""
+    compile_cache_dir: Path = Path("~/.cache/octavo/compile")
+    """Folder of compiled pieces, shared by all engines that are started with it.
+    Works on levels 2 and 3 with Inductor."""
+    cudagraph_mode: Literal[
+        "auto", "none", "piecewise", "full", "full_decode_only", "full_and_piecewise"
+    ] = "auto"
+    """What runs as captured graphs; auto: full on CUDA, none on a CPU."""
+    cudagraph_capture_sizes: CaptureSizes | None = None
+    """Sizes to capture, auto for sizes planned from steps seen; absent: from cuda_graph_sizes.
+    Works where graphs are captured."""
+    cudagraph_piece_sizes: list[Size] | None = None
+    """Sizes of graphs of steps with prompts and of pieces, where they are not those of
+    cudagraph_capture_sizes. Works where graphs are captured."""
+    cuda_graph_sizes: list[Size] = Field(default=[512], min_length=1)
+    """One value N: capture 1, 2, 4, 8 and multiples of 16 up to N; several: these sizes.
+    Works where graphs are captured."""
+    cudagraph_copy_inputs: bool = False
+    """Copy the model's inputs to fixed addresses before compiled pieces run. Works on level 3."""
+    capture_while_serving: bool = True
+    """Be ready before anything is compiled or captured; that then happens between steps."""
+    fail_on_late_build: bool = False
+    """End the worker when something is compiled in the middle of serving, instead of warning."""
+    histogram_dir: str = "~/.cache/octavo/histograms"
+    """Folder that keeps how large steps were, to plan sizes from; empty: nothing is kept."""
+
+    @field_validator(*(flag for flag, reach in FLAG_REACH.items() if reach.is_refused))
+    @classmethod
+    def _check_reach(cls, value: Any, others: ValidationInfo) -> Any:
+        """Refuses a flag that would do nothing; those that decide that stand before it."""
+        assert others.field_name is not None, "it validates fields"
+        level = others.data.get("compilation_level")
+        if level is None or others.data.get("enforce_eager") or not value:
+            return value
+        reach = FLAG_REACH[others.field_name]
+        use_inductor = others.data.get("use_inductor", True)
+        if not reach.holds(level, use_inductor=use_inductor):
+            without = "" if use_inductor else ", without Inductor"
+            raise ValueError(f"it works {reach}; compilation_level is {level}{without}")
+        return value
+
+    @property
+    def level(self) -> CompilationLevel:
+        """How much of the model is compiled."""
+        return CompilationLevel(0 if self.enforce_eager else self.compilation_level)
+
+    def graph_mode(self, device_type: str) -> CUDAGraphMode:
+        """Returns which graphs to capture on a device.
+
+        Args:
+            device_type: "cpu" or "cuda".
+        """
+        if self.enforce_eager:
+            return CUDAGraphMode.NONE
+        if self.cudagraph_mode != AUTO:
+            return CUDAGraphMode[self.cudagraph_mode.upper()]
+        return CUDAGraphMode.FULL if device_type == "cuda" else CUDAGraphMode.NONE
+
+    def idle_flags(self, device_type: str) -> Iterator[tuple[str, Reach]]:
+        """Yields the flags that are set and have no effect on a device.
+
+        Sizes of graphs have an effect without graphs if kernels are compiled for the same sizes.
+        """
+        has_graphs = bool(self.graph_mode(device_type))
+        names_sizes = "cudagraph_capture_sizes" in self.compile_sizes
+        for flag, reach in FLAG_REACH.items():
+            is_set = getattr(self, flag) != type(self).model_fields[flag].default
+            has_effect = (reach is GRAPHS and names_sizes) or reach.holds(
+                self.level, use_inductor=self.use_inductor, has_graphs=has_graphs
+            )
+            if is_set and not has_effect:
+                yield flag, reach
+
+    def capture_sizes(self, limit: int) -> tuple[int, ...]:
+        """Returns the sizes to capture for decode steps, ascending.
+
+        Sizes above the limit are left out, as no step reaches them. Where the limit cuts the
+        pattern short it is a size itself, or the largest steps would find no graph.
+
+        Args:
+            limit: largest size that a step can have.
+        """
+        sizes: Sequence[int] | None = self._listed_sizes
+        if sizes is None:
+            largest = self.cuda_graph_sizes[0]
+            sizes = (1, 2, 4, 8, *range(16, largest + 1, 16), *([limit] if limit < largest else []))
+            limit = min(limit, largest)
+        return tuple(sorted({size for size in sizes if size <= limit}))
+
+    def piece_sizes(self, limit: int) -> tuple[int, ...]:
+        """Returns the sizes to capture for steps that run in pieces, ascending.
+
+        The pattern goes on to four times its largest size, in steps of an eighth of a power of two:
+        a prompt brings more tokens than a decode step has requests, and beyond that a step keeps
+        the device busy for longer than its launches take.
+
+        Args:
+            limit: largest number of query tokens that a step can have.
+        """
+        if self.cudagraph_piece_sizes is not None:
+            return tuple(sorted({size for size in self.cudagraph_piece_sizes if size <= limit}))
+        sizes = self.capture_sizes(limit)
+        if self._listed_sizes is not None:
+            return sizes
+        largest = self.cuda_graph_sizes[0]
+        beyond = {eighth << bits for bits in range(20) for eighth in range(8, 16)}
+        more = {size for size in beyond if largest < size <= min(limit, 4 * largest)}
+        if largest < limit < 4 * largest:
+            more.add(limit)
+        return tuple(sorted({*sizes, *more}))
+
+    def specialised_sizes(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> list[int]:
+        """Returns the numbers of tokens that get kernels of their own, ascending."""
+        sizes: set[int] = set()
+        for size in self.compile_sizes:
+            sizes.update(self.capture_sizes(max_num_seqs) if isinstance(size, str) else [size])
+        return sorted(size for size in sizes if size <= max_num_batched_tokens)
+
+    @property
+    def _listed_sizes(self) -> list[int] | None:
+        """The sizes of decode steps, if the flags list them; before planning, auto lists none."""
+        if isinstance(self.cudagraph_capture_sizes, list):
+            return self.cudagraph_capture_sizes
+        return self.cuda_graph_sizes if len(self.cuda_graph_sizes) > 1 else None

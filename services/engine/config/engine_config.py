@@ -1,0 +1,96 @@
+"""Configuration of the engine, in sections."""
+
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from services.engine.config.cache import CacheConfig
+from services.engine.config.checkpoint import CheckpointConfig
+from services.engine.config.compilation import AUTO, CompilationConfig
+from services.engine.config.grammar import GrammarConfig
+from services.engine.config.observability import ObservabilityConfig
+from services.engine.config.scheduler import SchedulerConfig
+from services.engine.config.section import ConfigSection
+from services.engine.config.serving import ServingConfig
+from services.engine.config.speculation import SpeculationConfig
+from services.engine.config.worker import WorkerConfig
+
+
+class EngineConfig(BaseModel):
+    """The Octavo engine: takes token ids over gRPC and returns token ids.
+
+    Each option is a flag (--max-num-seqs 64) and an environment variable
+    (OCTAVO_ENGINE_MAX_NUM_SEQS=64); the flag wins.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    program: ClassVar[str] = "octavo engine"
+
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    serving: ServingConfig = ServingConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    cache: CacheConfig = CacheConfig()
+    worker: WorkerConfig = WorkerConfig()
+    compilation: CompilationConfig = CompilationConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
+    grammar: GrammarConfig = GrammarConfig()
+    observability: ObservabilityConfig = ObservabilityConfig()
+
+    @classmethod
+    def sections(cls) -> dict[str, type[ConfigSection]]:
+        """Returns the class of each section, by its name here."""
+        return {
+            name: field.annotation
+            for name, field in cls.model_fields.items()
+            if isinstance(field.annotation, type)
+        }
+
+    @classmethod
+    def from_flags(cls, **flags: Any) -> Self:
+        """Returns the configuration with these values of flags and defaults for the others.
+
+        Raises:
+            ValidationError: a flag is unknown, or a value is out of bounds.
+        """
+        values: dict[str, Any] = {
+            name: {flag: flags.pop(flag) for flag in section.model_fields if flag in flags}
+            for name, section in cls.sections().items()
+        }
+        return cls.model_validate({**values, **flags})
+
+    def with_flags(self, **changes: Any) -> Self:
+        """Returns this configuration with other values of some flags.
+
+        Raises:
+            ValidationError: as for `from_flags`.
+        """
+        return self.from_flags(**{**self.flags(), **changes})
+
+    def flags(self) -> dict[str, Any]:
+        """Returns the value of each flag."""
+        return {
+            flag: value for section in self.sections() for flag, value in getattr(self, section)
+        }
+
+    @model_validator(mode="after")
+    def _check_speculation(self) -> Self:
+        """Refuses speculation with settings that do not allow it."""
+        num_drafts = self.speculation.num_speculative_tokens
+        if not num_drafts:
+            return self
+        limits = {
+            "max_num_batched_tokens": self.scheduler.max_num_batched_tokens,
+            "block_size": self.cache.block_size,
+        }
+        for name, limit in limits.items():
+            if limit <= num_drafts:
+                raise ValueError(
+                    f"--num-speculative-tokens is {num_drafts}: it must be less than {name}, "
+                    f"which is {limit}"
+                )
+        if self.compilation.cudagraph_capture_sizes == AUTO:
+            raise ValueError(
+                f"--num-speculative-tokens is {num_drafts}: it must be 0 with "
+                "cudagraph_capture_sizes auto"
+            )
+        return self

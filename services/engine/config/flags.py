@@ -1,0 +1,78 @@
+"""Reads a configuration from the command line and the environment."""
+
+import argparse
+from collections.abc import Sequence
+from inspect import cleandoc
+from typing import Any, TypeVar
+
+from pydantic import ValidationError, create_model
+from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsConfigDict
+
+from services.engine.config.engine_config import EngineConfig
+
+Config = TypeVar("Config", bound=EngineConfig)
+
+
+def read_flags(kind: type[Config], arguments: Sequence[str]) -> Config:
+    """Returns the configuration that arguments and environment variables ask for.
+
+    A field has the same flag and variable in any section: --max-num-seqs and
+    OCTAVO_ENGINE_MAX_NUM_SEQS. Help lists the flags by section.
+
+    Raises:
+        ValidationError: a value is out of bounds.
+        SystemExit: an argument is no flag, or asks for help.
+    """
+    sections = kind.sections()
+    fields: dict[str, Any] = {
+        flag: (field.annotation, field)
+        for section in sections.values()
+        for flag, field in section.model_fields.items()
+    }
+    # Python 3.13 removes the docstring's indentation by itself; help shows it as it is.
+    document = cleandoc(kind.__doc__ or "")
+    flags = create_model(kind.__name__, __base__=_Flags, __doc__=document, **fields)
+    section_of = {flag: name for name, each in sections.items() for flag in each.model_fields}
+    groups: dict[str, argparse._ArgumentGroup] = {}
+
+    def add_argument(parser: argparse.ArgumentParser, *names: str, **options: Any) -> None:
+        """Adds a flag to the group of its section, and --help to the parser."""
+        section = section_of.get(options.get("dest") or names[0])
+        if section is None:
+            parser.add_argument(*names, **options)
+            return
+        if section not in groups:
+            groups[section] = parser.add_argument_group(section, sections[section].__doc__)
+        groups[section].add_argument(*names, **options)
+
+    source = CliSettingsSource[BaseSettings](
+        flags, cli_prog_name=kind.program, add_argument_method=add_argument
+    )
+    given = CliApp.run(flags, cli_args=list(arguments), cli_settings_source=source)
+    return kind.from_flags(**{flag: getattr(given, flag) for flag in given.model_fields_set})
+
+
+def describe_problems(kind: type[EngineConfig], error: ValidationError) -> list[str]:
+    """Returns a line for each problem of a configuration, with its flag where it has one."""
+    lines = []
+    for problem in error.errors():
+        # Values are checked first as flags, then in their section, then all together.
+        names = (str(name) for name in problem["loc"] if name not in kind.model_fields)
+        flag = next(names, None)
+        place = f"--{flag.replace('_', '-')} is {problem['input']!r}: " if flag else ""
+        lines.append(place + problem["msg"])
+    return lines
+
+
+class _Flags(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix="OCTAVO_ENGINE_",
+        frozen=True,
+        extra="forbid",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        cli_shortcuts={"cudagraph-capture-sizes": "capture-sizes"},
+        protected_namespaces=(),
+    )

@@ -1,0 +1,18 @@
+"""Limits of steps and of the queue."""
+
+from pydantic import Field
+
+from services.engine.config.section import ConfigSection
+
+
+class SchedulerConfig(ConfigSection):
+    """Limits of a step and of the queue."""
+
+    max_num_seqs: int = Field(default=256, ge=1, le=4096)
+    """Most requests in one step."""
+    max_num_batched_tokens: int = Field(default=2048, ge=1)
+    """Most query tokens in one step; prompts are computed in chunks that fit."""
+    max_num_waiting: int = Field(default=1024, ge=1)
+    """Most requests that wait; beyond it they are refused with RESOURCE_EXHAUSTED."""
+    priority_ageing_s: float = Field(default=10.0, gt=0, le=3600)
+    """Seconds of waiting that priority 1 is worth; the priority made up for doubles with each."""

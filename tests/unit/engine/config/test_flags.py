@@ -1,0 +1,67 @@
+import pytest
+from pydantic import ValidationError
+
+from services.engine.config.engine_config import EngineConfig
+from services.engine.config.flags import describe_problems, read_flags
+
+
+def problems(*arguments):
+    with pytest.raises(ValidationError) as error:
+        read_flags(EngineConfig, arguments)
+    return describe_problems(EngineConfig, error.value)
+
+
+def test_flags_and_variables_have_flat_names_and_the_flag_wins(monkeypatch):
+    monkeypatch.setenv("OCTAVO_ENGINE_MAX_NUM_SEQS", "7")
+    monkeypatch.setenv("OCTAVO_ENGINE_BLOCK_SIZE", "8")
+    config = read_flags(EngineConfig, ["--max-num-seqs", "9"])
+    assert (config.scheduler.max_num_seqs, config.cache.block_size) == (9, 8)
+
+
+def test_no_two_sections_have_a_flag_of_the_same_name():
+    flags = [flag for section in EngineConfig.sections().values() for flag in section.model_fields]
+    assert len(flags) == len(set(flags))
+    assert not set(flags) & EngineConfig.model_fields.keys()
+
+
+def test_help_explains_every_flag_in_the_group_of_its_section(capsys):
+    with pytest.raises(SystemExit) as caught:
+        read_flags(EngineConfig, ["--help"])
+    assert caught.value.code == 0
+    _, *groups = capsys.readouterr().out.split("options:")[1].split("\n\n")
+    titles = [group.partition(":")[0] for group in groups[::2]]
+    assert titles == list(EngineConfig.sections())
+    for section, group in zip(EngineConfig.sections().values(), groups[1::2], strict=True):
+        for flag in section.model_fields:
+            assert f"--{flag.replace('_', '-')}" in group
+
+
+def test_an_unknown_flag_is_refused():
+    with pytest.raises(ValidationError, match="max_seqs"):
+        EngineConfig.from_flags(max_seqs=3)
+
+
+def test_changed_flags_leave_the_others_as_they_were():
+    config = EngineConfig.from_flags(max_num_seqs=3, block_size=8)
+    changed = config.with_flags(block_size=4)
+    assert changed.flags() == {**config.flags(), "block_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--block-size", "0"], "--block-size is '0': Input should be greater than or equal to 1"),
+        (
+            ["--cudagraph-copy-inputs"],
+            "--cudagraph-copy-inputs is True: Value error, it works on level 3; "
+            "compilation_level is 0",
+        ),
+        (
+            ["--num-speculative-tokens", "2", "--block-size", "2"],
+            "Value error, --num-speculative-tokens is 2: it must be less than block_size, "
+            "which is 2",
+        ),
+    ],
+)
+def test_a_problem_names_its_flag(arguments, expected):
+    assert problems(*arguments) == [expected]
