@@ -24,7 +24,7 @@ EXCLUDED = ("CHANGELOG.md", "LICENSE", "docs/decisions/", "_pb2")
 # A capital begins a sentence; headings and questions may begin with "who". A space is any space.
 PROSE = {
     r"(?<!#\s)\bWh(at|o)\b(?![^.]*\?)": "begin with the subject: a noun, or a verb of the function",
-    r"\b([Ww]hoever|[Ww]homever)\b": "the caller, the client, the operator",
+    r"\b[Ww]hom?ever\b": "the caller, the client, the operator",
     r"\b([Nn]|[Ee]very|[Ss]ome|[Aa]ny)(o?body)\b": "no request, all callers, another process",
     r"\b[Tt]hose (that|who|which|whose)\b": "repeat the noun: requests that",
     r"\b[Ss]o many\b": "the number: `num_x` tokens",
