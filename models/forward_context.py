@@ -12,16 +12,18 @@ Nesting is a bug and raises.
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
 from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.kv_cache import CacheData
 
-PROCESS_LOCAL_FIELDS = frozenset({"kv_cache_data", "layer_attn_metadata", "no_compile_layers"})
+PROCESS_LOCAL_FIELDS = frozenset({"kv_cache_data", "layer_attn_metadata"})
 """Fields of ForwardContext that live in one process and have no counterpart on the wire."""
+
+WORKER_MADE_CONTEXT_FIELDS = frozenset({"positions", "is_draft"})
+"""Fields of Context that do not travel."""
 
 WORKER_MADE_ATTENTION_FIELDS = frozenset({"block_tables", "slot_mapping", "groups", "workspace"})
 """Fields of AttentionMetadata that the worker derives from its tables; they do not travel."""
@@ -44,8 +46,10 @@ class GraphKey:
 class Context:
     """Shape of the batch.
 
-    positions: [T] int64, position of each query token in its sequence; made by the worker from the
-    sequence lengths, so it does not travel. The rest is the wire's Context.
+    The worker makes two fields, which do not travel; the others are the wire's Context.
+
+    positions: [T] int64, position of each query token in its sequence.
+    is_draft: true in the passes of draft layers.
     """
 
     positions: torch.Tensor
@@ -160,8 +164,6 @@ class ForwardContext:
 
     Only block_tables, slot_mapping and groups differ from attn_metadata.
     """
-    no_compile_layers: dict[int, Any] = field(default_factory=dict)
-    """Layers that the compiler must not trace into, by layer index."""
     dp_metadata: DPMetadata | None = None
     spec_decode_metadata: SpecDecodeMetadata | None = None
     batch_descriptor: GraphKey | None = None

@@ -121,7 +121,12 @@ class TestBatchDescriptorMirrorsForwardContext:
     @pytest.mark.parametrize(
         ("message", "mirror", "made_by_worker", "stays_on_wire"),
         [
-            (batch_pb2.Context, forward_context.Context, {"positions"}, set()),
+            (
+                batch_pb2.Context,
+                forward_context.Context,
+                forward_context.WORKER_MADE_CONTEXT_FIELDS,
+                set(),
+            ),
             (batch_pb2.GraphKey, forward_context.GraphKey, set(), set()),
             (
                 batch_pb2.AttentionMetadata,

@@ -13,7 +13,6 @@ from services.engine.compilation.graphs.capture_plan import (
     full_decode_key,
     graph_support,
     piecewise_key,
-    planned_keys,
     read_key,
     wire_key,
 )
@@ -25,6 +24,7 @@ from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.runner.speculative_runner import SpeculativeRunner
 from services.engine.worker.start.graph_setup import (
     PreparedGraphs,
+    configured_keys,
     install_model,
     piece_graphs,
     prepare_graphs,
@@ -110,14 +110,7 @@ class ReplaySettings:
 
     def catalogue(self) -> list[GraphKey]:
         """Returns the graphs that an engine with these flags could have, as they travel."""
-        settings, limits = self.compilation, self.loaded.limits
-        keys = planned_keys(
-            self.mode,
-            decode_sizes=settings.capture_sizes(limits.max_decodes),
-            token_sizes=settings.piece_sizes(limits.max_num_batched_tokens),
-            max_num_seqs=limits.max_num_seqs,
-            decode_q_len=limits.decode_q_len,
-        )
+        keys = configured_keys(self.mode, self.compilation, self.loaded.limits)
         return list(map(wire_key, keys))
 
     def allows(self, key: GraphKey) -> bool:

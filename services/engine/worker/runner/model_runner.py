@@ -369,7 +369,6 @@ def _pass_shape(descriptor: BatchDescriptor) -> PassShape:
     attention = descriptor.attn_metadata
     return PassShape(
         is_prefill=descriptor.context.is_prefill,
-        is_draft=descriptor.context.is_draft,
         max_seqlen_q=attention.max_seqlen_q,
         max_seqlen_k=attention.max_seqlen_k,
     )

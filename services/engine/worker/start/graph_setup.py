@@ -113,13 +113,7 @@ def prepare_graphs(
     if mode.requires_piecewise_compilation():
         _require_splits_at_attention(runner, config.splitting_ops)
     if keys is None:
-        keys = planned_keys(
-            mode,
-            decode_sizes=config.capture_sizes(limits.max_decodes),
-            token_sizes=config.piece_sizes(limits.max_num_batched_tokens),
-            max_num_seqs=limits.max_num_seqs,
-            decode_q_len=limits.decode_q_len,
-        )
+        keys = configured_keys(mode, config, limits)
     drafts = runner.make_draft_graphs(pieces.recorder)
     if drafts is not None:
         keys = with_draft_keys(keys)
@@ -133,6 +127,19 @@ def prepare_graphs(
     )
     runner.use_graphs(graphs)
     return PreparedGraphs(mode=mode, graphs=graphs)
+
+
+def configured_keys(
+    mode: CUDAGraphMode, config: CompilationConfig, limits: StepLimits
+) -> list[GraphKey]:
+    """Returns the graphs of a mode in the configured sizes."""
+    return planned_keys(
+        mode,
+        decode_sizes=config.capture_sizes(limits.max_decodes),
+        token_sizes=config.piece_sizes(limits.max_num_batched_tokens),
+        max_num_seqs=limits.max_num_seqs,
+        decode_q_len=limits.decode_q_len,
+    )
 
 
 def install_model(
