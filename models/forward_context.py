@@ -65,11 +65,11 @@ class Context:
 class AttentionGroup:
     """Neighbouring requests whose attention is computed in one call.
 
-    G requests of Q query tokens each, L key positions: a run of neighbouring single-token requests,
-    or one request with a longer chunk.
+    G requests of Q query tokens each, L key positions: a run of single-token requests, or one
+    longer chunk.
 
-    first_token: index of the group's first query token; the group has the G * Q tokens from there.
-    block_ids: [G * (L / B)] int32, blocks of each request in order, padded with the null block 0.
+    first_token: index of the group's first query token.
+    block_ids: [G * (L / B)] int32, blocks of each request in order, padded with block 0.
     mask: [G, 1, Q, L] bool, true where a query sees a key.
     """
 
@@ -87,16 +87,12 @@ class AttentionGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionWorkspace:
-    """Memory that programs of attention share; one for all layers, graphs and steps.
+    """Memory that programs of attention share; one for all layers, graphs and steps of one stream.
 
-    Made by `make_attention_workspace` of models.ops.attention.attention_metadata. Launches that
-    share it must follow each other on one stream.
-
-    partials: [n * D] float32, outputs for parts of a sequence's keys, one for each query head,
-        which the decode kernel adds up.
+    partials: [n * D] float32, outputs for parts of a sequence's keys, one for each query head.
     lse: [n] float32, base-2 logarithm of each partial's sum of exponentials.
-    counters: int32, finished parts of each request and kv head, or tickets drawn by
-        hopper_attention; zero between launches.
+    counters: int32, finished parts of each request and kv head, or tickets of hopper_attention;
+        zero between launches.
     """
 
     partials: torch.Tensor
@@ -111,15 +107,13 @@ class AttentionMetadata:
     query_start_loc: [R + 1] int32, where each request's query tokens start; the last entry is T.
     seq_lens: [R] int32, cached and query tokens of each request.
     row_ids: [R] int32, each request's row in the worker's tables.
-    block_tables: [R, max_blocks] int32, block ids of each request, padded with the null block 0;
-        max_blocks fits the longest sequence.
+    block_tables: [R, max_blocks] int32, block ids of each request, padded with block 0.
     slot_mapping: [T] int64, the slot of each query token's key and value: block id * B + offset.
-    groups: how the reference attention splits the batch; made once a step, not once a layer. Empty
-        with our kernels, which plan on the device.
+    groups: how the reference attention splits the batch; empty with our kernels, which plan on the
+        device.
     max_seqlen_q, max_seqlen_k: longest query and longest sequence, in tokens.
-    workspace: lets the decode kernel split long sequences; without one it does not.
-    `models.ops.attention.attention_metadata.build_attention_metadata` makes block_tables,
-    slot_mapping and groups from the worker's tables; they do not travel.
+    workspace: lets the decode kernel split long sequences.
+    The worker makes block_tables, slot_mapping and groups; they do not travel.
     """
 
     query_start_loc: torch.Tensor

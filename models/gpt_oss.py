@@ -24,9 +24,9 @@ class GptOssExperts(Experts):
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:
         """Copies this rank's share of a tensor of all experts.
 
-        gate_up_proj is [E, H, 2 * I] and its bias [E, 2 * I], both with gate at even indices and up
-        at odd ones; down_proj is [E, I, H] and its bias [E, H]. MXFP4 weights and their scales are
-        not transposed; scales arrive as E8M0.
+        gate_up_proj is [E, H, 2 * I] and its bias [E, 2 * I], gate at even indices and up at odd
+        ones; down_proj is [E, I, H] and its bias [E, H]. MXFP4 weights and their scales are not
+        transposed.
         """
         if loaded.dim() != param.dim():
             needed = f"{param.dim()} dimensions"

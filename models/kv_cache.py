@@ -16,12 +16,11 @@ SMALLEST_HEAD = 1e-30
 class KVCacheData:
     """One layer's cache: k and v, each [N blocks, B tokens, Hk heads, D].
 
-    Every layer has tensors of its own: Inductor with dynamic shapes miscompiles writes of a custom
-    op to a view of one stacked tensor. Must start finite (zeros): positions past a sequence's end
-    get weight 0, and 0 * NaN is NaN.
+    Every layer has tensors of its own: Inductor miscompiles a custom op's writes to a view of one
+    stacked tensor. Must start finite (zeros): positions past a sequence's end get weight 0, and 0 *
+    NaN is NaN.
 
-    k_scale, v_scale: [N, B, Hk] float32, factors of each head of k and v if those are FP8; else
-        None.
+    k_scale, v_scale: [N, B, Hk] float32, factors of each FP8 head of k and v; else None.
     """
 
     k: torch.Tensor

@@ -103,8 +103,8 @@ class GatedColumnParallelLinear(MergedColumnParallelLinear):
 class QKVParallelLinear(MergedColumnParallelLinear):
     """Queries, keys and values of attention, whole heads split over the ranks.
 
-    With more ranks than kv heads, neighbouring ranks hold the same kv head. Shard ids: 0 for the
-    queries, 1 for the keys, 2 for the values.
+    With more ranks than kv heads, neighbouring ranks hold the same kv head. Shard ids: 0, 1 and 2
+    for queries, keys and values.
     """
 
     def __init__(

@@ -43,11 +43,9 @@ class Router(Replicated, nn.Module):
 class Experts(nn.Module):
     """The weights of all routed experts, stacked; each rank holds a share of every expert.
 
-    gate_up_proj: [E, 2 * I / ranks, H], gate before up.
-    down_proj: [E, H, I / ranks].
-    gate_up_proj_bias, down_proj_bias: [E, 2 * I / ranks] and [E, H], or None.
-    Weights kept in 8 or 4 bits have scales, gate_up_proj_scale and down_proj_scale, and other
-    shapes: see models.ops.moe.expert_formats.
+    gate_up_proj: [E, 2 * I / ranks, H], gate before up; its bias [E, 2 * I / ranks] or None.
+    down_proj: [E, H, I / ranks]; its bias [E, H] or None.
+    Weights kept in 8 or 4 bits have scales and other shapes: see models.ops.moe.expert_formats.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Reorders the elements of heads for our rotation, while weights are loaded.
 
-Families differ in which elements of a head form a pair, and in whether all are rotated. Attention
-only sees products of queries with keys, which do not change if the elements of both are reordered.
-So the rows of the projections are reordered once, and kernels always rotate (i, i + D / 2), with
-angle 0 for elements that are not rotated.
+Families differ in which elements of a head form a pair, and in whether all are rotated. Reordering
+the elements of both queries and keys does not change their products. So the rows of the projections
+are reordered once, and kernels always rotate (i, i + D / 2), with angle 0 for elements that are not
+rotated.
 """
 
 from collections.abc import Sequence

@@ -31,11 +31,10 @@ class LoadsWeights(Protocol):
     """A layer that fills its own parameters from whole checkpoint tensors."""
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:
-        """Copies this rank's share of `loaded` into `param`.
+        """Copies this rank's share of `loaded` into `param`. Several threads call it.
 
         `shard_id` is the index of the tensor among those packed into `param`; for experts it is
-        (expert id, part) as in the model's `expert_mapping`. Several threads call it, for different
-        tensors.
+        (expert id, part) as in `expert_mapping`.
 
         Raises:
             ValueError: `loaded` has another shape than the layer expects.

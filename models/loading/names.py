@@ -42,7 +42,7 @@ def find_destinations(model: CausalLM) -> dict[str, Destination]:
 
 
 def stored_modules(model: CausalLM, path: str) -> list[str]:
-    """Returns the checkpoint's modules that are packed into ours at `path`, by shard id."""
+    """Returns the checkpoint's modules that our module at `path` packs, by shard id."""
     parent, _, own_name = path.rpartition(".")
     packed = model.packed_modules_mapping.get(own_name, (own_name,))
     return [".".join(filter(None, (parent, name))) for name in packed]

@@ -1,8 +1,8 @@
 """Matrix products, with the norm before them and the gate or the residual sum after them.
 
-A product of few tokens takes as long as reading its weights. On a GPU our kernels compute it and
-fuse its neighbours. Of products of more tokens, those with a gate or few outputs are ours, the
-others torch's.
+A product of few tokens takes as long as reading its weights; on a GPU our kernels fuse its
+neighbours. Of products of more tokens, those with a gate or few outputs are ours, the others
+torch's.
 """
 
 import torch

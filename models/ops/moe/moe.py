@@ -32,11 +32,9 @@ def fused_moe(  # noqa: PLR0913  # an operator takes no dataclasses
 ) -> torch.Tensor:
     """Sends each token through its best experts and adds up their weighted results.
 
-    It is an operator because the data decide which expert computes which token: a compiler cannot
-    trace that, and on a GPU nothing of it returns to the host. Arguments from gate_up to
-    down_scale, alpha and limit are those of ExpertWeights, the ones from top_k to top_groups those
-    of Routing; correction_bias is that of `route`.
-    Maps hidden [T, H] and router_logits [T, E] to [T, H], for T tokens, H hidden size, E experts.
+    It is an operator because the data decide which expert computes which token, which a compiler
+    cannot trace. Arguments are the fields of ExpertWeights and Routing, and correction_bias of
+    `route`. Maps hidden [T, H] and router_logits [T, E] to [T, H].
 
     Source: Shazeer et al. 2017, "Outrageously Large Neural Networks", section 2.
     """

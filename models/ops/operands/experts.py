@@ -31,12 +31,9 @@ class Routing:
 class ExpertWeights:
     """Experts and their gate. E experts, H hidden size, I inner size of one expert.
 
-    gate_up: [E, 2 * I, H], gate before up.
-    down: [E, H, I].
-    gate_up_bias: [E, 2 * I] or None.
-    down_bias: [E, H] or None.
-    gate_up_scale, down_scale: of weights kept in 8 or 4 bits, see models.ops.moe.expert_formats;
-        None for others.
+    gate_up: [E, 2 * I, H], gate before up; its bias [E, 2 * I] or None.
+    down: [E, H, I]; its bias [E, H] or None.
+    gate_up_scale, down_scale: of weights kept in 8 or 4 bits, see models.ops.moe.expert_formats.
     alpha, limit: of the gate, see models.ops.moe.moe.gated.
     """
 

@@ -1,15 +1,15 @@
 """Draws one token per row from truncated distributions, without a sort.
 
-Order: temperature, top-k, top-p on the rest, min-p. A truncation keeps or drops all tokens of one
-logit together:
+Order: temperature, top-k, top-p on the rest, min-p. Tokens of one logit are kept or dropped
+together:
 
     top-k   keeps the logits of which fewer than k tokens have a larger one;
     top-p   keeps the largest logit, and those above which less than top_p of the weight is;
     min-p   keeps the tokens that weigh at least min_p times the largest.
 
-The draw inverts the cumulative weights, in token id order, at one uniform number per row. All of it
-is integer arithmetic (models.ops.sampling.token_weights), so the kernel and the reference, which
-does sort, choose the same token.
+The draw inverts the cumulative weights, in token id order, at one uniform number per row. It is
+integer arithmetic (token_weights), so the kernel and the reference, which does sort, choose the
+same token.
 """
 
 import torch
@@ -35,14 +35,10 @@ def sample_tokens(
 
     A row whose largest logit is NaN or infinite gets NO_TOKEN.
 
-    Args:
-        logits: [S, V], V below 2**19.
-        temperature: [S] float32, 0 is greedy.
-        top_k: [S] int64, 0 keeps all.
-        top_p: [S] float32, 1 keeps all.
-        min_p: [S] float32, 0 keeps all.
-        seeds: [S] int64.
-        positions: [S] int32, the second part of each row's seed.
+    logits: [S, V], V below 2**19.
+    temperature, top_p, min_p: [S] float32; 0 is greedy, 1 and 0 keep all.
+    top_k: [S] int64, 0 keeps all.
+    seeds, positions: [S] int64 and int32, the two parts of each row's seed.
     """
     if has_kernels(logits.device):
         from models.ops.triton.sampling import sample_tokens as kernel

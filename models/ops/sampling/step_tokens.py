@@ -35,11 +35,11 @@ def choose_greedily(
     """Returns the most likely token of each of R rows, [R] int32, and writes it to the table.
 
     On a tie it is the lowest id. A row whose largest logit is NaN or infinite gets NO_TOKEN, and
-    the table gets token 0, as the next step looks it up before the host has seen the result.
+    the table gets token 0, as the next step looks it up before the host sees the result.
 
     logits: [R, V], rows contiguous.
     tokens: [rows, length] int32, changed in place.
-    row_ids, positions: [R] int32, each sequence's row and where its token goes.
+    row_ids, positions: [R] int32, where each token goes.
     """
     if has_kernels(logits.device):
         from models.ops.triton.sampling import step_tokens as kernel

@@ -1,9 +1,9 @@
 """Integer weights of tokens in a draw.
 
 The most likely token weighs 2**44, any other 2**44 * exp((logit - largest) / temperature), rounded
-down. Integer sums do not depend on the order of their terms: however a row is split over programs,
-and on any device, truncations keep the same tokens and the draw is the same. So exp2 is written in
-operations that every device rounds in the same way.
+down. Integer sums do not depend on the order of their terms, so every split of a row and every
+device keeps and draws the same tokens. exp2 is written in operations that every device rounds in
+the same way.
 """
 
 import torch

@@ -14,9 +14,8 @@ MAX_SPLITS = 32
 MAX_PARTIALS = 2048
 """Most partial results of one launch, the size of the workspace.
 
-Only steps with prompt chunks make that many: few of their requests may be single tokens, and a
-captured step may be padded with dummy requests, yet two sequences of 32k tokens must be split
-there.
+Only steps with prompt chunks make that many: they split two sequences of 32k tokens even if most of
+their requests are chunks or, in a captured step, dummy requests.
 """
 
 _PARTIALS = {1: 1024, 2: 512, 4: 512}

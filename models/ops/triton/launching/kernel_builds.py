@@ -166,8 +166,8 @@ def load_kernel_functions() -> None:
     """Imports every kernel and computes the parts of cache keys.
 
     All processes that share a cache must do so before their first build: a function's part of a key
-    depends on whether the keys of the functions that it calls were computed before (Triton 3.6 and
-    3.7, DependenciesFinder._update_hash). Modules define functions after their callees.
+    depends on whether its callees' keys were computed before (Triton 3.6 and 3.7,
+    DependenciesFinder._update_hash). Modules define functions after their callees.
     """
     for function in kernel_functions():
         _ = function.cache_key

@@ -1,8 +1,8 @@
 """Products of few tokens on the tensor cores.
 
-Such a product takes as long as reading its weight, so the memory must stay busy. The copy engine
-fills a ring of tiles: with weights before the previous kernel has ended, with inputs after. Nothing
-passes through registers, so all of shared memory can be loading.
+Such a product takes as long as reading its weight. The copy engine fills a ring of tiles: with
+weights before the previous kernel has ended, with inputs after. Nothing passes through registers,
+so all of shared memory can be loading.
 """
 
 from functools import lru_cache

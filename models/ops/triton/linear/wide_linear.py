@@ -2,8 +2,8 @@
 
 Each warp group of a program multiplies 64 rows of the weight with a tile of tokens: weights are the
 left factor, as tensor cores need 64 rows there. The copy engine loads tiles of 64 inputs into a
-ring of slots. The first group refills a slot once all groups have read it, so no warps are reserved
-for copies and three groups have registers for 256 tokens.
+ring of slots. The first group refills a slot once all groups have read it: with no warps reserved
+for copies, three groups have registers for 256 tokens.
 """
 
 from functools import lru_cache

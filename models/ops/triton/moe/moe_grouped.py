@@ -1,8 +1,8 @@
 """Experts for many tokens: products of an expert's weights with the rows that chose it.
 
-Rows are sorted by expert, and each program multiplies one tile of rows of one expert. The grid fits
-the worst case, so that it depends on shapes alone; programs without rows return at once. Weights
-are the left factor: tensor cores need 64 rows there, and an expert may have few.
+Rows are sorted by expert, and a program multiplies one tile of rows of one expert. The grid fits
+the worst case, so that it depends on shapes alone; programs without rows return. Weights are the
+left factor: tensor cores need 64 rows there, and an expert may have few.
 """
 
 from dataclasses import dataclass
