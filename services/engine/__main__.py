@@ -17,7 +17,8 @@ from pydantic_settings import CliApp
 
 from models.config import ModelConfig
 from services.engine.capture_sizes.choice import with_planned_sizes
-from services.engine.checkpoint.model_folder import ModelFolder, ModelFolderError
+from services.engine.checkpoint.model_files import ModelFolderError
+from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.checkpoint.table_memory import check_table_memory
 from services.engine.config import EngineConfig
 from services.processes.standard_error import replace_standard_error

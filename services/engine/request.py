@@ -11,14 +11,14 @@ from services.engine.errors import EngineError, InvalidRequestError
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MIN_REPETITION_PENALTY = 0.0625
-"""Logits are divided by it; by 1e-37 they would be infinite, and the model would look broken."""
+"""Logits are divided by it; a divisor of 1e-37 makes them infinite."""
 MAX_STOP_TOKEN_IDS = 64
 MAX_EOS_TOKEN_IDS = 64
 MAX_PRIORITY = 100
 
 
 class FinishReason(enum.Enum):
-    """Why a request that was served has ended."""
+    """Why a request ended without an error."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -27,10 +27,10 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How a request's tokens are chosen, every default filled in.
+    """A request's sampling, with every default filled in.
 
-    Fields mean what protos/common/v1/sampling.proto says. `end_token_ids` holds the ids that end
-    the request: the model's (unless the request ignores them) and its own stop tokens.
+    protos/common/v1/sampling.proto defines the fields. `end_token_ids` has the ids that end the
+    request: the model's, unless the request ignores them, and its own stop tokens.
 
     Raises:
         InvalidRequestError: a value is outside its range.
@@ -99,7 +99,7 @@ class PositionLogprobs:
 
 
 class GrammarKind(enum.Enum):
-    """The forms in which a request can say what its output must be."""
+    """The form of a request's grammar."""
 
     JSON_SCHEMA = "json_schema"
     JSON_OBJECT = "json_object"
@@ -110,11 +110,11 @@ class GrammarKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """What a request's output must be; see StructuredOutput of protos/common/v1/sampling.proto."""
+    """A request's grammar; see StructuredOutput of protos/common/v1/sampling.proto."""
 
     kind: GrammarKind
     texts: tuple[str, ...] = ()
-    """The schema, expression or grammar; of a choice all texts; nothing for a JSON object."""
+    """The schema, expression or grammar; all texts of a choice; empty for a JSON object."""
 
 
 class Constraint(Protocol):
@@ -122,28 +122,28 @@ class Constraint(Protocol):
 
     @property
     def mask(self) -> bytes | None:
-        """A bit for each token that may come next, as grammar_masks of batch.proto has them.
+        """A bit for each token that may come next, in the form of grammar_masks of batch.proto.
 
-        None while it is being worked out, and for good once the request is over.
+        None until it is computed, and after the end of the request.
         """
 
     def advance(self, token_id: int) -> None:
-        """Takes the token that was chosen; the mask of the next token comes later."""
+        """Takes the sampled token; the mask of the next token comes later."""
 
     def listen(
         self, on_mask: Callable[[], None], on_end: Callable[[EngineError | None], None]
     ) -> None:
-        """Calls `on_mask` for each new mask and `on_end` once: complete, or why it cannot go on."""
+        """Calls `on_mask` for each new mask, and `on_end` once: with None or the error."""
 
     def close(self) -> None:
-        """Gives back what it holds, once the request has ended; may be called again."""
+        """Frees its memory after the end of the request; may be called again."""
 
 
 class OutputSink(Protocol):
-    """Takes the output of requests; a session's or a call's end of the engine."""
+    """Takes the output of the requests of one session or call."""
 
     def put(self, output: "RequestOutput") -> None:
-        """Takes one request's output of one step. Must not block."""
+        """Takes one request's output of one step; must not block."""
 
     def flush(self) -> None:
         """Called once after the last put of a step."""
@@ -158,7 +158,7 @@ class StepMark:
 
 
 class RequestStatus(enum.Enum):
-    """Where a request is."""
+    """Whether a request waits, holds a row and blocks, or has ended."""
 
     WAITING = enum.auto()
     RUNNING = enum.auto()
@@ -169,7 +169,8 @@ class RequestStatus(enum.Enum):
 class Request:
     """One request, from submission to its end.
 
-    The scheduler owns the fields from `status` on. Times are seconds of `time.monotonic()`.
+    The caller gives the fields up to `constraint`. The scheduler alone, with its KV cache and its
+    draft plan, writes the others. Times are seconds of `time.monotonic()`.
     """
 
     request_id: str
@@ -180,65 +181,65 @@ class Request:
     priority: int = 0
     cache_salt: str = ""
     resumed_token_ids: list[int] = field(default_factory=list)
-    """Output that another engine made before it was lost; the request goes on behind it."""
+    """Output of a lost engine, after which the request goes on."""
     arrival_s: float
     deadline_s: float | None = None
     traceparent: str = ""
-    """Where the request belongs in a trace; empty: nowhere."""
+    """Parent of the request's spans; empty without a trace."""
     structured_output: StructuredOutput | None = None
     constraint: Constraint | None = None
-    """What keeps the output to `structured_output`; set before the request is submitted."""
+    """Enforces `structured_output`; set before the request is submitted."""
 
     status: RequestStatus = RequestStatus.WAITING
     token_ids: list[int] = field(init=False)
-    """Prompt and every output token whose value is known."""
+    """The known tokens of prompt and output."""
     num_prompt_tokens: int = field(init=False)
     num_computed_tokens: int = 0
-    """Tokens whose keys and values are in the cache or were ordered in a step already sent."""
+    """Tokens with keys and values in the cache, or ordered in a step already sent."""
     num_pending_tokens: int = 0
-    """Sampled tokens of steps already sent whose values are not known yet."""
+    """Tokens that steps already sent will sample."""
     draft_token_ids: list[int] = field(default_factory=list)
-    """Guesses at the tokens that follow those known; the next step verifies them."""
+    """Drafts after the known tokens; the next step verifies them."""
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache held when the request first ran."""
     block_ids: list[int] = field(default_factory=list)
-    """Blocks that the request holds, in order of position, a block of each group of layers."""
+    """Blocks that the request holds, in order of position, one of each layer group."""
     block_keys: list[bytes] = field(default_factory=list)
-    """Prefix-index keys of the full blocks hashed so far; kept when the blocks are given back."""
+    """Prefix keys of the full blocks hashed so far; a preemption keeps them."""
     num_indexed_blocks: int = 0
-    """Blocks held, from the first on, whose content other requests may already find."""
+    """Blocks held, from the first on, that other requests can find."""
     num_prompt_logprobs: int = 0
-    """Prompt tokens whose log-probabilities are known; those of the first one never are."""
+    """Prompt tokens with known log-probabilities; the first one has none."""
     max_num_tokens: int = 0
-    """Most tokens of prompt and output together; set when the scheduler takes the request."""
+    """Most tokens of prompt and output together; set, like the next two, at submission."""
     rank_s: float = 0.0
-    """The moment as which its arrival counts; set when the scheduler takes the request."""
+    """The arrival, moved by the priority."""
     arrival_index: int = 0
-    """Place in the order of submission; set when the scheduler takes the request."""
+    """Position in the order of submission."""
     row: int | None = None
     started: StepMark | None = None
     """The step that first computed tokens of the request, marked when it was scheduled."""
     num_losses: int = 0
-    """Times that a worker was lost while it ran a step of the request."""
+    """Workers lost while they ran a step of the request."""
     trial_end: int = 0
-    """Number of tokens up to which the request runs alone, having been in a worker's last steps."""
+    """Number of known tokens that clears a suspect; it runs alone until then."""
     num_preemptions: int = 0
     first_token: StepMark | None = None
     last_token: StepMark | None = None
 
     def __post_init__(self) -> None:
-        """Starts with the prompt, and the output made elsewhere, as the tokens known."""
+        """Starts with the prompt and the output of a lost engine as known tokens."""
         self.token_ids = [*self.prompt_token_ids, *self.resumed_token_ids]
         self.num_prompt_tokens = len(self.prompt_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        """Output tokens whose values are known."""
+        """Known output tokens."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def needs_prompt_logits(self) -> bool:
-        """Whether the whole prompt must be computed, for log-probabilities not known yet."""
+        """Whether the whole prompt must be computed for its log-probabilities."""
         return (
             self.sampling.prompt_logprobs is not None
             and self.num_prompt_logprobs < self.num_prompt_tokens - 1
@@ -246,22 +247,22 @@ class Request:
 
     @property
     def awaits_mask(self) -> bool:
-        """Whether the next token cannot be ordered yet: which ones may come is not known."""
+        """Whether the next token cannot be ordered before its mask is known."""
         constraint = self.constraint
         return constraint is not None and bool(self.num_pending_tokens or constraint.mask is None)
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the request may have cost a worker its life and has not been cleared since."""
+        """Whether the request was in a lost worker's last steps and no step has cleared it."""
         return len(self.token_ids) < self.trial_end
 
     def release(self) -> None:
-        """Gives back what the request holds outside of the scheduler; may be called again."""
+        """Closes the constraint; may be called again."""
         if self.constraint is not None:
             self.constraint.close()
 
     def restart(self) -> None:
-        """Forgets what a worker that is gone held for it; only the tokens known are left."""
+        """Forgets the state of a lost worker; the known tokens remain."""
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = self.num_pending_tokens = 0
         self.draft_token_ids = []
@@ -272,24 +273,24 @@ class Request:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """What one step brought one request."""
+    """One request's output of one step."""
 
     request: Request
     token_ids: list[int]
     previous: StepMark | None = None
     """The step of the request's last token before these."""
     logprobs: Sequence[PositionLogprobs] = ()
-    """One entry per token id where the request asked for log-probabilities, else empty."""
+    """One entry per token id if the request asked for log-probabilities, else empty."""
     prompt_logprobs: Sequence[PositionLogprobs] = ()
-    """Of the prompt tokens behind those told before, from the second token on."""
+    """Of the prompt tokens after the ones already sent; the first token has none."""
     finish_reason: FinishReason | None = None
     error: EngineError | None = None
-    """Why the request failed; then finish_reason is None and nothing more comes."""
+    """Why the request failed; then finish_reason is None and this output is the last."""
     stop_token_id: int | None = None
 
     @property
     def is_last(self) -> bool:
-        """Whether the request has ended with this output."""
+        """Whether this output ends the request."""
         return self.finish_reason is not None or self.error is not None
 
 

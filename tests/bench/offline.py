@@ -18,7 +18,7 @@ import torch
 import uvloop
 
 from models.kv_cache import FP8_CACHE_DTYPE
-from services.engine.checkpoint.model_folder import ModelFolderError
+from services.engine.checkpoint.model_files import ModelFolderError
 from services.engine.config import EngineConfig
 from services.engine.worker.executor import WorkerDiedError
 from tests.bench.empty_caches import empty_caches

@@ -75,7 +75,7 @@ class StepHistory:
         counts[num_tokens] = counts.get(num_tokens, 0) + 1
 
     def by_graph_kind(self, mode: CUDAGraphMode) -> tuple[Counter[int], Counter[int]]:
-        """Returns the steps that decode graphs are for in a mode, and those that pieces are for."""
+        """Returns the steps for decode graphs, and the steps for pieces, of an engine in a mode."""
         decodes, pieces = Counter[int](), Counter[int]()
         if mode.mixed_mode():
             pieces.update(self.others)

@@ -6,7 +6,7 @@ from services.telemetry.regular_file import read_regular_file
 
 
 class ModelFolderError(Exception):
-    """The checkpoint's folder cannot be served; the message is for the operator."""
+    """The model folder cannot be served; the message is for the operator."""
 
 
 def read_bounded(path: Path, max_bytes: int) -> bytes:
@@ -14,10 +14,10 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
 
     Args:
         path: of a regular file.
-        max_bytes: the most that it may have.
+        max_bytes: limit of its size.
 
     Raises:
-        ModelFolderError: it is larger, no regular file, or cannot be read.
+        ModelFolderError: the file is larger, not a regular file, or cannot be read.
     """
     try:
         return read_regular_file(path, max_bytes=max_bytes)
@@ -26,12 +26,12 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
 
 
 def require_inside(path: Path, folder: Path) -> None:
-    """Checks where a file's content comes from, before it is shown to others.
+    """Checks that a file which frontends receive is no link out of its folder.
 
-    Hugging Face's cache keeps the files of `snapshots/REVISION` in `blobs`, to which it links.
+    Hugging Face's cache links from `snapshots/REVISION` to `blobs`, which is allowed.
 
     Raises:
-        ModelFolderError: the file is a link that leads somewhere else.
+        ModelFolderError: the file is a link that leads to another place.
     """
     target, home = path.resolve(), folder.resolve()
     if target.is_relative_to(home):

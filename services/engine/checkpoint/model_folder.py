@@ -1,4 +1,4 @@
-"""What the service process must know of a checkpoint, read without torch."""
+"""Reads the facts of a checkpoint that the service process needs, without torch."""
 
 import hashlib
 import json
@@ -8,8 +8,7 @@ from typing import Any
 
 from models.config import ConfigError, ModelConfig
 from models.config_sections.fields import MAX_FILE_BYTES, shown
-from services.engine.checkpoint.model_files import ModelFolderError as ModelFolderError
-from services.engine.checkpoint.model_files import read_bounded
+from services.engine.checkpoint.model_files import ModelFolderError, read_bounded
 from services.engine.checkpoint.tokenizer_files import TokenizerFiles, check_token_ids
 from services.engine.errors import InvalidRequestError
 from services.engine.request import MAX_EOS_TOKEN_IDS, SamplingParams
@@ -19,7 +18,7 @@ _LARGEST_NUMBER = 1e12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefaultSampling:
-    """Sampling used where a request is silent: generation_config.json's, else neutral."""
+    """Defaults for fields that a request leaves out: generation_config.json's, else neutral."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -60,15 +59,14 @@ class ModelFolder:
         """Reads a folder in Hugging Face form.
 
         Args:
-            folder: holds config.json and, where the checkpoint has them, generation_config.json
-                and the tokenizer's files.
-            name: what requests call the model.
+            folder: holds config.json, the tokenizer's files and possibly generation_config.json.
+            name: the model's name in requests.
             max_model_len: a limit below the model's own, in tokens; None keeps the model's.
-            num_speculative_tokens: tokens to guess ahead, for which the model needs draft layers.
+            num_speculative_tokens: draft tokens; above 0 the model needs draft layers.
 
         Raises:
-            ModelFolderError: a file is missing or broken, asks for what is not supported or lies
-                outside its range, or the limit is above the model's.
+            ModelFolderError: a file is missing or broken, asks for unsupported features or has a
+                value out of range, or the limit is above the model's.
         """
         if not folder.is_dir():
             raise ModelFolderError(f"{folder} is not a folder; --model names a checkpoint's folder")
@@ -107,7 +105,7 @@ def config_sha256(folder: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """One JSON object, read with errors that name the file, the field and the value."""
+    """Fields of one JSON object; errors name the file, the field and the value."""
 
     values: dict[str, Any]
     path: Path
@@ -151,9 +149,9 @@ def _max_model_len(own: int, wanted: int | None) -> int:
 
 
 def _eos_token_ids(generation: _Fields, config: ModelConfig) -> frozenset[int]:
-    """The ids that end a sequence; generation_config.json knows more than config.json."""
+    """Returns the ids that end a sequence; generation_config.json overrides config.json."""
     ids = generation.token_ids("eos_token_id", config.eos_token_ids)
-    # The worker has so much room for them, and would refuse every request that names another.
+    # The worker's tables hold no more, and it refuses ids above the vocabulary.
     if len(ids) > MAX_EOS_TOKEN_IDS or max(ids, default=0) >= config.vocab_size:
         raise ModelFolderError(
             f"eos_token_id is {shown(sorted(ids))}; it may have {MAX_EOS_TOKEN_IDS} ids, "
@@ -163,7 +161,7 @@ def _eos_token_ids(generation: _Fields, config: ModelConfig) -> frozenset[int]:
 
 
 def _default_sampling(generation: _Fields) -> DefaultSampling:
-    """Hugging Face samples greedily unless do_sample says otherwise; a silent file is neutral."""
+    """Returns generation_config.json's sampling; greedy if do_sample is false."""
     temperature = generation.number("temperature", 1.0)
     if generation.values.get("do_sample") is False:
         temperature = 0.0

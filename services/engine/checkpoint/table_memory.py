@@ -1,4 +1,4 @@
-"""Refuses limits whose tables would not fit into any machine, before a worker allocates them."""
+"""Refuses limits whose tables fit into no machine, before a worker allocates them."""
 
 from models.config import ModelConfig
 from services.engine.checkpoint.model_files import ModelFolderError
@@ -12,12 +12,11 @@ MAX_TABLE_BYTES = 2**32
 
 _INT32_BYTES = 4
 _ROTATION_BYTES = 20
-"""Of each number of a head, for one position: float32 angles, cosines and sines on the way to the
-table of rotations."""
+"""Of one element of a head at one position: float32 angles, cosines, sines and the table."""
 
 
 def check_table_memory(config: EngineConfig, model: ModelConfig) -> None:
-    """Checks the longest sequence that an engine would serve.
+    """Checks the longest sequence of an engine.
 
     Raises:
         ModelFolderError: tables for it take more than MAX_TABLE_BYTES.

@@ -1,4 +1,4 @@
-"""The tokenizer's files as one hashed bundle, so that a frontend needs no copy of its own."""
+"""The tokenizer's files as one hashed bundle, which frontends fetch from the engine."""
 
 import hashlib
 import json
@@ -19,14 +19,14 @@ TOKENIZER_FILE_BYTES = {
     "tokenizer.json": 2**26,
     "tokenizer_config.json": 2**24,
 }
-"""Files that make up a tokenizer, where a checkpoint has them -> the most bytes of each.
+"""Files that a tokenizer may have -> most bytes of each.
 
-Twice and more what released models have: 33 MB of tokenizer.json, 1.2 MB of tokenizer_config.json.
+At least twice the sizes in released models: 33 MB of tokenizer.json, 1.2 MB of
+tokenizer_config.json.
 """
 
 MAX_TOKENS_BEYOND = 2**16
-"""How far ids of tokens that only the tokenizer knows may lie beyond the model's vocabulary: tables
-have an entry for each id up to the largest."""
+"""Most ids above the model's vocabulary: tables have an entry for each id up to the largest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class TokenizerFiles:
 
 
 def check_token_ids(files: TokenizerFiles, folder: Path, vocab_size: int) -> None:
-    """Checks the ids of a tokenizer's tokens, of which tables are made.
+    """Checks the ids of a tokenizer's tokens before tables of that size are allocated.
 
     Args:
         files: with a tokenizer.json.
@@ -73,8 +73,8 @@ def check_token_ids(files: TokenizerFiles, folder: Path, vocab_size: int) -> Non
         vocab_size: the model's.
 
     Raises:
-        ModelFolderError: tokenizer.json is not a JSON object, or an id is not a number from 0 that
-            the model could have a row for.
+        ModelFolderError: tokenizer.json is not a JSON object, or an id is not an integer from 0
+            to vocab_size + MAX_TOKENS_BEYOND - 1.
     """
     path = folder / "tokenizer.json"
     try:
@@ -93,12 +93,12 @@ def check_token_ids(files: TokenizerFiles, folder: Path, vocab_size: int) -> Non
 
 
 def _token_ids(content: dict[str, Any]) -> Iterator[object]:
-    """Yields the ids of all tokens, of the forms that a tokenizer.json may have."""
+    """Yields the ids of all tokens from each form of tokenizer.json."""
     model = content.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, dict):
         yield from vocabulary.values()
-    elif isinstance(vocabulary, list):  # ids are places in the list
+    elif isinstance(vocabulary, list):  # ids are positions in the list
         yield max(len(vocabulary) - 1, 0)
     added = content.get("added_tokens")
     for token in added if isinstance(added, list) else ():

@@ -1,4 +1,4 @@
-"""EngineCore: takes requests, runs them on a worker, and sees each of them to its end."""
+"""EngineCore: takes requests, runs them on a worker, and ends each of them exactly once."""
 
 import asyncio
 import time
@@ -40,18 +40,18 @@ HISTORY_INTERVAL_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class DrainReport:
-    """How the requests that were live when a drain began have ended."""
+    """How the requests ended that were live when a drain began."""
 
     num_finished: int
     num_aborted: int
 
 
 class EngineCore:
-    """The engine behind the RPCs. All methods belong to one event loop.
+    """The engine under the RPCs. All methods run in one event loop.
 
-    `run` supervises a worker; while one is ready, requests are taken. A request's output goes to
-    its sink, and the last output has a finish reason or an error: no request hangs. When a worker
-    is lost, requests wait for the next one and go on where they were.
+    `run` supervises a worker; `submit` takes requests while one is ready. A request's output goes
+    to its sink, and the last output has a finish reason or an error. Requests of a lost worker wait
+    for the next one and go on after their known tokens.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class EngineCore:
             config: limits of the scheduler and of time.
             max_model_len: most tokens of prompt and output together.
             make_executor: makes the executor of the next worker.
-            on_readiness: hears whenever the engine begins or ceases to take requests.
-            tracing: gets the spans of requests; there are none without.
+            on_readiness: called when the engine begins or ceases to take requests.
+            tracing: takes the spans of requests; None makes none.
         """
         self.engine_id = uuid.uuid4().hex
         self.counters = Counters()
         self.watchers = StepWatchers()
         self.worker: WorkerReady | None = None
-        """What the worker last said of itself; None until the first one is ready."""
+        """The last report of a worker that became ready; None before the first."""
         self._config = config
         self._max_model_len = max_model_len
         self._on_readiness = on_readiness
@@ -89,7 +89,9 @@ class EngineCore:
         self._num_steps_saved = self.history.num_steps
         self._coverage = GraphCoverage.of((), self.history)
         self._live = LiveRequests(RequestEnds(self.counters, tracing), self._expire)
-        self._survivors = Survivors(self._live, patience_s=config.worker_patience_s, end=self.abort)
+        self._survivors = Survivors(
+            self._live, time_limit_s=config.worker_patience_s, end=self.abort
+        )
         self._drain_listeners: set[Callable[[], None]] = set()
         self._is_draining = False
         self._has_drained = asyncio.Event()
@@ -104,7 +106,7 @@ class EngineCore:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the engine finishes what it has and takes nothing more."""
+        """Whether the engine finishes its requests and takes no new ones."""
         return self._is_draining
 
     async def run(self) -> NoReturn:
@@ -130,15 +132,15 @@ class EngineCore:
             raise EngineUnavailableError("the engine is not ready: its worker is starting")
 
     def submit(self, request: Request) -> None:
-        """Takes a request, whose output goes to its sink from now on, or releases it.
+        """Takes a request, whose output goes to its sink from now on. Releases it on an error.
 
         Raises:
-            EngineUnavailableError: no requests are taken now.
-            DeadlineExpiredError: its time is over already.
-            DuplicateRequestError: its name belongs to a live request.
+            EngineUnavailableError: the engine takes no requests now.
+            DeadlineExpiredError: its deadline has passed.
+            DuplicateRequestError: a live request has the same id.
             QueueFullError: too many requests wait.
             InvalidRequestError: it can never fit.
-            RequestFaultError: the same request was to blame for the loss of a worker.
+            RequestFaultError: the same request was at fault for the loss of a worker.
         """
         try:
             self._take(request)
@@ -147,16 +149,16 @@ class EngineCore:
             raise
 
     def abort(self, request: Request, error: EngineError | None = None) -> None:
-        """Ends a request at once and frees its blocks; one that has ended is left alone.
+        """Ends a request at once and frees its blocks; ignores one that has ended.
 
-        Its sink gets a last output: with `error`, or with the finish reason ABORTED.
+        Its sink takes a last output with `error`, or with the finish reason ABORTED.
         """
         self._end(request, FinishReason.ABORTED if error is None else None, error)
 
     async def drain(self, timeout_s: float) -> DrainReport:
-        """Takes no more requests and waits for the live ones, at most `timeout_s`, then cuts them.
+        """Refuses new requests, waits at most `timeout_s` for live ones, then aborts the rest.
 
-        A second drain beside the first joins it, with a time limit of its own.
+        A second drain joins the first, with a time limit of its own.
         """
         num_live = len(self._live)
         if not self._is_draining:
@@ -185,14 +187,14 @@ class EngineCore:
         self._drain_listeners.add(listener)
 
     def remove_drain_listener(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` no more."""
+        """Removes a drain listener."""
         self._drain_listeners.discard(listener)
 
     def watch(self, *, include_token_ids: bool, include_snapshot: bool) -> StepWatcher:
-        """Returns a tap on the steps from now on; `watchers.remove` takes it away.
+        """Returns a watcher of the steps from now on; `watchers.remove` removes it.
 
         Raises:
-            EngineUnavailableError: a snapshot was asked for, and there is no worker.
+            EngineUnavailableError: there is no worker to take a snapshot of.
         """
         snapshot = None
         if include_snapshot:
@@ -202,7 +204,7 @@ class EngineCore:
         return self.watchers.add(include_token_ids=include_token_ids, snapshot=snapshot)
 
     def load(self) -> EngineLoad:
-        """Returns how busy the engine is now."""
+        """Returns the engine's load of this moment."""
         if self._steps is None or self.worker is None:
             return EngineLoad()
         scheduler = self._steps.scheduler
@@ -216,13 +218,13 @@ class EngineCore:
         )
 
     def prefix_changes(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
-        """Returns which cached prefixes came and went behind a cursor; None begins anew."""
+        """Returns the prefixes added and removed after a cursor; None starts over."""
         if self._steps is None:
             return PrefixChanges(is_reset=True, cursor=None)
         return self._steps.scheduler.prefix_changes(cursor, max_keys=max_keys)
 
     def stats(self) -> EngineStats:
-        """Returns what the engine has done since it started."""
+        """Returns the engine's counts since its start, and its state."""
         scheduler = None if self._steps is None else self._steps.scheduler
         return EngineStats(
             uptime_s=time.monotonic() - self._started_s,
@@ -238,7 +240,7 @@ class EngineCore:
         )
 
     async def _serve(self, executor: Executor, ready: WorkerReady) -> NoReturn:
-        """Takes requests and runs their steps until the worker is lost."""
+        """Serves requests with one worker until it is lost."""
         self.worker = ready
         self._graphs = GraphLedger(ready)
         self._coverage = GraphCoverage.of(
@@ -297,12 +299,12 @@ class EngineCore:
         self._steps.wake()
 
     def _wake(self) -> None:
-        """Tells the step loop of the worker that there is now, if there is one, to look again."""
+        """Wakes the step loop of the current worker, if there is one."""
         if self._steps is not None:
             self._steps.wake()
 
     def _complete(self, request: Request, error: EngineError | None) -> None:
-        """Ends a request whose grammar allows nothing more, or cannot go on."""
+        """Ends a request whose grammar is complete or has failed."""
         self._end(request, FinishReason.STOP if error is None else None, error)
 
     def _end(

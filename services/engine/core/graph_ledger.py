@@ -1,4 +1,4 @@
-"""What became of the worker's graphs, and what each of them was good for."""
+"""Counts the captures and the replays of a worker's graphs."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ _ORDER = (
 
 @dataclass(slots=True)
 class GraphFigures:
-    """One graph: what its capture cost, and the steps that ran it.
+    """One graph: the cost of its capture, and the steps that replayed it.
 
-    num_bytes: device memory that it added. padded_tokens: of all those steps' query tokens, those
-    that only filled the graph. fault: why it is not used; empty while it is.
+    num_bytes: device memory that it added. padded_tokens: padding in its replays, in query tokens.
+    fault: why the graph is not used; empty while it is.
     """
 
     key: GraphKey
@@ -38,12 +38,12 @@ class GraphFigures:
 
 
 class GraphLedger:
-    """Keeps the books of one worker's graphs and tells the dispatcher which it may use."""
+    """Counts one worker's graphs and keeps its dispatcher up to date."""
 
     def __init__(self, ready: WorkerReady) -> None:
-        """Starts with what the worker said when it became ready."""
+        """Starts with the worker's report when it became ready."""
         self.mode = ready.cudagraph_mode
-        """What runs as captured graphs, by the name of its CUDAGraphMode."""
+        """Name of the worker's CUDAGraphMode."""
         self.num_planned = len(ready.planned_graphs)
         self.dispatcher = GraphDispatcher(
             planned=[key for key in ready.planned_graphs if key.kind != _DRAFT],
@@ -56,7 +56,7 @@ class GraphLedger:
 
     @property
     def figures(self) -> list[GraphFigures]:
-        """Every graph that was captured or given up: whole steps first, large ones first."""
+        """Every graph that was captured or given up: decode graphs first, large ones first."""
         return sorted(
             self._figures.values(),
             key=lambda each: (_ORDER.index(each.key.kind), -each.key.num_tokens),
@@ -76,7 +76,7 @@ class GraphLedger:
         return costs
 
     def take(self, report: GraphReport) -> None:
-        """Takes the worker's word on one graph; the dispatcher acts on it from the next step on."""
+        """Takes the worker's report on one graph; the dispatcher uses it from the next step on."""
         self._book(report)
         if len(self._figures) == self.num_planned and not self._is_complete:
             self._is_complete = True
@@ -103,7 +103,7 @@ class GraphLedger:
         log.warning("graph_was_given_up", num_tokens=report.key.num_tokens, fault=report.fault)
 
     def count(self, descriptor: BatchDescriptor, result: StepResult) -> FallbackReason:
-        """Books one step that ran; returns why it ran without a graph, if it did."""
+        """Counts one step that ran; returns why it ran without a graph, if it did."""
         if descriptor.fallback_reason:
             return descriptor.fallback_reason
         if result.fallback_reason:
@@ -120,5 +120,5 @@ class GraphLedger:
 
 
 def _name(key: GraphKey, *, kind: GraphKind | None = None) -> _Name:
-    """Returns a key in a form that can be hashed, of another kind if one is given."""
+    """Returns a hashable form of a key, of another kind if one is given."""
     return kind or key.kind, key.num_tokens, key.graph_bs, key.max_q_len

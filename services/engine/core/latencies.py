@@ -1,4 +1,4 @@
-"""How long requests took, as histograms."""
+"""Histograms of the times of requests."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def _tokens() -> Histogram:
 class Latencies:
     """Times in seconds and lengths in tokens.
 
-    The first two are counted as steps end, the rest as requests do, aborted and failed ones too.
+    The first two count when a step ends, the others when a request ends for any reason.
     """
 
     time_to_first_token: Histogram = field(default_factory=_latency)
@@ -35,8 +35,8 @@ class Latencies:
     def count_step(self, outputs: Sequence[RequestOutput]) -> None:
         """Counts the tokens of one step.
 
-        Requests that had their last token in the same step waited equally long, so a steady batch
-        costs one observation and not one per request.
+        Requests with their last token in the same step waited equally long, so a steady batch costs
+        one observation.
         """
         at_s = 0.0
         waited_since: list[StepMark] = []

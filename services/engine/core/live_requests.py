@@ -1,4 +1,4 @@
-"""The requests that were taken and have not ended: their names, their timers, their output."""
+"""The live requests: their ids, timers and output."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from services.engine.request import OutputSink, Request, RequestOutput
 
 
 class LiveRequests:
-    """Knows every live request by its name and sees each of them to its end, exactly once."""
+    """Holds every live request by its id and ends each of them exactly once."""
 
     def __init__(self, ends: RequestEnds, on_deadline: Callable[[Request], None]) -> None:
         self._ends = ends
@@ -30,7 +30,7 @@ class LiveRequests:
         return list(self._requests.values())
 
     def check_is_new(self, request_id: str) -> None:
-        """Raises DuplicateRequestError if a live request has this name."""
+        """Raises DuplicateRequestError if a live request has this id."""
         if request_id in self._requests:
             raise DuplicateRequestError(f"request_id {request_id!r} belongs to a live request")
 
@@ -45,7 +45,7 @@ class LiveRequests:
             self._timers[request.request_id] = timer
 
     def publish(self, outputs: Iterable[RequestOutput]) -> None:
-        """Hands one step's outputs to their sinks, each of which is flushed once."""
+        """Puts one step's outputs into their sinks and flushes each sink once."""
         sinks: set[OutputSink] = set()
         ended: list[RequestOutput] = []
         for output in outputs:

@@ -1,4 +1,4 @@
-"""What is told of every request when it ends: a count, a log line, its times, its spans."""
+"""Records the end of every request: a count, a log line, its latencies and its spans."""
 
 import time
 from typing import TYPE_CHECKING
@@ -16,9 +16,9 @@ log = structlog.get_logger()
 
 
 class RequestEnds:
-    """Tells the end of requests.
+    """Records the end of requests.
 
-    Spans are made here from the times that a request carries, so that tracing costs a step nothing.
+    Spans are made here, from the marks of a request, so that tracing costs a step nothing.
     """
 
     def __init__(self, counters: Counters, tracing: "Tracing | None") -> None:
@@ -26,7 +26,7 @@ class RequestEnds:
         self._tracing = tracing
 
     def record(self, output: RequestOutput) -> None:
-        """Records the end of a request, of which `output` is the last."""
+        """Records the end of a request with its last output."""
         request, end_s = output.request, time.monotonic()
         reason = output.finish_reason.value if output.finish_reason else "failed"
         error = None if output.error is None else type(output.error).__name__
@@ -72,10 +72,10 @@ class RequestEnds:
 
 
 def _add_phases(span: "RequestSpan", request: Request, end_s: float) -> None:
-    """Adds spans of waiting, of the prompt and of the output, with the engine's steps in each.
+    """Adds spans for the queue, the prefill and the decode, with the ids of their steps.
 
-    Steps are named by their ids, which WatchSteps and recordings tell too. A worker counts its own,
-    so a request that several workers ran has none to name.
+    WatchSteps and recordings have the same step ids. Each worker counts its own steps, so the spans
+    of a request that several workers ran have none.
     """
     started, first, last = request.started, request.first_token, request.last_token
     span.add_phase("queued", request.arrival_s, end_s if started is None else started.at_s)

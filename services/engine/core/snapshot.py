@@ -1,4 +1,4 @@
-"""The state that the next step builds on, for those who want to run the steps again."""
+"""Snapshots of the rows before a step, with which a recording begins."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from services.engine.scheduler.scheduler import ScheduledStep
 
 @dataclass(slots=True)
 class _Row:
-    """A row that a running request owns, and the tokens of the request that are known."""
+    """A running request's row and known tokens."""
 
     row: int
     token_ids: list[int]
@@ -22,20 +22,19 @@ class _Row:
 class PendingSnapshot:
     """All rows as they are before the next step to be scheduled.
 
-    The scheduler's books already count what steps in flight compute; only the tokens that those
-    sample are missing, and come in with their results. What happens to the requests meanwhile
-    belongs to later steps and changes nothing here.
+    The scheduler already counts the tokens that steps in flight compute. The tokens that these
+    sample come with their results. Later changes of the requests belong to later steps.
     """
 
     def __init__(
         self, running: Iterable[Request], *, next_step_id: int, num_in_flight: int
     ) -> None:
-        """Writes down the rows of running requests.
+        """Copies the rows of running requests.
 
         Args:
             running: the scheduler's running requests, between two of its steps.
             next_step_id: the step that it schedules next.
-            num_in_flight: steps before that one whose results are to come.
+            num_in_flight: earlier steps without a result.
         """
         self._next_step_id = next_step_id
         self._num_in_flight = num_in_flight
@@ -43,22 +42,22 @@ class PendingSnapshot:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all tokens are known."""
+        """Whether all results have come."""
         return not self._num_in_flight
 
     def take(self, step: ScheduledStep, result: StepResult) -> None:
-        """Takes the tokens of a step that was in flight; the steps come in their order."""
+        """Takes the tokens of the next step that was in flight."""
         for request, token_ids in zip(step.requests, read_tokens(result), strict=True):
             row = self._rows.get(request)
             if row is not None:
                 row.token_ids += token_ids
                 if result.num_accepted_tokens:
-                    # What was computed of drafts that did not hold is void.
+                    # Tokens computed from rejected drafts are void.
                     row.num_computed_tokens = len(row.token_ids) - 1
         self._num_in_flight -= 1
 
     def message(self) -> Snapshot:
-        """Returns the snapshot, once it is settled, without the engine's settings."""
+        """Returns the settled snapshot, without the engine's settings."""
         return Snapshot(
             next_step_id=self._next_step_id,
             rows=[

@@ -1,4 +1,4 @@
-"""What the engine has done since it started, and what it is doing now."""
+"""The engine's counts since its start, and its state."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,9 +12,9 @@ from services.engine.scheduler.stats import SchedulerCounts
 
 @dataclass(slots=True)
 class DraftCounts:
-    """How well guessing ahead goes.
+    """Counts of speculative decoding.
 
-    num_verified: draft tokens verified. num_accepted: those of them that held. num_verifications:
+    num_verified: draft tokens verified. num_accepted: draft tokens accepted. num_verifications:
     times a request's drafts were verified.
     """
 
@@ -33,7 +33,7 @@ class DraftCounts:
 
 @dataclass(slots=True)
 class Counters:
-    """Counts that outlive a worker; the parts of the engine add to them as things happen."""
+    """Counts that outlive a worker. Each part of the engine counts its own events."""
 
     num_steps: int = 0
     num_step_tokens: int = 0
@@ -55,13 +55,13 @@ class Counters:
     scheduler: SchedulerCounts = field(default_factory=SchedulerCounts)
 
     def steps_by_dispatch(self) -> dict[str, int]:
-        """Returns the steps by fallback reason in lower case; "graph" counts those that ran one."""
+        """Returns the steps by fallback reason in lower case, or "graph" if they ran one."""
         return {dispatch_name(reason): count for reason, count in self.graph_dispatch.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """How busy the engine is now; cheap to take."""
+    """The engine's load of this moment; cheap to read."""
 
     step_age_s: float = 0.0
     num_running: int = 0
@@ -73,7 +73,7 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """A snapshot of everything that GetStats tells, but for what the RPC layer counts itself."""
+    """The figures of GetStats, without the RPC layer's own."""
 
     uptime_s: float
     load: EngineLoad
@@ -88,7 +88,7 @@ class EngineStats:
 
 
 def dispatch_name(reason: int) -> str:
-    """Returns the word for why a step ran as it did."""
+    """Returns a FallbackReason in lower case, or "graph"."""
     if reason == FallbackReason.FALLBACK_REASON_UNSPECIFIED:
         return "graph"
     return FallbackReason.Name(reason).removeprefix("FALLBACK_REASON_").lower()

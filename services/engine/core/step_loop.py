@@ -21,8 +21,8 @@ from services.engine.scheduler.scheduler import ScheduledStep, Scheduler
 log = structlog.get_logger()
 
 MAX_STEPS_IN_FLIGHT = 2
-"""One step runs while the next one waits at the worker, so that the device never waits for us.
-With speculation there is one: what a step brought decides what the next one computes."""
+"""One step runs while the next one waits at the worker, so the device never waits for the host.
+With speculation there is one: the result of a step decides what the next one computes."""
 
 
 class WorkerHungError(Exception):
@@ -36,14 +36,14 @@ class StepChannel(Protocol):
         """Orders a step; never blocks."""
 
     async def receive(self) -> StepResult | GraphReport | LateBuild:
-        """Returns the next result, in the order of the steps sent, or other news."""
+        """Returns the next result, in the order of the steps sent, or another report."""
 
 
 class StepLoop:
     """Runs the steps of one scheduler on one worker until the worker is lost.
 
-    The result of a step is only waited for when MAX_STEPS_IN_FLIGHT are out: step n+1 is sent
-    before the result of step n is back. Between two steps the event loop serves everybody else.
+    It waits for a result only when MAX_STEPS_IN_FLIGHT steps are in flight: step n+1 is sent before
+    the result of step n is back. Between two steps the event loop runs all other tasks.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class StepLoop:
 
     @property
     def requests_in_flight(self) -> set[Request]:
-        """The requests of the steps whose results are to come."""
+        """The requests of the steps in flight."""
         return {
             request for step in self._in_flight for request in (*step.requests, *step.unsampled)
         }
 
     def wake(self) -> None:
-        """Tells the loop that the scheduler's requests have changed."""
+        """Wakes the loop after a change of the scheduler's requests."""
         self._wake.set()
 
     def snapshot(self) -> PendingSnapshot:
@@ -99,7 +99,7 @@ class StepLoop:
         )
 
     async def run(self) -> NoReturn:
-        """Runs steps for ever.
+        """Runs steps until the worker is lost.
 
         Raises:
             WorkerDiedError: the worker is gone.
@@ -113,7 +113,7 @@ class StepLoop:
         except ExceptionGroup as group:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                # A task group drops a cancel that meets an error, and we would go on for ever.
+                # A task group drops a cancellation that meets an error; the loop would go on.
                 raise asyncio.CancelledError from None
             raise group.exceptions[0] from None
 
@@ -124,16 +124,16 @@ class StepLoop:
             while self._results:
                 result = self._results.popleft()
                 outputs = self._update(result)
-                # The worker gets its next step before the last one's tokens are handed out.
+                # The worker gets its next step before the tokens of the last one are published.
                 self._fill()
                 self._counters.latencies.count_step(outputs)
                 self._publish(outputs)
-                del outputs  # until the next step, this frame would keep requests that have ended
+                del outputs  # this frame would keep ended requests alive until the next step
             await self._wake.wait()
             self._wake.clear()
 
     def _update(self, result: StepResult) -> list[RequestOutput]:
-        """Takes one result into the scheduler's books."""
+        """Gives one result to the scheduler and counts its step."""
         step = self._in_flight.popleft()
         assert step.step_id == result.step_id, "results come in the order of the steps"
         self._progress_s = time.monotonic()
@@ -155,9 +155,9 @@ class StepLoop:
         return outputs
 
     def _retreat(self, step: ScheduledStep, result: StepResult) -> list[RequestOutput]:
-        """Takes back a step that was not computed, and those that build on it."""
+        """Takes back a step that was not computed, and all steps after it."""
         if result.failure == StepFailure.STEP_FAILURE_SKIPPED:
-            return []  # it was taken back together with the one that failed
+            return []  # it was taken back together with the failed step
         self._counters.num_failed_steps += 1
         outputs = self.scheduler.retreat([step, *self._in_flight])
         log.warning(

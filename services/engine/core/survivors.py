@@ -1,9 +1,10 @@
-"""The requests whose worker was lost: who goes on with the next one, who is tried alone, who ends.
+"""The requests of a lost worker: they go on with the next one, run alone there, or end.
 
-Any request of the last steps may be what a worker died of, unless somebody killed it. All of them
-start over with the next worker, one at a time and alone, until each has sampled what it was about
-to sample. If a worker is lost meanwhile, the one that was alone is to blame: it ends, and the same
-request is refused for a while. See docs/decisions/0007-suspects-run-alone.md.
+Any request of the last steps may be the cause, unless the worker was killed from outside. All of
+them are suspects: they start over with the next worker, one at a time and alone, until each has
+sampled the tokens that it was about to sample. If that worker is lost too, the request that ran
+alone is at fault: it ends, and the same request is refused for some time. See
+docs/decisions/0007-suspects-run-alone.md.
 """
 
 import asyncio
@@ -29,39 +30,39 @@ from services.engine.scheduler.scheduler import Scheduler
 log = structlog.get_logger()
 
 MAX_LOSSES = 3
-"""Workers that are lost with a request in their last steps before it is not tried again."""
+"""Workers lost with a request in their last steps before the request ends."""
 REFUSED_FOR_S = 600.0
-"""Time for which a request is refused that cost two workers their lives."""
+"""Time for which a request at fault is refused."""
 MAX_REFUSED = 1024
-"""Requests that are remembered so; the oldest is forgotten first."""
+"""Most requests that are refused; the oldest is forgotten first."""
 
 
 class Survivors:
-    """Sees the live requests over from one worker to the next."""
+    """Keeps the live requests from one worker to the next."""
 
     def __init__(
         self,
         live: LiveRequests,
         *,
-        patience_s: float,
+        time_limit_s: float,
         end: Callable[[Request, EngineError], None],
     ) -> None:
         """Starts without a loss.
 
         Args:
             live: the engine's requests.
-            patience_s: how long they wait for the next worker before they end.
+            time_limit_s: longest wait for the next worker; requests end after it.
             end: ends one of them.
         """
         self._live = live
-        self._patience_s = patience_s
+        self._time_limit_s = time_limit_s
         self._end = end
         self._refused_until_s: dict[bytes, float] = {}
         self._give_up_s: float | None = None
         self._giving_up: asyncio.TimerHandle | None = None
 
     def check(self, request: Request) -> None:
-        """Raises RequestFaultError if the same request was to blame for a loss not long ago."""
+        """Raises RequestFaultError if the same request was at fault for a recent loss."""
         if not self._refused_until_s:
             return
         until_s = self._refused_until_s.get(_fingerprint(request), 0.0)
@@ -76,12 +77,12 @@ class Survivors:
             raise error
 
     def take(self, in_flight: set[Request], *, was_killed: bool, has_progressed: bool) -> None:
-        """Takes what is live after a worker was lost.
+        """Judges the live requests after a worker was lost.
 
         Args:
-            in_flight: the requests of the steps that it ran.
-            was_killed: whether somebody ended it, so that nobody is suspect.
-            has_progressed: whether it had finished a step; else patience goes on running out.
+            in_flight: the requests of its last steps.
+            was_killed: whether it was killed from outside, which makes no request a suspect.
+            has_progressed: whether it had finished a step, which restarts the time limit.
         """
         num_live = len(self._live)
         for request in in_flight.intersection(self._live.all()):
@@ -96,12 +97,12 @@ class Survivors:
         )
         now_s = time.monotonic()
         if has_progressed or self._give_up_s is None:
-            self._give_up_s = now_s + self._patience_s
+            self._give_up_s = now_s + self._time_limit_s
         loop = asyncio.get_running_loop()
         self._giving_up = loop.call_later(max(0.0, self._give_up_s - now_s), self._give_up)
 
     def hand_over(self, scheduler: Scheduler) -> None:
-        """Gives the next worker's scheduler whatever is still live."""
+        """Gives all live requests to the next worker's scheduler."""
         if self._giving_up is not None:
             self._giving_up.cancel()
         for request in self._live.all():
@@ -111,7 +112,7 @@ class Survivors:
                 self._end(request, EngineUnavailableError(str(error)))
 
     def _judge(self, request: Request, *, was_killed: bool, is_alone: bool) -> None:
-        """Ends a request that was in a worker's last steps, or makes a suspect of it."""
+        """Ends a request of a worker's last steps, or makes it a suspect."""
         was_suspect = request.is_suspect
         lose_worker(request, was_killed=was_killed)
         if is_alone and was_suspect and not was_killed:
@@ -133,14 +134,14 @@ class Survivors:
 
     def _give_up(self) -> None:
         error = EngineUnavailableError(
-            f"the engine lost its worker and had no other one within {self._patience_s} s"
+            f"the engine lost its worker and had no other one within {self._time_limit_s} s"
         )
         for request in self._live.all():
             self._end(request, error)
 
 
 def _fingerprint(request: Request) -> bytes:
-    """Returns what a request and its repetition have in common, which a seed is not."""
+    """Returns a hash of a request's prompt and sampling, without the seed."""
     digest = hashlib.blake2b(array("i", request.prompt_token_ids).tobytes(), digest_size=16)
     digest.update(repr(replace(request.sampling, seed=0)).encode())
     return digest.digest()

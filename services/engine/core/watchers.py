@@ -1,4 +1,4 @@
-"""Taps on the step loop: who wants to see every step as it runs."""
+"""Watchers of the step loop, which see every step as it runs."""
 
 import asyncio
 from collections import deque
@@ -11,12 +11,12 @@ from services.engine.core.snapshot import PendingSnapshot
 from services.engine.scheduler.scheduler import ScheduledStep
 
 MAX_QUEUED_STEPS = 256
-"""Steps that one watcher may lag behind before it misses some."""
+"""Most steps that wait for one watcher; it misses further ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedStep:
-    """One step that ran, and how many before it the watcher missed."""
+    """One step that ran, and the number of steps that the watcher missed before it."""
 
     descriptor: BatchDescriptor
     result: StepResult
@@ -24,7 +24,7 @@ class WatchedStep:
 
 
 class StepWatcher:
-    """One tap; iterate over it to get the steps. It never slows the loop, it misses steps."""
+    """An asynchronous iterator over the steps. A slow reader misses steps; the loop never waits."""
 
     def __init__(self, *, include_token_ids: bool) -> None:
         self.include_token_ids = include_token_ids
@@ -37,7 +37,7 @@ class StepWatcher:
     async def snapshot(self) -> Snapshot | None:
         """Returns the state before the first step once it is known; None if the engine stops first.
 
-        For taps that were added with a snapshot.
+        For watchers that were added with a snapshot.
         """
         while self._snapshot is None and not self._is_closed:
             self._changed.clear()
@@ -59,7 +59,7 @@ class StepWatcher:
         self._changed.set()
 
     def close(self) -> None:
-        """Ends the iteration once what is queued has been taken."""
+        """Ends the iteration after the queued steps."""
         self._is_closed = True
         self._changed.set()
 
@@ -75,7 +75,7 @@ class StepWatcher:
 
 
 class StepWatchers:
-    """All taps of one engine."""
+    """All watchers of one engine."""
 
     def __init__(self) -> None:
         self._watchers: set[StepWatcher] = set()
@@ -85,9 +85,9 @@ class StepWatchers:
     def add(
         self, *, include_token_ids: bool, snapshot: PendingSnapshot | None = None
     ) -> StepWatcher:
-        """Returns a new tap that sees every step from now on.
+        """Returns a new watcher that sees every step from now on.
 
-        With a snapshot it sees those that are scheduled from now on, as far as this worker lives.
+        With a snapshot it sees the steps scheduled from now on, as long as this worker lives.
         """
         watcher = StepWatcher(include_token_ids=include_token_ids)
         if snapshot is None:
@@ -99,13 +99,13 @@ class StepWatchers:
         return watcher
 
     def remove(self, watcher: StepWatcher) -> None:
-        """Takes a tap away."""
+        """Removes a watcher."""
         self._watchers.discard(watcher)
         self._with_snapshot.discard(watcher)
         self._pending.pop(watcher, None)
 
     def publish(self, step: ScheduledStep, result: StepResult) -> None:
-        """Shows one step to every tap; free of charge while there is none."""
+        """Shows one step to every watcher; costs nothing while there is none."""
         if self._watchers:
             self._show(step.descriptor, result)
         if self._pending:
@@ -114,13 +114,13 @@ class StepWatchers:
             self._begin_settled()
 
     def close(self) -> None:
-        """Ends every tap."""
+        """Ends every watcher."""
         self.close_with_snapshot()
         for watcher in self._watchers:
             watcher.close()
 
     def close_with_snapshot(self) -> None:
-        """Ends the taps that began with a snapshot: the rows that it describes are gone."""
+        """Ends the watchers that began with a snapshot, whose rows are gone."""
         for watcher in list(self._with_snapshot):
             watcher.close()
             self.remove(watcher)
@@ -135,7 +135,7 @@ class StepWatchers:
                 watcher.put(*without_tokens)
 
     def _begin_settled(self) -> None:
-        """Starts the taps whose snapshots wait for nothing more."""
+        """Starts the watchers whose snapshots are settled."""
         settled = [w for w, snapshot in self._pending.items() if snapshot.is_settled]
         for watcher in settled:
             watcher.begin(self._pending.pop(watcher).message())

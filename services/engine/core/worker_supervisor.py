@@ -1,4 +1,4 @@
-"""Keeps a worker alive: starts it, hands it to whoever uses it, starts another when it is lost."""
+"""Keeps a worker alive: starts one, serves with it, starts another when it is lost."""
 
 import asyncio
 import errno
@@ -33,7 +33,7 @@ class Executor(StepChannel, Protocol):
         """
 
     async def show_stacks(self) -> None:
-        """Has a worker that does not answer write on standard error what its threads do."""
+        """Makes a worker that does not answer write its threads' stacks to standard error."""
 
     async def stop(self) -> None:
         """Ends the worker, by force if need be."""
@@ -57,8 +57,8 @@ class WorkerSupervisor:
 
         Args:
             make_executor: makes the executor of the next worker.
-            serve: uses a worker that is ready, and raises when it is lost.
-            counters: where restarts are counted.
+            serve: uses a ready worker; raises when it is lost.
+            counters: counts restarts.
         """
         self._make_executor = make_executor
         self._serve = serve
@@ -68,8 +68,8 @@ class WorkerSupervisor:
         """Supervises until it is cancelled.
 
         Raises:
-            WorkerDiedError: the very first worker could not start, so no other will. A system that
-                has no process, memory or file to spare is asked again.
+            WorkerDiedError: the very first worker could not start, so no other will; a shortage of
+                processes, memory or files is retried.
         """
         backoff_s = MIN_BACKOFF_S
         has_served = False

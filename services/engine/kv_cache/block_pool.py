@@ -1,34 +1,34 @@
-"""Who holds which block of the KV cache."""
+"""Reference counts of the KV cache's blocks."""
 
 from collections import OrderedDict
 
 NULL_BLOCK = 0
-"""Block that pads block tables and takes the writes of dummy rows; nobody ever holds it."""
+"""Block that pads block tables and takes the writes of dummy rows; no request holds it."""
 
 
 class BlockPool:
-    """Counts the holders of every block and keeps the free ones in order of reuse.
+    """Counts the holders of every block and keeps free blocks in order of reuse.
 
-    A free block keeps its content until it is taken, so it may be shared again before that.
+    A free block keeps its content, and may be shared again, until it is taken.
     """
 
     def __init__(self, num_blocks: int) -> None:
-        assert num_blocks > 1, "a pool of the null block alone serves nobody"
+        assert num_blocks > 1, "a pool needs a block beside the null block"
         self._num_holders = [0] * num_blocks
         # First to be reused comes first. An OrderedDict takes from the middle in constant time.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds."""
+        """Blocks without a holder."""
         return len(self._free)
 
     def is_free(self, block_id: int) -> bool:
-        """Whether nobody holds the block."""
+        """Whether the block has no holder."""
         return block_id in self._free
 
     def take(self, count: int) -> list[int]:
-        """Hands out `count` blocks that were free, those unused for longest first."""
+        """Returns `count` free blocks, least recently used first; each has one holder now."""
         assert count <= len(self._free), "more blocks were asked for than are free"
         taken = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block_id in taken:
@@ -48,7 +48,7 @@ class BlockPool:
         """Takes a holder away; returns whether the block became free.
 
         Args:
-            block_id: a block that somebody holds.
+            block_id: a block with a holder.
             keep_long: True reuses the block after all others, False before all others.
         """
         assert self._num_holders[block_id] > 0, "a block was released more often than held"

@@ -1,13 +1,13 @@
-"""The KV cache as the scheduler sees it: blocks for requests, and prefixes that they share.
+"""The scheduler's books of the KV cache: blocks of requests, and prefixes that they share.
 
-Workers run steps strictly in the order in which they were scheduled. So content counts as present
-as soon as the step that computes it is scheduled: a later step can only read it after it was
-written, and a block given back now can only be overwritten by a step that runs after those sent.
-Within one step, too, every layer writes all keys and values before any query attends.
+Workers run steps in the order in which they were scheduled. So content counts as present as soon as
+the step that computes it is scheduled: a later step reads it after it was written, and the next
+holder of a freed block overwrites it after all steps already sent. Within one step every layer
+writes all keys and values before any query attends.
 
-With G groups of layers, a request's `block_ids` are its block tables side by side: entry i is of
-group i % G and holds the tokens of the i // G-th block of the sequence. An entry whose tokens are
-out of its group's window is the null block: its block was given back, or never needed.
+With G layer groups, a request's `block_ids` are its block tables side by side: entry i is of group
+i % G and holds the tokens of the i // G-th block of the sequence. An entry whose tokens are out of
+its group's window is the null block.
 """
 
 from itertools import islice
@@ -20,9 +20,9 @@ from services.engine.request import Request
 
 
 class KVCache:
-    """Gives blocks to requests, takes them back, and finds prefixes computed before.
+    """Gives blocks to requests, takes them back, and finds computed prefixes.
 
-    It owns the requests' `block_ids`, `block_keys` and `num_indexed_blocks`.
+    It writes the requests' `block_ids`, `block_keys` and `num_indexed_blocks`.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class KVCache:
         Args:
             num_blocks: of the pool, the null block included.
             block_size: tokens in one block.
-            enable_prefix_caching: whether blocks can be found by what they hold.
-            groups: of the model's layers; without them there is one, which keeps everything.
+            enable_prefix_caching: whether requests find blocks by their content.
+            groups: of the model's layers; by default one group without a window.
         """
         self._pool = BlockPool(num_blocks)
         self._groups = groups or CacheGroups(block_size=block_size, max_query_tokens=1)
@@ -50,7 +50,7 @@ class KVCache:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that nobody holds, with or without cached content."""
+        """Blocks that no request holds, with or without cached content."""
         return self._pool.num_free
 
     @property
@@ -59,17 +59,17 @@ class KVCache:
         return self._num_cached_blocks
 
     def prefix_changes(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
-        """Returns which prefixes came and went behind a cursor; None begins anew.
+        """Returns the prefixes added and removed after a cursor; None starts over.
 
-        They are those of the first group, which no match can go beyond.
+        They are prefixes of the first group, and no match is longer than one of them.
         """
         return self._indexes[0].changes_since(cursor, max_keys=max_keys)
 
     def match_prefix(self, request: Request) -> list[int]:
         """Returns the block table of the longest known prefix of the request's tokens.
 
-        It never covers all tokens: the last one must be computed for its logits. Of a group with a
-        window it has the blocks that the token behind the prefix sees.
+        It never covers all tokens: the last one must be computed for its logits. For a group with a
+        window it has the blocks that the token after the prefix attends to.
         """
         if not self._is_caching:
             return []
@@ -87,7 +87,7 @@ class KVCache:
         ]
 
     def fits(self, prefix: list[int], num_tokens: int) -> bool:
-        """Whether a request of `num_tokens` that shares `prefix` would find enough free blocks."""
+        """Whether the free blocks suffice for a request of `num_tokens` that shares `prefix`."""
         num_needed = sum(map(self._pool.is_free, prefix))
         for group in range(len(self._groups)):
             table = prefix[group :: len(self._groups)]
@@ -96,7 +96,7 @@ class KVCache:
         return num_needed <= self._pool.num_free
 
     def take_prefix(self, request: Request, prefix: list[int]) -> None:
-        """Lets a request without blocks hold the prefix that was matched for it."""
+        """Gives a request without blocks the prefix that was matched for it."""
         assert not request.block_ids, "a prefix comes before all other blocks"
         for block_id in prefix:
             if block_id != NULL_BLOCK:
@@ -105,12 +105,12 @@ class KVCache:
         request.num_indexed_blocks = len(prefix) // len(self._groups)
 
     def allocate(self, request: Request, num_tokens: int) -> list[int] | None:
-        """Makes the request's blocks reach over its first `num_tokens` tokens.
+        """Extends the request's blocks to its first `num_tokens` tokens.
 
-        It gives those back first that no token still to be computed sees.
+        It first frees the blocks that no token still to be computed attends to.
 
         Returns:
-            The entries added to its table, or None, and no block is added, when too few are free.
+            The entries added to its table; None if too few blocks are free, and none is added.
         """
         self._leave_windows(request)
         num_blocks = -(-num_tokens // self._block_size)
@@ -119,13 +119,13 @@ class KVCache:
             return None
         new = self._pool.take(max(num_new, 0))
         for block_id in new:
-            for index in self._indexes:  # one of them knows the block, or none
+            for index in self._indexes:  # at most one of them has the block
                 self._num_cached_blocks -= index.forget(block_id)
         request.block_ids.extend(new)
         return new
 
     def cache_full_blocks(self, request: Request) -> None:
-        """Makes the request's blocks findable that are computed and whose tokens are all known."""
+        """Adds the request's computed blocks of known tokens to the prefix index."""
         num_tokens = min(request.num_computed_tokens, len(request.token_ids))
         num_full = num_tokens // self._block_size
         if not self._is_caching or num_full <= request.num_indexed_blocks:
@@ -140,9 +140,9 @@ class KVCache:
         request.num_indexed_blocks = num_full
 
     def free(self, request: Request) -> None:
-        """Takes all blocks back; the full ones stay findable until they are reused.
+        """Takes all blocks back; full blocks stay findable until they are reused.
 
-        The last block of a chain is reused first, because nothing behind a hole can be found.
+        The last block of a chain is reused first, because no block after a hole can be found.
         """
         self.cache_full_blocks(request)
         for block_id in reversed(request.block_ids):
@@ -152,9 +152,9 @@ class KVCache:
         request.num_indexed_blocks = 0
 
     def forget_from(self, request: Request, num_tokens: int) -> None:
-        """Makes nothing findable of what a request computed behind its first `num_tokens` tokens.
+        """Removes the blocks after a request's first `num_tokens` tokens from the prefix index.
 
-        For steps that were ordered and then not computed, whether or not the request still lives.
+        Undoes steps that were ordered and not computed; the request may have ended.
         """
         first = num_tokens // self._block_size
         for key in request.block_keys[first:]:
@@ -170,7 +170,7 @@ class KVCache:
             self._num_cached_blocks += is_findable
 
     def _leave_windows(self, request: Request) -> None:
-        """Gives the blocks back that neither the request's next token sees nor a later one."""
+        """Frees the blocks that no token from the next one on attends to."""
         table, position = request.block_ids, request.num_computed_tokens
         for group, window in enumerate(self._groups.windows):
             if window is None:
@@ -178,12 +178,12 @@ class KVCache:
             first = self._groups.first_block(group, position)
             for entry in range((first - 1) * len(self._groups) + group, -1, -len(self._groups)):
                 if table[entry] == NULL_BLOCK:
-                    break  # those before were given back earlier
+                    break  # earlier entries were freed before
                 self._release(table[entry])
                 table[entry] = NULL_BLOCK
 
     def _prefix_length(self, keys: list[bytes], limit: int) -> int:
-        """Returns how many blocks a prefix can have of which each group has what it needs."""
+        """Returns the length, in blocks, of the longest prefix that all groups have."""
         length = limit
         for index, window in zip(self._indexes, self._groups.windows, strict=True):
             if window is None:
@@ -193,7 +193,10 @@ class KVCache:
         return length
 
     def _last_hole(self, keys: list[bytes], length: int) -> int | None:
-        """Returns the last block that a group lacks for the token behind so many blocks."""
+        """Returns the last uncached block that the token after `length` blocks attends to.
+
+        None if all are cached.
+        """
         for group, index in enumerate(self._indexes):
             first = self._groups.first_block(group, length * self._block_size)
             for i in range(length - 1, first - 1, -1):
@@ -202,7 +205,7 @@ class KVCache:
         return None
 
     def _extend_keys(self, request: Request, num_blocks: int) -> None:
-        """Hashes the blocks up to `num_blocks` that have not been hashed before."""
+        """Hashes the blocks up to `num_blocks` that have no key yet."""
         keys, size = request.block_keys, self._block_size
         if len(keys) < num_blocks:
             parent = keys[-1] if keys else root_key(request.cache_salt)

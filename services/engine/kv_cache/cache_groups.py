@@ -1,6 +1,6 @@
-"""Which layers keep blocks alike, and how long they keep them.
+"""Layer groups: layers that keep the same blocks for the same tokens.
 
-Layers that attend to all keys form groups of one kind, those with a sliding window groups of
+Layers that attend to all keys form groups of one kind, layers with a sliding window groups of
 another. A request has a block of each group for the same tokens, until they fall out of the group's
 window. All blocks come from one pool: groups are of equal size, and the first layers of all groups
 share their memory, as do the second ones and so on, so that a block may serve any group.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_GROUPS = 8
-"""How many groups layers are divided into, about: each of them costs a block table a step."""
+"""Approximate limit: each group costs a block table in a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,14 +19,14 @@ class LayerGroup:
     """Layers whose keys and values of the same tokens are in the same block."""
 
     layers: tuple[int, ...]
-    """Their numbers, ascending."""
+    """Layer indices, ascending."""
     window: int | None
-    """Keys that a query sees, its own among them; None means all, and keeps all."""
+    """Keys that a query attends to, its own included; None means all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheGroups:
-    """What groups need of the pool."""
+    """The layer groups of a model and the blocks that they need."""
 
     block_size: int
     """Tokens in one block."""
@@ -36,29 +36,29 @@ class CacheGroups:
     """Each group's window."""
 
     def __len__(self) -> int:
-        """How many groups there are."""
+        """Number of groups."""
         return len(self.windows)
 
     def first_block(self, group: int, position: int) -> int:
-        """Returns the first block, counted from the sequence's start, that a query there reads."""
+        """Returns the index of the first block of the sequence that a query at `position` reads."""
         window = self.windows[group]
         return 0 if window is None else max(0, position - window + 1) // self.block_size
 
     def most_blocks(self, group: int, num_tokens: int) -> int:
-        """Returns how many blocks a request holds at once until it has so many tokens, at most."""
+        """Returns the most blocks that a request holds at once until it has `num_tokens` tokens."""
         num_blocks = -(-num_tokens // self.block_size)
         window = self.windows[group]
         if window is None:
             return num_blocks
-        # They may begin and end in the middle of a block.
+        # The tokens may begin and end in the middle of a block.
         return min(num_blocks, (window - 2 + self.max_query_tokens) // self.block_size + 2)
 
     def num_tokens(self, num_blocks: int, *, limit: int) -> int:
-        """Returns how many tokens one request can have that holds all blocks.
+        """Returns the most tokens of one request that holds all blocks.
 
         Args:
             num_blocks: of the pool, without the null block.
-            limit: where the search stops; the result may be as large in whole blocks.
+            limit: bound of the search, which is rounded up to whole blocks.
         """
 
         def needed(length: int) -> int:
@@ -70,17 +70,17 @@ class CacheGroups:
 
 
 def group_layers(windows: Sequence[int | None], *, max_model_len: int) -> tuple[LayerGroup, ...]:
-    """Divides a model's layers.
+    """Divides a model's layers into groups.
 
-    A kind of layers with more layers than a group has is divided into several groups; what a group
-    has less than the others is memory that nobody uses.
+    A kind with more layers than a group holds gets several groups; a group with fewer layers than
+    the others leaves memory unused.
 
     Args:
-        windows: each layer's sliding window; None sees everything.
-        max_model_len: a window that long sees everything too.
+        windows: each layer's sliding window; None attends to all keys.
+        max_model_len: a window of at least this length counts as None.
 
     Returns:
-        The groups; those that keep everything come first.
+        The groups; a group without a window comes first.
     """
     kinds: dict[int | None, list[int]] = {}
     for layer, window in enumerate(windows):

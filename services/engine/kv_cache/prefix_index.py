@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor, PrefixJournal
 
 PREFIX_KEY_VERSION = 2
-"""Which definition of docs/protocol.md the keys follow; frontends compute the same ones.
+"""Version of the keys that docs/protocol.md defines; frontends compute the same ones.
 
 Version 1 hashed root and blocks alike, so a salt could spell a key and the tokens after it.
 """
 _KEY_BYTES = 32
-"""Callers choose salts and tokens, so finding any two inputs with one key must be out of reach: it
-takes 2^128 hashes, with keys of 16 bytes 2^64."""
+"""Callers choose salts and tokens, so a collision must be out of reach: it takes 2^128 hashes; keys
+of 16 bytes would take 2^64."""
 _ROOT = hashlib.blake2b(digest_size=_KEY_BYTES, person=b"octavo2.root")
 _BLOCK = hashlib.blake2b(digest_size=_KEY_BYTES, person=b"octavo2.block")
 
@@ -30,13 +30,12 @@ def root_key(salt: str) -> bytes:
 def chain_keys(parent: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
     """Returns the keys of the full blocks that follow `parent`.
 
-    A key is a hash of the block's tokens and of the key before it, hence of the whole prefix. It
-    is cryptographic because equal keys share content, across callers, without another look.
-    Frontends compute the same keys: docs/protocol.md defines them.
+    A key is a hash of the block's tokens and of the key before it, hence of the whole prefix. The
+    hash is cryptographic because blocks with equal keys are shared across callers unchecked.
 
     Args:
         parent: key of the block before the first one, or the root key.
-        token_ids: tokens from that block's end on; a rest that fills no block is ignored.
+        token_ids: tokens after that block; the last ones are ignored if they fill no block.
         block_size: tokens in a block.
     """
     data = array("i", token_ids).tobytes()
@@ -67,7 +66,7 @@ class PrefixIndex:
         return block_id in self._key_by_block
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
-        """Returns the blocks of the longest run of keys, from the first on, that are all known."""
+        """Returns the blocks of the first keys, up to the first unknown one."""
         blocks: list[int] = []
         for key in keys:
             block_id = self._block_by_key.get(key)
@@ -81,7 +80,7 @@ class PrefixIndex:
         return self._block_by_key.get(key)
 
     def add(self, key: bytes, block_id: int) -> None:
-        """Makes a block findable, unless another one with the same content already is."""
+        """Adds a block, unless another one with the same content is there."""
         if key not in self._block_by_key:
             self._block_by_key[key] = block_id
             self._key_by_block[block_id] = key
@@ -97,7 +96,7 @@ class PrefixIndex:
         return True
 
     def forget_key(self, key: bytes) -> int | None:
-        """Removes a key; returns the block that could be found by it, if there was one."""
+        """Removes a key; returns its block, if it had one."""
         block_id = self._block_by_key.pop(key, None)
         if block_id is not None:
             del self._key_by_block[block_id]
@@ -105,5 +104,5 @@ class PrefixIndex:
         return block_id
 
     def changes_since(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
-        """Returns which keys came and went behind a cursor; None begins with those there are."""
+        """Returns the keys added and removed after a cursor; None returns all keys."""
         return self._journal.since(cursor, self._block_by_key, max_keys=max_keys)

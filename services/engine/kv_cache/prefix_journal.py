@@ -1,4 +1,4 @@
-"""What changed in a prefix index lately, for frontends that route by it."""
+"""The last changes of a prefix index, for frontends that route by it."""
 
 from collections import deque
 from collections.abc import Collection
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 MAX_ENTRIES = 65536
-"""Changes remembered. A reader that missed more than these starts anew."""
+"""Most changes kept. A reader that missed more starts over."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixCursor:
-    """How far somebody has read."""
+    """A reader's position in a journal."""
 
     journal: "PrefixJournal"
     position: int
@@ -19,35 +19,35 @@ class PrefixCursor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixChanges:
-    """What a reader must do to know the keys that can be found."""
+    """Changes to the set of keys that a reader knows."""
 
     is_reset: bool = False
-    """True forgets all keys known before."""
+    """Whether the reader must forget all keys first."""
     added: tuple[bytes, ...] = ()
     removed: tuple[bytes, ...] = ()
     cursor: PrefixCursor | None
-    """Where the next reading begins; None begins anew."""
+    """Start of the next reading; None starts over."""
 
 
 class PrefixJournal:
-    """Remembers the last changes; any number of readers follow at a pace of their own."""
+    """Keeps the last changes for any number of readers."""
 
     def __init__(self) -> None:
         self._entries: deque[tuple[bytes, bool]] = deque(maxlen=MAX_ENTRIES)
         self._num_recorded = 0
 
     def record(self, key: bytes, *, is_present: bool) -> None:
-        """Notes that a key can be found now, or no more."""
+        """Records that a key was added or removed."""
         self._entries.append((key, is_present))
         self._num_recorded += 1
 
     def since(
         self, cursor: PrefixCursor | None, present: Collection[bytes], *, max_keys: int
     ) -> PrefixChanges:
-        """Returns what changed behind a cursor, or a reset with the youngest keys.
+        """Returns the changes after a cursor, or a reset with the youngest keys.
 
         Args:
-            cursor: where the reader is; None, or another journal's, starts anew.
+            cursor: the reader's position; None, or another journal's, starts over.
             present: all keys that can be found, oldest first.
             max_keys: most keys returned.
         """

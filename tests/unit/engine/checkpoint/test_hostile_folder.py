@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from models.config import ModelConfig
-from services.engine.checkpoint.model_folder import ModelFolder, ModelFolderError
+from services.engine.checkpoint.model_files import ModelFolderError
+from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.checkpoint.table_memory import MAX_TABLE_BYTES, check_table_memory
 from services.engine.checkpoint.tokenizer_files import MAX_TOKENS_BEYOND, TOKENIZER_FILE_BYTES
 from services.engine.config import TINY_CHECKPOINT, EngineConfig

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from services.engine.checkpoint.model_folder import DefaultSampling, ModelFolder, ModelFolderError
+from services.engine.checkpoint.model_files import ModelFolderError
+from services.engine.checkpoint.model_folder import DefaultSampling, ModelFolder
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
