@@ -1,7 +1,7 @@
 """The steps that the planned graphs cover, of all that the scheduler's limits allow."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -11,6 +11,8 @@ from services.engine.capture_sizes.history import StepHistory
 from services.engine.capture_sizes.planner import Fit
 
 log = structlog.get_logger()
+
+_PIECES = (GraphKind.GRAPH_KIND_MIXED, GraphKind.GRAPH_KIND_PIECEWISE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,7 @@ class GraphCoverage:
 
     @classmethod
     def of(
-        cls, planned: Iterable[GraphKey], history: StepHistory, *, decode_q_len: int = 1
+        cls, planned: Collection[GraphKey], history: StepHistory, *, decode_q_len: int = 1
     ) -> "GraphCoverage":
         """Returns the coverage once all planned graphs are captured.
 
@@ -58,11 +60,8 @@ class GraphCoverage:
             history: has the scheduler's limits.
             decode_q_len: query tokens of each request in a step of decodes.
         """
-        planned = [key for key in planned if key.kind != GraphKind.GRAPH_KIND_DRAFT]
         full = sorted(key.graph_bs for key in planned if key.kind == GraphKind.GRAPH_KIND_DECODE)
-        pieces = sorted(
-            {key.num_tokens for key in planned if key.kind != GraphKind.GRAPH_KIND_DECODE}
-        )
+        pieces = sorted({key.num_tokens for key in planned if key.kind in _PIECES})
         # Decodes above the largest decode graph run as pieces.
         fitting = sorted({size // decode_q_len for size in pieces} - {0})
         beyond = [size for size in fitting if not full or size > full[-1]]
