@@ -17,7 +17,7 @@ USAGE_ERROR = 2
 
 def main() -> int:
     """Reads the flags, serves, and returns the process's exit status."""
-    # Python 3.13 takes the docstring's indentation off by itself; help shows it as it stands.
+    # Python 3.13 removes the docstring's indentation; help shows the docstring unchanged.
     FrontendConfig.__doc__ = cleandoc(FrontendConfig.__doc__ or "")
     try:
         config = CliApp.run(FrontendConfig)
@@ -37,8 +37,8 @@ def main() -> int:
         log_format=config.log_format,
         error_messages=False,
     )
-    # gRPC reads this when it is imported. The chat template's process is a new program, not a fork,
-    # so there is nothing for gRPC to prepare or to warn of.
+    # gRPC reads this at import. The template process is a new program, not a fork, so gRPC has
+    # nothing to prepare or warn of.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from services.frontend.server import serve
 

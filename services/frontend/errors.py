@@ -17,39 +17,39 @@ HTTP; tests check that none is missing.
 
 
 class FrontendError(Exception):
-    """Base of all errors whose message is meant for the caller."""
+    """Base of all errors whose message is for the caller."""
 
     retry_after_ms: int | None = None
-    """When trying again makes sense; None says nothing about it."""
+    """When to retry; None if unknown."""
 
 
 class UnauthenticatedError(FrontendError):
-    """The caller shows no API key, or one that is not known any more."""
+    """The API key is missing or unknown."""
 
 
 class NotPermittedError(FrontendError):
-    """The caller's API key is known, and not one for what was asked."""
+    """The API key does not permit the request."""
 
 
 class InvalidRequestError(FrontendError):
     """The request can never be served as it is."""
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
-        """Says what is wrong, and in which field of the request where that is known."""
+        """Takes the message, and the wrong field if known."""
         super().__init__(message)
         self.field = field
 
 
 class UnknownModelError(FrontendError):
-    """The request names a model that is not served here."""
+    """The request names a model that is not served."""
 
 
 class DuplicateRequestError(FrontendError):
-    """The request's id or handle belongs to a request that is still live."""
+    """The request's id or handle belongs to a live request."""
 
 
 class OverloadedError(FrontendError):
-    """Too many requests are unfinished; trying again later makes sense."""
+    """Too many requests are unfinished; a later retry may succeed."""
 
     def __init__(self, message: str, *, retry_after_ms: int | None) -> None:
         super().__init__(message)
@@ -61,7 +61,7 @@ class SlowReaderError(FrontendError):
 
 
 class EngineUnavailableError(FrontendError):
-    """No engine takes requests now, or the one that had the request is lost."""
+    """No engine accepts requests now, or the request's engine was lost."""
 
     def __init__(self, message: str, *, retry_after_ms: int | None = None) -> None:
         super().__init__(message)
@@ -69,8 +69,8 @@ class EngineUnavailableError(FrontendError):
 
 
 class DeadlineExpiredError(FrontendError):
-    """The request's time limit passed before it was finished."""
+    """The request's deadline passed before its end."""
 
 
 class EngineFaultError(Exception):
-    """The engine failed in a way that callers may not see. Becomes INTERNAL, details in the log."""
+    """The engine failed for an internal reason. Becomes INTERNAL; the log has details."""

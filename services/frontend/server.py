@@ -1,4 +1,4 @@
-"""Builds the frontend service, serves it, and takes it down in good order."""
+"""Builds, serves and shuts down the frontend service."""
 
 import asyncio
 import gc
@@ -44,15 +44,14 @@ log = structlog.get_logger()
 SERVICE_NAME = frontend_pb2.DESCRIPTOR.services_by_name["FrontendService"].full_name
 
 TEXT_ROOM_BYTES = 3 * 2**20
-"""Text that a message may have beside a prompt: a grammar, names, and text that its field's own
-limit refuses in clearer words."""
+"""Text allowed beside a prompt; a field's own limit refuses its text with a clearer error."""
 LOOPBACK = {"127.0.0.1", "[::1]", "localhost"}
 
 
 class FrontendServer:
-    """The frontend service: engine pool, pipeline, servicer, health, reflection, on one port.
+    """The frontend service: engine pool, pipeline, servicer, health and reflection on one port.
 
-    HTTP, where it is wanted, has another port over the same pipeline.
+    Optional HTTP has another port over the same pipeline.
     """
 
     def __init__(self, config: FrontendConfig) -> None:
@@ -146,15 +145,15 @@ class FrontendServer:
             max_live_requests=config.max_live_requests,
         )
         self.http_port: int | None = None
-        """Where HTTP is served; None where it is not, and before `start`."""
+        """The HTTP port; None without HTTP and before `start`."""
 
     @property
     def requests(self) -> RequestLog:
-        """Watches every request."""
+        """Records every request."""
         return self._pipeline.requests
 
     async def start(self) -> int:
-        """Opens the ports, looks for the engines in the background, and returns the port of gRPC.
+        """Opens the ports, connects to engines in the background, and returns the gRPC port.
 
         Raises:
             OSError: the address cannot be listened on.
@@ -195,7 +194,7 @@ class FrontendServer:
         signals = stop_signals()
 
         def take_signal(number: signal.Signals) -> None:
-            for each in signals:  # a second one, whichever it is, ends the process at once
+            for each in signals:  # the next signal, of either kind, ends the process at once
                 loop.remove_signal_handler(each)
                 signal.signal(each, signal.SIG_DFL)
             log.info("signal_received", signal=number.name)
@@ -212,14 +211,14 @@ class FrontendServer:
         return 0
 
     def begin_drain(self) -> None:
-        """Says NOT_SERVING and lets sessions take no new requests."""
+        """Reports NOT_SERVING and lets sessions refuse new requests."""
         self._is_draining = True
         self._health.set_ready(False)
         self._servicer.drain()
         self._http.begin_drain()
 
     async def drain(self) -> None:
-        """Refuses new requests and lets the running ones finish, for as long as is configured."""
+        """Refuses new requests and waits for running ones, up to the configured time."""
         self.begin_drain()
         self._health.close()
         timeout_s = self._config.drain_timeout_s
@@ -239,7 +238,7 @@ class FrontendServer:
             await asyncio.to_thread(self._tracing.close)
 
     def _party(self, context: grpc.aio.ServicerContext) -> str:
-        """Names a caller by its key, or by its address where callers have no keys."""
+        """Names a caller by its key, or by its address without keys."""
         name = self._gate.acting_name
         return by_address(context) if name is None else f"key/{name}"
 
@@ -256,7 +255,7 @@ async def serve(config: FrontendConfig) -> int:
         log.error("frontend_start_failed", error=str(error))  # noqa: TRY400  the reason is enough
         return 1
     log_loop_errors()
-    gc.freeze()  # what is loaded by now lives as long as the process
+    gc.freeze()  # everything loaded so far lives as long as the process
     show_stacks_on_signal()
     watching = asyncio.create_task(watch_event_loop())
     try:

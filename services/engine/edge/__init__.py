@@ -1,1 +1,1 @@
-"""What both protocols of the engine share: requests in, output and statuses out."""
+"""Code that both gRPC protocols of the engine share."""

@@ -1,4 +1,4 @@
-"""Bounds the streams that send much for a small request, and the time that each write may take."""
+"""Limits streams with large output, and the time of each write."""
 
 import asyncio
 from collections.abc import Iterator
@@ -16,29 +16,24 @@ RETRY_MS = 1000
 TOKENIZER = "tokenizer_streams"
 WATCH = "watch_streams"
 MAX_STREAMS = {TOKENIZER: 64, WATCH: 32}
-"""Streams of a kind that are open at a time. One of TOKENIZER that nobody reads holds half a
-megabyte; each of WATCH costs every step some microseconds and its message."""
+"""Open streams by kind: an unread TOKENIZER holds 0.5 MB, a WATCH costs a message per step."""
 PARTS_PER_ADDRESS = 4
-"""Divisor of these limits: the part that one address may have."""
+"""Divides these limits; one address may have one part."""
 
 
 class OpenStreams:
-    """Counts open streams by kind, in all and for each address."""
+    """Counts open streams by kind, in total and per address."""
 
     def __init__(self, counts: Counts) -> None:
-        """Takes over the counts that it compares with its limits."""
+        """Counts in `counts`."""
         self._counts = counts
 
     @contextmanager
     def hold(self, kind: str, context: grpc.aio.ServicerContext) -> Iterator[None]:
         """Counts a stream while it is open.
 
-        Args:
-            kind: TOKENIZER or WATCH.
-            context: the stream's call.
-
         Raises:
-            QueueFullError: too many are open, in all or at the caller's address.
+            QueueFullError: too many are open, in total or from the caller's address.
         """
         limit = MAX_STREAMS[kind]
         limits = {f"{kind}/{by_address(context)}": limit // PARTS_PER_ADDRESS, kind: limit}
@@ -61,7 +56,7 @@ class OpenStreams:
 async def write_in_time(
     context: "grpc.aio.ServicerContext[Any, Any]", message: Any, timeout_s: float
 ) -> None:
-    """Writes a message of a stream; flow control holds it up while the caller reads nothing.
+    """Writes a message within a time limit; flow control blocks while the caller reads nothing.
 
     Raises:
         SlowReaderError: it took too long.

@@ -11,7 +11,7 @@ FINISH_REASONS = {
 
 
 def usage_of(request: Request) -> sampling_pb2.Usage:
-    """Returns what a request has cost so far."""
+    """Returns the usage of a request so far."""
     return sampling_pb2.Usage(
         prompt_tokens=request.num_prompt_tokens,
         cached_tokens=request.num_cached_tokens,
@@ -20,7 +20,7 @@ def usage_of(request: Request) -> sampling_pb2.Usage:
 
 
 def logprobs_to_proto(token_id: int, entry: PositionLogprobs) -> sampling_pb2.PositionLogprobs:
-    """Returns the log-probabilities of one output position as they travel."""
+    """Converts the log-probabilities of one output position."""
     return sampling_pb2.PositionLogprobs(
         chosen=sampling_pb2.TokenLogprob(token_id=token_id, logprob=entry.logprob),
         top=[
@@ -31,7 +31,7 @@ def logprobs_to_proto(token_id: int, entry: PositionLogprobs) -> sampling_pb2.Po
 
 
 def prompt_logprobs_to_proto(output: RequestOutput) -> list[sampling_pb2.PositionLogprobs]:
-    """Returns what an output tells of prompt tokens as it travels; those before it are told."""
+    """Converts the log-probabilities of prompt tokens in an output."""
     entries, request = output.prompt_logprobs, output.request
     first = 1 + request.num_prompt_logprobs - len(entries)
     token_ids = request.prompt_token_ids[first : first + len(entries)]

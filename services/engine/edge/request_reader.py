@@ -1,4 +1,4 @@
-"""From protobuf to requests, with every check that needs no scheduler."""
+"""Reads requests from protobuf, with every check that needs no scheduler."""
 
 import random
 import time
@@ -29,21 +29,21 @@ from services.telemetry.tracing import checked_traceparent
 MAX_NAME_LENGTH = 128
 """Characters in a cache salt or a frontend id."""
 MAX_REQUEST_ID_LENGTH = 256
-"""Characters in a request id: a caller's own, and what frontends add to it."""
+"""Characters in a request id: the caller's, plus the frontend's suffix."""
 
 MAX_SEED_BITS = 64
 
 MAX_PROMPT_LOGPROBS = 100_000
-"""Log-probabilities that a prompt may have: they go to a client in one message of 1.4 MB."""
+"""Log-probabilities of a prompt, which fit in one message of 1.4 MB."""
 
 _TOKEN_ID = np.dtype("<u4")
 
 
 def check_known(message: Message) -> None:
-    """Refuses a message with fields that this engine does not know, at any depth.
+    """Refuses a message with unknown fields at any depth.
 
     Raises:
-        UnsupportedError: such a field would have been ignored silently.
+        UnsupportedError: it has one; ignoring it would be silent.
     """
     unknown = UnknownFieldSet(message)
     if len(unknown):
@@ -66,7 +66,7 @@ def check_name(name: str, what: str, limit: int = MAX_NAME_LENGTH) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RequestReader:
-    """Turns what callers send into requests for one model."""
+    """Reads requests for one model."""
 
     model: ModelFolder
     max_grammar_bytes: int = 2**16
@@ -75,7 +75,7 @@ class RequestReader:
         """Reads a request of a session.
 
         Raises:
-            InvalidRequestError, UnsupportedError: it can never be served as it is.
+            InvalidRequestError, UnsupportedError: it is invalid.
         """
         check_known(submit)
         if not submit.request_id:
@@ -102,7 +102,7 @@ class RequestReader:
             handle=submit.handle,
             prompt_token_ids=token_ids[:num_prompt],
             resumed_token_ids=token_ids[num_prompt:],
-            # Whoever has tokens was told of the prompt before them.
+            # A request with tokens already got its prompt log-probabilities.
             num_prompt_logprobs=num_prompt - 1 if submit.num_resumed_tokens else 0,
             sampling=self._sampling(submit.sampling, num_prompt),
             sink=sink,
@@ -124,16 +124,10 @@ class RequestReader:
         timeout_s: float | None,
         traceparent: str = "",
     ) -> Request:
-        """Reads a request that has a call of its own.
-
-        Args:
-            message: the request.
-            sink: takes its output.
-            timeout_s: what the call's gRPC deadline leaves; None where it has none.
-            traceparent: where the call belongs in a trace; empty: nowhere.
+        """Reads a request with its own call.
 
         Raises:
-            InvalidRequestError, UnsupportedError: it can never be served as it is.
+            InvalidRequestError, UnsupportedError: it is invalid.
             UnknownModelError: it names another model.
         """
         check_known(message)
@@ -162,7 +156,7 @@ class RequestReader:
         )
 
     def default_sampling(self) -> sampling_pb2.SamplingParams:
-        """Returns what a request gets that says nothing, for clients to show."""
+        """Returns the default sampling, for clients to show."""
         defaults = self.model.default_sampling
         return sampling_pb2.SamplingParams(
             temperature=defaults.temperature,
@@ -177,7 +171,7 @@ class RequestReader:
         )
 
     def _check_prompt_length(self, length: int) -> None:
-        """Checks the length alone, before there is an object for each token."""
+        """Checks the length before any token becomes an object."""
         if not length:
             raise InvalidRequestError("the prompt is empty; it needs at least one token")
         limit = self.model.max_model_len
@@ -197,7 +191,7 @@ class RequestReader:
             )
 
     def _sampling(self, given: sampling_pb2.SamplingParams, num_prompt: int) -> SamplingParams:
-        """Fills every default in; the context length bounds max_tokens."""
+        """Fills in all defaults; the context length bounds max_tokens."""
         if len(given.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise InvalidRequestError(
                 f"stop_token_ids has {len(given.stop_token_ids)} entries; "

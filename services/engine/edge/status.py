@@ -1,7 +1,7 @@
-"""Which gRPC status each error becomes: one table.
+"""The gRPC status of each error.
 
-UnsupportedError is INVALID_ARGUMENT, not UNIMPLEMENTED: the method exists, it is the request that
-asks for what this engine lacks, and clients take UNIMPLEMENTED for a missing method.
+UnsupportedError is INVALID_ARGUMENT: clients take UNIMPLEMENTED for a missing method, but the
+method exists and the request is unsupported.
 """
 
 import grpc
@@ -43,7 +43,7 @@ STATUS_CODES: dict[type[EngineError], grpc.StatusCode] = {
 
 
 def status_of(error: BaseException) -> Status | None:
-    """Returns the status of an error that callers may know; None for one that they may not."""
+    """Returns the status of an error for callers; None for an internal error."""
     if not isinstance(error, EngineError):
         return None
     retry_after_ms = error.retry_after_ms if isinstance(error, QueueFullError) else None
@@ -51,9 +51,9 @@ def status_of(error: BaseException) -> Status | None:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Returns one request's error as it travels on a stream that others share.
+    """Returns the error of one request on a shared stream.
 
-    An error that callers may not know is logged and becomes INTERNAL with an id.
+    An internal error is logged and becomes INTERNAL with an id.
     """
     status = status_of(error) or internal_status(error)
     failure = Failure(code=status.code.value[0], message=status.message)
@@ -63,6 +63,6 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def count_rejection(counters: Counters, error: Exception) -> None:
-    """Counts a request that was refused."""
+    """Counts a refused request."""
     code = STATUS_CODES[type(error)] if isinstance(error, EngineError) else _INTERNAL
     counters.rejected[code.name] += 1

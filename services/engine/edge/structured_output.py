@@ -1,4 +1,4 @@
-"""Reads what a request says its output must be."""
+"""Reads the structured output of a request."""
 
 from protos.common.v1 import sampling_pb2
 from services.engine.errors import InvalidRequestError
@@ -10,10 +10,10 @@ MAX_CHOICES = 1024
 def structured_output_of(
     message: sampling_pb2.StructuredOutput, max_bytes: int
 ) -> StructuredOutput:
-    """Reads and bounds it; whether the grammar is right shows when it is compiled.
+    """Reads and limits it; compilation validates the grammar.
 
     Raises:
-        InvalidRequestError: it says nothing, too much, or no text at all.
+        InvalidRequestError: it is empty, too large, or has an empty text.
     """
     kind = message.WhichOneof("grammar")
     if kind is None:

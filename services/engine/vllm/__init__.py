@@ -1,1 +1,1 @@
-"""The engine behind vllm.grpc.engine.VllmEngine, the protocol of a foreign gateway."""
+"""The vLLM gRPC protocol (vllm.grpc.engine.VllmEngine) over the engine."""

@@ -1,4 +1,4 @@
-"""One Generate call of the foreign protocol, with as many requests as it has outputs."""
+"""One Generate call, with one request per output."""
 
 import asyncio
 
@@ -25,9 +25,9 @@ from services.telemetry.tracing import read_traceparent
 
 
 class VllmCall:
-    """Serves one call, and is the sink of its requests, each of which has its index as handle.
+    """Serves one call and is the sink of its requests, whose handles are their indices.
 
-    What a lagging caller has not taken is merged, which the context length bounds.
+    Unread output is merged; the context length bounds it.
     """
 
     def __init__(
@@ -49,37 +49,37 @@ class VllmCall:
         self._wake = asyncio.Event()
 
     def put(self, output: RequestOutput) -> None:
-        """Takes one request's output of one step."""
+        """Takes one step's output of one request."""
         target = self._outputs[output.request.handle]
         if not target.is_over:
             self._error = self._error or output.error
         target.take(output)
 
     def flush(self) -> None:
-        """Lets the output go out."""
+        """Lets the output be written."""
         self._wake.set()
 
     @property
     def connection(self) -> str:
-        """Names the connection that the call came over."""
+        """The connection of the call."""
         peer: str = self._context.peer()
         return peer
 
     def abort(self) -> None:
-        """Ends the requests early; the call then tells of their ends."""
+        """Ends the requests early; the call then writes their ends."""
         self._is_aborted = True
         for output in self._outputs:
             self._core.abort(output.request)
 
     async def run(self, message: GenerateRequest) -> None:
-        """Serves the call; whatever ends it, its requests do not live on.
+        """Serves the call, and ends its requests with it.
 
         Raises:
-            EngineError: it was refused, before any message, or one of its requests failed.
+            EngineError: it was refused before any message, or a request failed.
         """
         try:
             await self._admit(message)
-            # Tells the caller that the request was taken: it is no longer safe to send it again.
+            # Tells the caller that the request was admitted: resending it is no longer safe.
             await self._context.send_initial_metadata(())
             while not all(output.is_told for output in self._outputs):
                 await self._wake.wait()
@@ -89,7 +89,7 @@ class VllmCall:
             self.abort()
 
     async def _admit(self, message: GenerateRequest) -> None:
-        """Hands the requests to the core, all of them or none."""
+        """Submits all requests to the core, or none."""
         outputs: list[CallOutput] = []
         try:
             self._core.check_ready()
@@ -124,7 +124,7 @@ class VllmCall:
         return requests
 
     async def _prepare(self, message: GenerateRequest, request: Request) -> CallOutput:
-        """Gives a request its grammar and its stop strings, which may take a while."""
+        """Compiles a request's grammar and stop strings, which may take a while."""
         given = message.sampling_params
         rule = stop_rule(given)
         strings = None if rule is None else StopStrings(rule, await self._grammars.tokenizer())
@@ -138,7 +138,7 @@ class VllmCall:
         )
 
     async def _tell(self) -> None:
-        """Writes what there is, and ends the requests whose output is complete without them."""
+        """Writes pending output, and ends the requests stopped by a stop string."""
         for output in self._outputs:
             if output.is_over:
                 self._core.abort(output.request)

@@ -1,4 +1,4 @@
-"""One of the outputs of a call: what it has and has not told yet."""
+"""One output of a call, until it is written."""
 
 from smg_grpc_proto.generated.vllm_engine_pb2 import (
     GenerateComplete,
@@ -23,10 +23,10 @@ FINISH_REASONS = {
 
 
 class CallOutput:
-    """Collects what one request brings until it is told.
+    """Collects the output of one request.
 
-    A streamed output is told in chunks, each with what is new, and an ending that repeats nothing.
-    One that is not streamed is told as a whole by its ending.
+    A streamed output is written in chunks of new output and an ending without repetition. Otherwise
+    the ending has the whole output.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class CallOutput:
     ) -> None:
         self.request = request
         self.is_told = False
-        """Whether the ending was told."""
+        """Whether the ending was written."""
         self._is_streamed = is_streamed
         self._own_stop_token_ids = own_stop_token_ids
         self._stop_strings = stop_strings
@@ -51,11 +51,11 @@ class CallOutput:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more belongs to it, though its request may still run."""
+        """Whether the output is complete; its request may still run."""
         return self._ending is not None
 
     def take(self, output: RequestOutput) -> None:
-        """Takes what one step brought; nothing behind the end."""
+        """Takes one step's output; ignores it after the end."""
         if self.is_over:
             return
         token_ids = output.token_ids
@@ -64,7 +64,7 @@ class CallOutput:
             token_ids = token_ids[: found.num_tokens]
         self._token_ids += token_ids
         self._num_tokens += len(token_ids)
-        for token_id, entry in zip(token_ids, output.logprobs, strict=False):  # all, or none
+        for token_id, entry in zip(token_ids, output.logprobs, strict=False):  # all or none
             _add_logprobs(self._logprobs, logprobs_to_proto(token_id, entry))
         if output.prompt_logprobs:
             self._add_prompt_logprobs(output)
@@ -74,7 +74,7 @@ class CallOutput:
             self._ending = self._end(output.finish_reason, output.stop_token_id)
 
     def responses(self) -> list[GenerateResponse]:
-        """Tells what can be told now; what comes while that is written waits for the next time."""
+        """Returns the messages to write now."""
         told = []
         if self._is_streamed and self._token_ids:
             told.append(GenerateResponse(chunk=self._chunk()))
@@ -85,13 +85,13 @@ class CallOutput:
 
     def _end(self, reason: FinishReason, stop_token_id: int | None) -> GenerateComplete:
         ending = GenerateComplete(finish_reason=FINISH_REASONS[reason])
-        if stop_token_id in self._own_stop_token_ids:  # an end of sequence is not told of
+        if stop_token_id in self._own_stop_token_ids:  # an end-of-sequence token is not reported
             ending.matched_token_id = stop_token_id
         return ending
 
     def _add_prompt_logprobs(self, output: RequestOutput) -> None:
         told = self._prompt_logprobs
-        if not told.token_ids:  # the first token follows on nothing
+        if not told.token_ids:  # the first token has no predecessor
             told.token_ids.append(self.request.prompt_token_ids[0])
             told.token_logprobs.append(InputTokenLogProb())
             told.top_logprobs.append(TopLogProbs())

@@ -1,7 +1,7 @@
-"""From a VllmEngine request to the engine's own form, with everything refused that it has not.
+"""Converts VllmEngine requests to the engine's own, and refuses unsupported fields.
 
-What a message leaves out is neutral, as that protocol has it: temperature 1, no truncation, no
-penalties. The model's own defaults are told by GetModelInfo; whoever calls applies them.
+Absent fields are neutral: temperature 1, no truncation, no penalties. GetModelInfo has the model's
+defaults; the caller applies them.
 """
 
 import uuid
@@ -32,7 +32,7 @@ REFUSED_FIELDS = {
     "structural_tag": "use json_schema, regex, grammar, json_object or choice",
     "truncate_prompt_tokens": "send the tokens that are wanted",
 }
-"""Fields that are not served, and what the caller is told."""
+"""Refused fields and the reason for the caller."""
 
 CALLERS_FIELDS = {
     "original_text": "the tokens beside it are what counts",
@@ -40,31 +40,31 @@ CALLERS_FIELDS = {
     "include_stop_str_in_output": "the tokens of a stop string are sent, the caller cuts the text",
     "grammar_from_first_token": "every grammar holds from the first token on",
 }
-"""Fields that may be set and change nothing here, with the reason."""
+"""Fields without effect here, and the reason."""
 
 _SEEDS = 2**64
 _PLAIN_FIELDS = (
     "min_p", "frequency_penalty", "presence_penalty", "stop_token_ids", "ignore_eos", "min_tokens",
 )  # fmt: skip
-"""Fields that mean the same here and there, their absence too."""
+"""Fields with the same meaning in both protocols, absent or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """The strings that end an output, and where they are looked for."""
+    """The stop strings of an output and where to search for them."""
 
     texts: tuple[str, ...]
     skip_special_tokens: bool
-    """Whether special tokens are no part of the text."""
+    """Whether special tokens are left out of the text."""
     min_tokens: int
-    """Tokens at the beginning in which no string is looked for."""
+    """Leading tokens that are not searched."""
 
 
 def check_served(message: vllm_engine_pb2.GenerateRequest) -> None:
-    """Refuses what this engine has not.
+    """Refuses unsupported fields.
 
     Raises:
-        UnsupportedError: a field is set that is unknown or not served.
+        UnsupportedError: a field is unknown or not supported.
     """
     for part in (message, message.sampling_params):
         _refuse_fields(part)
@@ -76,7 +76,7 @@ def check_served(message: vllm_engine_pb2.GenerateRequest) -> None:
 
 
 def check_sizes(message: vllm_engine_pb2.GenerateRequest, *, max_model_len: int) -> None:
-    """Refuses what is too long, before it is copied for each output.
+    """Refuses long lists before they are copied for each output.
 
     Raises:
         InvalidRequestError: a list has too many entries.
@@ -98,12 +98,12 @@ def check_sizes(message: vllm_engine_pb2.GenerateRequest, *, max_model_len: int)
 
 
 def to_samples(message: vllm_engine_pb2.GenerateRequest) -> Iterator[GenerateRequest]:
-    """Returns one request of the engine's own protocol for each output, in their order.
+    """Yields one request of the engine's own protocol per output.
 
-    Each is made when it is asked for: the first one may be refused before the rest is copied.
+    It is lazy: the first may be refused before the others are copied.
 
     Raises:
-        InvalidRequestError, UnsupportedError: the message cannot be said in the own protocol.
+        InvalidRequestError, UnsupportedError: the message has no equivalent.
     """
     given = message.sampling_params
     num_samples = given.n or 1
@@ -115,7 +115,7 @@ def to_samples(message: vllm_engine_pb2.GenerateRequest) -> Iterator[GenerateReq
 
 
 def stop_rule(given: vllm_engine_pb2.SamplingParams) -> StopRule | None:
-    """Returns the stop strings of a request; None where it has none.
+    """Returns the stop strings of a request, or None.
 
     Raises:
         InvalidRequestError: there are too many, or one is empty or too long.
@@ -144,7 +144,7 @@ def _refuse_fields(message: Message) -> None:
 def _samples(
     request_id: str, token_ids: list[int], sampling: SamplingParams, num_samples: int
 ) -> Iterator[GenerateRequest]:
-    """Each output has the seed after the last one's; the first one tells of the prompt."""
+    """Each seed follows the previous one's; only the first output reports the prompt."""
     for index in range(num_samples):
         own = SamplingParams()
         own.CopyFrom(sampling)

@@ -1,7 +1,7 @@
-"""The methods of VllmEngine that this engine has, each in a few lines.
+"""The supported methods of VllmEngine.
 
-Those that it has not (Embed, FlushCache, StartProfile, StopProfile, SubscribeKvEvents) are not
-registered, so that gRPC answers UNIMPLEMENTED.
+The others (Embed, FlushCache, StartProfile, StopProfile, SubscribeKvEvents) are not registered, so
+gRPC answers UNIMPLEMENTED.
 """
 
 import datetime
@@ -25,16 +25,16 @@ from services.engine.vllm.call import VllmCall
 from services.engine.vllm.tokenizer_archive import TokenizerArchive
 
 MAX_ABORTED = 4096
-"""Most requests that one call may end."""
+"""Limit of requests in one Abort."""
 _SERVICE = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"]
 _STREAMED = {"Generate", "GetTokenizer"}
 _METHODS = {"HealthCheck", "Abort", "GetModelInfo", "GetServerInfo", "GetLoads", *_STREAMED}
 
 
 class VllmServicer:
-    """What a foreign gateway may ask of the engine. Errors are raised; the interceptor maps them.
+    """Serves VllmEngine. Methods raise errors; the interceptor maps them.
 
-    Its requests go to the core beside those of frontends, under the same checks and limits.
+    Its requests share the core, its checks and its limits with those of frontends.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class VllmServicer:
         request: vllm_engine_pb2.GenerateRequest,
         context: grpc.aio.ServicerContext,
     ) -> None:
-        """Serves one request, with all its outputs, over one call."""
+        """Serves one request, with all its outputs."""
         if request.request_id in self._calls:
             error = DuplicateRequestError(
                 f"request_id {request.request_id!r} belongs to a live request"
@@ -83,10 +83,10 @@ class VllmServicer:
     async def Abort(  # noqa: N802  the protocol's name
         self, request: vllm_engine_pb2.AbortRequest, context: grpc.aio.ServicerContext
     ) -> vllm_engine_pb2.AbortResponse:
-        """Ends requests of this protocol early that came over the same connection.
+        """Ends requests of this protocol that came over the same connection.
 
-        Ids of others, and of requests that have ended, are left alone: a caller cannot find out
-        which ids are live elsewhere, nor end what is not its own.
+        It ignores ids of others and of ended requests: a caller can neither discover nor end
+        requests of others.
         """
         check_known(request)
         if len(request.request_ids) > MAX_ABORTED:
@@ -102,7 +102,7 @@ class VllmServicer:
     async def HealthCheck(  # noqa: N802  the protocol's name
         self, request: vllm_engine_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> vllm_engine_pb2.HealthCheckResponse:
-        """Tells whether requests are taken now."""
+        """Reports whether requests are accepted now."""
         del context
         check_known(request)
         message = "ready"
@@ -115,11 +115,11 @@ class VllmServicer:
     async def GetModelInfo(  # noqa: N802  the protocol's name
         self, request: vllm_engine_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext
     ) -> vllm_engine_pb2.GetModelInfoResponse:
-        """Tells what is served, its limits and its default sampling."""
+        """Describes the model, its limits and its default sampling."""
         del context
         check_known(request)
         model = self._model
-        # A name would be looked for on Hugging Face before the engine is asked for its tokenizer.
+        # A name would be looked up on Hugging Face first.
         folder = str(self._config.checkpoint.model.absolute())
         return vllm_engine_pb2.GetModelInfoResponse(
             model_path=folder,
@@ -137,7 +137,7 @@ class VllmServicer:
     async def GetServerInfo(  # noqa: N802  the protocol's name
         self, request: vllm_engine_pb2.GetServerInfoRequest, context: grpc.aio.ServicerContext
     ) -> vllm_engine_pb2.GetServerInfoResponse:
-        """Tells how the engine is set up; what it does not have is absent."""
+        """Describes the engine's settings."""
         del context
         check_known(request)
         stats, worker = self._core.stats(), self._core.worker
@@ -155,7 +155,7 @@ class VllmServicer:
     async def GetLoads(  # noqa: N802  the protocol's name
         self, request: vllm_engine_pb2.GetLoadsRequest, context: grpc.aio.ServicerContext
     ) -> vllm_engine_pb2.GetLoadsResponse:
-        """Tells how busy the engine is."""
+        """Reports the engine's load."""
         del context
         check_known(request)
         if request.dp_rank != 0:

@@ -1,4 +1,4 @@
-"""Finds stop strings in the text of tokens as they come."""
+"""Finds stop strings in tokens as they arrive."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ class FoundStop:
 
     text: str
     num_tokens: int
-    """Tokens of those searched up to the one that completes the string."""
+    """Searched tokens up to the one that completes the string."""
 
 
 class StopStrings:
-    """Watches one output, token by token, as bytes: a string may end inside a token.
+    """Searches one output as bytes, since a string may end inside a token.
 
-    The string that is complete first wins; of several that end together, the longest.
+    The first complete string wins; of several that end together, the longest.
     """
 
     def __init__(self, rule: StopRule, tokenizer: LLTokenizer) -> None:
@@ -32,7 +32,7 @@ class StopStrings:
         self._tail = b""
 
     def find(self, token_ids: Sequence[int]) -> FoundStop | None:
-        """Takes more tokens; once it has found a string, it may take no more."""
+        """Takes tokens; must not be called after it found a string."""
         for count, token_id in enumerate(token_ids, 1):
             self._num_tokens += 1
             if self._num_tokens <= self._rule.min_tokens:

@@ -1,4 +1,4 @@
-"""The tokenizer's files in one archive, as the foreign protocol sends them."""
+"""The tokenizer files in one archive."""
 
 import hashlib
 import io
@@ -13,7 +13,7 @@ CHUNK_BYTES = 2**16
 
 
 class TokenizerArchive:
-    """A ZIP of the files, not compressed: it is made at once, in memory, and the same each time."""
+    """A ZIP without compression, built once in memory and always the same."""
 
     def __init__(self, tokenizer: TokenizerFiles) -> None:
         content = io.BytesIO()
@@ -24,7 +24,7 @@ class TokenizerArchive:
         self._sha256 = hashlib.sha256(self._content).hexdigest()
 
     def chunks(self) -> Iterator[GetTokenizerChunk]:
-        """Yields the archive in order; the last chunk has the hash of it all."""
+        """Yields the archive in order; the last chunk has the hash of the whole."""
         for start in range(0, len(self._content), CHUNK_BYTES):
             part = self._content[start : start + CHUNK_BYTES]
             is_last = start + len(part) == len(self._content)

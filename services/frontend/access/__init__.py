@@ -1,1 +1,1 @@
-"""Who may use the frontend, and how much: API keys, token rates, requests at a time."""
+"""Limits what callers may do: API keys, token rates, concurrent requests."""

@@ -1,4 +1,4 @@
-"""What the holder of one key uses, and when it is too much."""
+"""The usage and limits of one API key."""
 
 import hashlib
 from collections.abc import Callable
@@ -12,26 +12,18 @@ from services.frontend.errors import (
 from services.telemetry.counts import Counts, Rate
 
 PLACE_RETRY_MS = 1000
-"""When to come back after too many requests at a time; they end when they end."""
+"""Suggested wait after too many concurrent requests."""
 
 
 class Caller:
-    """Compares one key's requests and tokens with its limits.
+    """Checks one key's requests and tokens against its limits.
 
-    Tokens come out of a bucket that holds a minute's worth and fills steadily. What a request costs
-    is known only as it runs, so it may overdraw the bucket; then the next one waits until the debt
-    is paid. A request that runs is never cut for its rate.
+    A bucket holds one minute's tokens and fills steadily. A running request may overdraw it and is
+    never cut; the next request waits until the debt is paid.
     """
 
     def __init__(self, name: str, limits: Limits, *, counts: Counts, account: str) -> None:
-        """Starts with a full bucket, unless the account has drawn from it before.
-
-        Args:
-            name: what the log and messages call it.
-            limits: what it may use; may be changed later.
-            counts: where its requests and tokens are counted.
-            account: the name that they are counted under; the same in every frontend process.
-        """
+        """Starts with a full bucket, or with the account's current one."""
         self.name = name
         self.limits = limits
         self.account = account
@@ -40,11 +32,11 @@ class Caller:
         self._is_revoked = False
 
     def begin(self) -> "Lease":
-        """Takes a place for one request.
+        """Takes a slot for one request.
 
         Raises:
             UnauthenticatedError: the key was removed.
-            OverloadedError: it has too many unfinished requests, or tokens to pay back.
+            OverloadedError: it has too many unfinished requests, or a token debt.
         """
         self.check_known()
         self.draw(0, needs=1)
@@ -60,7 +52,7 @@ class Caller:
         return lease
 
     def check_priority(self, priority: int) -> None:
-        """Raises NotPermittedError if requests of this key may not have so high a priority."""
+        """Raises NotPermittedError if the priority is over the key's limit."""
         limit = self.limits.max_priority
         if limit is not None and priority > limit:
             raise NotPermittedError(
@@ -68,10 +60,7 @@ class Caller:
             )
 
     def cache_salt(self, salt: str) -> str:
-        """Returns the salt that the engine gets for a salt that the caller chose.
-
-        With a salt key it is a keyed hash, which nobody without that key can compute or choose.
-        """
+        """Returns the engine's cache salt; with a salt key, a hash that others cannot compute."""
         if not self.limits.salt_key:
             return salt
         return hashlib.blake2b(
@@ -79,14 +68,14 @@ class Caller:
         ).hexdigest()
 
     def engine_request_id(self, request_id: str) -> str:
-        """Returns the name that the engine gets for a request: callers cannot take each other's.
+        """Returns the request id for the engine, unique to the key.
 
-        The key's name comes after a slash, which no such name contains.
+        The key's name follows a slash; names contain none.
         """
         return f"{request_id}/{self.name}" if self.name else request_id
 
     def revoke(self) -> None:
-        """Ends its requests and refuses every later one: the key was removed."""
+        """Ends its requests and refuses later ones, after the key was removed."""
         self._is_revoked = True
         for lease in list(self._live):
             lease.stop()
@@ -97,14 +86,10 @@ class Caller:
             raise UnauthenticatedError("the API key was removed")
 
     def draw(self, num_tokens: int, *, needs: int | None = None) -> None:
-        """Draws tokens from the bucket, or puts them back where they are negative.
-
-        Args:
-            num_tokens: how many.
-            needs: tokens that the bucket must hold, or be full; None draws always.
+        """Draws tokens from the bucket; a negative number returns them.
 
         Raises:
-            OverloadedError: it does not hold them.
+            OverloadedError: the bucket has fewer than `needs` tokens and is not full.
         """
         rate = self.limits.tokens_per_minute
         if rate is None:
@@ -122,7 +107,7 @@ class Caller:
             )
 
     def leave(self, lease: "Lease") -> None:
-        """Gives a request's place back; a second time it does nothing."""
+        """Releases a request's slot once."""
         if lease in self._live:
             self._live.discard(lease)
             self._counts.give_back(self._place)
@@ -133,42 +118,39 @@ class Caller:
 
 
 class Lease:
-    """One request's place, from before its prompt is read to the end of its last stream.
-
-    It is given back once every stream that was attached is detached, or by `close` or `cancel`.
-    """
+    """One request's slot, until all its streams are detached, `close` or `cancel`."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
         self.account = caller.account
-        """The name that the caller's use is counted under."""
+        """The name under which usage is counted."""
         self._num_prompt_tokens = 0
         self._stops: list[Callable[[], None]] = []
 
     def charge_prompt(self, num_tokens: int) -> None:
-        """Pays for the prompt.
+        """Charges the prompt.
 
         Raises:
-            OverloadedError: the caller has not that many tokens left.
+            OverloadedError: the caller has too few tokens left.
         """
         self.caller.draw(num_tokens, needs=num_tokens)
         self._num_prompt_tokens = num_tokens
 
     def charge_output(self, num_tokens: int) -> None:
-        """Pays for output.
+        """Charges output.
 
         Raises:
-            UnauthenticatedError: the caller's key was removed; the request is to end.
+            UnauthenticatedError: the key was removed; the request must end.
         """
         self.caller.draw(num_tokens)
         self.caller.check_known()
 
     def attach(self, stop: Callable[[], None]) -> None:
-        """Adds a stream of the request; `stop` is called when it must end early."""
+        """Attaches a stream; `stop` must end it early."""
         self._stops.append(stop)
 
     def detach(self, stop: Callable[[], None]) -> None:
-        """Takes a stream that has ended away; a second time it does nothing."""
+        """Detaches an ended stream, if attached."""
         if stop in self._stops:
             self._stops.remove(stop)
         if not self._stops:
@@ -180,11 +162,11 @@ class Lease:
             stop()
 
     def cancel(self) -> None:
-        """Ends a request that was never run: its prompt costs nothing."""
+        """Ends a request that never ran, and refunds its prompt."""
         self.caller.draw(-self._num_prompt_tokens)
         self._num_prompt_tokens = 0
         self.close()
 
     def close(self) -> None:
-        """Gives the place back; a second time it does nothing."""
+        """Releases the slot once."""
         self.caller.leave(self)

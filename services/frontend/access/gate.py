@@ -1,4 +1,4 @@
-"""Knows callers by their keys, and follows the file of keys while it changes."""
+"""Authenticates callers, and follows changes of the key file."""
 
 import asyncio
 import hmac
@@ -24,28 +24,24 @@ from services.telemetry.counts import Counts, LocalCounts
 from services.telemetry.regular_file import describe_exposure
 
 POLL_S = 1.0
-"""How often the file is looked at."""
+"""Interval between checks of the file."""
 _SCHEME = "bearer"
 
 log = structlog.get_logger()
 
 
 class Gate:
-    """Lets callers in: everybody without a file of keys, else whoever has a key of it."""
+    """Authenticates callers by the key file; without one, allows all callers."""
 
     def __init__(self, key_file: Path | None = None, *, counts: Counts | None = None) -> None:
         """Reads the file.
 
-        Args:
-            key_file: the callers' keys and limits; None lets everybody in.
-            counts: where callers' requests and tokens are counted; None counts in the process.
-
         Raises:
-            KeyFileError: it cannot be used.
+            KeyFileError: the file cannot be used.
         """
         self._path = key_file
-        # Callers are found under a keyed hash that nobody outside can compute, so how long the
-        # search takes says nothing about how much of a guess was right.
+        # Callers are found under a keyed hash that outsiders cannot compute, so the search time
+        # reveals nothing about a guess.
         self._secret = secrets.token_bytes(32)
         self._callers: dict[bytes, Caller] = {}
         self._counts = counts or LocalCounts()
@@ -63,15 +59,15 @@ class Gate:
 
     @property
     def acting_name(self) -> str | None:
-        """The name of the key that acts now; None where nobody acts or no keys are needed."""
+        """The name of the acting key; None if there is none or keys are not needed."""
         caller = self._current.get(None)
         return None if caller is None else caller.name
 
     def authenticate(self, authorization: str | None) -> Caller:
-        """Returns whoever holds the key in an `authorization` header, "Bearer KEY".
+        """Returns the caller with the key in an `authorization` header, "Bearer KEY".
 
         Raises:
-            UnauthenticatedError: there is none, or it is not known.
+            UnauthenticatedError: the key is missing or unknown.
         """
         if authorization is None:
             raise UnauthenticatedError("an API key is needed: authorization: Bearer KEY")
@@ -87,7 +83,7 @@ class Gate:
 
     @contextmanager
     def acting_as(self, caller: Caller) -> Iterator[None]:
-        """Makes whatever is begun inside, and in tasks started inside, the caller's."""
+        """Makes requests begun inside, and in tasks started inside, the caller's."""
         token = self._current.set(caller)
         try:
             with structlog.contextvars.bound_contextvars(caller=caller.name):
@@ -96,11 +92,11 @@ class Gate:
             self._current.reset(token)
 
     def begin(self) -> Lease:
-        """Takes a place for a request of whoever acts now.
+        """Takes a slot for a request of the acting caller.
 
         Raises:
-            UnauthenticatedError: keys are needed, and nobody acts or the key was removed.
-            OverloadedError: the caller is at one of its limits.
+            UnauthenticatedError: there is no key, or it was removed.
+            OverloadedError: the caller is at a limit.
         """
         if not self.requires_keys:
             return self._anonymous.begin()
@@ -110,19 +106,19 @@ class Gate:
         return caller.begin()
 
     def check_may_list_engines(self) -> None:
-        """Raises NotPermittedError where keys are needed and whoever acts now has none for this."""
+        """Raises NotPermittedError if keys are needed and the acting one may not list engines."""
         caller = self._current.get(self._anonymous)
         if self.requires_keys and not caller.limits.may_list_engines:
-            raise NotPermittedError("the API key is not one that may list engines")
+            raise NotPermittedError("the API key may not list engines")
 
     async def watch(self) -> None:
-        """Follows the file until cancelled; one that is wrong changes nothing."""
+        """Follows the file until cancelled; an invalid file changes nothing."""
         while self._path is not None:
             await asyncio.sleep(POLL_S)
             await self.refresh(self._path)
 
     async def refresh(self, path: Path) -> None:
-        """Reads the file again if it has changed, in a thread: thousands of keys take seconds."""
+        """Reloads a changed file in a thread: thousands of keys take seconds."""
         stamp = _stamp(path)
         if stamp == self._stamp:
             return
@@ -152,7 +148,7 @@ class Gate:
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Returns what changes when a file does; None when it is not there."""
+    """Returns a value that changes with the file; None without a file."""
     try:
         found = path.stat()
     except OSError:

@@ -30,35 +30,34 @@ MAX_KEYS = 10_000
 MIN_KEY_CHARACTERS = 16
 MAX_KEY_CHARACTERS = 512
 MAX_PRIORITY = 100
-"""The engine's; requests may have any from its negative to it."""
+"""The engine's limit; priorities range from its negative to it."""
 
 Limit = Annotated[int, Field(ge=1, le=2**53)]
 
 
 class KeyFileError(ValueError):
-    """The file of API keys cannot be used. The message holds no part of a key."""
+    """The key file cannot be used. The message holds no part of a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one key's holder may use."""
+    """Limits of one key."""
 
     tokens_per_minute: int | None = None
-    """Tokens of prompts and output; None sets no limit."""
+    """Prompt and output tokens; None for no limit."""
     max_live_requests: int | None = None
-    """Requests that may be unfinished at a time; None sets no limit."""
+    """Concurrent requests; None for no limit."""
     may_list_engines: bool = False
-    """Whether it is told which engines there are, and where."""
+    """Whether the key may list engines and their addresses."""
     max_priority: int | None = None
-    """The highest priority that its requests may have; None sets no limit."""
+    """Highest priority of its requests; None for no limit."""
     salt_key: bytes = field(default=b"", repr=False)
-    """Hashed with its cache salts, so that no other key's requests share its cached
-    prefixes; empty: salts stay as they are."""
+    """Hashed with cache salts, so that keys do not share prefixes; empty leaves salts unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """One entry of the file."""
+    """One key of the file."""
 
     name: str
     digest: bytes
@@ -67,7 +66,7 @@ class ApiKey:
 
 
 class _Entry(BaseModel):
-    # Errors of pydantic show what they complain of, unless they are told not to.
+    # pydantic's errors show the input unless told otherwise.
     model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
 
     key: (
@@ -99,10 +98,10 @@ class _File(BaseModel):
 
 
 def read_key_file(path: Path) -> list[ApiKey]:
-    """Returns the keys in a file; there is at least one.
+    """Returns the keys of a file, at least one.
 
     Raises:
-        KeyFileError: it cannot be read, or something in it is wrong.
+        KeyFileError: it is unreadable or invalid.
     """
     try:
         content = read_regular_file(path, max_bytes=MAX_FILE_BYTES)
@@ -117,7 +116,7 @@ def read_key_file(path: Path) -> list[ApiKey]:
 
 
 def digest_of(key: str) -> bytes:
-    """Returns the SHA-256 by which a key is known."""
+    """Returns the SHA-256 of a key."""
     return hashlib.sha256(key.encode()).digest()
 
 
@@ -148,7 +147,7 @@ def _first_problem(error: ValidationError) -> str:
 
 
 def _without_content(error: Exception) -> str:
-    """Says where a file is wrong and not what stands there, which may be half a key."""
+    """Describes where a file is invalid, without its content, which may hold part of a key."""
     if isinstance(error, UnicodeDecodeError):
         return f"byte {error.start} is not UTF-8"
     _, found, position = str(error).rpartition("(at ")

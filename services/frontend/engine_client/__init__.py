@@ -1,1 +1,1 @@
-"""The frontend's end of the wire to the engine: tokens in, tokens out, over one session."""
+"""The frontend's sessions with the engines: token ids out, token ids in."""

@@ -1,4 +1,4 @@
-"""Which engines the configured addresses stand for."""
+"""The engines that the configured addresses resolve to."""
 
 import asyncio
 import ipaddress
@@ -11,31 +11,25 @@ import structlog
 log = structlog.get_logger()
 
 Lookup = Callable[[str], Awaitable[Collection[str]]]
-"""Finds the IP addresses of a host name, or raises OSError."""
+"""Resolves a host name to IP addresses, or raises OSError."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """Where one engine is."""
+    """The address of one engine."""
 
     target: str
-    """As gRPC dials it."""
+    """The target that gRPC dials."""
     authority: str | None = None
-    """The configured name, host and port, that `target` was resolved from; a certificate must
-    have it. None where nothing was resolved."""
+    """The configured host:port that `target` was resolved from; the certificate must name it. None
+    if nothing was resolved."""
 
 
 class AddressBook:
-    """The configured addresses, and what their names resolved to last."""
+    """The configured addresses and the latest results of resolving them."""
 
     def __init__(self, configured: Sequence[str], *, lookup: Lookup | None = None) -> None:
-        """Resolves nothing yet.
-
-        Args:
-            configured: host:port, where a host may be a name of several engines, or any other gRPC
-                target, which is one engine.
-            lookup: finds the IP addresses of a host name; the system's resolver by default.
-        """
+        """Takes host:port, where a host may resolve to several engines, or any gRPC target."""
         self._lookup = lookup or _ask_system
         self._resolved: dict[str, list[EngineAddress]] = {
             text: [] if _is_name(text) else [EngineAddress(text)] for text in configured
@@ -44,22 +38,22 @@ class AddressBook:
 
     @property
     def addresses(self) -> list[EngineAddress]:
-        """All engines, each once, in the order of configuration."""
+        """All engines, without duplicates, in the order of configuration."""
         found = (address for addresses in self._resolved.values() for address in addresses)
         return list({address.target: address for address in found}.values())
 
     @property
     def problem(self) -> str:
-        """Why names could not be resolved; empty when they could."""
+        """Why names could not be resolved; empty if all were."""
         return "; ".join(self._problems.values())
 
     async def refresh(self) -> None:
-        """Resolves the names again; one that cannot be resolved keeps what it had."""
+        """Resolves the names again; a name that fails keeps its former addresses."""
         for name in filter(_is_name, self._resolved):
             host, _, port = name.rpartition(":")
             try:
                 found = await self._lookup(host)
-            except (OSError, UnicodeError) as error:  # a name may be no name at all
+            except (OSError, UnicodeError) as error:  # the name may be malformed
                 self._note_problem(name, f"{host} cannot be resolved: {error}")
                 continue
             self._problems.pop(name, None)
@@ -73,10 +67,7 @@ class AddressBook:
 
 
 def _is_name(configured: str) -> bool:
-    """Whether an address is a host name with a port.
-
-    A name of this machine is none: its several addresses lead to one engine, and gRPC tries them.
-    """
+    """Whether an address is a host name with a port; this machine's names lead to one engine."""
     host, _, port = configured.rpartition(":")
     if not port.isdigit() or not host or ":" in host or "/" in host or host == "localhost":
         return False
@@ -88,6 +79,6 @@ def _is_name(configured: str) -> bool:
 
 
 async def _ask_system(host: str) -> set[str]:
-    """Returns the addresses that the system's resolver knows."""
+    """Asks the system's resolver."""
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return {str(entry[4][0]) for entry in found}

@@ -1,4 +1,4 @@
-"""Keeps one session with one engine, whatever happens to either side."""
+"""Keeps one session open with one engine."""
 
 import asyncio
 import time
@@ -23,22 +23,23 @@ from services.telemetry.interceptors import internal_status
 from services.telemetry.tls import ClientTls, TlsFilesError, open_channel
 
 CALL_TIMEOUT_S = 5.0
-"""Limit of the short calls that precede a session."""
+"""Limit of each short call before a session."""
 FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 1.0
 
 log = structlog.get_logger()
 
 ModelHandler = Callable[[ModelInfo, TokenizerFiles], Awaitable[None]]
-"""Told what an engine serves before its session opens; refuses it with EngineUnavailableError."""
+"""Handles the model of an engine before its session opens; refuses it with EngineUnavailableError.
+"""
 AdmissionCheck = Callable[["EngineClient", ModelInfo], None]
-"""Refuses an engine with EngineUnavailableError, before anything else is asked of it."""
+"""Refuses an engine with EngineUnavailableError before its tokenizer is read."""
 
 
 class EngineClient:
-    """Submits requests to one engine while it is there, and finds it again when it was gone.
+    """Submits requests to one engine, and reconnects after losing it.
 
-    `run` does the work; everything else may be called at any time.
+    `run` keeps the session; all other methods may be called at any time.
     """
 
     def __init__(
@@ -51,26 +52,17 @@ class EngineClient:
         silence_timeout_s: float,
         tls: ClientTls | None = None,
     ) -> None:
-        """Connects nowhere yet.
-
-        Args:
-            address: the engine.
-            frontend_id: names this frontend in the engine's log.
-            tokenizers: reads the tokenizer that the engine's model needs.
-            max_message_bytes: largest message sent or taken.
-            silence_timeout_s: an engine that says nothing for this long is lost.
-            tls: certificates; None speaks plain text.
-        """
+        """Connects nowhere yet."""
         self.address = address
         self.breaker = CircuitBreaker(address.target)
         self.info: ModelInfo | None = None
-        """What the engine serves; None while there is no connection."""
+        """The served model; None without a connection."""
         self.identity: ModelIdentity | None = None
         """The part of `info` in which engines must agree."""
         self.is_leaving = False
-        """Set to send it nothing more; what it has may finish."""
+        """Set to send no new requests; running ones may finish."""
         self.last_sent_s = 0.0
-        """When it was last sent a request, in seconds of `time.monotonic()`."""
+        """When the last request was sent, in seconds of `time.monotonic()`."""
         self._frontend_id = frontend_id
         self._tokenizers = tokenizers
         self._max_message_bytes = max_message_bytes
@@ -82,22 +74,22 @@ class EngineClient:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the engine takes requests now."""
+        """Whether the engine accepts requests now."""
         return self._is_ready and not self.is_leaving
 
     @property
     def num_live(self) -> int:
-        """Requests that the engine has and that are not over."""
+        """Unfinished requests at the engine."""
         return 0 if self._session is None else self._session.num_live
 
     @property
     def view(self) -> EngineView:
-        """What the engine says of itself; a blank view while there is no connection."""
+        """The engine's load and cached prefixes; empty without a connection."""
         return EngineView() if self._session is None else self._session.view
 
     @property
     def reason(self) -> str:
-        """Why the engine gets no requests now; empty where it does."""
+        """Why the engine gets no requests now; empty if it does."""
         if self.is_leaving:
             return "its address is gone"
         if self._session is None:
@@ -107,13 +99,7 @@ class EngineClient:
         return "it failed requests and is spared for a while" if self.breaker.is_open else ""
 
     def submit(self, request: EngineRequest, sink: TokenSink) -> Callable[[], None]:
-        """Sends a request, whose output goes to `sink`; returns what ends it early.
-
-        Raises:
-            EngineUnavailableError: there is no engine now, or it is draining.
-            InvalidRequestError: the request is too large to send.
-            DeadlineExpiredError: its time is over.
-        """
+        """Sends a request, whose output goes to `sink`; returns the function that aborts it."""
         if self._session is None:
             raise EngineUnavailableError(f"no engine at {self.address.target}: {self._reason}")
         abort = self._session.submit(request, sink)
@@ -128,13 +114,7 @@ class EngineClient:
         on_model: ModelHandler,
         on_readiness: Callable[[], None],
     ) -> None:
-        """Keeps a session open until cancelled.
-
-        Args:
-            check: may refuse the engine for what it serves.
-            on_model: gets what the engine serves and its tokenizer; may refuse it too.
-            on_readiness: called after each change of `is_ready`.
-        """
+        """Keeps a session open until cancelled."""
         backoff_s = FIRST_BACKOFF_S
         options = channel_options(
             self._max_message_bytes, silence_timeout_s=self._silence_timeout_s
@@ -143,7 +123,7 @@ class EngineClient:
             options.append(("grpc.default_authority", self.address.authority))
         while True:
             try:
-                # A channel for each session: its certificates are those of now.
+                # One channel per session: it reads the current certificates.
                 async with open_channel(self.address.target, options, self._tls) as channel:
                     stub = EngineServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
                     session = await self._connect(stub, check, on_model)
@@ -166,7 +146,7 @@ class EngineClient:
             GetModelInfoRequest(), timeout=CALL_TIMEOUT_S, wait_for_ready=True
         )
         check(self, info)
-        # From here on, others must serve the same.
+        # From here on, other engines must serve the same model.
         self.info, self.identity = info, ModelIdentity.of(info)
         await on_model(info, await self._tokenizers.read(stub, info.tokenizer_sha256))
         session = await open_session(
@@ -183,11 +163,7 @@ class EngineClient:
         return session
 
     def _shares_prefix_keys(self, info: ModelInfo) -> bool:
-        """Whether the engine names cached prefixes as this frontend does.
-
-        An engine of another version takes requests all the same; routing ignores what it has
-        cached, and is not told keys that mean something else here.
-        """
+        """Whether the engine has the same prefix keys; others' cached prefixes are ignored."""
         version = info.prefix_key_version or 1
         if version != PREFIX_KEY_VERSION:
             log.warning(
@@ -213,7 +189,7 @@ class EngineClient:
             set_ready(False)
 
     def _note(self, event: str, reason: str) -> None:
-        """Remembers why there is no engine, and logs it when that is news."""
+        """Remembers why there is no engine, and logs a new reason."""
         if reason != self._reason:
             self._reason = reason
             log.warning(event, address=self.address.target, reason=reason)

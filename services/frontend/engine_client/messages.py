@@ -1,8 +1,4 @@
-"""What passes through the frontend as the engine said it, or as the caller did.
-
-Sampling goes to the engine and log-probabilities and usage come back without being taken apart, so
-they stay the protobuf messages that they are on both wires.
-"""
+"""Messages that pass through the frontend unchanged, as protobuf of both wires."""
 
 import time
 from array import array
@@ -52,7 +48,7 @@ __all__ = [
 ]
 
 ModelInfo = GetModelInfoResponse
-"""What the engine serves, and its limits."""
+"""The served model and its limits."""
 STOP = FinishReason.FINISH_REASON_STOP
 ABORTED = FinishReason.FINISH_REASON_ABORTED
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -60,54 +56,54 @@ _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """One request in tokens; fields mean what Submit of protos/engine/v1/engine.proto says."""
+    """One tokenized request; see Submit in protos/engine/v1/engine.proto."""
 
     request_id: str
     prompt_token_ids: bytes
-    """The prompt, and behind it the tokens that an engine made before it was lost; see
-    `pack_uint32`. Packed, because it is kept until the request has ended."""
+    """The prompt, followed by the tokens of an engine that was lost; see `pack_uint32`. Packed,
+    because it is kept until the request ends."""
     num_resumed_tokens: int = 0
     sampling: SamplingParams | None = None
     priority: int = 0
     cache_salt: str = ""
     traceparent: str = ""
     deadline_s: float | None = None
-    """When its time is over, in seconds of `time.monotonic()`; None sets no limit."""
+    """The deadline in seconds of `time.monotonic()`; None for no limit."""
 
     @property
     def timeout_ms(self) -> int | None:
-        """What is left of its time, at least 1 ms; None where there is no limit.
+        """Milliseconds until the deadline, at least 1; None for no limit.
 
         Raises:
-            DeadlineExpiredError: nothing is left.
+            DeadlineExpiredError: the deadline has passed.
         """
         if self.deadline_s is None:
             return None
         remaining_s = self.deadline_s - time.monotonic()
         if remaining_s <= 0:
-            raise DeadlineExpiredError("the request's time was over before an engine had it")
+            raise DeadlineExpiredError("the request's deadline passed before an engine got it")
         return max(1, int(remaining_s * 1000))
 
 
 @dataclass(slots=True)
 class TokenBatch:
-    """New tokens of one request, of one engine step or of several."""
+    """New tokens of one request, from one engine step or several."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
-    """One entry per token id where the request asked for log-probabilities, else empty."""
+    """One entry per token id if the request asked for log-probabilities, else empty."""
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
-    """One entry per prompt token but the first, in the first batch, where they were asked for."""
+    """One entry per prompt token except the first, in the first batch, if requested."""
     finish_reason: FinishReason | None = None
-    """None while the request goes on."""
+    """None while the request runs."""
     usage: Usage | None = None
-    """What the request cost; set in the last batch."""
+    """The request's usage; set in the last batch."""
     stop_token_id: int | None = None
-    """The token, last of all, that ended the request; None when none did."""
+    """The last token, if it ended the request as a stop token."""
 
 
 class TokenSink(Protocol):
-    """Takes one request's output from its engine. Nothing comes after its end or its error."""
+    """Receives one request's output. Nothing follows its end or its error."""
 
     def put(
         self,
@@ -115,33 +111,29 @@ class TokenSink(Protocol):
         logprobs: Sequence[PositionLogprobs],
         prompt_logprobs: Sequence[PositionLogprobs] = (),
     ) -> None:
-        """Takes new tokens; without any, the news that the engine has taken the request."""
+        """Appends tokens; an empty call means that the engine has admitted the request."""
 
     def put_finished(self, finished: Finished) -> None:
-        """Takes the end of a request that was served."""
+        """Ends the request successfully."""
 
     def put_error(self, error: Exception) -> None:
-        """Takes the request's failure."""
+        """Ends the request with an error."""
 
 
 def read_uint32(data: bytes) -> list[int]:
-    """Unpacks a column of little-endian uint32."""
+    """Unpacks little-endian uint32 values."""
     values: list[int] = np.frombuffer(data, dtype="<u4").tolist()
     return values
 
 
 def pack_uint32(values: Sequence[int]) -> bytes:
-    """Packs a column of little-endian uint32; every value must fit."""
-    # An array in between takes a third of the time that NumPy needs for Python's numbers.
+    """Packs values as little-endian uint32; every value must fit."""
+    # Going through array takes a third of NumPy's time for a list of ints.
     return np.array(array("I", values), dtype="<u4").tobytes()
 
 
 def error_of(failure: Failure) -> Exception:
-    """Returns the error that the engine's failure of one request is here.
-
-    Codes that callers may see become the FrontendError of the same meaning, any other an
-    EngineFaultError.
-    """
+    """Returns the error of a failed request: an EngineFaultError unless callers may see it."""
     retry_after_ms = failure.retry_after_ms if failure.HasField("retry_after_ms") else None
     match _STATUS_CODES.get(failure.code):
         case grpc.StatusCode.INVALID_ARGUMENT:

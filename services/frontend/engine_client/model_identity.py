@@ -1,4 +1,4 @@
-"""Which engines may stand in for each other."""
+"""Decides which engines can replace each other."""
 
 from dataclasses import dataclass, fields
 from typing import Self
@@ -8,7 +8,7 @@ from services.frontend.engine_client.messages import ModelInfo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelIdentity:
-    """Everything that engines must agree in for one to go on where another stopped."""
+    """The properties that must match for one engine to continue another's requests."""
 
     model: str
     architecture: str
@@ -21,7 +21,7 @@ class ModelIdentity:
 
     @classmethod
     def of(cls, info: ModelInfo) -> Self:
-        """Reads what an engine says of itself."""
+        """Reads the properties of an engine's model."""
         return cls(
             model=info.model,
             architecture=info.architecture,
@@ -34,7 +34,7 @@ class ModelIdentity:
         )
 
     def difference(self, other: "ModelIdentity") -> str:
-        """Returns the first field that differs, for an operator; empty when none does."""
+        """Describes the first field that differs; empty if none does."""
         for field in fields(self):
             ours, theirs = getattr(self, field.name), getattr(other, field.name)
             if ours != theirs:

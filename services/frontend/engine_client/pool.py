@@ -1,4 +1,4 @@
-"""All engines behind this frontend, as one."""
+"""All engines of this frontend."""
 
 import asyncio
 import uuid
@@ -22,36 +22,35 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class RoutingCounts:
-    """What became of requests that one engine did not serve alone."""
+    """Counts of requests that needed more than one engine."""
 
     num_retries: int = 0
-    """Times that a request without tokens was sent to another engine."""
+    """Requests without output sent to another engine."""
     num_migrations: int = 0
-    """Times that a request went on with another engine behind its tokens so far."""
+    """Requests with output continued by another engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLimits:
-    """What the pool allows its engines and their requests."""
+    """Limits of engines and their requests."""
 
     max_message_bytes: int = 16 * 2**20
-    """Largest message sent or taken."""
+    """Largest message sent or accepted."""
     silence_timeout_s: float = 2.5
-    """An engine that says nothing for this long is lost."""
+    """An engine that is silent for this long is lost."""
     max_attempts: int = 3
     """Engines tried for one token of a request."""
     resolve_interval_s: float = 5.0
-    """Time after which names are resolved again."""
+    """Interval between resolutions of host names."""
     names_engines: bool = True
-    """Whether errors tell callers where engines are; the log does."""
+    """Whether errors show engine addresses to callers; the log always does."""
 
 
 class EnginePool:
-    """Sends each request to the engine that suits it best, and on to another where that one fails.
+    """Keeps a session with each engine, and sends each request to the best one.
 
-    All engines serve the same model: the first one that answers says which, and others are refused
-    for as long as an engine with that model is connected. `run` does the work; everything else may
-    be called at any time.
+    The first engine to connect sets the model; engines with another one are refused. `run` keeps
+    the sessions; all other methods may be called at any time.
     """
 
     def __init__(
@@ -62,14 +61,7 @@ class EnginePool:
         *,
         tls: ClientTls | None = None,
     ) -> None:
-        """Connects nowhere yet.
-
-        Args:
-            addresses: where engines are.
-            tokenizers: reads the tokenizer that the engines' model needs.
-            limits: what engines and requests are allowed.
-            tls: certificates; None speaks plain text.
-        """
+        """Connects nowhere yet."""
         self.counts = RoutingCounts()
         self.limits = limits
         self._addresses = addresses
@@ -82,22 +74,22 @@ class EnginePool:
 
     @property
     def engines(self) -> list[EngineClient]:
-        """The engines, in the order of their addresses; those that leave are the last."""
+        """The engines, in the order of their addresses, leaving ones last."""
         return list(self._engines.values())
 
     @property
     def is_ready(self) -> bool:
-        """Whether some engine takes requests now."""
+        """Whether an engine accepts requests now."""
         return any(engine.is_ready for engine in self._engines.values())
 
     @property
     def num_live(self) -> int:
-        """Requests that engines have and that are not over."""
+        """Unfinished requests at all engines."""
         return sum(engine.num_live for engine in self._engines.values())
 
     @property
     def unavailable(self) -> EngineUnavailableError:
-        """The error that says why no engine takes requests now."""
+        """The error for a request while no engine accepts any."""
         if not self.limits.names_engines:
             return EngineUnavailableError("no engine takes requests now")
         reasons = [
@@ -119,18 +111,19 @@ class EnginePool:
         """Sends a request to the best engine that was not tried.
 
         Args:
-            request: what to run.
-            sink: takes its output.
-            model: the model whose tokenizer made the prompt. Engines with another refuse it.
-            tried: engines that do not get it.
+            request: the request.
+            sink: receives its output.
+            model: the model whose tokenizer encoded the prompt; engines with another one are not
+                used.
+            tried: engines to leave out.
 
         Returns:
-            The engine, and what ends the request early.
+            The engine, and the function that aborts the request.
 
         Raises:
-            EngineUnavailableError: there is no engine now, or another model is served.
+            EngineUnavailableError: no engine is left, or they serve another model.
             InvalidRequestError: the request is too large to send.
-            DeadlineExpiredError: its time is over.
+            DeadlineExpiredError: its deadline has passed.
         """
         engines = [e for e in self._engines.values() if e.is_ready and e not in tried]
         if not engines:
@@ -138,7 +131,7 @@ class EnginePool:
         identity = ModelIdentity.of(model)
         if any(engine.identity != identity for engine in engines):
             raise EngineUnavailableError("the engines serve another model since")
-        # Where every circuit is open, sparing engines would only turn all requests away.
+        # If every circuit is open, sparing engines would only refuse all requests.
         choice = choose([e for e in engines if not e.breaker.wait_s] or engines, request)
         abort = choice.engine.submit(request, sink)
         choice.engine.view.expect(choice.keys, num_blocks=choice.num_missing_blocks)
@@ -147,13 +140,7 @@ class EnginePool:
     async def run(
         self, *, on_model: ModelHandler, on_readiness: Callable[[bool], None]
     ) -> NoReturn:
-        """Keeps sessions with all engines open until cancelled.
-
-        Args:
-            on_model: told what each engine serves before its session opens; may refuse it with
-                EngineUnavailableError.
-            on_readiness: told each change of `is_ready`.
-        """
+        """Keeps sessions with all engines open until cancelled."""
 
         def tell_readiness() -> None:
             if self.is_ready != self._was_ready:
@@ -185,7 +172,7 @@ class EnginePool:
         )
 
     def _let_go(self) -> None:
-        """Sends nothing more to engines whose address is gone, and leaves those that are done."""
+        """Stops using engines whose address is gone, and removes them once they are idle."""
         current = set(self._addresses.addresses)
         for address, engine in list(self._engines.items()):
             is_gone = address not in current
@@ -197,7 +184,7 @@ class EnginePool:
                 del self._engines[address]
 
     def _check(self, engine: EngineClient, info: ModelInfo) -> None:
-        """Refuses an engine that serves another model than those in use, or is one of them."""
+        """Refuses an engine with another model, or one that is already connected."""
         for other in self._engines.values():
             if other is engine or other.info is None or other.identity is None:
                 continue

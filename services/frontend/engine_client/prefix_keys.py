@@ -1,27 +1,20 @@
-"""The keys of a prompt's blocks, as the engine computes them; docs/protocol.md defines them."""
+"""Prefix keys of prompts, as engines compute them; docs/protocol.md defines them."""
 
 import hashlib
 
 import numpy as np
 
 PREFIX_KEY_VERSION = 2
-"""Which definition of docs/protocol.md the keys follow; other engines' keys would never match."""
+"""Version of the definition in docs/protocol.md; keys of other versions never match."""
 _KEY_BYTES = 32
 _ROOT = hashlib.blake2b(digest_size=_KEY_BYTES, person=b"octavo2.root")
 _BLOCK = hashlib.blake2b(digest_size=_KEY_BYTES, person=b"octavo2.block")
 COMPACT_KEY_BYTES = 8
-"""Bytes of a key that engines report."""
+"""Bytes of a reported key."""
 
 
 def compact_keys(salt: str, token_ids: bytes, block_size: int, *, max_blocks: int) -> list[int]:
-    """Returns the keys of a prompt's full blocks in the form that engines report, as integers.
-
-    Args:
-        salt: the request's cache salt.
-        token_ids: the prompt, packed; a rest that fills no block has no key.
-        block_size: tokens in a block.
-        max_blocks: blocks, from the first one on, after which no more keys are computed.
-    """
+    """Returns the keys of a prompt's full blocks as integers, in the form that engines report."""
     stride = 4 * block_size
     num_blocks = min(len(token_ids) // stride, max_blocks)
     data = salt.encode()
@@ -38,6 +31,6 @@ def compact_keys(salt: str, token_ids: bytes, block_size: int, *, max_blocks: in
 
 
 def read_keys(data: bytes) -> list[int]:
-    """Unpacks the keys that an engine reports."""
+    """Unpacks reported keys."""
     keys: list[int] = np.frombuffer(data, dtype="<u8").tolist()
     return keys

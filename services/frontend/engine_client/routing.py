@@ -1,4 +1,4 @@
-"""Chooses the engine for a request: the one that gets to its first token with the least work."""
+"""Chooses the engine that needs the least work for a request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from services.frontend.engine_client.messages import EngineRequest
 from services.frontend.engine_client.prefix_keys import compact_keys
 
 MAX_ROUTED_BLOCKS = 1024
-"""Blocks of a prompt that are compared with what engines have cached, about 1 ms of hashing."""
+"""Leading blocks of a prompt compared with cached prefixes, about 1 ms of hashing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An engine, the keys that a prompt's blocks will have there, and the blocks that it lacks."""
+    """An engine, the keys of the prompt's blocks there, and how many it has not cached."""
 
     engine: EngineClient
     keys: list[int]
@@ -21,16 +21,10 @@ class Choice:
 
 
 def choose(engines: Sequence[EngineClient], request: EngineRequest) -> Choice:
-    """Returns the engine with the least work: tokens to compute, and tokens held from then on.
+    """Returns the engine with the least work: tokens to compute plus tokens held afterwards.
 
-    A token of the prompt that is not cached counts in both, so a cached prefix attracts requests
-    until its engine is busier than another by twice its length. Among equals, the engine that has
-    waited longest is taken. Source of the sum of both in one unit: the cost function of NVIDIA
-    Dynamo's KV-aware router.
-
-    Args:
-        engines: those that take requests, connected, at least one.
-        request: what is to be sent.
+    An uncached prompt token counts in both. Ties go to the engine that has waited longest. Source
+    of the sum: the cost function of NVIDIA Dynamo's KV-aware router.
     """
     num_tokens = len(request.prompt_token_ids) // 4
     keys_by_size = {

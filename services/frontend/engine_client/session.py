@@ -1,4 +1,4 @@
-"""The one stream that carries all of this frontend's requests to an engine."""
+"""The stream that carries all requests of this frontend to one engine."""
 
 import asyncio
 from collections import deque
@@ -35,16 +35,16 @@ from services.frontend.errors import (
 )
 
 ReadinessHandler = Callable[[bool], None]
-"""Told whether the engine takes requests."""
+"""Gets whether the engine accepts requests."""
 SILENCE_CHECKS = 5
-"""Checks that must find nothing new before the engine counts as silent. A frontend that was itself
-held up misses one check, not all of them, so it does not blame its engine."""
+"""Silent checks in a row after which the engine is lost. A delay of the frontend itself costs one
+check, not all."""
 _COUNTED_ERRORS = (EngineUnavailableError, EngineFaultError)
-"""Failures that speak against the engine, not against the request."""
+"""Failures of the engine rather than the request."""
 
 
 class EngineSession:
-    """Many requests over one stream: submits and aborts go out, packed steps come in."""
+    """Sends submissions and aborts, and receives packed steps, over one stream."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class EngineSession:
         max_message_bytes: int,
         silence_timeout_s: float,
     ) -> None:
-        """Takes over a stream on which both sides have said hello; see `open_session`."""
+        """Takes over a stream after both hellos; see `open_session`."""
         self.hello = hello
         self.is_draining = False
         self.view = EngineView()
@@ -75,16 +75,15 @@ class EngineSession:
 
     @property
     def num_live(self) -> int:
-        """Requests that are not over."""
+        """Unfinished requests."""
         return len(self._sinks)
 
     def submit(self, request: EngineRequest, sink: TokenSink) -> Callable[[], None]:
-        """Sends a request, whose output goes to `sink`; returns what ends it early.
+        """Sends a request, whose output goes to `sink`; returns the function that aborts it.
 
         Raises:
             InvalidRequestError: it is too large to send.
-            EngineUnavailableError: the engine takes no more requests.
-            DeadlineExpiredError: its time is over.
+            EngineUnavailableError: the engine is draining.
         """
         if self.is_draining:
             raise EngineUnavailableError("the engine is draining")
@@ -100,7 +99,7 @@ class EngineSession:
             cache_salt=request.cache_salt,
             traceparent=request.traceparent,
         )
-        # A message over the limit would end the stream, and with it everybody's requests.
+        # A message over the limit would end the stream and all its requests.
         if submit.ByteSize() > self._max_message_bytes - 64:
             raise InvalidRequestError(
                 f"the request takes {submit.ByteSize()} bytes; the limit is"
@@ -112,14 +111,11 @@ class EngineSession:
         return partial(self._abort, submit.handle)
 
     def close(self) -> None:
-        """Gives up a session that does not run."""
+        """Closes a session that does not run."""
         self._call.cancel()
 
     async def run(self, on_readiness: ReadinessHandler) -> str:
-        """Carries messages until the stream ends, then fails the requests that are left.
-
-        Args:
-            on_readiness: told each time that the engine says whether it takes requests.
+        """Carries messages until the stream ends, then fails the remaining requests.
 
         Returns:
             Why the stream ended.
@@ -209,7 +205,7 @@ class EngineSession:
             self._breaker.note_failure()  # once: all requests of a lost worker fail together
 
     def _offer_credit(self, least: int) -> None:
-        """Returns credit once `least` steps are owed; one at a time would double the traffic."""
+        """Returns credit once `least` steps are owed; credit per step doubles the traffic."""
         if self._steps_read - self._steps_credited >= least:
             self._has_credit_due = True
             self._has_outgoing.set()
@@ -229,7 +225,7 @@ class EngineSession:
             return f"cannot write to it: {error}"
 
     def _take_outgoing(self) -> list[FrontendMessage]:
-        """Takes everything there is to send; an abort stays behind its submit."""
+        """Takes everything to send; an abort follows its submission."""
         messages = [FrontendMessage(submit=submit) for submit in self._submits]
         self._submits.clear()
         if self._aborts:
@@ -252,7 +248,7 @@ class EngineSession:
     def _fail_all(self, error: EngineUnavailableError) -> None:
         sinks = list(self._sinks.values())
         self._sinks.clear()
-        self.is_draining = True  # nothing can be submitted any more
+        self.is_draining = True  # refuses further submissions
         for sink in sinks:
             sink.put_error(error)
 
@@ -268,16 +264,8 @@ async def open_session(
 ) -> EngineSession:
     """Opens the stream and waits for the engine's hello.
 
-    Args:
-        stub: the engine's service.
-        frontend_id: names this frontend.
-        breaker: told how the engine's requests fare.
-        max_message_bytes: largest message sent or taken.
-        silence_timeout_s: an engine that says nothing for this long is lost.
-        wants_prefixes: whether to ask which prefixes are cached.
-
     Raises:
-        EngineUnavailableError: the engine said no hello.
+        EngineUnavailableError: the engine sent no hello.
     """
     call = stub.Session()
     try:

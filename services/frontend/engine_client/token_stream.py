@@ -1,4 +1,4 @@
-"""One request's tokens, whichever engines make them."""
+"""One request's tokens, from any number of engines."""
 
 import asyncio
 from array import array
@@ -28,29 +28,22 @@ log = structlog.get_logger()
 
 
 class TokenStream:
-    """A request's output. Where its engine refuses it or is lost, another one goes on.
+    """The output of one request, continued by another engine if one refuses it or is lost.
 
-    The next engine gets the prompt with all tokens that came so far, and says nothing of those
-    again; sampling is a function of the seed and the position, so it chooses what the first one
-    would have chosen. Each engine is tried once until there is another token; a request that ends
-    its engines therefore ends `PoolLimits.max_attempts` of them at most.
+    The next engine gets the prompt with all tokens so far. Sampling depends only on the seed and
+    the position, so it samples what the lost engine would have. Each engine is tried once per
+    token; at most `PoolLimits.max_attempts` engines can be lost for one token.
 
-    Tokens that nobody has read yet wait here and are read in one batch, so a slow reader costs
-    fewer, larger messages and holds up nobody. The request's own length bounds what can wait.
+    Unread tokens are merged into one batch, so a slow reader gets fewer, larger messages.
     """
 
     def __init__(self, pool: EnginePool, request: EngineRequest, *, model: ModelInfo) -> None:
         """Sends the request.
 
-        Args:
-            pool: the engines.
-            request: what to run; its sampling has a seed.
-            model: the model whose tokenizer made the prompt. Engines with another refuse it.
-
         Raises:
-            EngineUnavailableError: there is no engine now, or another model is served.
+            EngineUnavailableError: no engine accepts requests, or they serve another model.
             InvalidRequestError: the request is too large to send.
-            DeadlineExpiredError: its time is over.
+            DeadlineExpiredError: its deadline has passed.
         """
         self._pool = pool
         self._request = request
@@ -66,10 +59,10 @@ class TokenStream:
         self._send(request)
 
     async def admitted(self) -> None:
-        """Waits until an engine has taken the request.
+        """Waits until an engine admits the request.
 
         Raises:
-            FrontendError, EngineFaultError: none has.
+            FrontendError, EngineFaultError: no engine does.
         """
         while True:
             if self._error is not None:
@@ -80,11 +73,10 @@ class TokenStream:
                 await self._wait()
 
     async def read(self) -> TokenBatch:
-        """Waits for tokens and takes all there are. After the last batch there is nothing to read.
+        """Waits for tokens and takes all of them; must not be called after the last batch.
 
         Raises:
-            FrontendError, EngineFaultError: the request failed, its tokens are read, and no engine
-                goes on with it.
+            FrontendError, EngineFaultError: no engine continues the request.
         """
         while not self._pending.token_ids:
             if self._error is not None:
@@ -100,7 +92,7 @@ class TokenStream:
         return batch
 
     def abort(self) -> None:
-        """Ends the request early, unless it is over; the engine still says what it cost."""
+        """Ends an unfinished request early; the engine still reports its usage."""
         self._is_aborted = True
         if not self._is_over:
             self._abort()
@@ -111,7 +103,7 @@ class TokenStream:
         logprobs: Sequence[PositionLogprobs],
         prompt_logprobs: Sequence[PositionLogprobs] = (),
     ) -> None:
-        """Takes new tokens; without any, the news that the engine has taken the request."""
+        """Appends tokens; an empty call means that the engine has admitted the request."""
         self._is_admitted = True
         self._pending.token_ids += token_ids
         self._pending.logprobs += logprobs
@@ -119,7 +111,7 @@ class TokenStream:
         self._news.set()
 
     def put_finished(self, finished: Finished) -> None:
-        """Takes the end of a request that was served."""
+        """Ends the request successfully."""
         self._pending.finish_reason = finished.finish_reason
         self._pending.usage = finished.usage
         if finished.HasField("stop_token_id"):
@@ -128,7 +120,7 @@ class TokenStream:
         self._news.set()
 
     def put_error(self, error: Exception) -> None:
-        """Takes the request's failure."""
+        """Ends the request with an error."""
         self._error = error
         self._is_over = True
         self._news.set()
@@ -143,12 +135,7 @@ class TokenStream:
         )
 
     def _go_on_elsewhere(self, error: Exception) -> None:
-        """Sends the request, as far as it is, to an engine that was not tried yet.
-
-        Raises:
-            FrontendError, EngineFaultError: `error`, where that makes no sense or no engine is
-                left.
-        """
+        """Sends the request with its tokens so far to an engine that was not tried."""
         if not isinstance(error, EngineUnavailableError | OverloadedError):
             raise self._refusal(error)
         lost, tokens = self._engine, self._tokens
@@ -164,7 +151,7 @@ class TokenStream:
                 )
             )
         except EngineUnavailableError:
-            raise error from None  # what the engine said tells more than that there is no other
+            raise error from None  # the engine's reason says more than "no other engine"
         except InvalidRequestError as refusal:
             raise self._refusal(refusal) from None
         self._is_admitted = self._is_over = False
@@ -184,7 +171,7 @@ class TokenStream:
         )
 
     def _refusal(self, error: Exception) -> Exception:
-        """Returns the error for the caller, who has no part in how a request goes on."""
+        """Returns the error for the caller, who did not write the continued request."""
         is_refusal = isinstance(error, InvalidRequestError | DuplicateRequestError)
         if is_refusal and self._tried and self._tokens:
             return EngineUnavailableError(

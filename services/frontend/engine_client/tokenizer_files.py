@@ -1,4 +1,4 @@
-"""The files of the model's tokenizer, from the engine or from a folder, and their hash."""
+"""The tokenizer files of a model, from the engine or a folder, and their hash."""
 
 import asyncio
 import hashlib
@@ -21,32 +21,25 @@ TOKENIZER_FILE_BYTES = {
     "tokenizer.json": 2**26,
     "tokenizer_config.json": 2**24,
 }
-"""Files that make up a tokenizer, where a checkpoint has them -> the most bytes of each.
-
-The engine hashes the same files and has the same limits.
-"""
+"""Tokenizer files -> their size limits in bytes, the same as the engine's."""
 
 TokenizerFiles = Mapping[str, bytes]
 """Content by file name."""
 
 
 class TokenizerStore:
-    """The tokenizer that engines need, read once for all that need the same."""
+    """Reads the tokenizer that the engines need, and keeps it."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Reads nothing yet.
-
-        Args:
-            folder: where the files are; fetched from an engine when None.
-        """
+        """Reads nothing yet."""
         self._folder = folder
         self._files: TokenizerFiles = {}
 
     async def read(self, stub: Any, sha256: str) -> TokenizerFiles:
-        """Returns the files with this hash, if need be from the engine behind `stub`.
+        """Returns the files with this hash.
 
         Raises:
-            EngineUnavailableError: what was found has another hash, or cannot be read.
+            EngineUnavailableError: the files have another hash or cannot be read.
             grpc.aio.AioRpcError: the engine did not answer.
         """
         if tokenizer_sha256(self._files) == sha256:
@@ -71,10 +64,10 @@ class TokenizerStore:
 
 
 async def fetch_tokenizer_files(stub: Any, *, timeout_s: float) -> TokenizerFiles:
-    """Reads the files from the engine.
+    """Fetches the files from the engine.
 
     Raises:
-        EngineUnavailableError: a file is larger than its limit, or none of a tokenizer's.
+        EngineUnavailableError: a file is unknown or over its limit.
         grpc.aio.AioRpcError: the engine did not answer in time.
     """
     files: dict[str, bytearray] = {}
@@ -86,10 +79,10 @@ async def fetch_tokenizer_files(stub: Any, *, timeout_s: float) -> TokenizerFile
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
-    """Reads the files that a folder has.
+    """Reads the files in a folder.
 
     Raises:
-        OSError: one of them cannot be read, or is larger than its limit.
+        OSError: a file cannot be read or is over its limit.
     """
     return {
         name: read_regular_file(folder / name, max_bytes=limit)
@@ -109,10 +102,9 @@ def _check_size(name: str, num_bytes: int) -> None:
 
 
 def tokenizer_sha256(files: TokenizerFiles) -> str:
-    """Returns the hash that the engine states in GetModelInfo, in hexadecimal.
+    """Returns the hexadecimal hash that the engine states in GetModelInfo.
 
-    It runs over name, NUL, eight bytes of little-endian length and content of each file, in the
-    order of their names.
+    It covers, by name, each file's name, NUL, eight bytes of little-endian length, and content.
     """
     digest = hashlib.sha256()
     for name, content in sorted(files.items()):

@@ -1,1 +1,1 @@
-"""The HTTP edge of the frontend, in the form of OpenAI's API: schema, answers, errors, server."""
+"""The HTTP edge in the form of OpenAI's API: schema, answers, errors, server."""

@@ -1,4 +1,4 @@
-"""Asks HTTP callers for their keys."""
+"""Checks the API keys of HTTP callers."""
 
 import structlog
 from starlette.datastructures import Headers
@@ -10,13 +10,13 @@ from services.frontend.errors import UnauthenticatedError
 from services.frontend.http.status import http_error_of
 
 _OPEN_PATHS = {"/health"}
-"""Probes have no keys."""
+"""Probes need no key."""
 
 log = structlog.get_logger()
 
 
 class RequireKey:
-    """An ASGI application that lets requests through to another under the name of their key."""
+    """An ASGI application that authenticates requests to another application."""
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""The bodies of answers: a completion or a chat completion, whole or in chunks."""
+"""Response bodies of completions and chat completions, whole or in chunks."""
 
 import time
 from collections.abc import Sequence
@@ -15,19 +15,19 @@ Body = dict[str, Any]
 
 
 class Answer(Protocol):
-    """Writes one request's answer."""
+    """Builds the response bodies of one request."""
 
     def opening(self) -> list[Body]:
-        """Returns the chunks that come before any output."""
+        """Returns the chunks before any output."""
 
     def chunk(self, output: Output) -> Body:
-        """Returns more output as a chunk of a stream."""
+        """Returns new output as a chunk."""
 
     def usage_chunk(self, usage: Usage) -> Body:
-        """Returns the chunk that tells the usage, after the last output."""
+        """Returns the chunk with the usage, after the last output."""
 
     def whole(self, outputs: Sequence[Output], usage: Usage) -> Body:
-        """Returns the whole outputs, one for each index, as one body."""
+        """Returns all outputs, in the order of their indices, as one body."""
 
 
 class CompletionAnswer:
@@ -43,7 +43,7 @@ class CompletionAnswer:
         streams_usage: bool,
         num_samples: int,
     ) -> None:
-        """Answers as `answer_id`; `streams_usage` says whether the stream's chunks name a usage."""
+        """Starts a response; `streams_usage` adds a usage field to each chunk."""
         self._envelope = _envelope(answer_id, "text_completion", model)
         self._logprobs = [
             CompletionLogprobs(model.tokenizer) if has_logprobs else None
@@ -56,12 +56,12 @@ class CompletionAnswer:
         self._usage_field: Body = {"usage": None} if streams_usage else {}
 
     def echo(self, text: str, token_ids: Sequence[int]) -> None:
-        """Lets each answer begin with its prompt."""
+        """Prepends the prompt to each output."""
         self._echo = text
         if any(self._logprobs):
             offsets = text_offsets(self._tokenizer, token_ids, text)
             visible = self._tokenizer.token_bytes(show_special_tokens=False)
-            # A character that the prompt leaves unfinished has begun, as those of the output.
+            # An unfinished character of the prompt counts as begun, as in the output.
             num_begun = len(text) + len(Detokenizer(visible, token_ids).flush())
             for logprobs in self._logprobs:
                 if logprobs is not None:
@@ -72,15 +72,15 @@ class CompletionAnswer:
         return []
 
     def chunk(self, output: Output) -> Body:
-        """Returns more output as a chunk of a stream."""
+        """Returns new output as a chunk."""
         return {**self._envelope, "choices": [self._choice(output)], **self._usage_field}
 
     def usage_chunk(self, usage: Usage) -> Body:
-        """Returns the chunk that tells the usage."""
+        """Returns the chunk with the usage."""
         return {**self._envelope, "choices": [], "usage": usage_body(usage)}
 
     def whole(self, outputs: Sequence[Output], usage: Usage) -> Body:
-        """Returns the whole outputs, one for each index, as one body."""
+        """Returns all outputs, in the order of their indices, as one body."""
         choices = [self._choice(output) for output in outputs]
         if self._prompt_logprobs is not None:
             told = self._prompt_logprobs.of(outputs)
@@ -112,7 +112,7 @@ class ChatAnswer:
         streams_usage: bool,
         num_samples: int,
     ) -> None:
-        """Answers as `answer_id`; `streams_usage` says whether the stream's chunks name a usage."""
+        """Starts a response; `streams_usage` adds a usage field to each chunk."""
         self._envelope = _envelope(answer_id, "chat.completion", model)
         self._chunk_envelope = {**self._envelope, "object": "chat.completion.chunk"}
         self._logprobs = ChatLogprobs(model.tokenizer) if has_logprobs else None
@@ -121,7 +121,7 @@ class ChatAnswer:
         self._usage_field: Body = {"usage": None} if streams_usage else {}
 
     def opening(self) -> list[Body]:
-        """Returns the chunks that say who speaks, one for each answer."""
+        """Returns one chunk with the role for each output."""
         opening = {
             "delta": {"role": "assistant", "content": ""},
             "logprobs": None,
@@ -133,7 +133,7 @@ class ChatAnswer:
         ]
 
     def chunk(self, output: Output) -> Body:
-        """Returns more output as a chunk of a stream."""
+        """Returns new output as a chunk."""
         choice = {
             "index": output.index,
             "delta": {"content": output.text} if output.text else {},
@@ -142,11 +142,11 @@ class ChatAnswer:
         return {**self._chunk_envelope, "choices": [choice], **self._usage_field}
 
     def usage_chunk(self, usage: Usage) -> Body:
-        """Returns the chunk that tells the usage."""
+        """Returns the chunk with the usage."""
         return {**self._chunk_envelope, "choices": [], "usage": usage_body(usage)}
 
     def whole(self, outputs: Sequence[Output], usage: Usage) -> Body:
-        """Returns the whole outputs, one for each index, as one body."""
+        """Returns all outputs, in the order of their indices, as one body."""
         choices = [
             {
                 "index": output.index,
@@ -168,7 +168,7 @@ class ChatAnswer:
 
 
 def usage_body(usage: Usage) -> Body:
-    """Returns what a request cost, in tokens."""
+    """Returns the usage in tokens."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.output_tokens,

@@ -22,7 +22,7 @@ from services.telemetry.metrics import Metrics
 
 
 class ServiceEndpoints:
-    """What a client may ask about the service."""
+    """Endpoints about the service."""
 
     def __init__(self, pipeline: Pipeline, live: LiveRequests, metrics: Metrics) -> None:
         self._pipeline = pipeline
@@ -32,14 +32,14 @@ class ServiceEndpoints:
         self._openapi = json.dumps(openapi_document(), separators=(",", ":")).encode()
 
     async def health(self, request: Request) -> Response:
-        """Says 200 when requests are taken, else 503."""
+        """Answers 200 while requests are accepted, else 503."""
         del request
         if self._pipeline.engine.is_ready and not self._live.is_draining:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "unavailable"}, status_code=503)
 
     async def list_models(self, request: Request) -> Response:
-        """Lists the model that the engine serves; nothing before the first contact with it."""
+        """Lists the served model; nothing before the first connection to an engine."""
         del request
         model = self._pipeline.served_model
         return JSONResponse(
@@ -51,7 +51,7 @@ class ServiceEndpoints:
         return JSONResponse(self._card(self._pipeline.model_named(request.path_params["name"])))
 
     async def refuse_embeddings(self, request: Request) -> Response:
-        """Says that there are none."""
+        """Answers that embeddings are not supported."""
         del request
         raise RefusedCallError(
             404, "embeddings are not served: Octavo generates text", code="unsupported_endpoint"
@@ -63,7 +63,7 @@ class ServiceEndpoints:
         return Response(self._openapi, media_type="application/json")
 
     async def show_metrics(self, request: Request) -> Response:
-        """Tells the frontend's figures in the form that Prometheus reads."""
+        """Returns the metrics in Prometheus's format."""
         accept = request.headers.get("accept", "")
         body, content_type = await self._metrics.page.render(accept)
         return Response(body, headers={"content-type": content_type})
@@ -90,16 +90,7 @@ def make_app(
     *,
     slow_reader_timeout_s: float,
 ) -> Starlette:
-    """Returns the API as an ASGI application.
-
-    Args:
-        pipeline: runs the requests.
-        live: counts them and ends them early.
-        bodies: receives their bodies.
-        body_reader: makes requests of bodies.
-        metrics: the frontend's figures.
-        slow_reader_timeout_s: a client that takes nothing for this long loses its request.
-    """
+    """Returns the API as an ASGI application."""
     service = ServiceEndpoints(pipeline, live, metrics)
     chat, completion = (
         GenerationEndpoint(

@@ -1,4 +1,4 @@
-"""Reads the bodies of requests, which together take bounded memory."""
+"""Receives request bodies in bounded memory."""
 
 import asyncio
 from typing import Self
@@ -10,36 +10,38 @@ from services.frontend.http.status import RefusedCallError
 from services.telemetry.counts import Counts
 
 BODY_TIMEOUT_S = 30.0
-"""A body that takes longer to arrive is refused."""
+"""Time limit to receive a body."""
 MAX_BODIES = 16
-"""Largest bodies that may be in memory at a time, being received or about to be parsed."""
+"""Largest bodies in memory at a time, before they are parsed."""
 MAX_BODIES_OF_ACCOUNT = 4
-"""The same for one account: an API key or, where there are none, a client's address."""
+"""The same per account: an API key, or a client address without keys."""
 RETRY_MS = 1000
 
 _NAME = "http/body_bytes"
 
 
 class Bodies:
-    """Reads bodies and counts their bytes, in all and by account."""
+    """Receives bodies and counts their bytes, in total and per account."""
 
     def __init__(self, counts: Counts, *, max_bytes: int) -> None:
-        """Counts in `counts`; a body may have `max_bytes`."""
+        """Allows `max_bytes` per body."""
         self._counts = counts
         self._max_bytes = max_bytes
 
     async def read(self, request: Request, account: str) -> "Body":
-        """Reads a body of JSON, whose bytes are `account`'s until it is closed.
+        """Receives a JSON body, counted for `account` until it is closed.
 
         Raises:
-            RefusedCallError: it is no JSON, is too large, or does not arrive.
+            RefusedCallError: it is not JSON, is too large, or does not arrive.
             OverloadedError: bodies take too much memory.
-            ClientDisconnect: the client went away.
+            ClientDisconnect: the client left.
         """
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media_type != "application/json":  # web pages can send other types to any address
+        if media_type != "application/json":  # web pages can send other types cross-origin
             raise RefusedCallError(415, "the content type must be application/json")
-        if int(request.headers.get("content-length", 0)) > self._max_bytes:  # the parser checks it
+        if (
+            int(request.headers.get("content-length", 0)) > self._max_bytes
+        ):  # the HTTP parser validates it
             raise _too_large(self._max_bytes)
         body = Body(self, account)
         try:
@@ -56,7 +58,7 @@ class Bodies:
         return body
 
     def take(self, account: str, num_bytes: int, *, size: int) -> None:
-        """Counts more bytes of a body that has `size` with them.
+        """Counts new bytes of a body that now has `size`.
 
         Raises:
             RefusedCallError: the body is too large.
@@ -81,24 +83,24 @@ class Bodies:
             )
 
     def give_back(self, account: str, num_bytes: int) -> None:
-        """Forgets bytes that were read."""
+        """Uncounts bytes."""
         self._counts.give_back(_NAME, num_bytes)
         self._counts.give_back(f"{_NAME}/{account}", num_bytes)
 
 
 class Body:
-    """A body in memory. Close it once it is parsed, or leave its block."""
+    """A body in memory. Close it after parsing, or use it as a context manager."""
 
     def __init__(self, bodies: Bodies, account: str) -> None:
         self._bodies = bodies
         self._account = account
-        # Pieces, because a buffer that grows is copied again and again, and leaves holes behind.
+        # A list of parts: a growing buffer is copied repeatedly and fragments memory.
         self._parts: list[bytes] = []
         self._num_bytes = 0
 
     @property
     def content(self) -> bytes:
-        """All that has come."""
+        """The bytes received so far."""
         return b"".join(self._parts)
 
     def __enter__(self) -> Self:
@@ -108,7 +110,7 @@ class Body:
         self.close()
 
     def append(self, part: bytes) -> None:
-        """Adds what has come.
+        """Appends received bytes.
 
         Raises:
             RefusedCallError: the body is too large.
@@ -119,7 +121,7 @@ class Body:
         self._parts.append(part)
 
     def close(self) -> None:
-        """Frees the bytes; a second time it does nothing."""
+        """Frees the bytes; further calls do nothing."""
         self._bodies.give_back(self._account, self._num_bytes)
         self._num_bytes = 0
         self._parts.clear()

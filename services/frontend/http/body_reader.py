@@ -1,4 +1,4 @@
-"""Reads bodies: small ones on the event loop, others in a process of their own."""
+"""Parses bodies: small ones on the event loop, others in a separate process."""
 
 import asyncio
 import json
@@ -24,50 +24,43 @@ from services.telemetry.counts import Counts
 Reader = Literal["completion", "chat"]
 
 INLINE_BODY_BYTES = 2**20
-"""Larger bodies are always read in the process: bytes alone take 5 ns each."""
+"""Larger bodies are always parsed in the process: scanning takes 5 ns per byte."""
 INLINE_MARKS = 4096
-"""Bodies with more marks of structure are read in the process: one may take 4 us on its own."""
+"""Bodies with more structural marks are parsed in the process: one can take 4 us."""
 MAX_WAITING_BYTES = 128 * 2**20
-"""Bytes of all large bodies that are being read or wait; 15 MiB take up to 0.6 s of CPU."""
+"""Bytes of all large bodies that wait or are parsed; 15 MiB take up to 0.6 s of CPU."""
 MAX_ANSWER_BYTES = 64 * 2**20
-"""Largest call as it comes back; its prompt and options are within their own limits."""
+"""Largest parsed call; prompt and options have their own limits."""
 READ_TIMEOUT_S = 10.0
-"""Longest time for one body in the process; the worst one takes 0.6 s of CPU."""
+"""Time limit for one body in the process; the worst takes 0.6 s of CPU."""
 WAIT_S = 60.0
-"""Longest time that a body waits for the process."""
+"""Time limit of the wait for the process."""
 START_TIMEOUT_S = 30.0
-"""Longest time until a new process is ready; busy machines are slow at it."""
+"""Time limit for a new process to start, generous for busy machines."""
 RETRY_AFTER_MS = 1000
 _MARKS = b"{[,:\\"
-"""A body has at most as many values and keys as these; a backslash may hide one in a string."""
+"""Upper bound of values and keys; a backslash may hide one in a string."""
 _WAITING = "large_body_bytes"
 _WORKER = "services.frontend.http.body_worker"
 _READERS: dict[Reader, ReadCall] = {"completion": read_completion, "chat": read_chat}
 
 
 def is_small(body: bytes) -> bool:
-    """Whether a body is read on the event loop: its values are few, whatever they are."""
+    """Whether a body has few enough values to be parsed on the event loop."""
     if len(body) > INLINE_BODY_BYTES:
         return False
     return len(body) - len(body.translate(None, delete=_MARKS)) <= INLINE_MARKS
 
 
 class BodyReader:
-    """Makes calls of bodies.
+    """Parses bodies into calls.
 
-    Parsing and checking JSON holds the interpreter's lock, for seconds where a body has millions of
-    values or errors. A process does both, one body at a time; what comes back is within the limits.
-    It starts with the first large body, and again after it was lost.
+    Parsing JSON holds the interpreter's lock, for seconds with millions of values. A process parses
+    large bodies one at a time; it starts with the first one, and again after a crash.
     """
 
     def __init__(self, *, max_prompt_bytes: int, max_samples: int, counts: Counts) -> None:
-        """Starts nothing yet.
-
-        Args:
-            max_prompt_bytes: longest prompt or conversation.
-            max_samples: most outputs that one request may have.
-            counts: holds the bytes of bodies that wait.
-        """
+        """Starts nothing yet."""
         self._counts = counts
         limits = {"max_prompt_bytes": max_prompt_bytes, "max_samples": max_samples}
         self._pool = HelperPool(
@@ -80,18 +73,12 @@ class BodyReader:
     async def read(
         self, reader: Reader, body: bytes, request_id: str, *, max_prompt_tokens: int
     ) -> Call:
-        """Returns the call that a body is.
-
-        Args:
-            reader: what reads it.
-            body: the body.
-            request_id: names the request.
-            max_prompt_tokens: token ids of a prompt from which on it is refused.
+        """Returns the call in a body.
 
         Raises:
-            InvalidRequestError: it cannot be served as it is, or takes too much to read.
+            InvalidRequestError: it is invalid, or takes too much to parse.
             OverloadedError: too many large bodies wait.
-            EngineUnavailableError: the process that reads large bodies cannot be used now.
+            EngineUnavailableError: the process cannot be used now.
         """
         if is_small(body):
             return _READERS[reader](body, request_id)
@@ -102,7 +89,7 @@ class BodyReader:
                 retry_after_ms=RETRY_AFTER_MS,
             )
         question = question_of(reader, request_id, max_prompt_tokens, body)
-        # A caller that goes away leaves its body in the process's queue.
+        # The body of a caller that left stays in the process's queue.
         asking = asyncio.create_task(self._ask(question))
         asking.add_done_callback(partial(self._end_asking, len(body)))
         answer = await asyncio.shield(asking)
@@ -111,13 +98,13 @@ class BodyReader:
         return answer
 
     async def close(self) -> None:
-        """Ends the process, after the body it is at."""
+        """Ends the process after the current body."""
         await self._pool.close()
 
     def _end_asking(self, num_bytes: int, asking: "asyncio.Task[Call | Refusal]") -> None:
         self._counts.give_back(_WAITING, num_bytes)
         if not asking.cancelled():
-            asking.exception()  # its caller may be gone
+            asking.exception()  # the caller may be gone
 
     async def _ask(self, question: bytes) -> Call | Refusal:
         try:

@@ -1,8 +1,7 @@
-"""The process that reads large bodies; `body_reader` starts it.
+"""The process that parses large bodies, started by `body_reader`.
 
-The opening message has the limits, as JSON. A question is the length of its head (four bytes,
-big-endian), the head, as JSON, and the body. An answer is pickled: both ends run this code, and
-nothing that a caller sends is unpickled.
+The opening message holds the limits in JSON; a question is the length of its head (four bytes,
+big-endian), the head in JSON, and the body. Only this code's answers are unpickled.
 """
 
 import json
@@ -21,34 +20,34 @@ from services.processes.helper_program import limit_resources, run_helper
 
 MAX_MEMORY_BYTES = 2**30
 MAX_CONTAINERS = 65_536
-"""Objects and lists of a body."""
+"""Objects and lists in a body."""
 MAX_KEYS = 131_072
-"""Keys of all objects of a body."""
+"""Keys of all objects in a body."""
 MAX_ITEMS = MAX_PROMPT_TOKENS + MAX_KEYS
-"""Entries of all objects and lists of a body."""
+"""Entries of all objects and lists in a body."""
 _LENGTH = struct.Struct(">I")
 _NICENESS = 5
-"""The event loop comes first where they share a core."""
+"""The event loop has priority on a shared core."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _READERS: dict[str, ReadCall] = {"completion": read_completion, "chat": read_chat}
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a body is refused: the arguments of InvalidRequestError."""
+    """The arguments of an InvalidRequestError for a body."""
 
     message: str
     field: str | None
 
 
 def question_of(reader: str, request_id: str, max_prompt_tokens: int, body: bytes) -> bytes:
-    """Returns the question about a body: one of _READERS reads it, as `request_id`."""
+    """Returns the question about a body; `reader` is a key of _READERS."""
     head = json.dumps([reader, request_id, max_prompt_tokens]).encode()
     return b"".join((_LENGTH.pack(len(head)), head, body))
 
 
 def open_worker(opening: bytes) -> Callable[[bytes], bytes]:
-    """Takes the limits and returns the function that reads bodies."""
+    """Takes the limits and returns the parser of bodies."""
     os.nice(_NICENESS)
     limit_resources(max_memory_bytes=MAX_MEMORY_BYTES)
     limits: dict[str, int] = json.loads(opening)
@@ -81,12 +80,12 @@ def _answer(
 
 
 def check_structure(body: bytes) -> None:
-    """Counts what a body holds, without making objects of it.
+    """Counts the structure of a body without creating objects.
 
     Raises:
-        InvalidRequestError: it holds too many objects, lists, keys or entries.
+        InvalidRequestError: it has too many objects, lists, keys or entries.
     """
-    # Each string is a key or an entry; those beyond the limits need not be found.
+    # Each string is a key or an entry; stop searching past the limits.
     outside, num_strings = _STRING.subn(b'""', body, count=MAX_KEYS + MAX_ITEMS)
     num_containers = outside.count(b"{") + outside.count(b"[")
     for what, number, limit in (
@@ -100,7 +99,7 @@ def check_structure(body: bytes) -> None:
 
 
 if __name__ == "__main__":
-    # Pickled names must mean the same at both ends, and this module is called __main__ here.
+    # Pickle needs the same module names at both ends; here this module is __main__.
     from services.frontend.http import body_worker
 
     run_helper(body_worker.open_worker)

@@ -1,4 +1,4 @@
-"""A body of one of the two endpoints that run the model, as what the pipeline takes."""
+"""Parses bodies of the two model endpoints."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,26 +15,26 @@ from services.frontend.pipeline.request import Options, Prompt
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A body that was read."""
+    """A parsed body."""
 
     prompt: Prompt
     options: Options
     is_stream: bool
     includes_usage: bool
     tells_prompt: bool
-    """Whether log-probabilities of the prompt are wanted on their own."""
+    """Whether log-probabilities of the prompt are wanted as a separate field."""
     has_echo: bool = False
 
 
 ReadCall = Callable[[bytes, str], Call]
-"""Reads a body, given the request's id; raises InvalidRequestError."""
+"""Parses a body, given the request's id; raises InvalidRequestError."""
 
 
 def read_completion(body: bytes, request_id: str) -> Call:
-    """Reads the body of a completion.
+    """Parses a completion.
 
     Raises:
-        InvalidRequestError: it cannot be served as it is.
+        InvalidRequestError: it is invalid.
     """
     request = parse(CompletionRequest, body)
     return Call(
@@ -48,10 +48,10 @@ def read_completion(body: bytes, request_id: str) -> Call:
 
 
 def read_chat(body: bytes, request_id: str) -> Call:
-    """Reads the body of a chat completion.
+    """Parses a chat completion.
 
     Raises:
-        InvalidRequestError: it cannot be served as it is.
+        InvalidRequestError: it is invalid.
     """
     request = parse(ChatCompletionRequest, body)
     return Call(

@@ -1,4 +1,4 @@
-"""From the bodies of requests to what the pipeline takes."""
+"""Converts parsed bodies to the pipeline's types."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from services.frontend.pipeline.tools import tool_call_of, tool_of
 from services.frontend.text.chat_template import Message
 
 DEFAULT_COMPLETION_TOKENS = 16
-"""Output tokens of a completion that names no limit, as OpenAI's API has it."""
+"""Default max_tokens of a completion, as in OpenAI's API."""
 
 _PASSED_ON = (
     "temperature",
@@ -33,11 +33,11 @@ _PASSED_ON = (
     "ignore_eos",
     "stop_token_ids",
 )
-"""Fields that SamplingParams has under the same name and with the same meaning."""
+"""Fields with the same name and meaning in SamplingParams."""
 
 
 def completion_prompt(request: CompletionRequest) -> Prompt:
-    """Reads a prompt: text, or token ids that are used as they are."""
+    """Returns the prompt: text, or token ids used as they are."""
     match request.prompt:
         case [str(text)]:
             return text
@@ -46,10 +46,10 @@ def completion_prompt(request: CompletionRequest) -> Prompt:
 
 
 def conversation_of(request: ChatCompletionRequest) -> Conversation:
-    """Reads a conversation; with the tool choice "none" the model hears of no tools.
+    """Returns the conversation, without tools if the tool choice is "none".
 
     Raises:
-        InvalidRequestError: arguments of a tool call are not JSON, or a choice has no tools.
+        InvalidRequestError: a tool call's arguments are not JSON, or a tool choice has no tools.
     """
     if request.tool_choice is not None and request.tools is None:
         raise InvalidRequestError("tool_choice needs tools", field="tool_choice")
@@ -62,7 +62,7 @@ def conversation_of(request: ChatCompletionRequest) -> Conversation:
 
 
 def completion_options(request: CompletionRequest, request_id: str) -> Options:
-    """Reads what the caller of a completion wants.
+    """Returns the options of a completion.
 
     Raises:
         InvalidRequestError: two fields contradict each other.
@@ -86,7 +86,7 @@ def completion_options(request: CompletionRequest, request_id: str) -> Options:
 
 
 def chat_options(request: ChatCompletionRequest, request_id: str) -> Options:
-    """Reads what the caller of a chat completion wants.
+    """Returns the options of a chat completion.
 
     Raises:
         InvalidRequestError: two fields contradict each other.

@@ -1,4 +1,4 @@
-"""The prompt that a completion repeats: its text, and where in it each of its tokens begins."""
+"""The text of an echoed prompt, and the offsets of its tokens."""
 
 from collections.abc import Sequence
 
@@ -7,24 +7,19 @@ from services.frontend.text.tokenizer import Tokenizer
 
 
 def prompt_text(tokenizer: Tokenizer, token_ids: Sequence[int], decoded: str) -> str:
-    """Returns the text of a prompt of token ids, special tokens left out.
+    """Returns the text of a prompt of token ids, without special tokens.
 
-    A character that the prompt leaves unfinished belongs to the output, which finishes it.
-
-    Args:
-        tokenizer: the model's.
-        token_ids: the prompt.
-        decoded: what the tokenizer's library makes of it: sentencepiece drops the first space.
+    The output completes an unfinished last character. `decoded` is the library's decoding:
+    sentencepiece drops the first space.
     """
     text = Detokenizer(tokenizer.token_bytes(show_special_tokens=False)).push(token_ids)
     return text[1:] if text.startswith(" ") and not decoded.startswith(" ") else text
 
 
 def text_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int]:
-    """Returns where in the text of a prompt each of its tokens begins, in characters.
+    """Returns the offset in characters of each token in a prompt's text.
 
-    A special token counts where the text spells it out; one that the text leaves out, or that
-    the tokenizer adds, begins where the next token does.
+    A special token that the text omits has the offset of the next token.
     """
     shown = tokenizer.token_bytes(show_special_tokens=True)
     visible = tokenizer.token_bytes(show_special_tokens=False)
@@ -41,20 +36,20 @@ def text_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> l
             continue
         position += num_characters(content)
         if content.startswith(b" ") and not text.startswith(" ", offsets[-1]):
-            position -= 1  # sentencepiece puts a space before the first word
+            position -= 1  # sentencepiece adds a space before the first word
     return offsets
 
 
 def num_characters(content: bytes) -> int:
     """Returns how many characters begin in some bytes of UTF-8.
 
-    A byte 10xxxxxx goes on with a character, any other begins one.
+    Bytes 10xxxxxx continue a character; others begin one.
     """
     return sum(byte & 0xC0 != 0x80 for byte in content)
 
 
 def _num_skipped(content: bytes, text: str, position: int) -> int:
-    """Returns the whitespace before a token that a special token before it has taken in."""
+    """Returns the length of whitespace that a preceding special token absorbed."""
     if content[:1].isspace():
         return 0
     skipped = 0

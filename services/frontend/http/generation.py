@@ -30,13 +30,13 @@ from services.telemetry.tracing import TRACEPARENT, checked_traceparent
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What tells one of the endpoints from the other."""
+    """The differences between the two endpoints."""
 
     method: str
     """Its name in the log."""
     id_prefix: str
     reader: Reader
-    """Reads its bodies."""
+    """Its body parser."""
     answer_class: Callable[..., Answer]
 
 
@@ -45,7 +45,7 @@ CHAT = Kind("HttpChat", "chatcmpl-", "chat", ChatAnswer)
 
 
 class GenerationEndpoint:
-    """An ASGI application for one endpoint, so that it sees its client go away."""
+    """An ASGI application for one endpoint, which notices that its client leaves."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class GenerationEndpoint:
             send, timeout_s=self._slow_reader_timeout_s, headers={"x-request-id": request_id}
         )
         try:
-            # A caller over its limits takes no place that others need, and its body is not read.
+            # A caller over its limits takes no shared slot, and its body is not read.
             with closing(self._begin(request_id)) as lease, self._live.place():
                 request = Request(scope, receive)
                 account = lease.account or address_of((scope["client"] or ("",))[0])
@@ -84,11 +84,7 @@ class GenerationEndpoint:
             await writer.fail(error)
 
     def _begin(self, request_id: str) -> Lease:
-        """Takes the caller's place; a refusal is logged and counted as a request's.
-
-        Raises:
-            UnauthenticatedError, OverloadedError: the caller may not begin a request now.
-        """
+        """Takes the caller's slot; a refusal is recorded as a failed request."""
         try:
             return self._pipeline.gate.begin()
         except FrontendError:
@@ -117,7 +113,7 @@ class GenerationEndpoint:
 
 
 class _Response:
-    """Where a request's output goes: to a stream of events, or to one body at its end."""
+    """Writes a request's output, as events or as one body at its end."""
 
     def __init__(self, kind: Kind, pipeline: Pipeline, call: Call, writer: ResponseWriter) -> None:
         """Raises UnknownModelError or EngineUnavailableError if the model is not served."""
@@ -131,9 +127,9 @@ class _Response:
         self._pieces: defaultdict[int, list[Output]] = defaultdict(list)
 
     async def begin(self, generation: Generation | Samples) -> None:
-        """Opens a stream of events."""
+        """Starts the response, if it is a stream of events."""
         call, sampling = self._call, self._call.options.sampling
-        # Only now: it has a place for each of n samples, and n was checked just before.
+        # Only now: it allocates per sample, and n has just been checked.
         self._answer = answer = self._kind.answer_class(
             call.options.request_id,
             self._model,
@@ -152,7 +148,7 @@ class _Response:
 
     async def write(self, output: Output) -> None:
         """Writes an event, or keeps the output for the end."""
-        if output.finish_reason == ABORTED:  # nobody here asked for it
+        if output.finish_reason == ABORTED:  # no caller aborted it
             raise EngineUnavailableError("the engine ended the request")
         self._usage = output.usage or self._usage
         if not self._call.is_stream:
@@ -176,7 +172,7 @@ class _Response:
         await self._writer.write(self._answer.whole(outputs, self._usage))
 
     async def _prompt_text(self, token_ids: Sequence[int]) -> str:
-        """Returns a prompt as it was given; token ids as the text that they are."""
+        """Returns the prompt as given, or the text of its token ids."""
         prompt = self._call.prompt
         if isinstance(prompt, str):
             return prompt
@@ -185,7 +181,7 @@ class _Response:
 
 
 def _joined(pieces: list[Output]) -> Output:
-    """Returns one of a request's outputs as a whole."""
+    """Merges the pieces of one output."""
     return dataclasses.replace(
         pieces[-1],
         text="".join(piece.text for piece in pieces),

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol, with limits on every byte and every wait of a connection."""
+"""uvicorn's HTTP protocol with limits on bytes and times."""
 
 import asyncio
 import time
@@ -19,16 +19,16 @@ from services.frontend.http.guarded_transport import GuardedTransport
 from services.telemetry.connections import Place
 
 MAX_HEADER_BYTES = 64 * 2**10
-"""Most bytes of a request that are not its body: request line, headers, framing, trailers."""
+"""Limit of a request's bytes outside its body: request line, headers, framing, trailers."""
 MAX_HEADERS = 128
 KEEP_ALIVE_S = 5.0
-"""A connection is closed after this time without another request."""
+"""Idle time after which a connection is closed."""
 _BODY_GRACE_S = 5.0
-"""Time for the application to answer a late body itself."""
+"""Extra time for the application to answer a late body itself."""
 _BODY_GRACE_BYTES = 2**20
-"""Bytes beyond the largest body that may come before the application refuses it."""
+"""Bytes over the limit that may arrive before the application refuses the body."""
 _SLICE_BYTES = 2**14
-"""Input is parsed in pieces of this size, and limits are checked between them."""
+"""Input is parsed in slices of this size, with checks between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,19 +36,17 @@ class ConnectionLimits:
     """Limits of one connection."""
 
     header_timeout_s: float
-    """Time for the request line and headers, and for a new connection's first byte."""
+    """Time limit of the request line and headers, and of a new connection's first byte."""
     slow_reader_timeout_s: float
-    """A client that takes nothing for this long is cut."""
+    """A client that reads nothing for this long is disconnected."""
     max_body_bytes: int
 
 
 class GuardedProtocol(HttpToolsProtocol):
     """Serves one connection, one request at a time.
 
-    What is not body may have `MAX_HEADER_BYTES`, and beyond that as many bytes as there are of
-    body, so tiny chunks, their extensions and trailers are bounded, too. Each phase has its time.
-    What a client sends while its request is being answered is discarded, and the connection ends
-    with that answer; so does one whose request is answered before it has all come.
+    Bytes outside the body are limited to `MAX_HEADER_BYTES` plus the size of the body, and each
+    phase has a time limit. Input during an answer is discarded and the connection then ends.
     """
 
     transport: GuardedTransport
@@ -56,7 +54,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def __init__(
         self, config: Config, state: ServerState, limits: ConnectionLimits, place: Place
     ) -> None:
-        """Serves the application of `config`; leaves `place` when the connection is lost."""
+        """Serves the application of `config`; frees `place` when the connection is lost."""
         super().__init__(config=config, server_state=state, app_state={})
         self._limits = limits
         self._place = place
@@ -68,9 +66,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self.app = self._answer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
-        """Begins to wait for a request."""
+        """Waits for a request."""
         if transport.get_extra_info("ssl_object") is not None:
-            # Input that is not read waits in the kernel, not here.
+            # Unread input waits in the kernel, not here.
             transport.set_read_buffer_limits(high=_SLICE_BYTES)  # type: ignore[attr-defined]  # of TLS
         guarded = GuardedTransport(
             transport,
@@ -81,20 +79,20 @@ class GuardedProtocol(HttpToolsProtocol):
         self._await_request(self._limits.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Lets go of everything."""
+        """Releases everything."""
         self._stop_timer()
         self.transport.note_lost()
         self._place.leave()
         super().connection_lost(exc)
 
     def eof_received(self) -> None:
-        """Takes the end of the client's input for the end of the client, as uvicorn does."""
+        """Treats the end of input as a disconnect, as uvicorn does."""
         self.transport.has_input_left = False
         self._close()
         self._end_cycle()
 
     def data_received(self, data: bytes) -> None:
-        """Parses input piece by piece, as long as there is any that may be taken."""
+        """Parses input in slices while it is wanted."""
         view = memoryview(data)
         for start in range(0, len(data), _SLICE_BYTES):
             if self.transport.is_discarding:
@@ -108,12 +106,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.expect_reader()
 
     def resume_writing(self) -> None:
-        """Goes on writing."""
+        """Continues writing."""
         super().resume_writing()
         self.transport.note_read()
 
     def shutdown(self) -> None:
-        """Closes the connection, after the answer that is being written."""
+        """Closes the connection after the current answer."""
         if self._is_answering:
             self.cycle.keep_alive = False
         else:
@@ -133,7 +131,7 @@ class GuardedProtocol(HttpToolsProtocol):
         )
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Takes a header; trailers are ignored."""
+        """Takes a header; ignores trailers."""
         if self._is_head_read:
             return
         if len(self.headers) == MAX_HEADERS:
@@ -141,7 +139,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begins to answer."""
+        """Starts the answer."""
         self._is_head_read = True
         self._place.work()
         self._start_timer(
@@ -150,18 +148,18 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Takes a piece of the body."""
+        """Takes part of the body."""
         self._num_body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Notes that the request is whole."""
+        """Notes that the request is complete."""
         self._stop_timer()
         self.transport.has_input_left = False
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Waits for another request, unless the connection is to end."""
+        """Waits for another request, unless the connection must end."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             self._begin_closing()
@@ -175,7 +173,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs the application; says that the connection ends with an answer that is early."""
+        """Runs the application; an early answer announces the end of the connection."""
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -194,7 +192,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.parser.feed_data(data)
             self._num_other_bytes -= self._num_body_bytes - num_body_bytes
             self._check_sizes()
-        except httptools.HttpParserUpgrade:  # what follows is no HTTP, and not wanted
+        except httptools.HttpParserUpgrade:  # the rest is not HTTP
             self._discard_input()
         except httptools.HttpParserCallbackError as error:
             self._take_refusal(error.__context__)
@@ -218,13 +216,13 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(400, "the request is not HTTP/1.1")
 
     def _discard_input(self) -> None:
-        """Ends the connection after the answer that is being made."""
+        """Ends the connection after the current answer."""
         self.transport.is_discarding = self.transport.has_input_left = True
-        self.flow.resume_reading()  # to see the client go away
+        self.flow.resume_reading()  # to notice a disconnect
         self.shutdown()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answers in the application's place, unless it has begun to, and ends the connection."""
+        """Answers for the application, unless it has begun, and ends the connection."""
         if self._is_answering and self.cycle.response_started:
             self.transport.abort()
         else:
@@ -240,7 +238,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._end_cycle()
 
     def _end_cycle(self) -> None:
-        """Tells the application that the client is gone."""
+        """Reports a disconnect to the application."""
         if self._is_answering:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -278,4 +276,4 @@ class _RefusedError(Exception):
 
 
 class _PipelinedError(Exception):
-    """A request came before the one before it was answered."""
+    """A request arrived before the previous one was answered."""

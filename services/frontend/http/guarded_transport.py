@@ -1,22 +1,21 @@
-"""The transport of one HTTP connection, whose end takes bounded time and memory."""
+"""The transport of one HTTP connection, closed in bounded time and memory."""
 
 import asyncio
 from typing import Any
 
 LINGER_S = 2.0
-"""Time that a client has to read an early answer while its input is discarded."""
+"""Time for the client to read an early answer while its input is discarded."""
 MIN_TAKEN_BYTES = 2**16
-"""A client that takes less of what waits for it, within the time for slow readers, is cut."""
+"""A client that reads less within the time limit for slow readers is disconnected."""
 WRITER_GRACE_S = 1.0
-"""Time for the request's own timeout of slow readers to come first; it knows what to log."""
+"""Extra time for the request's own slow-reader timeout, which logs better."""
 
 
 class GuardedTransport(asyncio.Transport):
-    """Passes writes on, and ends the connection of a client that does not read or does not stop.
+    """Forwards writes, and ends the connection of a client that does not read or stop.
 
-    A client that may still be sending when its connection is closed would lose the answer on its
-    way, because closing a socket with unread input resets the connection (RFC 9112, section 9.6).
-    So the write end alone is closed, and what still comes is discarded for a moment.
+    Closing a socket with unread input resets the connection (RFC 9112, section 9.6). So only the
+    write end is closed first, and input is discarded for a moment.
     """
 
     def __init__(
@@ -26,13 +25,7 @@ class GuardedTransport(asyncio.Transport):
         slow_reader_timeout_s: float,
         max_discarded_bytes: int,
     ) -> None:
-        """Guards `transport`.
-
-        Args:
-            transport: the connection.
-            slow_reader_timeout_s: time in which a client takes `MIN_TAKEN_BYTES`, or all there is.
-            max_discarded_bytes: most input that is discarded before the connection is aborted.
-        """
+        """Guards `transport`."""
         super().__init__()
         self._transport = transport
         self._slow_reader_timeout_s = slow_reader_timeout_s
@@ -42,9 +35,9 @@ class GuardedTransport(asyncio.Transport):
         self._num_untaken_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self.is_discarding = False
-        """Whether input is thrown away: set by the protocol, and once the connection closes."""
+        """Whether input is discarded; set by the protocol and by closing."""
         self.has_input_left = False
-        """Whether the client has a request unfinished; set by the protocol."""
+        """Whether the client's request is incomplete; set by the protocol."""
 
     def write(self, data: Any) -> None:
         """Sends data, unless the connection is closing."""
@@ -52,13 +45,13 @@ class GuardedTransport(asyncio.Transport):
             self._transport.write(data)
 
     def discard(self, num_bytes: int) -> None:
-        """Counts input that was thrown away."""
+        """Counts discarded input."""
         self._num_discarded_bytes += num_bytes
         if self._num_discarded_bytes > self._max_discarded_bytes:
             self.abort()
 
     def close(self) -> None:
-        """Ends the connection once the client has what was written, or takes too long."""
+        """Ends the connection after the client has read the output, or a timeout."""
         if self._is_closing:
             return
         self._is_closing = self.is_discarding = True
@@ -79,7 +72,7 @@ class GuardedTransport(asyncio.Transport):
         self._transport.abort()
 
     def expect_reader(self) -> None:
-        """Aborts unless the client reads from now on; the transport's buffer is full."""
+        """Aborts unless the client starts to read; the transport's buffer is full."""
         if not self._is_closing:
             self._check_later(self._slow_reader_timeout_s + WRITER_GRACE_S)
 
@@ -89,12 +82,12 @@ class GuardedTransport(asyncio.Transport):
             self._stop_timer()
 
     def note_lost(self) -> None:
-        """Lets go of everything: the connection is gone."""
+        """Releases everything after the connection is lost."""
         self._is_closing = self.is_discarding = True
         self._stop_timer()
 
     def is_closing(self) -> bool:
-        """Whether the connection is ending."""
+        """Whether the connection is closing."""
         return self._is_closing or self._transport.is_closing()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:

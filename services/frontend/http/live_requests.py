@@ -1,4 +1,4 @@
-"""The HTTP requests that are not over: how many there may be, and how they end early."""
+"""Counts live HTTP requests and ends them early."""
 
 import asyncio
 from collections.abc import Coroutine, Iterator
@@ -15,10 +15,10 @@ _PLACES = "http/requests"
 
 
 class LiveRequests:
-    """Runs requests until they are over, their clients are gone, or the frontend ends."""
+    """Runs requests until they end, their clients leave, or the frontend stops."""
 
     def __init__(self, counts: Counts, *, max_requests: int) -> None:
-        """Takes at most `max_requests` at a time, which are counted in `counts`."""
+        """Allows `max_requests` at a time."""
         self._counts = counts
         self._max_requests = max_requests
         self._open: set[object] = set()
@@ -32,7 +32,7 @@ class LiveRequests:
         """Counts a request, from before its body is read to its end.
 
         Raises:
-            EngineUnavailableError: the frontend is about to end.
+            EngineUnavailableError: the frontend is draining.
             OverloadedError: too many requests are unfinished.
         """
         if self.is_draining:
@@ -55,11 +55,11 @@ class LiveRequests:
                 self._is_idle.set()
 
     async def run(self, receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-        """Runs a request whose body has been read.
+        """Runs a request after its body was read.
 
         Raises:
-            ClientDisconnect: the client went away; the work was cancelled.
-            EngineUnavailableError: the frontend ended meanwhile; the work was cancelled.
+            ClientDisconnect: the client left; the work was cancelled.
+            EngineUnavailableError: the frontend stopped; the work was cancelled.
         """
         running = asyncio.create_task(work)
         gone = asyncio.create_task(_disconnected(receive))
@@ -76,16 +76,16 @@ class LiveRequests:
             running.cancel()
             await asyncio.wait({running})
             self._running.discard(running)
-            # The error's traceback refers to this frame: together with the task, which refers to
-            # the error, they would keep the body until the garbage collector runs.
+            # The error's traceback refers to this frame. Together with the task, which refers to
+            # the error, it would keep the body until the garbage collector runs.
             del running, gone
 
     async def wait_idle(self) -> None:
-        """Returns once no request is left."""
+        """Waits until no request is left."""
         await self._is_idle.wait()
 
     def end(self) -> None:
-        """Ends whatever still runs."""
+        """Ends all running requests."""
         for running in self._running:
             running.cancel()
 

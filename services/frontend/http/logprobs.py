@@ -1,4 +1,4 @@
-"""Log-probabilities: of outputs in OpenAI's two forms, of prompts on their own in vLLM's."""
+"""Log-probabilities: of outputs in OpenAI's two forms, of prompts in vLLM's."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from services.frontend.pipeline.request import Output
 from services.frontend.text.tokenizer import Tokenizer
 
 LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON has no word for."""
+"""Replaces minus infinity, which JSON lacks."""
 
 
 def shown_positions(output: Output) -> list[PositionLogprobs]:
-    """Returns the positions whose tokens are part of the text: a stop token is not."""
+    """Returns the positions in the text, without a stop token."""
     positions = output.logprobs
     return positions if output.stop_token_id is None else positions[: len(output.token_ids) - 1]
 
@@ -22,11 +22,11 @@ class ChatLogprobs:
     """Log-probabilities of a chat completion."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Reads tokens with the model's tokenizer."""
+        """Uses the model's tokenizer."""
         self._token_bytes = tokenizer.token_bytes(show_special_tokens=True)
 
     def push(self, output: Output) -> dict[str, Any]:
-        """Returns those of one more output."""
+        """Returns those of new output."""
         return {
             "content": [
                 {
@@ -48,10 +48,10 @@ class ChatLogprobs:
 
 
 class CompletionLogprobs:
-    """Log-probabilities of a completion, which count the characters of the output so far."""
+    """Log-probabilities of a completion, with offsets into its text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Reads tokens with the model's tokenizer."""
+        """Uses the model's tokenizer."""
         self._token_bytes = tokenizer.token_bytes(show_special_tokens=True)
         self._visible_bytes = tokenizer.token_bytes(show_special_tokens=False)
         self._num_characters = 0
@@ -59,18 +59,12 @@ class CompletionLogprobs:
         self._echoed_offsets: Sequence[int] = ()
 
     def echo(self, token_ids: Sequence[int], offsets: Sequence[int], num_characters: int) -> None:
-        """Lets the prompt's tokens come before those of the output.
-
-        Args:
-            token_ids: the prompt.
-            offsets: where in its text each token begins.
-            num_characters: of its text.
-        """
+        """Prepends the prompt's tokens."""
         self._echoed, self._echoed_offsets = token_ids, offsets
         self._num_characters = num_characters
 
     def push(self, output: Output) -> dict[str, Any]:
-        """Returns those of one more output."""
+        """Returns those of new output."""
         told: dict[str, Any] = {
             "tokens": [],
             "token_logprobs": [],
@@ -78,7 +72,7 @@ class CompletionLogprobs:
             "text_offset": [],
         }
         if self._echoed:
-            positions = [None, *output.prompt_logprobs]  # nothing comes before the first one
+            positions = [None, *output.prompt_logprobs]  # the first token has no predecessor
             for token_id, offset, position in zip(
                 self._echoed, self._echoed_offsets, positions, strict=False
             ):
@@ -97,7 +91,7 @@ class CompletionLogprobs:
         position: PositionLogprobs | None,
         offset: int,
     ) -> None:
-        """Tells of one more token."""
+        """Appends one token."""
         told["tokens"].append(self._text(token_id))
         if position is None:
             told["token_logprobs"].append(None)
@@ -113,7 +107,7 @@ class CompletionLogprobs:
         told["text_offset"].append(offset)
 
     def _text(self, token_id: int) -> str:
-        """Returns a token's text; the bytes by number where they are no whole characters."""
+        """Returns a token's text, or its bytes in hexadecimal if they are not whole characters."""
         content = self._token_bytes[token_id]
         try:
             return content.decode()
@@ -125,15 +119,12 @@ class PromptLogprobs:
     """Log-probabilities of a prompt, by token id."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Reads tokens with the model's tokenizer."""
+        """Uses the model's tokenizer."""
         self._token_bytes = tokenizer.token_bytes(show_special_tokens=True)
 
     def of(self, outputs: Sequence[Output]) -> list[dict[str, Any] | None]:
-        """Returns those of whole outputs of one prompt; its first token has none.
-
-        A token's rank is 1 for the most likely one, and null where it is not among those told.
-        """
-        # The first output tells them for all.
+        """Returns those of a prompt; the first token has none, and unlisted tokens have no rank."""
+        # The first output has them for all.
         return [None, *(self._entry(position) for position in outputs[0].prompt_logprobs)]
 
     def _entry(self, position: PositionLogprobs) -> dict[str, Any]:

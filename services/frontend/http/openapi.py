@@ -1,4 +1,4 @@
-"""The description of the HTTP API, made from the models that read it."""
+"""The OpenAPI description of the HTTP API, generated from its schema."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ _REFUSALS = {
 def openapi_document() -> dict[str, Any]:
     """Returns the API as an OpenAPI 3.1 document.
 
-    The bodies that it describes are those that are taken; what they mean is in docs/http.md.
+    It describes accepted bodies; docs/http.md explains their meaning.
     """
     requests = (ChatCompletionRequest, CompletionRequest)
     _, definitions = models_json_schema(

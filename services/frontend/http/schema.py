@@ -1,10 +1,8 @@
-"""What a client may send: every field is read or refused, none is ignored.
+"""Request bodies: every field is read or refused, none is ignored.
 
-The names are those of OpenAI's API; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
-`ignore_eos`, `stop_token_ids`, `prompt_logprobs`, `structured_outputs`, `cache_salt` and
-`parse_special_tokens` are not, and have the meaning that the gRPC API gives them. A null is an
-absent field, at every depth, also where the field is not known: clients send back what they were
-answered. Ranges that are not stated here are the engine's to check.
+The names are those of OpenAI's API, plus extensions with the meaning of the gRPC API. A null counts
+as an absent field at every depth, even in an unknown field: clients send back parts of responses.
+The engine checks further ranges.
 """
 
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -32,14 +30,14 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class Body(BaseModel):
-    """A part of a body: unknown fields are refused, unless they are null."""
+    """Part of a body: unknown fields are refused unless they are null."""
 
     model_config = ConfigDict(
         strict=True,
         allow_inf_nan=False,
         frozen=True,
         extra="allow",
-        # Unknown fields are read, to be refused by name.
+        # Read unknown fields, to refuse them by name.
         json_schema_extra={"additionalProperties": {"type": "null"}},
     )
 
@@ -52,13 +50,13 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
-    """How a stream looks."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
 
 
 class StructuredOutputs(Body):
-    """What the output must be; exactly one of these, with vLLM's names."""
+    """The form of the output; exactly one field, with vLLM's names."""
 
     json_schema: str | dict[str, Any] | None = Field(default=None, alias="json")
     json_object: Literal[True] | None = None
@@ -68,7 +66,7 @@ class StructuredOutputs(Body):
 
 
 class SharedFields(Body):
-    """What completions and chat completions have in common."""
+    """Fields of both completions and chat completions."""
 
     model: str
     stream: bool | None = None
@@ -105,7 +103,7 @@ class SharedFields(Body):
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a stream ends with a chunk that tells the usage."""
+        """Whether a stream ends with a chunk with the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
@@ -123,21 +121,21 @@ class CompletionRequest(SharedFields):
 
 
 class TextPart(Body):
-    """A part of a message that comes in parts."""
+    """Part of a message."""
 
     type: Literal["text"]
     text: str
 
 
 class FunctionCall(Body):
-    """A function that the model called, and its arguments as JSON text."""
+    """A function call of the model, with its arguments as JSON text."""
 
     name: str
     arguments: str
 
 
 class ToolCall(Body):
-    """A call that the model made earlier."""
+    """A previous tool call of the model."""
 
     id: str
     type: Literal["function"]
@@ -145,7 +143,7 @@ class ToolCall(Body):
 
 
 class FunctionDefinition(Body):
-    """A function that the model may call."""
+    """A function for the model to call."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     description: str | None = None
@@ -154,14 +152,14 @@ class FunctionDefinition(Body):
 
 
 class Tool(Body):
-    """A tool that the model may call."""
+    """A tool for the model to call."""
 
     type: Literal["function"]
     function: FunctionDefinition
 
 
 class ChatMessage(Body):
-    """One message of a conversation; the assistant's may have calls instead of content."""
+    """One message; an assistant's may have tool calls instead of content."""
 
     role: str
     content: (
@@ -172,7 +170,7 @@ class ChatMessage(Body):
     )
     tool_call_id: str | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    """OpenAI's own answers carry an empty list."""
+    """OpenAI's own responses carry an empty list."""
 
     @model_validator(mode="after")
     def _check_content(self) -> Self:
@@ -182,9 +180,9 @@ class ChatMessage(Body):
 
 
 class JsonSchema(Body):
-    """A schema that an answer follows, and what the caller calls it.
+    """A schema for the answer, and its name.
 
-    The answer always follows it exactly, whether `strict` asks for that or not.
+    The answer always follows it exactly, whatever `strict` is.
     """
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
@@ -223,7 +221,7 @@ _Request = TypeVar("_Request", bound=SharedFields)
 
 
 def parse(request_class: type[_Request], body: bytes) -> _Request:
-    """Reads a body.
+    """Parses a body.
 
     Raises:
         InvalidRequestError: it is not JSON, or a field is missing, wrong or not supported.
@@ -241,7 +239,7 @@ def parse(request_class: type[_Request], body: bytes) -> _Request:
 
 def _refusal(error: ValidationError) -> InvalidRequestError:
     errors = error.errors(include_url=False, include_input=False)
-    # Of the forms that a value may have, the one with an unknown field is the one that is meant.
+    # Among a value's possible forms, the one with an unknown field is the intended one.
     first = next((each for each in errors if each["type"] == _UNKNOWN_FIELD), errors[0])
     location = first["loc"]
     is_unknown = first["type"] == _UNKNOWN_FIELD
@@ -255,5 +253,5 @@ def _refusal(error: ValidationError) -> InvalidRequestError:
 
 
 def _shown(name: str) -> str:
-    """Shortens a name that the client made up."""
+    """Shortens a name from the client."""
     return name if len(name) <= 64 else f"{name[:64]}..."

@@ -1,4 +1,4 @@
-"""Serves the HTTP API on a port of its own, inside the frontend's event loop."""
+"""Serves the HTTP API on its own port, in the frontend's event loop."""
 
 import asyncio
 import contextlib
@@ -24,15 +24,15 @@ from services.telemetry.metrics import Metrics
 from services.telemetry.tls import ServerTls
 
 GOODBYE_S = 1.0
-"""Time that clients have to read the end of their responses."""
+"""Time for clients to read the end of their responses."""
 BACKLOG = 2048
-"""Connections that the kernel keeps until they are accepted."""
+"""Connections that the kernel queues before they are accepted."""
 
 log = structlog.get_logger()
 
 
 class HttpServer:
-    """The HTTP API: opens its port, and takes it down in good order."""
+    """The HTTP server: opens its port and shuts it down."""
 
     def __init__(
         self,
@@ -46,18 +46,7 @@ class HttpServer:
         limits: ConnectionLimits,
         max_live_requests: int,
     ) -> None:
-        """Serves nothing until `start`.
-
-        Args:
-            pipeline: runs the requests.
-            metrics: the frontend's figures.
-            body_reader: makes requests of bodies; closed with the server.
-            gate: knows the callers.
-            counts: where requests and their bytes are counted.
-            connections: gives connections their places.
-            limits: what one connection may cost.
-            max_live_requests: most unfinished requests.
-        """
+        """Serves nothing until `start`."""
         self._live = LiveRequests(counts, max_requests=max_live_requests)
         self._body_reader = body_reader
         app: ASGIApp = make_app(
@@ -80,17 +69,12 @@ class HttpServer:
         self._listener: Listener | None = None
 
     def start(self, host: str, port: int, tls: ServerTls | None = None) -> int:
-        """Opens the port and returns it; port 0 takes a free one.
-
-        Args:
-            host: address to listen on.
-            port: port to listen on.
-            tls: certificates; None speaks plain text.
+        """Opens the port and returns it.
 
         Raises:
             OSError: the address cannot be listened on.
         """
-        host = host.strip("[]")  # gRPC wants IPv6 addresses in brackets
+        host = host.strip("[]")  # gRPC requires IPv6 addresses in brackets
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
         port = listening.getsockname()[1]
@@ -110,17 +94,14 @@ class HttpServer:
         self._live.is_draining = True
 
     async def drain(self, timeout_s: float) -> None:
-        """Closes the port and lets the running requests finish, for `timeout_s` at most.
-
-        Connections are not waited for: a client that does not read keeps its own open.
-        """
+        """Closes the port and waits for running requests, not connections, up to `timeout_s`."""
         await self._close_port()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._live.wait_idle()
 
     async def close(self) -> None:
-        """Ends everything that still runs; its clients are told."""
+        """Ends everything that still runs, with an error to each client."""
         await self._close_port()
         self._live.end()
         with contextlib.suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""Which HTTP status each error becomes, and the body that tells it: one table."""
+"""The HTTP status and body of each error."""
 
 import math
 from dataclasses import dataclass
@@ -31,12 +31,12 @@ class HttpError:
     message: str
     code: str | None = None
     param: str | None = None
-    """The field of the request that is wrong, where one is known."""
+    """The wrong field of the request, if known."""
     retry_after_s: int | None = None
 
     @property
     def body(self) -> dict[str, Any]:
-        """The error as JSON, in OpenAI's form."""
+        """The error as JSON in OpenAI's form."""
         return {
             "error": {
                 "message": self.message,
@@ -48,7 +48,7 @@ class HttpError:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers that go with the status."""
+        """Headers beside the status."""
         return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
 
 
@@ -67,7 +67,7 @@ STATUSES: dict[type[FrontendError], tuple[int, str, str | None]] = {
 
 
 class RefusedCallError(Exception):
-    """A call that is refused as HTTP, before anything of it is read as a request."""
+    """An error at the level of HTTP, before the request is parsed."""
 
     def __init__(self, status: int, message: str, *, code: str | None = None) -> None:
         super().__init__(message)
@@ -78,7 +78,7 @@ class RefusedCallError(Exception):
 def http_error_of(error: BaseException) -> HttpError:
     """Returns an error as a client sees it.
 
-    One that callers may not know is logged and becomes 500 with an id.
+    An internal error is logged and becomes 500 with an id.
     """
     if isinstance(error, RefusedCallError):
         return HttpError(error.status, "invalid_request_error", shortened(str(error)), error.code)

@@ -1,4 +1,4 @@
-"""Reads what an answer must be, in OpenAI's form and in vLLM's."""
+"""Converts the form of the output from OpenAI's and vLLM's fields."""
 
 import json
 from typing import Any
@@ -11,10 +11,10 @@ from services.frontend.http.schema import ResponseFormat, StructuredOutputs
 def structured_output_of(
     wanted: StructuredOutputs | None, response_format: ResponseFormat | None
 ) -> StructuredOutput | None:
-    """Returns what the engine is told; None where anything may come.
+    """Returns the form for the engine; None allows any output.
 
     Raises:
-        InvalidRequestError: more than one form of output is asked for, or an empty one.
+        InvalidRequestError: there is more than one form, or an empty one.
     """
     by_format = None if response_format is None else _of_format(response_format)
     if wanted is None:

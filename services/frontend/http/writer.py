@@ -1,4 +1,4 @@
-"""Writes one HTTP response to a client that may not be reading."""
+"""Writes an HTTP response with a time limit."""
 
 import asyncio
 import json
@@ -14,14 +14,10 @@ Body = Mapping[str, Any]
 
 
 class ResponseWriter:
-    """One response, as a whole or as server-sent events.
-
-    The server buffers some tens of kilobytes; once they are full a write waits for the client, and
-    only for so long.
-    """
+    """One response, as a whole or as server-sent events; the server buffers tens of kilobytes."""
 
     def __init__(self, send: Send, *, timeout_s: float, headers: Mapping[str, str]) -> None:
-        """Writes with `send`, waiting at most `timeout_s`; `headers` go with every response."""
+        """Waits at most `timeout_s` per write; `headers` go with every response."""
         self._send = send
         self._timeout_s = timeout_s
         self._headers = dict(headers)
@@ -34,7 +30,7 @@ class ResponseWriter:
         await self._write(_encode(body), more=False)
 
     async def start_events(self) -> None:
-        """Begins a stream of events."""
+        """Starts a stream of events."""
         await self._start(
             200, {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
         )
@@ -43,16 +39,16 @@ class ResponseWriter:
         """Writes one event.
 
         Raises:
-            SlowReaderError: the client does not read; nothing can be written any more.
+            SlowReaderError: the client does not read; further writes fail too.
         """
         await self._write(b"data: " + _encode(body) + b"\n\n", more=True)
 
     async def end_events(self) -> None:
-        """Ends a stream of events well."""
+        """Ends a stream of events successfully."""
         await self._write(b"data: [DONE]\n\n", more=False)
 
     async def fail(self, error: BaseException) -> None:
-        """Tells the client of an error, by status or, in a stream, by a last event."""
+        """Answers with an error: by status, or in a stream by a last event."""
         told = http_error_of(error)
         if self._is_cut:
             return

@@ -1,1 +1,1 @@
-"""Text in, text out: a prompt becomes tokens, goes to the engine, and comes back as text."""
+"""Runs requests: encodes the prompt, calls the engine, decodes the output."""

@@ -1,4 +1,4 @@
-"""One request's output: from token batches to pieces of text."""
+"""One request's output, from token batches to text."""
 
 from collections.abc import Sequence
 from typing import Self
@@ -12,7 +12,7 @@ from services.frontend.text.output_text import OutputText, TextPiece
 
 
 class Generation:
-    """One request's output, paid for as it is read. Iterate it to its end, or close it."""
+    """One request's output, charged as it is read. Iterate it to its end, or close it."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class Generation:
         lease: Lease,
         prompt_token_ids: Sequence[int],
     ) -> None:
-        """Attaches the stream to its request's lease; several may share one."""
+        """Attaches the stream to the lease, which several generations may share."""
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
         self._stream = stream
@@ -37,16 +37,16 @@ class Generation:
         return self
 
     async def __anext__(self) -> Output:
-        """Returns what is new; the last output has a finish reason and usage.
+        """Returns new output; the last one has a finish reason and usage.
 
         Raises:
-            UnauthenticatedError: the caller's key was removed meanwhile.
+            UnauthenticatedError: the caller's key was removed.
             FrontendError, EngineFaultError: the request failed.
         """
         if self._is_over:
             raise StopAsyncIteration
         batch = await self._read()
-        # The text of the token that ends a request is not part of the answer, its id is.
+        # The text of a stop token is not part of the answer; its id is.
         has_stop_token = batch.stop_token_id is not None
         piece = self._text.push(batch.token_ids[:-1] if has_stop_token else batch.token_ids)
         if piece.stop_string is None and batch.finish_reason is not None:
@@ -71,20 +71,20 @@ class Generation:
         )
 
     async def admitted(self) -> None:
-        """Waits until an engine has taken the request.
+        """Waits until an engine admits the request.
 
         Raises:
-            FrontendError, EngineFaultError: none has.
+            FrontendError, EngineFaultError: no engine does.
         """
         await self._stream.admitted()
 
     def cancel(self) -> None:
-        """Ends the request early; the iteration goes on to a last output that says so."""
+        """Ends the request early; iteration continues to a last output."""
         self._stream.abort()
         self._lease.detach(self._stream.abort)
 
     def close(self) -> None:
-        """Ends the request, if it is not over; nothing may be read afterwards."""
+        """Ends the request if it is unfinished; nothing may be read afterwards."""
         if not self._is_over:
             self._is_over = True
             self.cancel()
@@ -101,10 +101,9 @@ class Generation:
         return batch
 
     async def _stop(self, batch: TokenBatch, num_tokens: int) -> None:
-        """Ends the request with some of a batch's tokens, at a stop string.
+        """Ends the request at a stop string, after some of a batch's tokens.
 
-        The engine knows nothing of stop strings. It may have run past this one; those tokens are
-        not counted.
+        The engine may have run past the stop string; do not count those tokens.
         """
         del batch.token_ids[num_tokens:], batch.logprobs[num_tokens:]
         self._num_output_tokens += num_tokens
@@ -121,6 +120,6 @@ class Generation:
         try:
             while (usage := (await self._read()).usage) is None:
                 pass
-        except (FrontendError, EngineFaultError):  # the answer is complete all the same
+        except (FrontendError, EngineFaultError):  # the answer is complete anyway
             return Usage()
         return usage

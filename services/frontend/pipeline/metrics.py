@@ -1,4 +1,4 @@
-"""The frontend's figures for Prometheus."""
+"""The frontend's metrics for Prometheus."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,14 +16,13 @@ FAILED = (
     EngineFaultError.__name__,
     *(each.__name__ for each in FrontendError.__subclasses__()),
 )
-"""Label values that are told from the start, with a count of 0."""
+"""Label values that exist from the start, with a count of 0."""
 
 
 class FrontendFamilies:
-    """Tells a frontend's figures of this moment.
+    """Collects the frontend's current metrics.
 
-    The prefix keeps them apart from the engine's of the same meaning, which have the network and
-    the tokenizer left out.
+    The prefix separates them from the engine's metrics, which exclude network and tokenizer.
     """
 
     def __init__(self, counts: RequestCounts, engine: EnginePool, lag: LoopLag) -> None:

@@ -1,4 +1,4 @@
-"""Runs requests: checks and tokenizes them, and hands them to the engine."""
+"""Runs requests: checks them, encodes prompts, and submits them to the engines."""
 
 import asyncio
 import dataclasses
@@ -36,23 +36,23 @@ if TYPE_CHECKING:
     from services.telemetry.spans import Tracing
 
 MAX_SHOWN_CHARACTERS = 128
-"""Characters of a model's name that an error repeats."""
+"""Characters of a model name shown in an error."""
 PROMPT_TAIL_TOKENS = 256
-"""Tokens at a prompt's end among which a character is looked for that the output finishes."""
+"""Last prompt tokens searched for an unfinished character."""
 
 
 class Outlet(Protocol):
-    """Where one request's output goes."""
+    """The destination of one request's output."""
 
     async def begin(self, generation: Generation | Samples) -> None:
-        """Called once the engine has taken the request; a refusal comes before."""
+        """Starts after the engine has admitted the request."""
 
     async def write(self, output: Output) -> None:
-        """Takes what is new."""
+        """Writes new output."""
 
 
 class Pipeline:
-    """Runs requests against the engines and knows the model that they serve."""
+    """Runs requests for the model that the engines serve."""
 
     def __init__(
         self,
@@ -65,22 +65,12 @@ class Pipeline:
         gate: Gate | None = None,
         tracing: "Tracing | None" = None,
     ) -> None:
-        """Serves nothing until `load_model` was called.
-
-        Args:
-            engine: runs the requests.
-            max_prompt_bytes: longest prompt or conversation that is tokenized.
-            max_samples: most outputs that one request may have of its prompt.
-            num_tokenizer_threads: threads that tokenize; half as many more take long texts.
-            template_timeout_s: longest time that a chat template may take.
-            gate: counts what callers use; None lets everybody use everything.
-            tracing: takes the spans of requests; None makes none.
-        """
+        """Serves nothing before `load_model`."""
         self.engine = engine
         self.requests = RequestLog(tracing)
-        """Watches every request from before it is read to its end."""
+        """Records every request."""
         self.gate = gate or Gate()
-        """Who may do what."""
+        """Checks what callers may do."""
         self._max_samples = max_samples
         self._template_timeout_s = template_timeout_s
         self._prompts = Prompts(
@@ -91,21 +81,21 @@ class Pipeline:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Token ids of a prompt from which on it is refused, whatever they are."""
+        """Number of token ids from which a prompt is refused before it is read."""
         return MAX_PROMPT_TOKENS if self._model is None else self._model.info.max_model_len
 
     @property
     def served_model(self) -> ServedModel | None:
-        """The model that the engine served last; None before the first contact."""
+        """The latest served model; None before the first connection."""
         return self._model
 
     async def load_model(self, info: ModelInfo, files: TokenizerFiles) -> None:
-        """Takes the model that an engine serves; the handler that `EnginePool.run` wants.
+        """Loads the model of an engine; the `on_model` handler of `EnginePool.run`.
 
         Raises:
             EngineUnavailableError: its tokenizer cannot be used.
         """
-        async with self._loading:  # engines come at the same time, and one text serves them all
+        async with self._loading:  # engines may connect at the same time; one load serves all
             known = self._model
             if known is None or not known.has_same_text(info):
                 try:
@@ -129,12 +119,7 @@ class Pipeline:
         timeout_s: float | None = None,
         lease: Lease | None = None,
     ) -> None:
-        """Runs a request from its prompt to its last output; see `start` for what it takes.
-
-        Raises:
-            FrontendError: the request is refused or failed.
-            EngineFaultError: the engine failed in a way that callers may not see.
-        """
+        """Runs a request from its prompt to its last output; see `start`."""
         generation = await self.start(
             prompt, options, record=record, timeout_s=timeout_s, lease=lease
         )
@@ -153,18 +138,17 @@ class Pipeline:
         timeout_s: float | None = None,
         lease: Lease | None = None,
     ) -> Generation | Samples:
-        """Submits a request and returns its output to be iterated, once the engine has taken it.
+        """Submits a request and returns its output once an engine has admitted it.
 
         Args:
-            prompt: what to continue.
-            options: how.
-            record: notes how far the request has come.
-            timeout_s: time that it has; without limit when None.
-            lease: its caller's place, where it was taken already; taken here when None.
+            prompt: the prompt.
+            options: the caller's options.
+            record: notes the request's progress.
+            timeout_s: time limit; None for none.
+            lease: the caller's lease; None takes one.
 
         Raises:
-            FrontendError: the request is refused.
-            EngineFaultError: the engine failed in a way that callers may not see.
+            FrontendError, EngineFaultError: the request is refused or failed.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         model = self.model_named(options.model)
@@ -238,10 +222,10 @@ class Pipeline:
         *,
         parse_special_tokens: bool | None = None,
     ) -> list[int]:
-        """Returns the token ids that a prompt is to the engine.
+        """Returns the token ids of a prompt as the engine gets them.
 
         Raises:
-            FrontendError: another model was asked for, or the prompt cannot be tokenized.
+            FrontendError: the model is not served, or the prompt is refused.
         """
         return await self._prompts.encode(
             self.model_named(model_name), prompt, parse_special_tokens
@@ -253,19 +237,19 @@ class Pipeline:
         """Returns the text of token ids.
 
         Raises:
-            FrontendError: another model was asked for, there are more ids than a prompt may have
-                bytes, or an id is not in the vocabulary.
+            FrontendError: the model is not served, there are too many ids, or an id is not in the
+                vocabulary.
         """
         return await self._prompts.decode(
             self.model_named(model_name), token_ids, show_special_tokens=show_special_tokens
         )
 
     def model_named(self, name: str) -> ServedModel:
-        """Returns the model that a request names; an empty name means the one served.
+        """Returns the model that a request names; an empty name means the served model.
 
         Raises:
-            EngineUnavailableError: no engine has said yet what it serves.
-            UnknownModelError: it serves another model.
+            EngineUnavailableError: no engine has connected yet.
+            UnknownModelError: another model is served.
         """
         model = self._model
         if model is None:
@@ -278,14 +262,14 @@ class Pipeline:
         return model
 
     async def close(self) -> None:
-        """Lets go of the tokenizer's threads and the template's process."""
+        """Stops the tokenizer's threads and the template's process."""
         self._prompts.close()
         if self._model is not None:
             await self._model.close()
 
 
 def _min_tokens(options: Options, info: ModelInfo) -> int:
-    """Returns the output tokens before which no stop string counts."""
+    """Returns the number of output tokens before which stop strings do not count."""
     sampling = options.sampling
     if sampling is not None and sampling.HasField("min_tokens"):
         return sampling.min_tokens

@@ -1,4 +1,4 @@
-"""How large a prompt may be, found out at a bounded cost."""
+"""Measures prompts at a bounded cost."""
 
 import asyncio
 import re
@@ -9,23 +9,23 @@ from services.frontend.errors import InvalidRequestError
 from services.frontend.pipeline.request import Conversation, Prompt
 
 MAX_PROMPT_TOKENS = 2**20
-"""Token ids of a prompt that comes as such, where the model takes no fewer."""
+"""Limit of token ids in a prompt, if the model's limit is not lower."""
 MAX_VALUES = 32_768
-"""Objects, lists, texts and numbers of a conversation and its tools."""
+"""Limit of objects, lists, strings and numbers in a conversation and its tools."""
 MAX_NUMBER_BITS = 1024
-"""Longest whole number; to write one as text takes time in the square of its length."""
+"""Limit of a whole number; writing one as text takes quadratic time."""
 _NUMBER_BYTES = 8
 _STEP_VALUES = 4096
-"""Values that are measured in a row, in about 2 ms."""
+"""Values measured without a break, about 2 ms."""
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 def check_prompt_size(prompt: Prompt, *, max_bytes: int, max_tokens: int) -> None:
-    """Checks a prompt as it came.
+    """Checks a prompt as received.
 
     Raises:
-        InvalidRequestError: its text is longer than `max_bytes`, its conversation holds more than
-            MAX_VALUES values, or there are `max_tokens` token ids or more.
+        InvalidRequestError: its text is over `max_bytes`, its conversation holds over MAX_VALUES
+            values, or it has `max_tokens` token ids or more.
     """
     if isinstance(prompt, list):
         check_num_tokens(len(prompt), max_tokens)
@@ -35,7 +35,7 @@ def check_prompt_size(prompt: Prompt, *, max_bytes: int, max_tokens: int) -> Non
 
 
 async def check_text_size(prompt: str | Conversation, *, max_bytes: int) -> None:
-    """Checks a prompt like `check_prompt_size`, and lets others run meanwhile."""
+    """Checks a prompt like `check_prompt_size`; other tasks run meanwhile."""
     for _ in _checking(prompt, max_bytes):
         await asyncio.sleep(0)
 
@@ -51,7 +51,7 @@ def _checking(prompt: str | Conversation, max_bytes: int) -> Iterator[None]:
 
 
 def check_num_tokens(num_tokens: int, max_model_len: int) -> None:
-    """Raises InvalidRequestError if a prompt has as many tokens as the model takes, or more."""
+    """Raises InvalidRequestError if the prompt leaves no room for output."""
     if num_tokens >= max_model_len:
         raise InvalidRequestError(
             f"the prompt has {num_tokens} tokens; prompt and output together may have"
@@ -60,10 +60,10 @@ def check_num_tokens(num_tokens: int, max_model_len: int) -> None:
 
 
 def _num_bytes(value: Any) -> Generator[None, None, int]:
-    """Returns about the bytes that a value takes as JSON; yields between its steps.
+    """Returns a value's approximate JSON size in bytes; yields between its steps.
 
     Raises:
-        InvalidRequestError: it holds more than MAX_VALUES values, or a number that is too long.
+        InvalidRequestError: it has too many values, or a number is too long.
     """
     num_bytes = num_values = 0
     waiting = [value]
@@ -95,13 +95,13 @@ def _num_bytes(value: Any) -> Generator[None, None, int]:
 
 
 def check_json_texts(texts: Iterable[str], what: str) -> None:
-    """Checks texts that are to be parsed as JSON.
+    """Checks strings before they are parsed as JSON.
 
     Raises:
-        InvalidRequestError: all together hold more than MAX_VALUES values.
+        InvalidRequestError: together they hold over MAX_VALUES values.
     """
     texts = list(texts)
-    # Marks inside strings count here, which is ten times as cheap as to find the strings.
+    # Marks inside strings count too: ten times cheaper than finding the strings.
     if len(texts) + sum(map(_num_marks, texts)) <= MAX_VALUES:
         return
     num_values, num_strings = len(texts), 0

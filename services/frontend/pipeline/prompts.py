@@ -1,4 +1,4 @@
-"""Turns prompts into token ids, and token ids into text, within limits."""
+"""Converts prompts to token ids and token ids to text, within limits."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from services.frontend.text.tokenizer_threads import TokenizerThreads
 
 
 class Prompts:
-    """Renders and tokenizes prompts; long ones in threads."""
+    """Renders and encodes prompts; long ones in threads."""
 
     def __init__(self, *, max_prompt_bytes: int, num_tokenizer_threads: int) -> None:
         """Sets the limits; see `Pipeline`."""
@@ -30,7 +30,7 @@ class Prompts:
     async def tokens(
         self, model: ServedModel, prompt: Prompt, parse_special_tokens: bool | None
     ) -> list[int]:
-        """Returns a prompt's tokens, checked against what the model takes."""
+        """Returns a prompt's token ids, checked against the model's limits."""
         limit = model.info.max_model_len
         if isinstance(prompt, list):
             token_ids = prompt
@@ -50,7 +50,7 @@ class Prompts:
         parse_special_tokens: bool | None,
         max_tokens: int | None = None,
     ) -> list[int]:
-        """Returns a prompt's tokens; one that has `max_tokens` or more is refused."""
+        """Returns a prompt's token ids; refuses `max_tokens` or more."""
         await check_text_size(prompt, max_bytes=self._max_prompt_bytes)
         check_length = None
         if max_tokens is not None:
@@ -76,8 +76,7 @@ class Prompts:
         """Returns the text of token ids.
 
         Raises:
-            InvalidRequestError: there are more ids than a prompt may have bytes, or an id is not in
-                the vocabulary.
+            InvalidRequestError: there are too many ids, or one is not in the vocabulary.
         """
         if len(token_ids) > self._max_prompt_bytes:
             raise InvalidRequestError(
@@ -101,7 +100,7 @@ class Prompts:
             raise InvalidRequestError(
                 f"the model {model.info.model!r} takes text alone: {model.template_error}"
             )
-        await asyncio.sleep(0)  # others run before the conversation is written for the template
+        await asyncio.sleep(0)  # let other tasks run before the conversation is serialized
         if model.template is None:
             raise InvalidRequestError(
                 f"the model {model.info.model!r} has no chat template; use Generate"

@@ -1,4 +1,4 @@
-"""What a caller asks for and what comes back, free of any wire format but sampling's."""
+"""Requests and their output, independent of gRPC and HTTP."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,26 +16,26 @@ MAX_MODEL_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIASES = 1024
 MAX_CHOICES = 1024
-"""Limits of the engine that this side checks too, so that what it sends there stays small."""
+"""Limits that the engine also has, checked here to keep messages small."""
 MAX_GRAMMAR_BYTES = 2**20
-"""Largest text of a structured output. Engines take less, by their --max-grammar-bytes."""
+"""Limit of a structured output's text. Engines accept less; see --max-grammar-bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages to be answered, oldest first, and the tools that the model may call."""
+    """Messages, oldest first, and the tools that the model may call."""
 
     messages: Sequence[Message]
     tools: Sequence[Message] = ()
 
 
 Prompt = str | list[int] | Conversation
-"""A prompt as text, as token ids that are used as they are, or as a conversation."""
+"""Text, token ids used as they are, or a conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a caller wants; fields mean what GenerationOptions of frontend.proto says."""
+    """A caller's options; see GenerationOptions in frontend.proto."""
 
     model: str = ""
     request_id: str
@@ -47,27 +47,27 @@ class Options:
     num_samples: int = 1
     parse_special_tokens: bool | None = None
     traceparent: str = ""
-    """Where the request belongs in a trace; empty: nowhere."""
+    """The parent span; empty for none."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Output(TokenBatch):
-    """More output of one request; fields mean what Output of frontend.proto says."""
+    """New output of one request; see Output in frontend.proto."""
 
     request_id: str
     index: int = 0
-    """Which of several outputs of one prompt this belongs to."""
+    """Index of the sample."""
     text: str
     stop_string: str | None = None
 
 
 def check_options(options: Options, *, max_samples: int) -> None:
-    """Raises InvalidRequestError for what is over its limit, before it is copied or sent on."""
+    """Raises InvalidRequestError for an option over its limit, before it is copied."""
     if not 1 <= options.num_samples <= max_samples:
         raise InvalidRequestError(
             f"n is {options.num_samples}; it must be 1 to {max_samples}", field="n"
         )
-    limit = MAX_REQUEST_ID_CHARACTERS  # the engine's, to which further samples add their index
+    limit = MAX_REQUEST_ID_CHARACTERS  # the engine's limit, minus the index that samples append
     limit -= len(f"#{options.num_samples - 1}") if options.num_samples > 1 else 0
     _check_length("request_id", len(options.request_id), limit, "characters")
     _check_length("cache_salt", len(options.cache_salt), MAX_CACHE_SALT_CHARACTERS, "characters")

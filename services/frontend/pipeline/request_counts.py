@@ -1,4 +1,4 @@
-"""What the frontend has done since it started."""
+"""Counts of the frontend since its start."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,19 +12,19 @@ def _latency() -> Histogram:
 
 @dataclass(slots=True)
 class RequestCounts:
-    """Counts of requests, as they end, and of their times in seconds."""
+    """Counts and latencies in seconds of ended requests."""
 
     num_live: int = 0
     finished: Counter[str] = field(default_factory=Counter)
-    """Requests that were served, by finish reason: stop, length, aborted."""
+    """Served requests by finish reason: stop, length, aborted."""
     failed: Counter[str] = field(default_factory=Counter)
-    """Requests that were refused or failed, by error; "cancelled" where the client went away."""
+    """Refused or failed requests by error; "cancelled" if the client left."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     tokenize: Histogram = field(default_factory=_latency)
     submit: Histogram = field(default_factory=_latency)
-    """From a tokenized prompt to the engine's word that it takes the request."""
+    """From an encoded prompt to its admission by the engine."""
     time_to_first_token: Histogram = field(default_factory=_latency)
     inter_token_latency: Histogram = field(default_factory=_latency)
     e2e_request_latency: Histogram = field(default_factory=_latency)

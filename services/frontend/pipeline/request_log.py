@@ -1,4 +1,4 @@
-"""What is told of every request, whatever becomes of it: a log line, counts, a span."""
+"""Records every request: a log line, counts and a span."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ CANCELLED = "cancelled"
 
 
 class RequestRecord:
-    """Notes what happens to one request."""
+    """Records the progress of one request."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class RequestRecord:
         traceparent: str,
     ) -> None:
         self.traceparent = traceparent if span is None else span.traceparent
-        """What tells the engine where the request belongs in a trace; may be empty."""
+        """The parent span for the engine; may be empty."""
         self._counts = counts
         self._start_s = start_s
         self._span = span
@@ -45,18 +45,18 @@ class RequestRecord:
         self._last: Output | None = None
 
     def note_tokenized(self) -> None:
-        """Notes that the prompt is a list of tokens."""
+        """Notes that the prompt is encoded."""
         self._tokenized_s = time.monotonic()
         self._counts.tokenize.observe(self._tokenized_s - self._start_s)
 
     def note_admitted(self) -> None:
-        """Notes that the engine has taken the request."""
+        """Notes that the engine has admitted the request."""
         self._admitted_s = time.monotonic()
         if self._tokenized_s is not None:
             self._counts.submit.observe(self._admitted_s - self._tokenized_s)
 
     def observe(self, output: Output) -> None:
-        """Notes a piece of the request's output."""
+        """Notes new output."""
         now_s = time.monotonic()
         num_tokens = len(output.token_ids)
         if self._first_output_s is None:
@@ -69,11 +69,7 @@ class RequestRecord:
         self._last = output
 
     def end(self, error: str | None) -> dict[str, str | int | float]:
-        """Counts and traces the request's end and returns what is known of it.
-
-        Args:
-            error: name of the error that it ended with, if it was not served.
-        """
+        """Counts and traces the end; returns facts for the log."""
         counts, end_s = self._counts, time.monotonic()
         facts: dict[str, str | int | float] = {"elapsed_ms": _ms(end_s - self._start_s)}
         if self._first_output_s is not None:
@@ -99,7 +95,7 @@ class RequestRecord:
         return facts
 
     def _add_phases(self, span: "RequestSpan", end_s: float) -> None:
-        """Adds a span for each phase that was reached; the last one goes on to the end."""
+        """Adds a span for each phase; the last one lasts to the end."""
         begun = [("tokenize", self._start_s)]
         for name, start_s in (
             ("submit", self._tokenized_s),
@@ -113,10 +109,10 @@ class RequestRecord:
 
 
 class RequestLog:
-    """Watches every request of the frontend."""
+    """Records all requests of the frontend."""
 
     def __init__(self, tracing: "Tracing | None" = None) -> None:
-        """Makes spans only where `tracing` takes them."""
+        """Makes spans only with `tracing`."""
         self.counts = RequestCounts()
         self._tracing = tracing
 
@@ -124,14 +120,8 @@ class RequestLog:
     def watch(
         self, request_id: str, *, method: str, traceparent: str = ""
     ) -> Iterator[RequestRecord]:
-        """Tells how the request inside ended, with its id on every line that is logged meanwhile.
-
-        Args:
-            request_id: names it.
-            method: how it was asked for.
-            traceparent: where the caller says that it belongs in a trace.
-        """
-        # One that is too long is refused further on, and must not fill the log.
+        """Records the request inside, and adds its id to every log line meanwhile."""
+        # A longer id is refused later and must not fill the log.
         request_id = request_id[:MAX_REQUEST_ID_CHARACTERS]
         start_s, span = time.monotonic(), None
         if self._tracing is not None:
@@ -155,7 +145,7 @@ class RequestLog:
                 log.info("request_cancelled", method=method, **record.end(CANCELLED))
                 raise
             except BaseException as error:
-                record.end(type(error).__name__)  # whoever makes a status of it logs it
+                record.end(type(error).__name__)  # logged where it becomes a status
                 raise
             else:
                 log.info("request_finished", method=method, **record.end(None))

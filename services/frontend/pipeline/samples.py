@@ -1,4 +1,4 @@
-"""Several outputs of one prompt, as they come."""
+"""Several outputs of one prompt."""
 
 import asyncio
 import dataclasses
@@ -14,10 +14,9 @@ _SEED_BITS = 64
 
 
 class Samples:
-    """Outputs of several generations, told apart by index. Iterate it to its end, or close it.
+    """Merges the outputs of several generations. Iterate it to its end, or close it.
 
-    One output of each is read ahead and no more: what a slow reader leaves waits where a single
-    generation's output would. One that fails ends all of them.
+    It reads at most one output of each ahead. If one fails, all end.
     """
 
     def __init__(self, generations: Sequence[Generation]) -> None:
@@ -32,7 +31,7 @@ class Samples:
         return self
 
     async def __anext__(self) -> Output:
-        """Returns what is new of one of them; the last output of all has the usage of all."""
+        """Returns new output of one generation; the last one has the usage of all."""
         if not self._has_begun:
             self._has_begun = True
             for index in range(len(self._generations)):
@@ -51,16 +50,16 @@ class Samples:
         return dataclasses.replace(output, index=index, usage=usage)
 
     def cancel(self) -> None:
-        """Ends them early; the iteration goes on to last outputs that say so."""
+        """Ends all of them early; iteration continues to their last outputs."""
         for generation in self._generations:
             generation.cancel()
 
     def close(self) -> None:
-        """Ends those that are not over; nothing may be read afterwards."""
+        """Ends unfinished generations; nothing may be read afterwards."""
         for read in self._reads:
             read.cancel()
             if read.done() and not read.cancelled():
-                read.exception()  # what ended one has ended the others, which need not be told
+                read.exception()  # retrieve the error; the first one has ended the request
         for generation in self._generations:
             generation.close()
 
@@ -69,20 +68,17 @@ class Samples:
 
 
 def sample_id(request_id: str, index: int) -> str:
-    """Returns how one of several outputs is called at the engine."""
+    """Returns the id of one sample at the engine."""
     return request_id if index == 0 else f"{request_id}#{index}"
 
 
 def sampling_of(sampling: SamplingParams | None, index: int) -> SamplingParams:
-    """Returns the sampling of one of several outputs; each has the seed after the last one's.
-
-    Without a seed it gets one, so that any engine goes on with the same random numbers.
-    """
+    """Returns the sampling of one sample, always with a seed, each following the previous one's."""
     own = SamplingParams()
     if sampling is not None:
         own.CopyFrom(sampling)
     if index:
-        own.ClearField("prompt_logprobs")  # the first output has them for all
+        own.ClearField("prompt_logprobs")  # only the first sample reports them
     if own.HasField("seed"):
         own.seed = (own.seed + index) % 2**_SEED_BITS
     else:
@@ -91,7 +87,7 @@ def sampling_of(sampling: SamplingParams | None, index: int) -> SamplingParams:
 
 
 def _joint_usage(usages: Sequence[Usage]) -> Usage:
-    """Returns what all outputs cost together: their prompt counts once."""
+    """Returns the usage of all outputs; their prompt counts once."""
     return Usage(
         prompt_tokens=max(usage.prompt_tokens for usage in usages),
         cached_tokens=min(usage.cached_tokens for usage in usages),

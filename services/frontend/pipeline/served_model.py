@@ -1,4 +1,4 @@
-"""The model that the engines serve: its tokenizer and its chat template."""
+"""The served model's tokenizer and chat template."""
 
 import asyncio
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that an engine serves, and how its text is made."""
+    """A served model with its tokenizer and chat template."""
 
     info: ModelInfo
     tokenizer: Tokenizer
     template: TemplateProcess | None
     template_error: str = ""
-    """Why the chat template cannot be used; empty where it can, and where there is none."""
+    """Why the chat template cannot be used; empty if it can or there is none."""
 
     @classmethod
     async def load(
         cls, info: ModelInfo, files: TokenizerFiles, *, template_timeout_s: float
     ) -> "ServedModel":
-        """Reads a model's tokenizer and starts its chat template.
+        """Loads a model's tokenizer and starts its chat template.
 
         Raises:
             TokenizerFilesError: the tokenizer cannot be used.
@@ -38,7 +38,7 @@ class ServedModel:
         return cls(info, tokenizer, template, template_error)
 
     def has_same_text(self, other: ModelInfo) -> bool:
-        """Whether tokenizer and template serve another model, too."""
+        """Whether the tokenizer and template fit another model too."""
         own = self.info
         return (own.tokenizer_sha256, own.vocab_size) == (other.tokenizer_sha256, other.vocab_size)
 
@@ -65,6 +65,6 @@ async def _start_template(
     except TemplateRefusedError as error:
         log.warning("chat_template_refused", reason=str(error))
         return None, str(error)
-    except TokenizerFilesError as error:  # the next chat tries again
+    except TokenizerFilesError as error:  # the next chat retries
         log.warning("template_process_not_started", reason=str(error))
     return template, ""

@@ -1,4 +1,4 @@
-"""Tools that a conversation may use, as chat templates of model hubs expect them."""
+"""Tools of a conversation, in the form that chat templates expect."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,11 @@ from services.frontend.text.chat_template import Message
 
 MAX_TOOLS = 128
 MAX_DIGITS = 300
-"""Longest whole number in JSON that comes as text."""
+"""Limit of a whole number in JSON given as text."""
 
 
 def tool_of(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> Message:
-    """Returns a tool: a function with a JSON Schema of its parameters.
+    """Returns a function tool with a JSON Schema of its parameters.
 
     Raises:
         InvalidRequestError: it has no name.
@@ -29,7 +29,7 @@ def tool_of(name: str, description: str | None, parameters: Mapping[str, Any] | 
 
 
 def tool_call_of(call_id: str, name: str, arguments: str) -> Message:
-    """Returns a call that the model made earlier, its arguments as the text that they are.
+    """Returns a previous tool call of the model, with its arguments as text.
 
     Raises:
         InvalidRequestError: it has no name, or the arguments are not a JSON object.
@@ -37,16 +37,16 @@ def tool_call_of(call_id: str, name: str, arguments: str) -> Message:
     if not name:
         raise InvalidRequestError("a tool call names no function", field="messages")
     call: dict[str, Any] = {"id": call_id} if call_id else {}
-    json_object(arguments, "arguments of a tool call")  # templates that want an object get one
+    json_object(arguments, "arguments of a tool call")  # templates that need an object get one
     function = {"name": name, "arguments": arguments}
     return call | {"type": "function", "function": function}
 
 
 def json_object(text: str, what: str) -> dict[str, Any]:
-    """Reads a JSON object.
+    """Parses a JSON object.
 
     Raises:
-        InvalidRequestError: the text is none.
+        InvalidRequestError: the text is not a JSON object.
     """
     try:
         value = json.loads(text, parse_int=_whole_number)
@@ -58,17 +58,17 @@ def json_object(text: str, what: str) -> dict[str, Any]:
 
 
 def _whole_number(digits: str) -> int:
-    """Reads a number that is not so long that it takes time in the square of its length."""
+    """Parses a whole number within the limit; parsing takes quadratic time."""
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits")
     return int(digits)
 
 
 def check_tools(messages: Sequence[Message], tools: Sequence[Message]) -> None:
-    """Checks that calls and results of tools belong together.
+    """Checks that tool calls and results match.
 
     Raises:
-        InvalidRequestError: there are too many tools, a call stands in another role's message, or a
+        InvalidRequestError: there are too many tools, a message of another role has a call, or a
             result answers no earlier call.
     """
     if len(tools) > MAX_TOOLS:

@@ -1,1 +1,1 @@
-"""The gRPC edge of the frontend: servicer, conversion, status."""
+"""The gRPC edge: servicer, conversion, status."""

@@ -1,4 +1,4 @@
-"""Asks gRPC callers for their keys."""
+"""Checks the API keys of gRPC callers."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
@@ -12,15 +12,15 @@ from services.frontend.errors import UnauthenticatedError
 from services.telemetry.call_scope import scoped
 
 _OPEN_PREFIX = "/grpc.health.v1.Health/"
-"""Probes have no keys."""
+"""Probes need no key."""
 
 log = structlog.get_logger()
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is untyped
-    """Lets a call through under the name of its key, `authorization: Bearer KEY`.
+    """Authenticates each call by its key, `authorization: Bearer KEY`.
 
-    It stands behind `ErrorInterceptor`, which turns its errors into statuses.
+    `ErrorInterceptor` must come first: it turns errors into statuses.
     """
 
     def __init__(self, gate: Gate) -> None:

@@ -1,4 +1,4 @@
-"""From protobuf to what the pipeline takes, and back."""
+"""Converts between protobuf and the pipeline's types."""
 
 import uuid
 from typing import Any
@@ -20,9 +20,9 @@ _GOES_ON = FinishReason.FINISH_REASON_UNSPECIFIED
 
 
 def refuse_unknown_fields(message: ProtobufMessage) -> None:
-    """Raises InvalidRequestError if a message, at any depth, says something that is not understood.
+    """Raises InvalidRequestError if a message has an unknown field at any depth.
 
-    A field that is ignored would be a wish that is silently not granted.
+    Ignoring a field would silently ignore a caller's wish.
     """
     unknown = UnknownFieldSet(message)
     if len(unknown):
@@ -33,7 +33,7 @@ def refuse_unknown_fields(message: ProtobufMessage) -> None:
     for field, value in message.ListFields():
         if field.message_type is None or field.message_type.GetOptions().map_entry:
             continue
-        # Before they are looked at one by one: a message holds millions of empty ones.
+        # Check the length first: a message can hold millions of empty entries.
         if field.is_repeated and len(value) > MAX_MESSAGES:
             raise InvalidRequestError(
                 f"{field.name} has {len(value)} entries; the limit is {MAX_MESSAGES}"
@@ -43,7 +43,7 @@ def refuse_unknown_fields(message: ProtobufMessage) -> None:
 
 
 def options_of(options: frontend_pb2.GenerationOptions) -> Options:
-    """Reads what a caller wants, and names the request if the caller did not."""
+    """Reads options, and makes a request id if there is none."""
     return Options(
         model=options.model,
         request_id=options.request_id or uuid.uuid4().hex,
@@ -61,12 +61,12 @@ def options_of(options: frontend_pb2.GenerationOptions) -> Options:
 def parse_special_tokens_of(
     source: frontend_pb2.GenerationOptions | frontend_pb2.TokenizeRequest,
 ) -> bool | None:
-    """Reads how spellings of special tokens count; None means as the prompt's form has it."""
+    """Reads whether spellings of special tokens count; None leaves it to the kind of prompt."""
     return source.parse_special_tokens if source.HasField("parse_special_tokens") else None
 
 
 def prompt_of(request: frontend_pb2.GenerateRequest, *, max_tokens: int) -> Prompt:
-    """Reads a prompt. One that is absent is empty, which the pipeline refuses.
+    """Reads a prompt. An absent one is empty, which the pipeline refuses.
 
     Raises:
         InvalidRequestError: it has `max_tokens` token ids or more.
@@ -81,7 +81,7 @@ def conversation_of(source: frontend_pb2.ChatRequest | frontend_pb2.Conversation
     """Reads a conversation.
 
     Raises:
-        InvalidRequestError: what is to be JSON in it is none, or holds too many values.
+        InvalidRequestError: it has invalid JSON, or too many values.
     """
     check_json_texts((tool.parameters for tool in source.tools), "the parameters of tools")
     check_json_texts(
@@ -114,10 +114,10 @@ def _message_of(message: frontend_pb2.ChatMessage) -> Message:
 
 
 def input_of(request: frontend_pb2.TokenizeRequest) -> str | Conversation:
-    """Reads what is to be tokenized.
+    """Reads the input to tokenize.
 
     Raises:
-        InvalidRequestError: there is nothing.
+        InvalidRequestError: it is absent.
     """
     match request.WhichOneof("input"):
         case "text":
@@ -128,7 +128,7 @@ def input_of(request: frontend_pb2.TokenizeRequest) -> str | Conversation:
 
 
 def output_to_proto(output: Output) -> frontend_pb2.Output:
-    """Writes a piece of output."""
+    """Converts output."""
     return frontend_pb2.Output(
         request_id=output.request_id,
         index=output.index,
@@ -144,7 +144,7 @@ def output_to_proto(output: Output) -> frontend_pb2.Output:
 
 
 def engines_to_proto(pool: EnginePool) -> frontend_pb2.ListEnginesResponse:
-    """Writes what a frontend knows of its engines."""
+    """Converts the state of the engines."""
     response = frontend_pb2.ListEnginesResponse(
         num_retries=pool.counts.num_retries, num_migrations=pool.counts.num_migrations
     )

@@ -1,4 +1,4 @@
-"""The methods of FrontendService, each in a few lines."""
+"""The methods of FrontendService."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ from services.telemetry.tracing import read_traceparent
 
 
 class FrontendServicer(FrontendServiceServicer):
-    """What a client may ask of the frontend. Errors are raised; the interceptor maps them."""
+    """Serves FrontendService. Methods raise errors; the interceptor maps them."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class FrontendServicer(FrontendServiceServicer):
         self._draining = asyncio.Event()
 
     def drain(self) -> None:
-        """Lets sessions take no new requests and end once the running ones have."""
+        """Lets sessions refuse new requests, and end after the running ones."""
         self._draining.set()
 
     async def Generate(  # noqa: N802  the protocol's name
@@ -97,7 +97,7 @@ class FrontendServicer(FrontendServiceServicer):
     async def Tokenize(  # noqa: N802  the protocol's name
         self, request: frontend_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> frontend_pb2.TokenizeResponse:
-        """Turns text or a conversation into token ids."""
+        """Encodes text or a conversation."""
         del context
         refuse_unknown_fields(request)
         token_ids = await self._pipeline.tokenize(
@@ -115,7 +115,7 @@ class FrontendServicer(FrontendServiceServicer):
     async def Detokenize(  # noqa: N802  the protocol's name
         self, request: frontend_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
     ) -> frontend_pb2.DetokenizeResponse:
-        """Turns token ids into text."""
+        """Decodes token ids."""
         del context
         refuse_unknown_fields(request)
         text = await self._pipeline.detokenize(
@@ -126,7 +126,7 @@ class FrontendServicer(FrontendServiceServicer):
     async def ListModels(  # noqa: N802  the protocol's name
         self, request: frontend_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> frontend_pb2.ListModelsResponse:
-        """Lists the model that the engine serves; nothing before the first contact with it."""
+        """Lists the served model; nothing before the first connection to an engine."""
         del context
         refuse_unknown_fields(request)
         response = frontend_pb2.ListModelsResponse()
@@ -144,7 +144,7 @@ class FrontendServicer(FrontendServiceServicer):
     async def ListEngines(  # noqa: N802  the protocol's name
         self, request: frontend_pb2.ListEnginesRequest, context: grpc.aio.ServicerContext
     ) -> frontend_pb2.ListEnginesResponse:
-        """Tells how each engine is, as far as this frontend knows, to whoever may know."""
+        """Shows the engines to callers with that permission."""
         del context
         self._pipeline.gate.check_may_list_engines()
         refuse_unknown_fields(request)
@@ -157,7 +157,7 @@ class FrontendServicer(FrontendServiceServicer):
         context: grpc.aio.ServicerContext,
         response_class: Any,
     ) -> None:
-        """Runs one request and writes its output. The call's deadline is the request's."""
+        """Runs one request within the call's deadline and writes its output."""
         method = response_class.DESCRIPTOR.name.removesuffix("Response")
         traceparent = options.traceparent or read_traceparent(context.invocation_metadata())
         writer = Writer(context, timeout_s=self._slow_reader_timeout_s)
@@ -175,17 +175,17 @@ class FrontendServicer(FrontendServiceServicer):
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Where the output of a request with a call of its own goes."""
+    """Writes the output of a request with its own call."""
 
     context: grpc.aio.ServicerContext
     writer: Writer
     response_class: Any
 
     async def begin(self, generation: object) -> None:
-        """Lets the client know; a refusal before is a status alone, which clients may retry."""
+        """Sends the metadata; until then, a refusal is a status alone and clients may retry."""
         del generation
         await self.context.send_initial_metadata(())
 
     async def write(self, output: Output) -> None:
-        """Writes a message."""
+        """Writes one message."""
         await self.writer.write(self.response_class(output=output_to_proto(output)))

@@ -1,4 +1,4 @@
-"""One client's stream that carries many requests."""
+"""A client's stream with many requests."""
 
 import asyncio
 import io
@@ -31,7 +31,7 @@ from services.telemetry.message_limits import first_number
 from services.telemetry.message_reader import RefusedMessage
 
 MAX_COLLECTED_PROMPTS = 16
-"""Longest prompts, in parts and not complete yet, that one session may hold in memory."""
+"""Longest prompts whose parts one session may hold in memory."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,22 +42,22 @@ class _LiveRequest:
     handle: int
     options: Options
     collected: io.StringIO | None = None
-    """What has come of the prompt while parts are still to come; None otherwise."""
+    """The parts of the prompt so far; None once it is complete."""
     num_collected_bytes: int = 0
     is_ended: bool = False
-    """Whether the client has cancelled it or it was failed; both reach it from outside."""
+    """Whether the client cancelled it or it failed."""
     error: Exception | None = None
-    """Why it was failed; None for a cancelled one."""
+    """Why it failed; None if cancelled."""
     work: asyncio.Task[None] | None = None
     generation: Generation | Samples | None = None
 
     @property
     def is_collecting(self) -> bool:
-        """Whether more parts of the prompt are to come."""
+        """Whether more parts of the prompt are expected."""
         return self.collected is not None
 
     def end(self, error: Exception | None) -> None:
-        """Ends it: with `error`, or as cancelled. Its own task says so to the client."""
+        """Fails it with `error`, or cancels it. Its own task answers the client."""
         self.is_ended = True
         self.error = error
         if self.generation is not None:
@@ -66,23 +66,22 @@ class _LiveRequest:
             self.work.cancel()
 
     async def begin(self, generation: Generation | Samples) -> None:
-        """Notes that the engine has taken it."""
+        """Stores the admitted generation, which can be cancelled."""
         self.generation = generation
 
     async def write(self, output: Output) -> None:
-        """Tells the client more of its output."""
+        """Writes new output."""
         if self.error is not None:
-            return  # its handle is not its own any more
+            return  # the handle may belong to another request
         if output.usage is not None:
             self.session.forget(self)  # the client may use the handle again
         await self.session.write(self.handle, output=output_to_proto(output))
 
 
 class ClientSession:
-    """Takes a client's messages and answers each request under its handle.
+    """Reads a client's messages and answers each request under its handle.
 
-    Requests run side by side and fail alone. Each waits for its turn to write, and what the engine
-    makes meanwhile goes out in one message, so a client that lags gets fewer and larger ones.
+    Requests run concurrently and fail separately. Output that waits to be written is merged.
     """
 
     def __init__(
@@ -97,18 +96,7 @@ class ClientSession:
         max_prompt_bytes: int,
         idle_timeout_s: float,
     ) -> None:
-        """Serves nothing until `run`.
-
-        Args:
-            pipeline: runs the requests.
-            writer: the client's end of the stream.
-            draining: set once no new requests are to be taken.
-            time_remaining: seconds left of the stream's deadline, which every request shares.
-            traceparent: where requests belong in a trace that do not say so themselves.
-            max_live_requests: most unfinished requests.
-            max_prompt_bytes: most bytes of a prompt that comes in parts.
-            idle_timeout_s: longest time without a request and without a message.
-        """
+        """Serves nothing until `run`."""
         self._pipeline = pipeline
         self._writer = writer
         self._draining = draining
@@ -124,13 +112,12 @@ class ClientSession:
     async def run(
         self, messages: AsyncIterator[frontend_pb2.SessionRequest | RefusedMessage]
     ) -> None:
-        """Serves until the client has no more to say and every request has ended.
+        """Serves until the client closes its side and all requests have ended.
 
         Raises:
-            MalformedMessageError: a message over the limits does not say which request it is of.
-            SlowReaderError: the client does not read; its requests have been ended.
-            EngineUnavailableError: the requests have ended, and the frontend is draining or the
-                session has been idle for too long.
+            MalformedMessageError: a message over the limits has no readable handle.
+            SlowReaderError: the client does not read.
+            EngineUnavailableError: the frontend is draining, or the session was idle too long.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -144,18 +131,18 @@ class ClientSession:
                         await self._refuse(message)
                     else:
                         await self._take(message, group)
-                    del message  # a call that is cancelled keeps this frame for a while
+                    del message  # a cancelled call keeps this frame for a while
                 await self._fail_incomplete()
                 for task in watching:
                     task.cancel()
         except ExceptionGroup as failures:
-            # All requests share the stream, so one reason is every request's reason.
+            # All requests share the stream, so one reason applies to all.
             raise failures.exceptions[0] from None
         finally:
             self._live.clear()
 
     def forget(self, live: _LiveRequest) -> None:
-        """Frees a request's handle, unless it is another request's by now."""
+        """Frees a request's handle, unless another request has taken it."""
         if self._live.get(live.handle) is live:
             del self._live[live.handle]
 
@@ -166,12 +153,12 @@ class ClientSession:
         output: frontend_pb2.Output | None = None,
         failure: Failure | None = None,
     ) -> None:
-        """Writes what became of the request behind a handle."""
+        """Writes output or a failure under a handle."""
         response = frontend_pb2.SessionResponse(handle=handle, output=output, failure=failure)
         await self._writer.write(response)
 
     async def _fail_incomplete(self) -> None:
-        """Ends the requests whose prompts have parts yet to come, as the client says no more."""
+        """Fails the requests with incomplete prompts after the client has closed its side."""
         for live in list(self._live.values()):
             if live.is_collecting:
                 await self._fail(
@@ -186,7 +173,7 @@ class ClientSession:
         raise EngineUnavailableError("the frontend is draining")
 
     async def _end_when_idle(self) -> None:
-        """Ends the session after a whole interval without a request and without a message."""
+        """Ends the session after a whole interval without requests and messages."""
         was_idle_after: int | None = None
         while was_idle_after != self._num_messages:
             was_idle_after = None if self._tasks else self._num_messages
@@ -202,7 +189,7 @@ class ClientSession:
             await self._fail(message.handle, error)
 
     async def _refuse(self, message: RefusedMessage) -> None:
-        """Fails the request of a message that holds too much; the others go on."""
+        """Fails the request of a message over the limits."""
         handle = first_number(message.data, frontend_pb2.SessionRequest.HANDLE_FIELD_NUMBER)
         if handle is None:
             raise message.error
@@ -213,13 +200,13 @@ class ClientSession:
         handle = message.handle
         match message.WhichOneof("message"):
             case "generate":
-                # It may be refused, and nothing is open yet.
+                # It may raise; nothing is open yet.
                 limit = self._pipeline.max_prompt_tokens
                 prompt = prompt_of(message.generate, max_tokens=limit)
                 live = self._open(handle, options_of(message.generate.options))
                 self._start(live, prompt, group)
             case "chat":
-                conversation = conversation_of(message.chat)  # may refuse; nothing is open yet
+                conversation = conversation_of(message.chat)  # may raise; nothing is open yet
                 live = self._open(handle, options_of(message.chat.options))
                 self._start(live, conversation, group)
             case "prompt_part":
@@ -272,7 +259,7 @@ class ClientSession:
             self._start(live, live.collected.getvalue(), group)
 
     def _check_collected(self, live: _LiveRequest) -> None:
-        """Raises InvalidRequestError or OverloadedError if too much of prompts is collected."""
+        """Raises InvalidRequestError or OverloadedError if collected prompts are too large."""
         limit = self._max_prompt_bytes
         if live.num_collected_bytes > limit:
             raise InvalidRequestError(
@@ -297,7 +284,7 @@ class ClientSession:
             live.end(None)
 
     async def _fail(self, handle: int, error: Exception) -> None:
-        """Ends the request behind a handle, if there is one, and tells the client why."""
+        """Ends the request of a handle, if there is one, and answers with the error."""
         live = self._live.get(handle)
         if live is not None and not live.is_collecting:
             live.end(error)
@@ -306,11 +293,11 @@ class ClientSession:
         await self.write(handle, failure=failure_of(error))
 
     async def _serve(self, live: _LiveRequest, prompt: Prompt) -> None:
-        """Runs a request and tells the client how it failed, if it does."""
+        """Runs a request; answers if it fails or is cancelled."""
         live.work = asyncio.create_task(self._generate(live, prompt))
         if live.is_ended:
             live.work.cancel()
-        # What a request raises must not end the others.
+        # A request's error must not end the others.
         [error] = await asyncio.gather(live.work, return_exceptions=True)
         live.work = None  # it refers to the error, whose traceback refers to the request
         self.forget(live)
@@ -336,7 +323,7 @@ class ClientSession:
 
 
 def _aborted(live: _LiveRequest) -> frontend_pb2.Output:
-    """The last output of a request that was cancelled before the engine had it."""
+    """Returns the last output of a request cancelled before its admission."""
     return frontend_pb2.Output(
         request_id=live.options.request_id,
         finish_reason=FinishReason.FINISH_REASON_ABORTED,

@@ -1,4 +1,4 @@
-"""Which gRPC status each error becomes: one table."""
+"""The gRPC status of each error."""
 
 import grpc
 
@@ -32,16 +32,16 @@ STATUS_CODES: dict[type[FrontendError], grpc.StatusCode] = {
 
 
 def status_of(error: BaseException) -> Status | None:
-    """Returns the status of an error that callers may know; None for one that they may not."""
+    """Returns the status of an error for callers; None for an internal error."""
     if not isinstance(error, FrontendError):
         return None
     return Status(STATUS_CODES[type(error)], str(error), error.retry_after_ms)
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Returns one request's error as it travels on a stream that others share.
+    """Returns the error of one request on a shared stream.
 
-    An error that callers may not know is logged and becomes INTERNAL with an id.
+    An internal error is logged and becomes INTERNAL with an id.
     """
     status = status_of(error) or internal_status(error)
     return Failure(

@@ -1,4 +1,4 @@
-"""Writes to a client that may not be reading."""
+"""Writes to a client with a time limit."""
 
 import asyncio
 
@@ -9,24 +9,20 @@ from services.frontend.errors import SlowReaderError
 
 
 class Writer:
-    """One client's stream of responses, shared by everything that answers on it.
-
-    Writers take turns in the order in which they asked. gRPC itself buffers some megabytes; once
-    they are full a write waits for the client, and only for so long.
-    """
+    """One client's response stream, shared by its requests, which write in turn."""
 
     def __init__(self, context: grpc.aio.ServicerContext, *, timeout_s: float) -> None:
-        """Writes to `context`, waiting at most `timeout_s` for the client to read."""
+        """Waits at most `timeout_s` for the client to read."""
         self._context = context
         self._timeout_s = timeout_s
         self._turn = asyncio.Lock()
         self._is_cut = False
 
     async def write(self, message: Message) -> None:
-        """Writes one message; one to a client that is gone goes nowhere.
+        """Writes one message; drops it if the client is gone.
 
         Raises:
-            SlowReaderError: the client does not read; nothing can be written any more.
+            SlowReaderError: the client does not read; further writes fail too.
         """
         async with self._turn:
             if self._is_cut:
@@ -38,7 +34,7 @@ class Writer:
                 self._is_cut = True
                 raise self._slow_reader() from None
             except grpc.aio.InternalError:
-                return  # gRPC cancels whoever serves the call, but has not got round to it
+                return  # gRPC will cancel the handler of this call
 
     def _slow_reader(self) -> SlowReaderError:
         return SlowReaderError(f"output lay unread for {self._timeout_s} s")

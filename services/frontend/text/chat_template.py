@@ -1,8 +1,7 @@
-"""Renders a conversation into the prompt that a model was trained on.
+"""Renders a conversation into a prompt.
 
-Templates come from model folders and are programs. The sandbox keeps them from everything but text;
-it does not keep them from taking for ever, so this runs in a process that can be ended: see
-`template_process`.
+Templates are programs. The sandbox limits them to text but not in time, so they run in a process
+that can be killed; see `template_process`.
 """
 
 import datetime
@@ -17,7 +16,7 @@ from services.frontend.text.template_environment import TemplateEnvironment, tex
 from services.frontend.text.template_forms import TemplateForms
 
 Message = Mapping[str, Any]
-"""One message of a conversation, or one tool, with the names that templates on model hubs use."""
+"""A message of a conversation, or a tool, with the keys that templates expect."""
 
 _MAX_PROBE_BYTES = 2**20
 _FAILURES = (
@@ -28,31 +27,24 @@ _FAILURES = (
     TypeError,
     ValueError,
 )
-"""Errors that a template's own expressions may raise."""
+"""Errors that a template's expressions may raise."""
 
 
 class TemplateError(Exception):
-    """A template is not valid, refuses a conversation, or fails on it."""
+    """A template is invalid, refuses a conversation, or fails on it."""
 
 
 class ChatTemplate:
-    """A model's chat template, run in a sandbox that lets it compute nothing but text.
+    """A model's chat template in a sandbox, with what templates on model hubs expect.
 
-    It sees what templates on model hubs expect: `messages`, `tools` and `documents` (none where
-    there are none), `add_generation_prompt`, the special tokens by name, `raise_exception`,
-    `strftime_now` in local time, a `tojson` that escapes nothing, `break` and `continue` in loops,
-    and the tag `generation`.
+    `messages`, `tools` and `documents` (None if absent), `add_generation_prompt`, special tokens,
+    `raise_exception`, `strftime_now`, `tojson` without escaping, `break`, `continue`, `generation`.
     """
 
     def __init__(
         self, source: str, variables: Mapping[str, Any], *, special_tokens: Sequence[str] = ()
     ) -> None:
         """Compiles a template.
-
-        Args:
-            source: Jinja source.
-            variables: what the template sees beside the conversation, such as `bos_token`.
-            special_tokens: how the tokenizer's special tokens are spelled.
 
         Raises:
             TemplateError: the source is not valid Jinja.
@@ -61,9 +53,9 @@ class ChatTemplate:
         try:
             syntax = self._environment.parse(source)
             self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(syntax)
-            """Whether the template does anything with tools."""
+            """Whether the template uses tools."""
             self.takes_tool_calls = "tool_calls" in source
-            """Whether it does anything with calls in the assistant's messages."""
+            """Whether it uses tool calls of the assistant."""
             self._marker = ContentMarker(special_tokens, set(text_constants(syntax)))
             self._template = self._environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -71,7 +63,7 @@ class ChatTemplate:
                 f"the chat template is wrong in line {error.lineno}: {error.message}"
             ) from None
         except (ArithmeticError, RecursionError, SyntaxError, TypeError, ValueError) as error:
-            # Jinja computes constants when it compiles, and Python's own compiler has limits.
+            # Jinja folds constants at compile time, and Python's compiler has limits.
             raise TemplateError(f"the chat template cannot be compiled: {error}") from None
         self._source = source
         self._variables = dict(variables)
@@ -90,15 +82,13 @@ class ChatTemplate:
 
         Args:
             messages: the conversation; arguments of tool calls are JSON text.
-            tools: what the model may call.
-            max_bytes: longest prompt, without marks.
-            marks_content: returns a mark, and the prompt with marks in what the caller wrote; see
-                `content_marks`.
-            now: the local time; the clock's when absent.
+            tools: tools for the model.
+            max_bytes: limit of the prompt without marks.
+            marks_content: returns a mark, then the prompt with marked caller text.
+            now: the local time; None reads the clock.
 
         Raises:
-            TemplateError: the template refuses the conversation, fails on it, knows nothing of
-                tools that it has, or makes more than `max_bytes` of it.
+            TemplateError: the template fails, refuses or ignores its input, or renders too much.
         """
         self._check_tools(messages, tools)
         try:
@@ -117,7 +107,7 @@ class ChatTemplate:
         try:
             return mark + self._generate(fitted, shown_tools, max_bytes)
         except TemplateError as error:
-            # The template's own words may repeat the caller's.
+            # The template's text may repeat the caller's.
             raise TemplateError(str(error).replace(mark, "") if mark else str(error)) from None
 
     def _generate(
@@ -149,7 +139,7 @@ class ChatTemplate:
         return "".join(pieces)
 
     def _probe(self, messages: Sequence[Message]) -> str | None:
-        """Returns what the template makes of an example; None where it fails on it."""
+        """Renders an example; None if the template fails."""
         self._environment.mark = ""
         try:
             return self._generate(messages, (), _MAX_PROBE_BYTES)
@@ -157,7 +147,7 @@ class ChatTemplate:
             return None
 
     def _check_tools(self, messages: Sequence[Message], tools: Sequence[Message]) -> None:
-        """Refuses what the template would leave out."""
+        """Refuses tools that the template would leave out."""
         if tools and not self.takes_tools:
             raise TemplateError("the model's chat template takes no tools")
         if not self.takes_tool_calls and any("tool_calls" in message for message in messages):

@@ -1,4 +1,4 @@
-"""A model's chat templates: most have one, some have a second one for conversations with tools."""
+"""A model's chat templates: one, or a second one for conversations with tools."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -8,16 +8,13 @@ from services.frontend.text.chat_template import ChatTemplate, Message, Template
 
 
 class ChatTemplates:
-    """Renders each conversation with the template that transformers would choose for it."""
+    """Renders each conversation with the template that transformers would choose."""
 
     def __init__(self, opening: Mapping[str, Any]) -> None:
         """Compiles the templates.
 
-        Args:
-            opening: what `TemplateSource.opening` returned.
-
         Raises:
-            TemplateError: the only template, or the one without tools, is not valid Jinja.
+            TemplateError: the template without tools is not valid Jinja.
         """
         self._opening = opening
         self._without_tools = self._compile(opening["source"])
@@ -30,10 +27,6 @@ class ChatTemplates:
 
     def render(self, conversation: Mapping[str, Any]) -> str:
         """Returns the prompt for the answer to a conversation.
-
-        Args:
-            conversation: `messages`, `tools`, `max_bytes`, `marks_content` and `now` (ISO 8601), as
-                `ChatTemplate.render` takes them.
 
         Raises:
             TemplateError: see `ChatTemplate.render`.

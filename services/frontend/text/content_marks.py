@@ -1,14 +1,12 @@
-"""Marks in a conversation's texts, so that no special token of a prompt is spelled by a caller.
+"""Marks caller text in a prompt, so that callers cannot spell special tokens.
 
-A template mixes its own text with the caller's, and the tokenizer sees only the sum. So each text
-of the caller gets a mark, a character that occurs nowhere else, after every character that a
-special token may begin with and before every character that one may end with. The prompt's special
-tokens are then those that are spelled without a mark between; the marks are taken out before
-the text is encoded. A spelling that the template assembles from pieces of the caller's text (the
-parts of a message, what is left after `replace` or `lower`) is broken too.
+A template mixes its own text with the caller's. Each text of the caller gets a mark, a character
+used nowhere else, after every character that can begin a special token and before every character
+that can end one. Only spellings without a mark inside are special tokens; marks are removed before
+encoding. This also breaks spellings assembled from pieces of the caller's text.
 
-Templates look for texts that are no special tokens (`'</think>' in content`), so occurrences of a
-template's own constants stay whole where they have nothing in common with a special token.
+Templates search for strings (`'</think>' in content`), so a template's own constants stay whole
+unless they overlap with a special token.
 """
 
 import re
@@ -17,35 +15,30 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_GROWTH = 7
-"""Most bytes of a marked text for each byte of the text: a mark on both sides of one character."""
+"""Most bytes of a marked text per byte of text: a mark on both sides of one character."""
 
 _MARKS = range(0xE000, 0xF900)
-"""Private use: three bytes of UTF-8, and no meaning to Unicode."""
+"""Private use area: three bytes of UTF-8, no meaning in Unicode."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkedText:
-    """A prompt in which no special token is meant to span a mark."""
+    """A prompt in which special tokens never span a mark."""
 
     text: str
     mark: str
 
     @classmethod
     def read(cls, rendered: str) -> "MarkedText":
-        """Reads what a template process answers: the mark, and the prompt."""
+        """Parses the answer of a template process: the mark, then the prompt."""
         return cls(rendered[1:], rendered[:1])
 
 
 class ContentMarker:
-    """Marks the texts of conversations for one template and one tokenizer."""
+    """Marks the texts of conversations for one template and tokenizer."""
 
     def __init__(self, special_tokens: Iterable[str], constants: Iterable[str]) -> None:
-        """Prepares the search.
-
-        Args:
-            special_tokens: how they are spelled.
-            constants: texts that the template may look for.
-        """
+        """Prepares the search."""
         spelled = [token for token in special_tokens if token]
         self._first = {token[0] for token in spelled}
         self._last = {token[-1] for token in spelled}
@@ -62,7 +55,7 @@ class ContentMarker:
         self._kept = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if kept else None
 
     def free_mark(self, *values: Any) -> str:
-        """Returns a character that no text of the values has, nor any special token.
+        """Returns a character that occurs in no text of the values and in no special token.
 
         Raises:
             ValueError: there is none.
@@ -76,7 +69,7 @@ class ContentMarker:
         raise ValueError("the conversation uses every private-use character")
 
     def marked(self, value: Any, mark: str) -> Any:
-        """Returns a value of JSON with marks in all its texts, keys included."""
+        """Returns a JSON value with marks in all its texts, including keys."""
         if self._edge is None:
             return value
         table = {
@@ -125,7 +118,7 @@ def _collect_characters(value: Any, found: set[str]) -> None:
 
 
 class _Overlaps:
-    """Finds out whether a constant has anything in common with how special tokens are spelled."""
+    """Checks whether a constant overlaps with the spelling of a special token."""
 
     def __init__(self, spelled: Sequence[str]) -> None:
         self._spelled = spelled
@@ -135,7 +128,7 @@ class _Overlaps:
         self._suffixes = {token[-length:] for token in spelled for length in range(1, len(token))}
 
     def has(self, constant: str) -> bool:
-        """Whether it could be a part of a token, or hold one or an end of one."""
+        """Whether it is part of a token, contains one, or contains an end of one."""
         if constant in self._joined or any(token in constant for token in self._spelled):
             return True
         return any(

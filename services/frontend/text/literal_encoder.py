@@ -1,4 +1,4 @@
-"""Encodes text in which the spelling of a special token is only text, but for chosen places."""
+"""Encodes text with special tokens only at chosen positions."""
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping
@@ -9,35 +9,31 @@ from services.frontend.text.content_marks import MarkedText
 
 
 class LiteralEncodingError(Exception):
-    """A spelling is a special token to this tokenizer in any case; the message names it."""
+    """The tokenizer always parses a spelling as a special token; the message names it."""
 
 
 class LiteralEncoder:
-    """A tokenizer that takes special tokens from a prompt's template and from nowhere else.
+    """A tokenizer that takes special tokens only from a prompt's template.
 
-    It is a copy of the model's tokenizer that does not recognise special tokens. Each one has an
-    alias there, an ordinary added token with a name that no caller can know; the special
-    tokens that are meant are replaced by their aliases before the whole text is encoded at once. So
-    all that depends on neighbours (merges, whitespace, the first word) is as the tokenizer has it.
+    It copies the model's tokenizer without special tokens. Intended ones are replaced by aliases,
+    added tokens with secret names, before the whole text is encoded at once: merges and whitespace
+    depend on neighbours as usual.
     """
 
     def __init__(self, content: bytes) -> None:
-        """Reads the tokenizer.
-
-        Args:
-            content: tokenizer.json, which the library has read before.
-        """
+        """Reads the tokenizer."""
         self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         added: Mapping[int, tokenizers.AddedToken] = self._tokenizer.get_added_tokens_decoder()
         special = {token_id: token for token_id, token in added.items() if token.special}
         self.special_tokens = tuple(token.content for token in special.values())
-        """How they are spelled."""
+        """Their spellings."""
         self.must_encode = self._tokenizer.normalizer is not None and any(
             token.normalized for token in special.values()
         )
-        """Whether special tokens are found in normalized text, where marks do not part them."""
+        """Whether special tokens are matched in normalized text, where marks do not separate them.
+        """
         self._finder = _finder(added)
         self._tokenizer.encode_special_tokens = True
         nonce = secrets.token_hex(16)
@@ -65,7 +61,7 @@ class LiteralEncoder:
         self._special_ids = frozenset(special)
 
     def unmarked(self, prompt: MarkedText) -> str | None:
-        """Returns a prompt without its marks; None where only `encode` does it justice."""
+        """Returns a prompt without marks; None if it needs `encode`."""
         text = prompt.text.replace(prompt.mark, "")
         if self.must_encode:
             return None
@@ -81,15 +77,10 @@ class LiteralEncoder:
         add_special_tokens: bool,
         check_length: Callable[[int], None] | None = None,
     ) -> list[int]:
-        """Returns token ids: of text without any special token, of a prompt with the meant ones.
-
-        Args:
-            prompt: what to encode.
-            add_special_tokens: adds what the model wants around a plain prompt.
-            check_length: gets the number of tokens before there is an object for each; may raise.
+        """Returns token ids; a text has no special tokens, a prompt only the intended ones.
 
         Raises:
-            LiteralEncodingError: there is no way to encode a special token's spelling as text.
+            LiteralEncodingError: a special token's spelling cannot be encoded as text.
         """
         if isinstance(prompt, MarkedText):
             text = self._with_aliases(prompt.text).replace(prompt.mark, "")
@@ -97,7 +88,7 @@ class LiteralEncoder:
             text = prompt
         token_ids, leaked = self._encode(text, add_special_tokens, check_length)
         if leaked:
-            # Some vocabularies hold the spelling as an ordinary piece; it is encoded in two then.
+            # Some vocabularies hold the spelling as an ordinary piece; then it is encoded in two.
             for spelling in self.special_tokens:
                 text = text.replace(spelling, spelling[:1] + self._cut + spelling[1:])
             token_ids, leaked = self._encode(text, add_special_tokens, check_length)
@@ -111,7 +102,7 @@ class LiteralEncoder:
     def _encode(
         self, text: str, add_special_tokens: bool, check_length: Callable[[int], None] | None
     ) -> tuple[list[int], list[int]]:
-        """Returns token ids, and the special ones among them that nobody meant."""
+        """Returns token ids, and the unintended special ones among them."""
         [encoding] = self._tokenizer.encode_batch_fast(
             [text], add_special_tokens=add_special_tokens
         )
@@ -140,9 +131,9 @@ class LiteralEncoder:
 
 
 def _finder(added: Mapping[int, tokenizers.AddedToken]) -> tokenizers.Tokenizer:
-    """Returns a tokenizer that splits text at added tokens as the library does, and nowhere else.
+    """Returns a tokenizer that only splits text at added tokens.
 
-    What lies between them has the id 0.
+    Text between them has the id 0.
     """
     rest = "\ue000"
     finder = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab={rest: 0}, unk_token=rest))

@@ -1,4 +1,4 @@
-"""The text of one request's output, from tokens to what may be shown."""
+"""The text of one request's output."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,33 +9,35 @@ from services.frontend.text.stop_strings import StopStrings
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """What some tokens led to."""
+    """The text of some tokens."""
 
     text: str
-    """New text, whole characters only."""
+    """New whole characters."""
     num_tokens: int
-    """How many of the tokens belong to the output; a stop string leaves out those behind it."""
+    """Tokens that belong to the output; those after a stop string do not."""
     stop_string: str | None = None
-    """The stop string that ended the output, if one did."""
+    """The stop string that ended the output, if any."""
 
 
 class OutputText:
-    """Detokenizes and watches for stop strings."""
+    """Detokenizes output and searches for stop strings."""
 
     def __init__(
         self, detokenizer: Detokenizer, stop_strings: StopStrings, *, min_tokens: int = 0
     ) -> None:
-        """Starts an output; what its first `min_tokens` tokens complete is no stop string."""
+        """Starts an output; its first `min_tokens` tokens complete no stop string."""
         self._detokenizer = detokenizer
         self._stop_strings = stop_strings
         self._num_unstoppable = min_tokens
 
     def push(self, token_ids: Sequence[int]) -> TextPiece:
-        """Takes more tokens. After a piece with a stop string, nothing more may be pushed."""
+        """Takes tokens. Must not be called after a stop string."""
         if not self._stop_strings:
             return TextPiece(self._detokenizer.push(token_ids), len(token_ids))
         shown = []
-        for index, token_id in enumerate(token_ids):  # one by one, to know the token that ends it
+        for index, token_id in enumerate(
+            token_ids
+        ):  # one at a time, to know which token completes it
             may_end = self._num_unstoppable == 0
             self._num_unstoppable -= not may_end
             scan = self._stop_strings.push(self._detokenizer.push((token_id,)), may_end=may_end)
@@ -45,7 +47,7 @@ class OutputText:
         return TextPiece("".join(shown), len(token_ids))
 
     def finish(self) -> TextPiece:
-        """Ends the output: the text that was held back, and U+FFFD for half a character."""
+        """Ends the output: returns the held text, with U+FFFD for a partial character."""
         may_end = self._num_unstoppable == 0
         scan = self._stop_strings.push(self._detokenizer.flush(), may_end=may_end)
         if scan.stop_string is not None:

@@ -6,37 +6,33 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a piece of text led to."""
+    """The result of one piece of text."""
 
     text: str
-    """Text that can be shown now: no part of it belongs to a stop string."""
+    """Text to show now, without any part of a stop string."""
     stop_string: str | None = None
-    """The stop string that ended the text, if one did."""
+    """The stop string that ended the text, if any."""
 
 
 class StopStrings:
-    """Lets text through up to the first stop string, however the text is cut into pieces.
+    """Passes text up to the first stop string, and holds back what may begin one.
 
-    The stop string that is complete first wins; of several that end together, the longest. Text
-    that may be the beginning of a stop string is held back, and no more than that.
+    The first complete stop string wins; of several that end together, the longest.
     """
 
     def __init__(self, stop_strings: Iterable[str]) -> None:
-        """Watches for `stop_strings`, none of them empty."""
+        """Takes non-empty stop strings."""
         self._patterns = [_Pattern(stop) for stop in sorted(set(stop_strings), key=len)]
         self._held = ""
 
     def __bool__(self) -> bool:
-        """Whether there is anything to watch for."""
+        """Whether there are stop strings."""
         return bool(self._patterns)
 
     def push(self, text: str, *, may_end: bool = True) -> Scan:
-        """Takes more text. After a scan that found a stop string, nothing more may be pushed.
+        """Takes text. Must not be called after a stop string was found.
 
-        Args:
-            text: what comes next.
-            may_end: whether a stop string that is complete in this text ends it; otherwise that
-                one is text like any other.
+        With `may_end` false, a stop string completed in it is ordinary text.
         """
         if not self._patterns:
             return Scan(text)
@@ -64,10 +60,7 @@ class StopStrings:
 
 
 class _Pattern:
-    """One stop string and how much of it the text so far ends with (Knuth, Morris, Pratt 1977).
-
-    Work is linear in the text, whatever the stop string looks like.
-    """
+    """One stop string and its matched prefix (Knuth, Morris, Pratt 1977), in linear time."""
 
     def __init__(self, stop_string: str) -> None:
         self.stop_string = stop_string
@@ -82,12 +75,12 @@ class _Pattern:
             match_end = self.advance(text, len(text), start=match_end)
 
     def advance(self, text: str, limit: int, *, start: int = 0) -> int | None:
-        """Reads `text[start:limit]`; returns where the first match ends, None without one."""
+        """Reads `text[start:limit]`; returns the end of the first match, or None."""
         stop_string, borders = self.stop_string, self._borders
         matched = self.num_matched
         position = start
         while position < limit:
-            if matched == 0:  # nothing begun: jump to where it could begin
+            if matched == 0:  # nothing matched: jump to the next possible start
                 position = text.find(stop_string[0], position, limit)
                 if position < 0:
                     break
@@ -103,7 +96,7 @@ class _Pattern:
 
 
 def _borders(pattern: str) -> list[int]:
-    """Returns, for each prefix, the length of its longest proper prefix that is also its suffix."""
+    """Returns, for each prefix, the length of its longest proper prefix that is also a suffix."""
     borders = [0] * len(pattern)
     length = 0
     for index in range(1, len(pattern)):

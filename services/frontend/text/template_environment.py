@@ -1,4 +1,4 @@
-"""The sandbox that chat templates are compiled for: what transformers offers them, and no more.
+"""The sandbox of chat templates, with the same features as in transformers.
 
 Source: transformers 5.23, utils/chat_template_utils.py, `_compile_jinja_template`.
 """
@@ -19,7 +19,7 @@ _BEYOND_ASCII = re.compile(r"[^\x00-\x7e]")
 
 
 class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Compiles templates, and holds what one rendering needs to know."""
+    """Compiles templates and holds the state of one rendering."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -28,9 +28,9 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             extensions=[jinja2.ext.loopcontrols, _GenerationTag],
         )
         self.now = datetime.datetime.now()
-        """The local time that templates see."""
+        """The local time for templates."""
         self.mark = ""
-        """The character that marks texts of the caller; `tojson` leaves it as it is."""
+        """The mark of caller texts; `tojson` leaves it unchanged."""
         self.filters["tojson"] = self._to_json
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = self._strftime_now
@@ -43,7 +43,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """Writes JSON for a model to read: Jinja's own filter escapes for HTML."""
+        """Writes JSON for a model; Jinja's own filter escapes for HTML."""
         text = json.dumps(
             value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
         )
@@ -57,22 +57,22 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """Renders what `{% generation %}` encloses.
+    """Renders the content of `{% generation %}`.
 
-    transformers finds the assistant's tokens by it when it makes training data.
+    transformers uses the tag to find the assistant's tokens in training data.
     """
 
     tags = {"generation"}  # noqa: RUF012  Jinja's own declaration
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        """Reads one block; variables that it sets end with it, as in transformers."""
+        """Parses one block; its variables are local, as in transformers."""
         lineno = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.Scope(body, lineno=lineno)
 
 
 def text_constants(syntax: jinja2.nodes.Template) -> Iterator[str]:
-    """Goes through the texts that a template's expressions name, attributes included."""
+    """Yields the strings in a template's expressions, including attribute names."""
     for constant in syntax.find_all(jinja2.nodes.Const):
         if isinstance(constant.value, str):
             yield constant.value

@@ -1,9 +1,8 @@
-"""In which form a template wants what a conversation can state in several.
+"""Finds out which form of a conversation a template expects.
 
-Some templates only iterate over the parts of a message and render nothing of a text; some join the
-arguments of a tool call to text and fail on an object; some write "None" for absent content. Each
-is found by rendering a small conversation in both forms, as minja does (google/minja,
-chat-template.hpp, `chat_template_caps`); guessing from the source fails on macros and on aliases.
+Some templates ignore plain text, fail on arguments of tool calls that are objects, or write "None"
+for absent content. Rendering a small conversation in both forms shows it, as in minja
+(google/minja, chat-template.hpp, `chat_template_caps`); reading the source fails on macros.
 """
 
 import json
@@ -12,31 +11,27 @@ from typing import Any
 
 Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message]], str | None]
-"""Renders a conversation; None where the template fails on it."""
+"""Renders a conversation; returns None if the template fails."""
 
 _NEEDLE = "octavo-needle"
 _ARGUMENTS = {_NEEDLE: "thread"}
 _CALL_ID = "call00001"
-"""Some templates want exactly nine letters and digits."""
+"""Some templates require exactly nine letters and digits."""
 _PROBED_ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Other roles get the form of the user's messages."""
+"""Other roles use the form of user messages."""
 
 
 class TemplateForms:
-    """Gives conversations the forms that one template wants; finds them out when first needed."""
+    """Converts conversations to the forms that one template expects, found on first use."""
 
     def __init__(self, render: Render) -> None:
-        """Probes with `render`, which may fail but may not raise."""
+        """Probes with `render`, which must not raise."""
         self._render = render
         self._wants_parts: dict[str, bool] = {}
         self._call_forms: tuple[bool, bool] | None = None
 
     def fit(self, messages: Sequence[Message]) -> list[Message]:
-        """Returns a conversation as the template wants it.
-
-        Args:
-            messages: content as text or None, arguments of tool calls as JSON text.
-        """
+        """Returns a conversation in the template's form."""
         return [self._fit(message) for message in messages]
 
     def _fit(self, message: Message) -> Message:
@@ -57,7 +52,7 @@ class TemplateForms:
         if role not in self._wants_parts:
             shown_text = self._shows_content(role, _NEEDLE)
             shown_parts = not shown_text and self._shows_content(role, _parts(_NEEDLE))
-            # A template that shows neither may refuse the role, or be about something else.
+            # A template that shows neither may refuse the role or serve another purpose.
             self._wants_parts[role] = shown_parts
             if not shown_text and not shown_parts and role != "user":
                 self._wants_parts[role] = self._takes_only_parts("user")
@@ -92,7 +87,7 @@ class TemplateForms:
     def _takes_only_text_arguments(self) -> bool:
         for content in ("", None):
             as_object = self._render_call(_ARGUMENTS, content)
-            # Python's notation of a dict is not what a model was trained on.
+            # Models are not trained on Python's dict notation.
             if as_object is not None and repr(_ARGUMENTS) not in as_object:
                 return False
             text = json.dumps(_ARGUMENTS)

@@ -1,7 +1,6 @@
-"""Runs a chat template where it can do no harm: in a process that is ended when it takes too long.
+"""Runs a chat template in a process with a time limit.
 
-A thread would not do. A template can compute 9**9**9, which holds Python's lock and so the whole
-frontend, and no thread can be ended.
+A thread is not enough: 9**9**9 in a template holds Python's lock, and threads cannot be killed.
 """
 
 import datetime
@@ -29,7 +28,7 @@ from services.processes.errors import (
 from services.processes.helper_pool import HelperPool
 
 START_TIMEOUT_S = 10.0
-"""Longest time until a new process has compiled its template; busy machines are slow at it."""
+"""Time limit for a new process to compile its template, generous for busy machines."""
 RETRY_AFTER_MS = 1000
 _WORKER = "services.frontend.text.template_worker"
 
@@ -37,19 +36,13 @@ log = structlog.get_logger()
 
 
 class TemplateProcess:
-    """One model's chat template. It renders one conversation at a time, in about half a ms.
+    """One model's chat template. It renders one conversation at a time, in about 0.5 ms.
 
-    A conversation that takes longer than the limit costs the process, and the next one starts
-    another. A conversation that waits for its turn longer than the limit is refused.
+    Exceeding the limit kills the process; the next conversation starts another.
     """
 
     def __init__(self, source: TemplateSource, *, timeout_s: float) -> None:
-        """Starts nothing yet.
-
-        Args:
-            source: the template.
-            timeout_s: longest time to wait for a turn, and to render.
-        """
+        """Starts nothing yet."""
         opening = json.dumps(source.opening()).encode()
         self._pool = HelperPool(_WORKER, opening, start_timeout_s=START_TIMEOUT_S)
         self._timeout_s = timeout_s
@@ -58,8 +51,8 @@ class TemplateProcess:
         """Starts the process and compiles the template.
 
         Raises:
-            TemplateRefusedError: the template is not valid.
-            TokenizerFilesError: it takes too long to compile; `render` tries again.
+            TemplateRefusedError: the template is invalid.
+            TokenizerFilesError: it takes too long to compile; `render` retries.
         """
         try:
             await self._pool.start()
@@ -78,21 +71,21 @@ class TemplateProcess:
     ) -> str:
         """Returns the prompt for the answer to a conversation.
 
-        With `marks_content` it has marks in what the caller wrote, for `MarkedText.read`.
+        With `marks_content`, caller text is marked, for `MarkedText.read`.
 
         Raises:
-            InvalidRequestError: the template refuses the conversation, fails on it, takes too long
-                for it, or makes more than `max_bytes` of it.
-            OverloadedError: other conversations took too long before.
-            EngineUnavailableError: no process can be started now, or the template was closed and
-                another one may have taken its place.
+            InvalidRequestError: the template refuses the conversation, fails, takes too long, or
+                renders over `max_bytes`.
+            OverloadedError: the wait was too long.
+            EngineUnavailableError: no process can be started, or the template was closed and may
+                have been replaced.
         """
         question = {
             "messages": list(messages),
             "tools": list(tools),
             "max_bytes": max_bytes,
             "marks_content": marks_content,
-            # The process has no environment, so it does not know the time zone.
+            # The process has no environment and thus no time zone.
             "now": datetime.datetime.now().isoformat(),
         }
         try:
@@ -118,5 +111,5 @@ class TemplateProcess:
         return prompt.decode()
 
     async def close(self) -> None:
-        """Ends the process, after the conversation it is at."""
+        """Ends the process after the current conversation."""
         await self._pool.close()

@@ -1,4 +1,4 @@
-"""Finds a model's chat templates among its tokenizer's files."""
+"""Finds a model's chat templates among its tokenizer files."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,24 +13,24 @@ _TOOL_USE = "tool_use"
 
 
 class TemplateRefusedError(TokenizerFilesError):
-    """The template itself is wrong, so that no other process would take it either."""
+    """The template is invalid, so every process would refuse it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateSource:
-    """Templates that are not compiled yet."""
+    """Templates before compilation."""
 
     text: str
     """Jinja source."""
     variables: Mapping[str, str]
-    """Variables that templates see beside the conversation: the special tokens by name."""
+    """Variables beside the conversation: special tokens by name."""
     tool_text: str | None = None
-    """Source of the template for conversations with tools; None where one serves all."""
+    """Source of the template for conversations with tools; None if one serves all."""
     special_tokens: Sequence[str] = ()
-    """How the tokenizer's special tokens are spelled."""
+    """The spellings of the tokenizer's special tokens."""
 
     def opening(self) -> dict[str, Any]:
-        """Returns what the process needs that runs the templates, as JSON."""
+        """Returns the JSON that configures the template process."""
         return {
             "source": self.text,
             "tool_source": self.tool_text,
@@ -42,12 +42,10 @@ class TemplateSource:
 def find_template(
     files: Mapping[str, bytes], *, special_tokens: Sequence[str] = ()
 ) -> TemplateSource | None:
-    """Returns the templates; None when the model has none.
+    """Returns the templates; None if the model has none.
 
-    As in transformers, files (chat_template.jinja, additional_chat_templates/) come before the
-    `chat_template` of tokenizer_config.json, which may name several. The one named "tool_use"
-    serves conversations with tools, "default" the others; other names are for callers of
-    transformers to choose from.
+    As in transformers, files take precedence over `chat_template` in tokenizer_config.json.
+    "tool_use" serves conversations with tools, "default" the others.
 
     Raises:
         TokenizerFilesError: a file cannot be read.
@@ -78,7 +76,7 @@ def _from_files(files: Mapping[str, bytes]) -> dict[str, Any]:
     return {
         name: files[path].decode()
         for name, paths in places.items()
-        for path in paths[::-1]  # the first one of them counts
+        for path in paths[::-1]  # the first one counts
         if path in files
     }
 
@@ -91,7 +89,7 @@ def _from_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns bos_token, eos_token and the like; in the file each is text or {"content": text}."""
+    """Returns bos_token, eos_token and so on; each is text or {"content": text} in the file."""
     tokens = {}
     for name, value in config.items():
         if name.endswith("_token"):

@@ -1,7 +1,7 @@
-"""The process that chat templates run in; `template_process` starts it.
+"""The process of chat templates, started by `template_process`.
 
-The opening message has the templates, each question a conversation, both as JSON. The process has
-no environment, opens no files, starts no processes, and has only so much memory.
+Messages are JSON. The process has no environment, opens no files, starts no processes, and has
+limited memory.
 """
 
 import json
@@ -15,13 +15,10 @@ MAX_MEMORY_BYTES = 512 * 2**20
 
 
 def open_templates(opening: bytes) -> Callable[[bytes], bytes]:
-    """Compiles a model's templates and returns the function that renders conversations with them.
-
-    Args:
-        opening: what `TemplateSource.opening` returned, as JSON.
+    """Compiles a model's templates and returns the function that renders conversations.
 
     Raises:
-        Refusal: the templates are not valid.
+        Refusal: the templates are invalid.
     """
     limit_resources(max_memory_bytes=MAX_MEMORY_BYTES)
     try:

@@ -1,4 +1,4 @@
-"""Text to token ids and back, over the files of a Hugging Face tokenizer."""
+"""Converts text to token ids and back, with Hugging Face tokenizer files."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -12,33 +12,28 @@ from services.frontend.text.literal_encoder import LiteralEncoder
 from services.frontend.text.tokenizer_threads import TokenizerThreads
 
 INLINE_ENCODE_CHARACTERS = 2048
-"""Longer texts are tokenized in a thread; with the embedded model this many take 0.3 to 1.3 ms."""
+"""Longer texts are encoded in a thread; this length takes 0.3 to 1.3 ms with the embedded model."""
 MAX_TOKEN_IDS = 2**22
-"""Most token ids that there may be, many times those of any released model."""
+"""Limit of the vocabulary, far above any released model."""
 INLINE_DECODE_TOKENS = 8192
-"""More tokens are made text of in a thread."""
+"""More tokens are decoded in a thread."""
 
 
 class TokenizerFilesError(Exception):
-    """The tokenizer's files cannot be used; the message says which and why."""
+    """The tokenizer files cannot be used; the message says which and why."""
 
 
 class Tokenizer:
     """A model's tokenizer.
 
-    It recognises special tokens in a text, unless the text is to be literal: see `encode`.
+    It parses special tokens in text unless told otherwise; see `encode`.
     """
 
     def __init__(self, files: Mapping[str, bytes], *, vocab_size: int = 0) -> None:
         """Reads the tokenizer.
 
-        Args:
-            files: content by file name; tokenizer.json is needed.
-            vocab_size: token ids below this are taken even where the tokenizer has no such token;
-                models pad their vocabulary.
-
         Raises:
-            TokenizerFilesError: tokenizer.json is missing or cannot be used.
+            TokenizerFilesError: tokenizer.json is missing or unusable.
         """
         try:
             content = files["tokenizer.json"]
@@ -70,11 +65,11 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> Sequence[str]:
-        """How the special tokens are spelled."""
+        """The spellings of special tokens."""
         return self._literal.special_tokens
 
     def token_bytes(self, *, show_special_tokens: bool) -> Sequence[bytes]:
-        """Returns the UTF-8 bytes of each token id; a token may hold a part of a character."""
+        """Returns the UTF-8 bytes of each token id; a token may hold part of a character."""
         return self._shown if show_special_tokens else self._hidden
 
     async def encode(
@@ -86,17 +81,14 @@ class Tokenizer:
         check_length: Callable[[int], None] | None = None,
         threads: TokenizerThreads | None = None,
     ) -> list[int]:
-        """Turns text into token ids; a long text keeps nobody else waiting.
+        """Encodes text without blocking other requests.
 
         Args:
-            text: what to encode. In a prompt with marks, special tokens are those that no mark
-                parts.
-            add_special_tokens: adds what the model wants around a plain prompt, such as a
-                beginning-of-sequence token. A rendered chat template has it already.
-            parse_special_tokens: whether a special token's spelling in a text without marks is that
-                token; otherwise it is text like any other.
-            check_length: told the number of tokens before there is an object for each; may raise.
-            threads: threads for long texts; without them every text is encoded at once.
+            text: the text; in a marked prompt, special tokens do not span marks.
+            add_special_tokens: adds the model's tokens around a plain prompt.
+            parse_special_tokens: whether spellings in unmarked text are special tokens.
+            check_length: gets the number of tokens before the list is built; may raise.
+            threads: threads for long texts; None encodes every text at once.
 
         Raises:
             LiteralEncodingError: a spelling cannot be encoded as text.
@@ -120,9 +112,9 @@ class Tokenizer:
         show_special_tokens: bool,
         threads: TokenizerThreads | None = None,
     ) -> str:
-        """Turns token ids, all below `vocab_size`, into text; broken characters become U+FFFD.
+        """Decodes token ids, all below `vocab_size`; broken characters become U+FFFD.
 
-        Like `encode`, it keeps nobody else waiting, however many there are.
+        Like `encode`, it does not block other requests.
         """
         ids = list(token_ids)
         decode = partial(self._decode, ids, show_special_tokens)
@@ -131,7 +123,7 @@ class Tokenizer:
         return await threads.run(len(ids), decode)
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
-        """Returns the text of each token by itself; broken characters become U+FFFD."""
+        """Returns the text of each token separately; broken characters become U+FFFD."""
         return [self._shown[token_id].decode("utf-8", "replace") for token_id in token_ids]
 
     def _encode_marked(
@@ -157,7 +149,7 @@ class Tokenizer:
     def _encode(
         self, text: str, add_special_tokens: bool, check_length: Callable[[int], None] | None
     ) -> list[int]:
-        # Unlike encode, the batch call lets go of the GIL (418 ms of standstill for 1 MB, 2026-11).
+        # Unlike encode, the batch call releases the GIL (418 ms of blocking for 1 MB, 2026-11).
         [encoding] = self._tokenizer.encode_batch_fast(
             [text], add_special_tokens=add_special_tokens
         )
@@ -189,7 +181,7 @@ def _token_bytes(tokenizer: tokenizers.Tokenizer, decoder: Any, size: int) -> li
 
 
 def _flatten(decoder: Any) -> list[Any]:
-    """Returns the steps of a decoder of tokenizer.json."""
+    """Returns the steps of a decoder in tokenizer.json."""
     if decoder is None:
         return []
     if decoder["type"] == "Sequence":
@@ -198,10 +190,10 @@ def _flatten(decoder: Any) -> list[Any]:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Returns the byte behind each character of byte-level BPE.
+    """Returns the byte of each character in byte-level BPE.
 
-    Source: Radford et al. 2019 (GPT-2): printable Latin-1 characters stand for themselves, the
-    other bytes, in order, for the characters from U+0100 on.
+    Source: Radford et al. 2019 (GPT-2): printable Latin-1 characters represent themselves, other
+    bytes map in order to characters from U+0100.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(0x100)) - set(printable))
@@ -213,7 +205,7 @@ def _byte_level_alphabet() -> dict[str, int]:
 def _from_byte_level(token: str, alphabet: Mapping[str, int]) -> bytes:
     try:
         return bytes([alphabet[character] for character in token])
-    except KeyError:  # an added token that is written out
+    except KeyError:  # an added token in literal form
         return token.encode()
 
 

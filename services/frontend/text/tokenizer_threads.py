@@ -1,4 +1,4 @@
-"""Threads that turn text into tokens and back, beside the event loop."""
+"""Threads that encode and decode beside the event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,9 +10,9 @@ from services.frontend.errors import OverloadedError
 from services.telemetry.counts import Counts, LocalCounts
 
 LONG_CHARACTERS = 65_536
-"""A text of more characters, or a prompt of more tokens, waits in the queue of the long ones."""
+"""Longer texts, or prompts with more tokens, use the queue for long ones."""
 MAX_LONG_TEXTS = 64
-"""Long texts that may be at work or wait; a mebibyte takes a second or more."""
+"""Limit of long texts that run or wait; a mebibyte takes a second or more."""
 RETRY_AFTER_MS = 1000
 _LONG = "long_texts"
 
@@ -20,29 +20,19 @@ _Result = TypeVar("_Result")
 
 
 class TokenizerThreads:
-    """Two sets of threads, so that long texts do not hold short ones up.
+    """Two thread pools, so that long texts do not delay short ones.
 
-    The library lets go of the interpreter's lock while it works: beside 1 MiB of text another
-    thread waits 20 ms at most, while the token ids become Python's.
+    The library releases the GIL: with 1 MiB of text another thread waits at most 20 ms.
     """
 
     def __init__(self, num_threads: int, counts: Counts | None = None) -> None:
-        """Starts no thread before the first text.
-
-        Args:
-            num_threads: threads for short texts; long ones get half as many, at least one.
-            counts: holds the number of long texts; None counts for this process alone.
-        """
+        """Starts threads on first use."""
         self._short = _Lane("tokenizer", num_threads)
         self._long = _Lane("tokenizer-long", max(1, num_threads // 2))
         self._counts = counts or LocalCounts()
 
     async def run(self, size: int, function: Callable[[], _Result]) -> _Result:
-        """Returns what a function returns that runs in a thread.
-
-        Args:
-            size: characters or tokens that it works on.
-            function: the function.
+        """Runs a function in a thread and returns its result.
 
         Raises:
             OverloadedError: too many long texts wait.
@@ -60,13 +50,13 @@ class TokenizerThreads:
             self._counts.give_back(_LONG)
 
     def close(self) -> None:
-        """Takes no more work; what waits is dropped."""
+        """Takes no more work and drops waiting work."""
         self._short.close()
         self._long.close()
 
 
 class _Lane:
-    """Threads, and a queue in front of them that callers who give up leave at once."""
+    """Threads with a queue that callers leave at once when they give up."""
 
     def __init__(self, name: str, num_threads: int) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
@@ -85,7 +75,7 @@ class _Lane:
         except BaseException:
             self._turns.release()
             raise
-        work.add_done_callback(release)  # a caller who gives up does not end the work
+        work.add_done_callback(release)  # a caller that gives up does not end the work
         return await asyncio.wrap_future(work)
 
     def close(self) -> None:
