@@ -43,6 +43,7 @@ class Holdings:
         self.finish_rate = FinishRate()
         self.counts = counts
         self._free_rows = list(reversed(range(limits.max_num_seqs)))
+        self._has_ended = False
         self._num_added = 0
         self._num_overtakings = 0
         self._priority_ageing_s = priority_ageing_s
@@ -121,6 +122,7 @@ class Holdings:
         was_running = request.status is RequestStatus.RUNNING
         request.status = RequestStatus.FINISHED
         if was_running:
+            self._has_ended = True
             self._release(request)
         else:
             self.waiting.discard(request)
@@ -128,8 +130,10 @@ class Holdings:
 
     def drop_ended(self) -> None:
         """Takes all requests off the running list that have ended: many at the cost of one."""
-        running = RequestStatus.RUNNING
-        self.running = [r for r in self.running if r.status is running]
+        if self._has_ended:
+            running = RequestStatus.RUNNING
+            self.running = [r for r in self.running if r.status is running]
+            self._has_ended = False
 
     def _release(self, request: Request) -> None:
         """Takes back blocks and row of a request that runs."""
