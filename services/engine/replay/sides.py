@@ -40,7 +40,7 @@ class Side:
     """A runner with a KV cache of its own.
 
     hidden: [T, hidden], what the last step ended with. logits: [S, V] of the rows that sampled.
-    draft_hidden: [S, hidden] for each draft that was made behind them, what it was chosen by.
+    draft_hidden: [S, hidden] for each draft made after them, the states that it was chosen by.
     """
 
     name: str
@@ -98,7 +98,7 @@ class ReplaySettings:
 
     @property
     def compilation(self) -> CompilationConfig:
-        """What is compiled and captured on the side with graphs."""
+        """Compilation and capture of the side with graphs."""
         settings = self.loaded.config.compilation
         return settings.model_copy(
             update={
@@ -186,7 +186,7 @@ class Sides:
     def tap_tested(self, run: Callable[[Side], object], key: GraphKey | None) -> Tapped:
         """Runs a step on the other side and returns what attention saw.
 
-        A graph of a whole step is captured anew, with the copies inside; attention between graphs
+        A graph of a whole step is captured again, with the copies inside; attention between graphs
         of pieces is seen as it is.
         """
         with AttentionTaps() as taps:
