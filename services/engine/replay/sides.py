@@ -116,22 +116,19 @@ class ReplaySettings:
     def allows(self, key: GraphKey) -> bool:
         """Whether a recorded graph can be captured: of the right kind, and within the limits."""
         limits, own = self.loaded.limits, read_key(key)
-        if own.kind is GraphKind.DECODE:
-            return (
-                self.mode.decode_mode() is own.kind.runtime_mode
-                and own.graph_bs in range(1, limits.max_decodes + 1)
-                and own == full_decode_key(own.graph_bs, limits.decode_q_len)
-            )
-        is_possible = self.mode.mixed_mode() is own.kind.runtime_mode and own.num_tokens in range(
-            1, limits.max_num_batched_tokens + 1
-        )
+        is_decode = own.kind is GraphKind.DECODE
+        wanted = self.mode.decode_mode() if is_decode else self.mode.mixed_mode()
+        if own.kind.runtime_mode is not wanted:
+            return False
+        if own.num_tokens not in range(1, limits.max_num_batched_tokens + 1):
+            return False
+        if is_decode:
+            is_of_plan = own == full_decode_key(own.graph_bs, limits.decode_q_len)
+            return is_of_plan and own.graph_bs in range(1, limits.max_decodes + 1)
         if own.kind is GraphKind.PIECEWISE:
-            return is_possible and own == piecewise_key(own.num_tokens)
-        return (
-            is_possible
-            and own.graph_bs in range(1, limits.max_num_seqs + 1)
-            and own.max_q_len == own.num_tokens
-        )
+            return own == piecewise_key(own.num_tokens)
+        is_mixed = own.kind is GraphKind.MIXED and own.max_q_len == own.num_tokens
+        return is_mixed and own.graph_bs in range(1, limits.max_num_seqs + 1)
 
 
 class Sides:

@@ -35,7 +35,7 @@ class WorkerDiedError(Exception):
 
 
 class WorkerKilledError(WorkerDiedError):
-    """Another process ended the worker; the steps that it ran are not to blame."""
+    """Another process ended the worker; no step that it ran is suspect."""
 
 
 _OUTSIDE_SIGNALS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
