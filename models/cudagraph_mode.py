@@ -4,7 +4,7 @@ import enum
 
 
 class CUDAGraphMode(enum.Enum):
-    """What runs as captured graphs.
+    """The steps that run as captured graphs.
 
     NONE, PIECEWISE and FULL are the modes that one forward pass can have. A pair holds one of them
     for steps of decodes only and one for all other steps.
@@ -60,7 +60,7 @@ class CUDAGraphMode(enum.Enum):
 
 
 class GraphKind(enum.IntEnum):
-    """What a captured graph holds; the wire's GraphKind.
+    """The content of a captured graph; the wire's GraphKind.
 
     Members are integers because the key of a step's graph is hashed in every step: the hash of any
     other enum is a Python function.

@@ -109,8 +109,9 @@ class BatchBuilder:
 
     The scheduler appends to the lists itself: a method call per running request would double what
     a steady decode step costs. `row_ids`, `q_lens` and `seq_lens` have one entry per request;
-    `sample_indices` holds the requests that sample, as indices into them; `grammar_rows` those
-    whose token a grammar decides, as indices into `sample_indices`, `grammar_masks` their bits.
+    `sample_indices` holds the requests that sample, as indices into them. `grammar_rows` holds the
+    requests whose token a grammar decides, as indices into `sample_indices`; `grammar_masks` their
+    bits.
     """
 
     __slots__ = (
@@ -140,7 +141,7 @@ class BatchBuilder:
         self.sample_indices: list[int] = []
         self.row_assignments: list[RowAssignment] = []
         self.drafts: SpecDecodeMetadata | None = None
-        """What to verify and to guess; None without speculative decoding."""
+        """Drafts to verify and their number to make; None without speculative decoding."""
         self.all_greedy = True
         self.needs_logit_edits = False
         self.needs_logprobs = False
@@ -219,7 +220,7 @@ class BatchBuilder:
 def row_assignment(
     *, row: int, token_ids: Sequence[int], num_prompt_tokens: int, sampling: SamplingParams
 ) -> RowAssignment:
-    """Tells the worker all it needs to know of the request that takes `row`."""
+    """Builds the message that describes the request that takes `row`."""
     message = RowSampling(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
@@ -359,7 +360,7 @@ def read_prompt_logprobs(
 
 
 def redacted(descriptor: BatchDescriptor, result: StepResult) -> tuple[BatchDescriptor, StepResult]:
-    """Returns copies of a step that name no token, for those who may not read texts."""
+    """Returns copies of a step that name no token, for clients that may not read texts."""
     shown, shown_result = BatchDescriptor(), StepResult()
     shown.CopyFrom(descriptor)
     shown_result.CopyFrom(result)
@@ -369,7 +370,7 @@ def redacted(descriptor: BatchDescriptor, result: StepResult) -> tuple[BatchDesc
         assignment.sampling.ClearField("end_token_ids")
     if shown.HasField("spec_decode_metadata"):
         shown.spec_decode_metadata.ClearField("draft_token_ids")
-    shown.sampling.ClearField("grammar_rows")  # they tell the caller's grammar
+    shown.sampling.ClearField("grammar_rows")  # they reveal the caller's grammar
     shown.sampling.ClearField("grammar_masks")
     shown_result.ClearField("token_ids")
     shown_result.ClearField("top_token_ids")

@@ -17,13 +17,13 @@ from services.engine.worker.inputs.step_arrays import (
 )
 
 Slots = npt.NDArray[np.int64]
-"""Places in the cache by block id * block size + offset."""
+"""Slots of the cache: block id * block size + offset."""
 
 
 class BlockNumbers:
     """Numbers the blocks that a recording names from 1 on: a cache of those alone is enough.
 
-    Where a table has the null block, for tokens behind a group's window, a replay has one block
+    Where a table has the null block, for tokens outside a group's window, a replay has one block
     more for each entry of a table, in place of it: to compute the tokens within the window it must
     compute those before, row after row, and keep their keys and values meanwhile.
     """
@@ -74,10 +74,10 @@ class BlockNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSlots:
-    """What a step does to the cache.
+    """The slots that a step writes, and the tokens that it needs.
 
     written: where its tokens' keys and values go, for each group of layers. missing: by row, the
-    tokens whose keys and values it reads and nobody has written; they must be computed before it.
+    tokens whose keys and values it reads but no step has written; they must be computed before it.
     """
 
     written: list[Slots]
@@ -148,8 +148,9 @@ class CacheContent:
         """Returns the tokens of a row before `end` that must be computed, and counts them in.
 
         They run from the first one without keys and values to the last: those between are computed
-        with them, as the later ones build on the earlier. Behind a window nothing is kept to build
-        on, so with one they run from the first token. `besides` are about to be written.
+        with them, as the later ones build on the earlier. Outside a window no keys and
+        values are kept, so with one they run from the first token. `besides` are the slots about to
+        be written.
         """
         all_slots = self.slots(row, 0, end)
         unwritten, needed = np.zeros(end, bool), np.zeros(end, bool)

@@ -14,7 +14,7 @@ FP8_STEP = 0.125
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
-    """What is between a tensor and what it should be.
+    """The difference between a tensor and its expected value.
 
     error: largest difference of an element, relative to the largest element; NaN if either has one.
     """

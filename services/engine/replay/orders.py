@@ -1,4 +1,4 @@
-"""What each side is ordered to do for a recorded step."""
+"""The descriptors that both sides run for a recorded step."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -39,7 +39,7 @@ class _Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tokens:
-    """What the three of them sampled and guessed."""
+    """The tokens and drafts of the recording and of both sides."""
 
     recorded: StepTokens
     reference: StepTokens
@@ -260,7 +260,7 @@ class Replayer:
                 continue
             place = f"draft {1 + depth}" if number else f"layer {layer}"
             label = f"{place} {'attention output' if name == OUTPUT else name}"
-            # Behind the tokens of the step there may be padding.
+            # After the tokens of the step there may be padding.
             pair = expected[tap], actual[tap][: len(expected[tap])]
             if number == 1:
                 pair = pair[0][known], pair[1][known]
@@ -298,7 +298,7 @@ class Replayer:
                 targets[name].flatten(0, 1)[index] = source.flatten(0, 1)[index]
 
     def _set_tokens(self, arrays: StepArrays, tokens: StepTokens) -> None:
-        """Writes the recorded tokens behind the sequences that sampled."""
+        """Appends the recorded tokens to the sequences that sampled."""
         if not len(arrays.sample_indices):
             return
         counts = [len(each) for each in tokens.tokens]

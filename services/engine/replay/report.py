@@ -1,4 +1,4 @@
-"""What a replay found, in words."""
+"""Describes the findings of a replay."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class TokenDifference:
     name: which of its row's. recorded, reference, tested: None where there is none; the recording
         is not asked for drafts where tokens had to be computed again. margin: how far apart the
         logits of two of the three are on the reference side, relative to the largest logit of its
-        row. Next to the error of the logits it tells chance from fault.
+        row. Compared with the error of the logits it distinguishes chance from fault.
     """
 
     name: str
@@ -34,7 +34,7 @@ class StepFindings:
     """One step's comparison.
 
     shape: the batch, in words. deviations: of what was compared, in the order in which a forward
-    pass makes it; the errors say by how much. tokens: those that differ.
+    pass makes it; the errors say by how much. tokens: the differing ones.
     """
 
     step_id: int

@@ -40,7 +40,7 @@ class Side:
     """A runner with a KV cache of its own.
 
     hidden: [T, hidden], what the last step ended with. logits: [S, V] of the rows that sampled.
-    draft_hidden: [S, hidden] for each draft that was made behind them, what it was chosen by.
+    draft_hidden: [S, hidden] for each draft made after them, the states that it was chosen by.
     """
 
     name: str
@@ -98,7 +98,7 @@ class ReplaySettings:
 
     @property
     def compilation(self) -> CompilationConfig:
-        """What is compiled and captured on the side with graphs."""
+        """Compilation and capture of the side with graphs."""
         settings = self.loaded.config.compilation
         return settings.model_copy(
             update={
@@ -116,22 +116,19 @@ class ReplaySettings:
     def allows(self, key: GraphKey) -> bool:
         """Whether a recorded graph can be captured: of the right kind, and within the limits."""
         limits, own = self.loaded.limits, read_key(key)
-        if own.kind is GraphKind.DECODE:
-            return (
-                self.mode.decode_mode() is own.kind.runtime_mode
-                and own.graph_bs in range(1, limits.max_decodes + 1)
-                and own == full_decode_key(own.graph_bs, limits.decode_q_len)
-            )
-        is_possible = self.mode.mixed_mode() is own.kind.runtime_mode and own.num_tokens in range(
-            1, limits.max_num_batched_tokens + 1
-        )
+        is_decode = own.kind is GraphKind.DECODE
+        wanted = self.mode.decode_mode() if is_decode else self.mode.mixed_mode()
+        if own.kind.runtime_mode is not wanted:
+            return False
+        if own.num_tokens not in range(1, limits.max_num_batched_tokens + 1):
+            return False
+        if is_decode:
+            is_of_plan = own == full_decode_key(own.graph_bs, limits.decode_q_len)
+            return is_of_plan and own.graph_bs in range(1, limits.max_decodes + 1)
         if own.kind is GraphKind.PIECEWISE:
-            return is_possible and own == piecewise_key(own.num_tokens)
-        return (
-            is_possible
-            and own.graph_bs in range(1, limits.max_num_seqs + 1)
-            and own.max_q_len == own.num_tokens
-        )
+            return own == piecewise_key(own.num_tokens)
+        is_mixed = own.kind is GraphKind.MIXED and own.max_q_len == own.num_tokens
+        return is_mixed and own.graph_bs in range(1, limits.max_num_seqs + 1)
 
 
 class Sides:
@@ -186,7 +183,7 @@ class Sides:
     def tap_tested(self, run: Callable[[Side], object], key: GraphKey | None) -> Tapped:
         """Runs a step on the other side and returns what attention saw.
 
-        A graph of a whole step is captured anew, with the copies inside; attention between graphs
+        A graph of a whole step is captured again, with the copies inside; attention between graphs
         of pieces is seen as it is.
         """
         with AttentionTaps() as taps:

@@ -12,18 +12,18 @@ from models.forward_context import ForwardContext, get_forward_context
 from services.engine.compilation.dispatch_mode import DispatchMode
 
 INDEX_INPUTS = ("index_q", "index_k", "index_weights")
-"""What an operator gets None for where a model has no indexer."""
+"""Arguments that are None where a model has no indexer."""
 INPUTS = {
     torch.ops.octavo.unified_attention_with_output.default: ("q", "k", "v"),
     torch.ops.octavo.latent_attention_with_output.default: ("q", "entry", *INDEX_INPUTS),
 }
-"""What each operator of attention gets."""
+"""The inputs of each attention operator."""
 OUTPUT = "output"
 
 Tap = tuple[int, int, str]
 """A tensor of attention: the pass that it belongs to, its layer and its name.
 
-Pass 0 is the model's; those of draft layers behind it count from 1.
+Pass 0 is the model's; the passes of draft layers after it count from 1.
 """
 
 
@@ -63,7 +63,7 @@ class AttentionTaps(DispatchMode):
         return result
 
     def _count_pass(self) -> None:
-        """Tells the passes of draft layers apart: each has a context of its own.
+        """Counts the passes of draft layers: each has a context of its own.
 
         The first one of a step takes all its query tokens, or follows a pass of the model.
         """

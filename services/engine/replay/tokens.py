@@ -1,4 +1,4 @@
-"""What a step sampled and guessed: as it was recorded, and on both sides."""
+"""Tokens and drafts of a step: of the recording and of both sides."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from services.engine.worker.inputs.step_arrays import Int64Array, StepArrays
 class StepTokens:
     """The tokens of each row that sampled, and what is guessed to follow them.
 
-    tokens: one of each row; with drafts, those that held and the one behind them. drafts: k of
+    tokens: one of each row; with drafts, the accepted ones and the one after them. drafts: k of
     each, without speculative decoding none.
     """
 
@@ -63,7 +63,7 @@ class StepTokens:
     def known_query_tokens(self, arrays: StepArrays) -> Int64Array:
         """Returns the query tokens of a step whose successors are known once it has run.
 
-        Behind drafts that did not hold stands whatever stood there.
+        The tokens after rejected drafts are left as they were.
         """
         is_known = np.ones(arrays.num_tokens, bool)
         if arrays.drafts is not None:
@@ -75,7 +75,7 @@ class StepTokens:
     def num_agreeing_drafts(self, other: "StepTokens") -> int:
         """Returns how many drafts of all rows agree, from the first on; -1 if tokens do not.
 
-        What the next draft is made of is the same in both, then, and only then.
+        Only then is the next draft made of the same tokens in both.
         """
         if self.tokens != other.tokens:
             return -1
@@ -96,7 +96,7 @@ def partings(
     """Yields for each row in which several parties differ: the row, the place and the tokens there.
 
     Args:
-        columns: of each party, the tokens of each row. Who has fewer has None there.
+        columns: of each party, the tokens of each row. A party with fewer tokens has None there.
     """
     for index, rows in enumerate(zip(*columns, strict=True)):
         for place in range(max(map(len, rows))):

@@ -35,7 +35,7 @@ class WorkerDiedError(Exception):
 
 
 class WorkerKilledError(WorkerDiedError):
-    """Somebody ended the worker process, which tells nothing about the steps that it ran."""
+    """Another process ended the worker; no step that it ran is suspect."""
 
 
 _OUTSIDE_SIGNALS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -181,7 +181,7 @@ class WorkerExecutor:
         try:
             event = WorkerEvent.FromString(await read_message(self._reader))
         except EOFError:
-            raise await self._obituary() from None
+            raise await self._exit_report() from None
         except WireError as error:
             raise WorkerDiedError(f"the worker does not make sense: {error}") from error
         if event.HasField("failure"):
@@ -191,7 +191,7 @@ class WorkerExecutor:
             raise WorkerDiedError(f"the worker failed {where}: {event.failure.error}")
         return event
 
-    async def _obituary(self) -> WorkerDiedError:
+    async def _exit_report(self) -> WorkerDiedError:
         """Says how a worker ended that has hung up."""
         process = self._process
         if process is None:

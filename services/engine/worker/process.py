@@ -96,7 +96,7 @@ class FailedStep:
 
 
 class Runner(Protocol):
-    """What runs the steps; ModelRunner."""
+    """Runs the steps; ModelRunner."""
 
     def execute(self, descriptor: BatchDescriptor) -> Pending:
         """Runs one step, or queues it on the device."""
@@ -127,7 +127,7 @@ class StepServer:
         """
         self._channel.send(WorkerEvent(ready=ready).SerializeToString())
         while True:
-            content = self._channel.receive(self._patience_s(capture))
+            content = self._channel.receive(self._wait_limit_s(capture))
             if content is not None:
                 descriptor = BatchDescriptor.FromString(content)
                 self.step_id = descriptor.step_id
@@ -147,7 +147,7 @@ class StepServer:
     def _execute(self, runner: Runner, descriptor: BatchDescriptor) -> Pending:
         """Runs a step, unless memory does not suffice or the step builds on one that was not run.
 
-        Once the service knows of a failure it assigns every row anew, so whatever the steps before
+        Once the service knows of a failure it assigns every row again, so whatever the steps before
         that left undone is made good.
         """
         if descriptor.num_failed_steps < self._num_failed_steps:
@@ -163,18 +163,18 @@ class StepServer:
         return FailedStep(descriptor.step_id, StepFailure.STEP_FAILURE_OUT_OF_MEMORY)
 
     def report_progress(self, stage: str) -> None:
-        """Tells the service how far the start has come."""
+        """Reports a stage of the start to the service."""
         self._channel.send(WorkerEvent(progress=WorkerProgress(stage=stage)).SerializeToString())
 
     def report_graph(self, outcome: GraphOutcome) -> None:
-        """Tells the service what became of a graph."""
+        """Reports a graph that was captured or given up to the service."""
         self._channel.send(WorkerEvent(graph=graph_report(outcome)).SerializeToString())
 
     def _report_late_builds(self) -> None:
-        """Tells the service what had to be compiled for the last step.
+        """Reports recompilations during the last step to the service.
 
         Raises:
-            LateBuildError: something had, and the worker was told to fail then.
+            LateBuildError: there was one, and fail_on_late_build is set.
         """
         for name in self._late_builds.drain():
             log.warning("late_build_happened", step_id=self.step_id, name=name)
@@ -182,7 +182,7 @@ class StepServer:
             if self._fail_on_late_build:
                 raise LateBuildError(f"{name} was compiled in the middle of serving")
 
-    def _patience_s(self, capture: BackgroundCapture | None) -> float | None:
+    def _wait_limit_s(self, capture: BackgroundCapture | None) -> float | None:
         """Returns how long to wait for a descriptor; None while there is nothing else to do."""
         if self._pending:
             return POLL_S
@@ -190,7 +190,7 @@ class StepServer:
 
 
 def _report(channel: Channel, error: Exception, step_id: int) -> None:
-    """Tells the service why this worker cannot go on, unless the service is gone itself."""
+    """Reports to the service, unless it is gone, why this worker cannot go on."""
     details = "".join(traceback.format_exception(error))
     text = f"{type(error).__name__}: {error}\n{details}"
     failure = WorkerFailure(error=text, step_id=step_id)

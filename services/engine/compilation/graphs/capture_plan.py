@@ -24,7 +24,7 @@ Attention's programs start for all requests that a graph has room for. One promp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSupport:
-    """What can be captured.
+    """The graphs that can be captured.
 
     full_decode: attention of a decode step's query tokens can be part of a graph.
     pieces: the model can be captured around its attention.
@@ -113,9 +113,9 @@ def full_decode_key(batch_size: int, q_len: int = 1) -> GraphKey:
 
 
 def mixed_keys(num_tokens: int, max_num_seqs: int) -> list[GraphKey]:
-    """Returns the keys of the graphs of whole steps with prompts, of so many tokens.
+    """Returns the keys of the graphs of whole steps with prompts, of `num_tokens` tokens.
 
-    One has room for as many requests as there can be, and if those are many another for few.
+    One has room for as many requests as possible. If that is many, another has room for few.
     """
     most = min(max_num_seqs, num_tokens - 1)
     rooms = (most, FEW_REQUESTS) if most > 2 * FEW_REQUESTS else (most,)

@@ -32,7 +32,7 @@ class CUDARecording:
 
 
 class _Part(Protocol):
-    """A graph, or a call that stands between two of them."""
+    """A graph, or a call between two graphs."""
 
     def replay(self) -> None:
         """Runs it again."""
@@ -134,14 +134,14 @@ class CUDAGraphRecorder:
         return CUDAPartsRecording(tuple(parts), output)
 
     def num_used_bytes(self) -> int:
-        """Returns the bytes that are not free, those that the driver keeps for graphs included."""
+        """Returns the bytes that are not free, including the driver's memory for graphs."""
         free, total = torch.cuda.mem_get_info(self._device)
         return total - free
 
     def _load_libraries(self, dtype: torch.dtype) -> None:
         """Has the libraries of matrix products allocate their workspaces for the stream.
 
-        Those must not lie in the pool.
+        They must not be in the pool.
         """
         with torch.cuda.stream(self._stream):
             x = torch.zeros(16, 16, dtype=dtype, device=self._device)
@@ -151,9 +151,9 @@ class CUDAGraphRecorder:
 
     @contextmanager
     def _on_own_stream(self) -> Iterator[None]:
-        """Runs the block behind what the current stream was asked for, and that behind the block.
+        """Runs the block after the current stream's work, whose later work follows the block.
 
-        What CUDA refuses in the block becomes a GraphFaultError.
+        An error of CUDA in the block becomes a GraphFaultError.
         """
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)

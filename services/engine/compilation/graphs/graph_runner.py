@@ -1,4 +1,4 @@
-"""Captures graphs, proves each of them once, and replays those that hold."""
+"""Captures graphs, tests each of them once, and replays the graphs that pass."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from services.engine.compilation.graphs.verdict import Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphOutcome:
-    """What became of a graph; `fault` says why it must not be replayed.
+    """The end of a graph's capture; `fault` says why the graph must not be replayed.
 
     num_bytes: device memory that it added.
     """
@@ -111,7 +111,7 @@ Implied = Callable[[tuple[Tensor, ...]], Sequence[Tensor]]
 """Takes a graph's outputs and returns those of them that are integers, computed without it."""
 
 UNWRITTEN = -(2**30)
-"""Stands in integer outputs before the test of a graph; no program computes it."""
+"""Fills integer outputs before the test of a graph; no program computes it."""
 
 
 @dataclass(slots=True)

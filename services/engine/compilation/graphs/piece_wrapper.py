@@ -1,8 +1,8 @@
-"""Captures the pieces of a model that lie between its attention layers.
+"""Captures the pieces of a model between its attention layers.
 
 A compiled model brings its pieces, each of which becomes one graph here. A model that is not
 compiled in pieces is captured as it runs: a capture ends where an attention layer begins, and the
-next one begins behind it ("breakable" capture).
+next one begins after it ("breakable" capture).
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -115,7 +115,7 @@ class PieceGraphs:
     def wrap_model(self, forward: Piece, around: Collection[str]) -> CUDAGraphWrapper:
         """Puts one wrapper around a whole forward pass, to be captured around some operators.
 
-        It stands for all pieces: those that were wrapped before are forgotten.
+        It represents all pieces: pieces that were wrapped before are forgotten.
 
         Args:
             forward: a model's, which calls them.

@@ -26,7 +26,7 @@ class Recording(Protocol):
 
     @property
     def output(self) -> Any:
-        """What the program returned; each replay writes it anew, at the same addresses."""
+        """The program's result; each replay writes it again, at the same addresses."""
 
     def replay(self) -> None:
         """Repeats the program's operations."""
@@ -34,7 +34,7 @@ class Recording(Protocol):
     def shared(self) -> "Recording":
         """Returns this recording, but leaves the memory of its output to those made after it.
 
-        What a replay puts there is good until any of those is replayed.
+        A replay's result is good until any graph that shares the memory is replayed.
         """
 
 
@@ -62,8 +62,8 @@ class GraphRecorder(Protocol):
     def record_around(self, program: Program, operators: Collection[str]) -> Recording:
         """Records what a program does between the calls of some operators.
 
-        A replay calls those with the tensors of the recording, but otherwise anew: they read the
-        forward context of the replay. They return nothing.
+        A replay calls them again, with the tensors of the recording: they read the forward context
+        of the replay. They return nothing.
 
         Args:
             program: what to record. Whether it is computed too depends on the device.

@@ -22,7 +22,7 @@ from services.processes.parent_death import die_with_parent
 
 MAX_PROCESSES = 16
 BUILD_TIMEOUT_S = 120.0
-"""Longest time for all builds of one order; then whoever wants them builds for itself."""
+"""Longest time for all builds of one order; then the caller builds them itself."""
 
 _STANDARD_FDS = 3
 
@@ -36,7 +36,7 @@ class Build(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildReport:
-    """What became of some builds.
+    """The outcome of some builds.
 
     error: the first one's; empty if nothing failed.
     """
@@ -79,11 +79,11 @@ class BuildProcesses:
             os._exit(1)  # nothing of the worker's is to be cleaned up here
 
     def begin(self, builds: Sequence[Build], *, niceness: int = 0) -> range:
-        """Orders builds, which begin in this order, behind all that were ordered before.
+        """Orders builds, which begin in this order, after all builds that were ordered before.
 
         Args:
             builds: at least one.
-            niceness: how far their processes stand back behind others.
+            niceness: of their processes.
 
         Returns:
             Their numbers, for `wait`.
@@ -97,7 +97,7 @@ class BuildProcesses:
         return numbers
 
     def wait(self, numbers: Collection[int]) -> BuildReport:
-        """Waits for builds. What was not built is to be built by whoever wants it.
+        """Waits for builds. The caller builds the missing ones itself.
 
         Args:
             numbers: of the builds; others may still be under way afterwards.
@@ -132,12 +132,12 @@ class BuildProcesses:
 
 
 def num_processes(num_builds: int) -> int:
-    """Returns how many processes make so many builds."""
+    """Returns how many processes make `num_builds` builds."""
     return min(len(os.sched_getaffinity(0)), MAX_PROCESSES, num_builds)
 
 
 def _serve(connection: Connection) -> None:
-    """Builds what is ordered, and tells of each build, until nobody can order any more."""
+    """Builds in the order of requests, and reports each build, until the requests end."""
     while True:
         try:
             first, builds, niceness = connection.recv()

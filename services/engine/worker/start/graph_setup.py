@@ -1,4 +1,4 @@
-"""Prepares a worker's graphs: which to capture, with what, and how the service hears of them."""
+"""Prepares a worker's graphs: plans them, makes their recorders, and reports them."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 MIN_GRAPH_BYTES = 2**20
-"""What a graph takes at least: the driver keeps its nodes."""
+"""The least memory of a graph: the driver keeps its nodes."""
 
 MAX_UNDER_TEST = 4
 """Graphs under test while nothing is served: large ones keep the device busy for longer than the
@@ -101,7 +101,7 @@ def prepare_graphs(
         config: what was asked for.
         limits: the worker's.
         pieces: the model's, which may come later; their recorder records all graphs.
-        on_fault: hears of a graph that is given up while serving.
+        on_fault: receives a graph that is given up while serving.
         keys: graphs of the configuration's mode to capture, those of decodes first; those of its
             sizes when absent.
 

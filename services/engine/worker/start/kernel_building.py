@@ -1,6 +1,6 @@
 """Has the kernels of a worker's steps built before the steps run, in other processes.
 
-Steps that run for nobody say which kernels there are to be. Where Triton has kept them, these steps
+Dummy steps show which kernels are needed. Where Triton has kept them, these steps
 load them. Where one is missing, the steps run again with every launch skipped, which takes nothing
 but the host's time, and what they would have launched is built, each kernel in a process.
 """
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 BACKGROUND_NICENESS = 10
-"""How far builds stand back behind a worker that serves."""
+"""Niceness of builds beside a worker that serves."""
 
 WarmUp = Callable[[], None]
-"""Runs steps for nobody."""
+"""Runs dummy steps."""
 
 _ZEROED: dict[Any, Callable[..., Any]] = {
     torch.empty: torch.zeros,
@@ -66,7 +66,7 @@ class KernelBuilding:
         """Returns when all that the first steps launch is loaded.
 
         Args:
-            first: steps whose kernels tell whether the others are kept too.
+            first: steps whose kernels show whether the others are kept too.
             next_: all else that runs before the worker is ready. If something is missing it runs
                 without launches here, as do the two that follow.
             soon: steps whose kernels are built at the same time and not waited for.

@@ -164,7 +164,7 @@ def _available_cuda_bytes(share: float, num_needed_bytes: int, device: torch.dev
     """Returns what is left of a share of a GPU's memory, for what this process needs of it."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    # What is neither free nor ours: the CUDA context, libraries and other processes.
+    # Neither free nor ours: the CUDA context, libraries and other processes.
     foreign = total - free - torch.cuda.memory_reserved(device)
     log.info(
         "memory_profiled",

@@ -50,7 +50,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedWorker:
-    """A runner that is ready for steps, what to tell of it, and what is still to be captured."""
+    """A runner that is ready for steps, its announcement, and the graphs still to capture."""
 
     runner: ModelRunner
     ready: WorkerReady
@@ -86,13 +86,13 @@ def start_worker(
 ) -> StartedWorker:
     """Loads the model and allocates everything that steps need.
 
-    Unless told otherwise, it leaves compilation and capture to the time between steps.
+    By default it leaves compilation and capture to the time between steps.
 
     Args:
         config: the engine's.
         rank: number of the GPU; an engine has one worker, of rank 0.
-        report_progress: hears of each stage.
-        on_fault: hears of a graph that is given up while serving.
+        report_progress: receives each stage.
+        on_fault: receives a graph that is given up while serving.
 
     Raises:
         ValueError: the configuration does not fit the model or the machine.
@@ -166,7 +166,7 @@ def _build_first_kernels(
     """Builds the kernels that take a part before the worker is ready, and those of first steps.
 
     Returns:
-        What the largest step takes, if that was found out.
+        The memory of the largest step, in bytes; None if it was not measured.
     """
     limits, runner = loaded.limits, loaded.make_runner(1)
     step_bytes = []

@@ -1,4 +1,4 @@
-"""Steps of nobody's requests: for memory to be measured and kernels to be built before serving.
+"""Dummy steps that measure memory and build kernels before serving.
 
 Their rows hold no blocks: all keys and values go to the null block.
 """
@@ -66,8 +66,8 @@ def _untaken(firsts: Sequence[int], counts: Iterable[int]) -> list[int]:
 def largest_step(limits: StepLimits) -> BatchDescriptor:
     """Builds a step with as many tokens and as many sampling rows as there can be.
 
-    Each row has penalties, draws with top-p and tells log-probabilities, so that the memory of all
-    three is counted.
+    Each row has penalties, draws with top-p and reports log-probabilities, so that the memory of
+    all three is counted.
     """
     remaining = limits.max_num_batched_tokens
     num_requests = min(limits.max_num_seqs, remaining)
@@ -87,7 +87,7 @@ def small_step_of_everything(limits: StepLimits) -> BatchDescriptor:
 def run_small_steps(
     runner: ModelRunner, limits: StepLimits, kinds: Iterable[Sequence[int]]
 ) -> None:
-    """Queues small steps of prompts of these lengths; those that exceed the limits are left out."""
+    """Queues small steps of prompts of these lengths; steps over the limits are left out."""
     if runner.device.type == "cuda":
         torch.cuda.set_device(runner.device)  # this may be a new thread
     for q_lens in kinds:
@@ -96,13 +96,13 @@ def run_small_steps(
 
 
 def prompts_of(num_tokens: int, limits: StepLimits) -> tuple[int, ...]:
-    """Returns the lengths of prompts of a block each that have so many tokens together."""
+    """Returns the lengths of prompts of a block each that have `num_tokens` tokens together."""
     q_len = min(limits.block_size, limits.max_model_len, num_tokens)
     return (q_len,) * min(num_tokens // q_len, limits.max_num_seqs)
 
 
 def _prompts(num_tokens: int, max_model_len: int) -> tuple[int, ...]:
-    """Returns the lengths of as few prompts as can have so many tokens together."""
+    """Returns the lengths of as few prompts as can have `num_tokens` tokens together."""
     num_whole, rest = divmod(num_tokens, max_model_len)
     return (max_model_len,) * num_whole + ((rest,) if rest else ())
 
@@ -124,8 +124,8 @@ def _step(
 ) -> BatchDescriptor:
     """Builds a step of new requests whose prompts have these lengths; all of them sample.
 
-    It writes the null block where it stands already, for that takes a kernel too. With grammars
-    one that allows everything decides every token.
+    It writes the null block where it already is, as that takes a kernel too. With grammars, one
+    that allows all tokens decides every token.
     """
     builder = BatchBuilder()
     builder.update_blocks(0, 0, [0])

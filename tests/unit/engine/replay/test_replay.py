@@ -330,6 +330,19 @@ def test_a_descriptor_that_contradicts_itself_is_refused_with_its_step(folder, t
         run(path, folder, "eager")
 
 
+def test_a_graph_without_a_kind_is_refused_with_its_step(folder, trace, tmp_path):
+    def edit(step):
+        if not step.descriptor.HasField("graph_key"):
+            return False
+        step.descriptor.graph_key.ClearField("kind")
+        return True
+
+    path = tmp_path / "edited.binpb"
+    step_id = edit_recording(trace, path, edit).descriptor.step_id
+    with pytest.raises(ReplayError, match=f"step {step_id} of the recording is damaged"):
+        run(path, folder, "full")
+
+
 def test_a_result_without_its_tokens_is_refused(folder, trace, tmp_path):
     def edit(step):
         step.result.ClearField("token_ids")
