@@ -3,7 +3,7 @@ import torch
 
 from models.ops.operands.draws import NO_TOKEN
 from models.ops.sampling.uniform import uniform
-from services.engine.sampling.logit_edits import LogitEdits, TokenBias, edit_logits
+from services.engine.sampling.logit_edits import LogitEdits, edit_logits
 from services.engine.sampling.logprobs import compute_logprobs
 from services.engine.sampling.sampler import probabilities, sample
 from tests.support.sampling_kernels import (
@@ -122,9 +122,9 @@ def test_logprobs_are_those_of_the_reference(vocab_size, dtype):
 def test_nothing_waits_for_the_device():
     logits = random_logits(17, 32_000, torch.float32).cuda()
     choice = mixed_choice(17, device="cuda")
-    bias = TokenBias(
-        token_ids=torch.zeros(2, 1, dtype=torch.int32, device="cuda"),
-        values=torch.ones(2, 1, device="cuda"),
+    bias = (
+        torch.zeros(2, 1, dtype=torch.int32, device="cuda"),
+        torch.ones(2, 1, device="cuda"),
     )
     edits = LogitEdits(indices=torch.tensor([4, 2], device="cuda"), penalties=None, biases=(bias,))
     try:

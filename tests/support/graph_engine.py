@@ -19,7 +19,7 @@ from services.engine.kv_cache.cache_groups import LayerGroup, group_layers
 from services.engine.request import Request, SamplingParams
 from services.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from services.engine.worker.inputs.step_arrays import StepLimits
-from services.engine.worker.runner.speculative_runner import make_runner
+from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.start.graph_setup import (
     graph_report,
     install_model,
@@ -91,7 +91,7 @@ class GraphEngine:
             device=target,
             groups=groups,
         )
-        self.runner = make_runner(self.model, self.cache, limits=limits, device=target)
+        self.runner = ModelRunner(self.model, self.cache, limits=limits, device=target)
         install_model(self.runner, compiled, config, pieces)
         self.faults = []
         self.prepared = prepare_graphs(

@@ -1,20 +1,21 @@
 """Which slots of the KV cache a row uses, and which of them have keys and values in them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from protos.engine.v1.batch_pb2 import BlockTableUpdates
-from services.engine.batch import BatchDescriptor, pack_int32, read_int32
+from services.engine.batch import BatchDescriptor, RowAssignment, pack_int32, read_int32
 from services.engine.replay.recording import ReplayError
-from services.engine.worker.inputs.step_arrays import (
-    BlockWrites,
-    StepArrays,
-    StepLimits,
-    check_assignments,
+from services.engine.worker.inputs.batch import (
+    Batch,
+    Int32Array,
+    read_assignments,
+    read_block_writes,
 )
+from services.engine.worker.inputs.step_arrays import StepLimits
 
 Slots = npt.NDArray[np.int64]
 """Slots of the cache: block id * block size + offset."""
@@ -106,21 +107,22 @@ class CacheContent:
         Returns:
             By row, the tokens that must be computed for that.
         """
-        self._update(descriptor)
+        self._update(
+            read_assignments(descriptor, self._limits),
+            read_block_writes(descriptor, self._limits, num_blocks=self._num_blocks),
+        )
         return {row: self._missing(row, end) for row, end in num_computed.items()}
 
-    def step(self, descriptor: BatchDescriptor, arrays: StepArrays) -> StepSlots:
+    def step(self, batch: Batch) -> StepSlots:
         """Takes over what a step does, and what must be done before it."""
-        self._update(descriptor)
-        q_lens = arrays.query_start_loc[1:] - arrays.query_start_loc[:-1]
-        starts = dict(
-            zip(arrays.row_ids.tolist(), (arrays.seq_lens - q_lens).tolist(), strict=True)
-        )
-        ends = zip(starts, arrays.seq_lens.tolist(), strict=True)
+        self._update(batch.assignments, batch.block_writes)
+        q_lens = batch.query_start_loc[1:] - batch.query_start_loc[:-1]
+        starts = dict(zip(batch.row_ids.tolist(), (batch.seq_lens - q_lens).tolist(), strict=True))
+        ends = zip(starts, batch.seq_lens.tolist(), strict=True)
         by_row = [self.slots(row, starts[row], end) for row, end in ends]
         written = [np.concatenate(slots) for slots in zip(*by_row, strict=True)]
         missing = {}
-        for assignment in descriptor.row_assignments:
+        for assignment in batch.assignments:
             # Others go on where an earlier step, or what was restored, has left off.
             start = starts.get(assignment.row, 0)
             if tokens := self._missing(assignment.row, start, besides=written):
@@ -135,13 +137,13 @@ class CacheContent:
         tables = self._table[row].reshape(-1, num_groups).T
         return [table[positions // size] * size + positions % size for table in tables]
 
-    def _update(self, descriptor: BatchDescriptor) -> None:
-        check_assignments(descriptor, self._limits)
-        for assignment in descriptor.row_assignments:
+    def _update(
+        self, assignments: Sequence[RowAssignment], block_writes: Int32Array | None
+    ) -> None:
+        for assignment in assignments:
             self._table[assignment.row] = 0
-        writes = BlockWrites.read(descriptor, self._limits, num_blocks=self._num_blocks)
-        if writes is not None:
-            indices, block_ids = writes.entries
+        if block_writes is not None:
+            indices, block_ids = block_writes
             self._table.reshape(-1)[indices] = block_ids
 
     def _missing(self, row: int, end: int, *, besides: list[Slots] | None = None) -> range:

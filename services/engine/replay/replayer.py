@@ -24,8 +24,9 @@ from services.engine.replay.report import StepFindings, TokenDifference, Totals
 from services.engine.replay.sides import Side, Sides
 from services.engine.replay.taps import OUTPUT
 from services.engine.replay.tokens import StepTokens, partings
-from services.engine.worker.inputs.step_arrays import StepArrays, StepLimits
-from services.engine.worker.runner.speculative_runner import SpeculativeRunner
+from services.engine.worker.inputs.batch import Batch
+from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.worker.runner.speculator import DraftLayers
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class _Step:
     """A step while it is compared; slots: where its keys and values are, for each group."""
 
     order: Order
-    arrays: StepArrays
+    batch: Batch
     slots: list[Slots]
 
 
@@ -64,6 +65,7 @@ class Replayer:
         self._sides = sides
         self._orders = orders
         self.limits = limits
+        self._num_blocks = num_blocks
         self._content = CacheContent(limits, num_blocks=num_blocks)
         self._num_layers = sides.reference.runner.model.config.num_hidden_layers
         self.totals = Totals()
@@ -86,13 +88,13 @@ class Replayer:
         """Runs one step; if it differs, the deviations are those of every attention layer."""
         step = self._prepare(recorded.descriptor)
         results = [self._run(side, step.order) for side in self._both]
-        tokens = self._read_tokens(step.arrays, recorded.result, *results)
+        tokens = self._read_tokens(step.batch, recorded.result, *results)
         findings = StepFindings(
             step_id=recorded.descriptor.step_id,
             shape=_shape(recorded.descriptor),
             graph_key=step.order.graph_key,
             deviations=self._cache_deviations(step, tokens) + self._output_deviations(tokens),
-            tokens=self._token_differences(step.arrays, tokens),
+            tokens=self._token_differences(step.batch, tokens),
         )
         if results[1].fallback_reason:
             findings.graph_key = None
@@ -102,7 +104,7 @@ class Replayer:
             if self.totals.first_difference is None:
                 self._locate(step, findings, tokens)
             self._copy_cache(np.concatenate(step.slots))
-        self._set_tokens(step.arrays, tokens.recorded)
+        self._set_tokens(step.batch, tokens.recorded)
         self.totals.count(findings)
         return findings
 
@@ -113,13 +115,13 @@ class Replayer:
     def _prepare(self, descriptor: BatchDescriptor) -> _Step:
         """Makes sure that whatever a step reads from the cache is there."""
         order = self._orders.order(descriptor)
-        arrays = StepArrays.read(order.reference, self.limits)
-        slots = self._content.step(order.reference, arrays)
+        batch = Batch.read(order.reference, self.limits, num_blocks=self._num_blocks)
+        slots = self._content.step(batch)
         if slots.missing:
             self._sides.reference.runner.update_tables(order.reference)
         for row, tokens in slots.missing.items():
             self._rebuild(row, tokens)
-        return _Step(order, arrays, slots.written)
+        return _Step(order, batch, slots.written)
 
     def _rebuild(self, row: int, tokens: range) -> None:
         """Computes keys and values of a row's tokens, and gives them to both sides."""
@@ -140,7 +142,7 @@ class Replayer:
         found = []
         device = reference.runner.buffers.tokens.device
         group_slots = [torch.from_numpy(slots).to(device) for slots in step.slots]
-        known = torch.from_numpy(tokens.reference.known_query_tokens(step.arrays)).to(device)
+        known = torch.from_numpy(tokens.reference.known_query_tokens(step.batch)).to(device)
         group_of_layer = {
             layer: number
             for number, group in enumerate(self.limits.cache_groups)
@@ -174,22 +176,22 @@ class Replayer:
         return found
 
     def _read_tokens(
-        self, arrays: StepArrays, recorded: StepResult, reference: StepResult, tested: StepResult
+        self, batch: Batch, recorded: StepResult, reference: StepResult, tested: StepResult
     ) -> _Tokens:
         num_drafts = self.limits.num_speculative_tokens
         return _Tokens(
-            recorded=StepTokens.recorded(recorded, arrays, num_drafts),
+            recorded=StepTokens.recorded(recorded, batch, num_drafts),
             reference=StepTokens.read(reference, num_drafts),
             tested=StepTokens.read(tested, num_drafts),
         )
 
-    def _token_differences(self, arrays: StepArrays, tokens: _Tokens) -> list[TokenDifference]:
+    def _token_differences(self, batch: Batch, tokens: _Tokens) -> list[TokenDifference]:
         """Returns the tokens on which the three do not agree, and the drafts.
 
         Drafts depend on what the draft layers saw before. After a difference, or after tokens were
         computed again, the recorded ones depended on something else, and do not count.
         """
-        rows = arrays.row_ids[arrays.sample_indices].tolist()
+        rows = batch.row_ids[batch.sample_indices].tolist()
         recorded, reference, tested = tokens.recorded, tokens.reference, tokens.tested
         logits, num_places = self._sides.reference.logits, self.limits.decode_q_len
         found = [
@@ -225,18 +227,19 @@ class Replayer:
     def _draft_logits(self, index: int, depth: int) -> torch.Tensor:
         """Returns the reference's logits [V] of one draft of one row that sampled."""
         reference = self._sides.reference
-        assert isinstance(reference.runner, SpeculativeRunner), "it made drafts"
+        speculator = reference.runner.speculator
+        assert isinstance(speculator, DraftLayers), "it made drafts"
         hidden = reference.draft_hidden[depth][index : index + 1]
-        return reference.runner.compute_draft_logits(hidden, depth)[0]
+        return speculator.compute_logits(hidden, depth)[0]
 
     def _lost_drafting(self, step: _Step, tested: StepResult) -> bool:
         """Whether a graph was to draft, and none did."""
-        key, arrays = step.order.graph_key, step.arrays
+        key, batch = step.order.graph_key, step.batch
         return (
             key is not None
             and key.kind == GraphKind.GRAPH_KIND_DECODE
             and self.limits.num_speculative_tokens > 0
-            and len(arrays.sample_indices) == len(arrays.row_ids)
+            and len(batch.sample_indices) == len(batch.row_ids)
             and not tested.drafted_by_graph
         )
 
@@ -251,7 +254,7 @@ class Replayer:
 
         expected = self._sides.tap_reference(run)
         actual = self._sides.tap_tested(run, step.order.graph_key)
-        known = tokens.reference.known_query_tokens(step.arrays)
+        known = tokens.reference.known_query_tokens(step.batch)
         found = []
         for tap in sorted(expected, key=lambda tap: (*tap[:2], tap[2] == OUTPUT)):
             number, layer, name = tap
@@ -297,16 +300,16 @@ class Replayer:
             for name, source in ours.tensors().items():
                 targets[name].flatten(0, 1)[index] = source.flatten(0, 1)[index]
 
-    def _set_tokens(self, arrays: StepArrays, tokens: StepTokens) -> None:
+    def _set_tokens(self, batch: Batch, tokens: StepTokens) -> None:
         """Appends the recorded tokens to the sequences that sampled."""
-        if not len(arrays.sample_indices):
+        if not len(batch.sample_indices):
             return
         counts = [len(each) for each in tokens.tokens]
-        first = arrays.seq_lens[arrays.sample_indices]
-        if arrays.drafts is not None:
-            first = arrays.drafts.positions[:, 0]
+        first = batch.seq_lens[batch.sample_indices]
+        if batch.drafts is not None:
+            first = batch.drafts.positions[:, 0]
         columns = (
-            np.repeat(arrays.row_ids[arrays.sample_indices], counts),
+            np.repeat(batch.row_ids[batch.sample_indices], counts),
             np.concatenate([at + np.arange(n) for at, n in zip(first, counts, strict=True)]),
             np.concatenate(tokens.tokens),
         )

@@ -21,7 +21,7 @@ from services.engine.replay.recording import ReplayError
 from services.engine.replay.report import describe_graph
 from services.engine.replay.taps import AttentionTaps, Tap
 from services.engine.worker.runner.model_runner import ModelRunner
-from services.engine.worker.runner.speculative_runner import SpeculativeRunner
+from services.engine.worker.runner.speculator import DraftLayers
 from services.engine.worker.start.graph_setup import (
     PreparedGraphs,
     configured_keys,
@@ -57,8 +57,8 @@ class Side:
     def __post_init__(self) -> None:
         """Listens to the runner."""
         self.runner.watch_outputs(self._keep)
-        if isinstance(self.runner, SpeculativeRunner):
-            self.runner.watch_drafts(self._keep_drafts)
+        if isinstance(self.runner.speculator, DraftLayers):
+            self.runner.speculator.on_drafts = self._keep_drafts
 
     def _keep(self, hidden: Tensor, logits: Tensor | None) -> None:
         # A graph that drafts may use the memory.

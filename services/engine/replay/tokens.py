@@ -8,7 +8,7 @@ import numpy as np
 from services.engine.batch import StepResult, read_int32, read_tokens
 from services.engine.replay.recording import ReplayError
 from services.engine.spec_decode.verification import NO_DRAFT
-from services.engine.worker.inputs.step_arrays import Int64Array, StepArrays
+from services.engine.worker.inputs.batch import Batch, Int64Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +33,16 @@ class StepTokens:
         return cls(tokens=tokens, drafts=[drafts[start : start + num_drafts] for start in starts])
 
     @classmethod
-    def recorded(cls, result: StepResult, arrays: StepArrays, num_drafts: int) -> "StepTokens":
+    def recorded(cls, result: StepResult, batch: Batch, num_drafts: int) -> "StepTokens":
         """Reads a recorded result.
 
         Raises:
             ReplayError: it does not belong to the step.
         """
         tokens = cls.read(result, num_drafts)
-        num_verified = [0] * len(arrays.sample_indices)
-        if arrays.drafts is not None:
-            num_verified = (arrays.drafts.token_ids != NO_DRAFT).sum(axis=1).tolist()
+        num_verified = [0] * len(batch.sample_indices)
+        if batch.drafts is not None:
+            num_verified = (batch.drafts.token_ids != NO_DRAFT).sum(axis=1).tolist()
         num_found = len(read_int32(result.token_ids))
         is_whole = num_found == sum(len(each) for each in tokens.tokens)
         if not is_whole or len(tokens.tokens) != len(num_verified):
@@ -60,15 +60,15 @@ class StepTokens:
             )
         return tokens
 
-    def known_query_tokens(self, arrays: StepArrays) -> Int64Array:
+    def known_query_tokens(self, batch: Batch) -> Int64Array:
         """Returns the query tokens of a step whose successors are known once it has run.
 
         The tokens after rejected drafts are left as they were.
         """
-        is_known = np.ones(arrays.num_tokens, bool)
-        if arrays.drafts is not None:
-            ends = arrays.query_start_loc[arrays.sample_indices + 1]
-            for places, end, tokens in zip(arrays.drafts.places, ends, self.tokens, strict=True):
+        is_known = np.ones(batch.num_tokens, bool)
+        if batch.drafts is not None:
+            ends = batch.query_start_loc[batch.sample_indices + 1]
+            for places, end, tokens in zip(batch.drafts.places, ends, self.tokens, strict=True):
                 is_known[places[len(tokens) - 1] + 1 : end] = False
         return np.flatnonzero(is_known)
 

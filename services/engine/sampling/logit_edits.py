@@ -12,28 +12,18 @@ from models.ops.sampling.penalize_tokens import Penalties, penalize_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenBias:
-    """Numbers to add to single logits of E rows.
-
-    token_ids: [E, n] integers. values: [E, n] float32; padding is 0 on any token.
-    """
-
-    token_ids: Tensor
-    values: Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LogitEdits:
-    """The E of a batch's S rows whose logits change, and how.
+    """Changes to the logits of E of a batch's S rows.
 
     indices: [E] int64, which rows of the batch.
     penalties: absent when none of the rows has any.
-    biases: what is added before the penalties; -inf forbids a token.
+    biases: pairs of token_ids, [E, n] integers, and values, [E, n] float32, to add before the
+        penalties; -inf forbids a token. Padding adds 0 to any token.
     """
 
     indices: Tensor
     penalties: Penalties | None
-    biases: tuple[TokenBias, ...]
+    biases: tuple[tuple[Tensor, Tensor], ...]
 
 
 def edit_logits(logits: Tensor, edits: LogitEdits, *, in_place: bool = False) -> Tensor:
@@ -42,13 +32,13 @@ def edit_logits(logits: Tensor, edits: LogitEdits, *, in_place: bool = False) ->
     Args:
         logits: [S, V].
         edits: what to change.
-        in_place: whether contiguous float32 logits may be overwritten, which spares their copy.
+        in_place: whether contiguous float32 logits may be overwritten, without a copy.
     """
     edited = logits.to(torch.float32, copy=not in_place).contiguous()
     row_starts = edits.indices[:, None] * logits.shape[1]
-    for bias in edits.biases:
-        at = (row_starts + bias.token_ids).flatten()
-        edited.view(-1).scatter_add_(0, at, bias.values.flatten())
+    for token_ids, values in edits.biases:
+        at = (row_starts + token_ids).flatten()
+        edited.view(-1).scatter_add_(0, at, values.flatten())
     if edits.penalties is not None:
         penalize_tokens(edited, edits.indices, edits.penalties)
     return edited

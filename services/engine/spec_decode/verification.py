@@ -40,23 +40,30 @@ def count_accepted(sampled: Tensor, drafts: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
-    """What S rows made of their drafts, and what they guess next, in host memory.
+class Drafted:
+    """The verification of S rows' drafts, and their next drafts.
 
-    num_accepted: [S] int32. draft_token_ids: [S, k] int32. by_graph: whether a graph made them.
+    sampled: [S * (k + 1)] int32, the tokens that the drafts were compared with.
+    num_accepted: [S] int32. token_ids: [S, k] int32, the next drafts.
+    hidden: k of [S, hidden], by which the drafts were chosen; empty if S is 0.
+    by_graph: a graph computed this; the next replay overwrites it.
     """
 
+    sampled: Tensor
     num_accepted: Tensor
-    draft_token_ids: Tensor
+    token_ids: Tensor
+    hidden: tuple[Tensor, ...] = ()
     by_graph: bool = False
 
     def trim(self, result: StepResult) -> None:
-        """Keeps in a result what was sampled up to the first draft that does not hold.
+        """Keeps in a result the tokens up to the first draft that does not hold.
+
+        The tensors must be in host memory.
 
         Args:
             result: has k + 1 tokens of each row, and as many log-probabilities if any.
         """
-        accepted, drafts = self.num_accepted.numpy(), self.draft_token_ids.numpy()
+        accepted, drafts = self.num_accepted.numpy(), self.token_ids.numpy()
         is_kept = (np.arange(drafts.shape[1] + 1) <= accepted[:, None]).ravel()
         result.token_ids = pack_int32(read_int32(result.token_ids)[is_kept])
         if result.logprobs:

@@ -127,7 +127,7 @@ class StepServer:
         """
         self._channel.send(WorkerEvent(ready=ready).SerializeToString())
         while True:
-            content = self._channel.receive(self._wait_limit_s(capture))
+            content = self._channel.receive(self._max_wait_s(capture))
             if content is not None:
                 descriptor = BatchDescriptor.FromString(content)
                 self.step_id = descriptor.step_id
@@ -182,11 +182,11 @@ class StepServer:
             if self._fail_on_late_build:
                 raise LateBuildError(f"{name} was compiled in the middle of serving")
 
-    def _wait_limit_s(self, capture: BackgroundCapture | None) -> float | None:
+    def _max_wait_s(self, capture: BackgroundCapture | None) -> float | None:
         """Returns how long to wait for a descriptor; None while there is nothing else to do."""
         if self._pending:
             return POLL_S
-        return None if capture is None else capture.patience_s
+        return None if capture is None else capture.max_wait_s
 
 
 def _report(channel: Channel, error: Exception, step_id: int) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.worker.graphs.background_compile import BackgroundCompile
-from services.engine.worker.graphs.worker_graphs import WorkerGraphs
+from services.engine.worker.graphs.graph_set import GraphSet
 
 SERVING_SHARE = 4.0
 """Under load, serving gets this many times the time that the last capture took before the next."""
@@ -24,7 +24,7 @@ class BackgroundCapture:
 
     def __init__(
         self,
-        graphs: WorkerGraphs,
+        graphs: GraphSet,
         *,
         compilation: BackgroundCompile | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -40,7 +40,7 @@ class BackgroundCapture:
         return self._compilation is not None or self._graphs.num_pending > 0
 
     @property
-    def patience_s(self) -> float | None:
+    def max_wait_s(self) -> float | None:
         """How long an idle worker may wait for a step; None as long as it likes."""
         if self._compilation is not None:
             return COMPILE_POLL_S

@@ -1,75 +1,23 @@
-"""Guesses the tokens that follow each request's newest one."""
-
-from dataclasses import dataclass, replace
+"""Verifies the drafts of a step and makes the next ones."""
 
 import torch
 from torch import Tensor
 
 from models.deepseek_mtp import DeepseekMTP
-from services.engine.spec_decode.verification import NO_DRAFT, count_accepted
-from services.engine.worker.inputs.forward_pass import ForwardPass, PassShape
-from services.engine.worker.inputs.input_buffers import InputBuffers, StepInputs
+from models.forward_context import GraphKey, SpecDecodeMetadata, get_forward_context
+from services.engine.spec_decode.verification import NO_DRAFT, Drafted, count_accepted
+from services.engine.worker.inputs.forward_pass import ForwardPass
+from services.engine.worker.inputs.input_buffers import InputBuffers, Inputs
 from services.engine.worker.inputs.step_arrays import StepLimits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifiedRows:
-    """Where S rows stand once their drafts are verified.
-
-    row_ids: [S] int32. num_accepted: [S] int64. newest: [S] int64, the position of each row's
-        newest token. token_ids: [S] int32, that token. places: [S] int64, the query token before.
-    """
-
-    row_ids: Tensor
-    num_accepted: Tensor
-    newest: Tensor
-    token_ids: Tensor
-    places: Tensor
-
-    @classmethod
-    def of(
-        cls, sampled: Tensor, drafts: Tensor, *, row_ids: Tensor, seq_lens: Tensor, ends: Tensor
-    ) -> "VerifiedRows":
-        """Compares what was sampled with the drafts.
-
-        Args:
-            sampled: [S, k + 1] int32, before each draft and behind the last one.
-            drafts: [S, k] int32, padded with NO_DRAFT.
-            row_ids: [S] int32.
-            seq_lens: [S] int32, with the drafts.
-            ends: [S] int32, the query token behind each row's last one.
-        """
-        num_accepted = count_accepted(sampled, drafts)
-        behind_end = num_accepted - (drafts != NO_DRAFT).sum(dim=1)
-        # A row without a sound token (NO_TOKEN) gets one that can be looked up.
-        token_ids = sampled.gather(1, num_accepted[:, None]).squeeze(1).clamp(min=0)
-        return cls(
-            row_ids=row_ids,
-            num_accepted=num_accepted,
-            newest=seq_lens + behind_end,
-            token_ids=token_ids,
-            places=ends - 1 + behind_end,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drafted:
-    """What most likely follows S newest tokens.
-
-    token_ids: [S, k] int32. hidden: k of [S, hidden], what each was chosen by.
-    """
-
-    token_ids: Tensor
-    hidden: tuple[Tensor, ...]
-
-
 class Drafter:
-    """Runs the draft layers behind every step.
+    """Runs the draft layers after every step.
 
-    Each of them first takes all query tokens of the step, so that its cache has an entry for every
-    token the model's has. The last one then goes on alone, a token at a time, where more drafts are
-    wanted than there are layers. A draft stands in its row as soon as it is made: the next layer
-    finds its input there.
+    Each layer first takes all query tokens of the step, so that its cache has an entry for every
+    token that the model's cache has. If more drafts are wanted than there are layers, the last
+    layer then continues alone, one token at a time. Each draft is written into its row at once,
+    where the next layer reads its input.
     """
 
     def __init__(
@@ -83,91 +31,119 @@ class Drafter:
         self._layers = layers
         self._forward = forward
         self._buffers = buffers
-        self._limits = limits
+        self._max_model_len = limits.max_model_len
+        self._num_drafts = limits.num_speculative_tokens
 
     def draft(
-        self, inputs: StepInputs, shape: PassShape, hidden: Tensor, rows: VerifiedRows
+        self,
+        inputs: Inputs,
+        hidden: Tensor,
+        *,
+        sampled: Tensor,
+        drafts: Tensor,
+        key: GraphKey | None = None,
     ) -> Drafted:
-        """Writes the newest token of S rows, guesses the k that follow and writes them too.
+        """Writes the newest token of S rows and the k tokens most likely to follow it.
 
         Args:
-            inputs: the step's T query tokens.
-            shape: of a pass over all of them.
-            hidden: [T, hidden], what the model made of them.
-            rows: those that sampled. The dummy row may be among them.
+            inputs: the step's T query tokens. The dummy row may be among its rows.
+            hidden: [T, hidden], the model's hidden states.
+            sampled: [S, k + 1] int32, sampled before each draft and after the last one.
+            drafts: [S, k] int32, padded with NO_DRAFT.
+            key: the graph to record; None for none.
         """
-        num_drafts = self._limits.num_speculative_tokens
-        num_whole = min(self._layers.num_layers, num_drafts)
-        self._write(rows, rows.newest, rows.token_ids)
+        metadata = SpecDecodeMetadata(
+            draft_token_ids=drafts,
+            num_spec_steps=self._num_drafts,
+            num_draft_tokens=(drafts != NO_DRAFT).sum(dim=1),
+        )
+        row_ids, seq_lens, ends = inputs.row_ids, inputs.seq_lens, inputs.query_start_loc[1:]
+        if len(sampled) < len(row_ids):
+            row_ids, seq_lens, ends = (
+                each.index_select(0, inputs.sample_indices) for each in (row_ids, seq_lens, ends)
+            )
+        num_whole = min(self._layers.num_layers, self._num_drafts)
         made, states = [], []
-        with self._forward.context(inputs, shape):
+        with self._forward.context(inputs, key, metadata):
+            num_accepted, past_end = _verify(sampled)
+            newest, last_known = seq_lens + past_end, ends - 1 + past_end
+            # A row without a sound token (NO_TOKEN) gets one that can be looked up.
+            token_ids = sampled.gather(1, num_accepted[:, None]).squeeze(1).clamp(min=0)
+            self._write(row_ids, newest, token_ids)
             for depth in range(num_whole):
                 tokens = self._following(inputs, 1 + depth)
                 hidden = self._layers(tokens, inputs.positions, hidden, depth)
-                if len(rows.row_ids):
-                    states.append(hidden.index_select(0, rows.places))
-                    made.append(self._choose(states[-1], depth, rows))
-        if not made:
-            return Drafted(token_ids=rows.row_ids.new_empty((0, num_drafts)), hidden=())
-        single = self._single_shape(shape)
-        for depth in range(num_whole, num_drafts):
-            ahead = rows.newest + depth - num_whole
-            step = _single_tokens(
-                made[-1], rows.row_ids, ahead.clamp(max=self._limits.max_model_len - 1)
-            )
-            with self._forward.context(step, single):
-                states.append(self._layers(step.input_ids, step.positions, states[-1], depth))
-            made.append(self._choose(states[-1], depth, rows))
-        return Drafted(token_ids=torch.stack(made, dim=1), hidden=tuple(states))
+                if len(row_ids):
+                    states.append(hidden.index_select(0, last_known))
+                    made.append(self._choose(states[-1], depth, row_ids, newest))
+        if made:
+            for depth in range(num_whole, self._num_drafts):
+                step = self._single_tokens(inputs, made[-1], row_ids, newest + depth - num_whole)
+                with self._forward.context(step, key, metadata):
+                    states.append(self._layers(step.input_ids, step.positions, states[-1], depth))
+                made.append(self._choose(states[-1], depth, row_ids, newest))
+        return Drafted(
+            sampled=sampled.view(-1),
+            num_accepted=num_accepted.int(),
+            token_ids=torch.stack(made, dim=1) if made else drafts,
+            hidden=tuple(states),
+        )
 
-    def _following(self, inputs: StepInputs, distance: int) -> Tensor:
-        """Returns the token that stands `distance` behind each query token, [T] int32.
+    def _following(self, inputs: Inputs, distance: int) -> Tensor:
+        """Returns the token `distance` places after each query token, [T] int32.
 
-        Behind a row's last token that is any token; its guess is nobody's.
+        Past a row's last token it is any token; no row uses the guess after it.
         """
         tokens = self._buffers.tokens
         positions = (inputs.positions + distance).clamp(max=tokens.shape[1] - 1)
         return tokens[inputs.row_ids.index_select(0, inputs.token_request), positions]
 
-    def _choose(self, last: Tensor, depth: int, rows: VerifiedRows) -> Tensor:
-        """Returns the most likely token of each row, [S] int32, and writes it behind the others."""
+    def _choose(self, last: Tensor, depth: int, row_ids: Tensor, newest: Tensor) -> Tensor:
+        """Returns the most likely token of each row, [S] int32, and writes it into the row."""
         token_ids = self._layers.compute_logits(last, depth).argmax(dim=-1).int()
-        self._write(rows, rows.newest + 1 + depth, token_ids)
+        self._write(row_ids, newest + 1 + depth, token_ids)
         return token_ids
 
-    def _write(self, rows: VerifiedRows, positions: Tensor, token_ids: Tensor) -> None:
-        """Writes a token into each row; what has no place there goes to the last column.
+    def _write(self, row_ids: Tensor, positions: Tensor, token_ids: Tensor) -> None:
+        """Writes a token into each row; a token past the row's end goes to the last column.
 
         So do the tokens of the dummy row, whose content graphs are tested with.
         """
         buffers = self._buffers
         last_column = buffers.tokens.shape[1] - 1
-        is_dummy = rows.row_ids == buffers.dummy_row
+        is_dummy = row_ids == buffers.dummy_row
         at = positions.clamp(max=last_column).masked_fill(is_dummy, last_column)
-        buffers.append_tokens(rows.row_ids, at, token_ids)
+        buffers.append_tokens(row_ids, at, token_ids)
 
-    def _single_shape(self, shape: PassShape) -> PassShape:
-        """Returns the shape of a pass of one token behind the newest of each row."""
-        limits = self._limits
-        longest = shape.max_seqlen_k + limits.num_speculative_tokens
-        return replace(
-            shape,
-            is_prefill=False,
+    def _single_tokens(
+        self, inputs: Inputs, token_ids: Tensor, row_ids: Tensor, positions: Tensor
+    ) -> Inputs:
+        """Returns inputs of one token for each of S rows; all are [S], positions int64."""
+        positions = positions.clamp(max=self._max_model_len - 1)
+        starts = torch.arange(len(row_ids) + 1, dtype=torch.int32, device=row_ids.device)
+        return Inputs(
+            query_start_loc=starts,
+            seq_lens=positions.int() + 1,
+            row_ids=row_ids,
+            sample_indices=starts[:0],
+            append_positions=starts[:0],
+            input_ids=token_ids,
+            positions=positions,
+            token_request=starts[:-1].long(),
             max_seqlen_q=1,
-            max_seqlen_k=min(longest, limits.max_model_len),
+            max_seqlen_k=min(inputs.max_seqlen_k + self._num_drafts, self._max_model_len),
+            is_prefill=False,
         )
 
 
-def _single_tokens(token_ids: Tensor, row_ids: Tensor, positions: Tensor) -> StepInputs:
-    """Returns a step of one token for each of S rows; all are [S], positions int64."""
-    starts = torch.arange(len(row_ids) + 1, dtype=torch.int32, device=row_ids.device)
-    return StepInputs(
-        query_start_loc=starts,
-        seq_lens=positions.int() + 1,
-        row_ids=row_ids,
-        sample_indices=starts[:0],
-        append_positions=starts[:0],
-        input_ids=token_ids,
-        positions=positions,
-        token_request=starts[:-1].long(),
-    )
+def _verify(sampled: Tensor) -> tuple[Tensor, Tensor]:
+    """Compares what S rows sampled, [S, k + 1], with the drafts of the forward context.
+
+    Returns:
+        How many drafts of each row hold, [S] int64, and the distance from the row's last token
+        to its newest, [S] int64: 0 if all drafts hold, else negative.
+    """
+    metadata = get_forward_context().spec_decode_metadata
+    assert metadata is not None, "draft passes have drafts"
+    num_accepted = count_accepted(sampled, metadata.draft_token_ids)
+    return num_accepted, num_accepted - metadata.num_draft_tokens

@@ -5,7 +5,8 @@ They write to the null block alone, and what they write does not depend on their
 
 import numpy as np
 
-from services.engine.worker.inputs.step_arrays import StepArrays, StepLimits
+from services.engine.worker.inputs.batch import Batch
+from services.engine.worker.inputs.step_arrays import StepLimits
 
 MAX_DUMMY_KEYS = 2**18
 """Requests times tokens of the longest, of a step of decodes.
@@ -23,7 +24,7 @@ def dummy_decodes(
     row_id: int,
     variant: int,
     max_keys: int = MAX_DUMMY_KEYS,
-) -> StepArrays:
+) -> Batch:
     """Returns requests that bring `q_len` tokens each, some as long as can be.
 
     Two of different length never share a slot.
@@ -46,10 +47,11 @@ def dummy_decodes(
     )
     lengths = num_full_blocks * block_size + slots + 1
     chosen = (np.arange(batch_size) + variant) % len(slots)
-    return _step(q_len, lengths[chosen].astype(np.int32), row_id)
+    starts = np.arange(batch_size + 1) * q_len
+    return dummy_batch(starts, lengths[chosen], row_id, is_prefill=False)
 
 
-def dummy_prompts(limits: StepLimits, *, num_tokens: int, row_id: int, variant: int) -> StepArrays:
+def dummy_prompts(limits: StepLimits, *, num_tokens: int, row_id: int, variant: int) -> Batch:
     """Returns chunks of prompts, all the same, that have so many tokens as far as there are rows.
 
     Args:
@@ -61,12 +63,13 @@ def dummy_prompts(limits: StepLimits, *, num_tokens: int, row_id: int, variant: 
     q_len = min(limits.block_size, limits.max_model_len, num_tokens)
     batch_size = min(num_tokens // q_len, limits.max_num_seqs)
     seq_len = min(q_len + variant * limits.block_size, limits.max_model_len)
-    return _step(q_len, np.full(batch_size, seq_len, np.int32), row_id)
+    starts = np.arange(batch_size + 1) * q_len
+    return dummy_batch(starts, np.full(batch_size, seq_len), row_id, is_prefill=True)
 
 
 def dummy_chunks(
     limits: StepLimits, *, num_tokens: int, max_requests: int, row_id: int, variant: int
-) -> StepArrays:
+) -> Batch:
     """Returns chunks of prompts that have so many tokens together.
 
     If blocks suffice for them they are those of `dummy_prompts`, with the rest of the tokens in a
@@ -89,21 +92,20 @@ def dummy_chunks(
     starts = np.minimum(np.arange(max_requests + 1) * q_len, num_tokens)
     q_lens = np.diff(starts)
     q_lens = q_lens[q_lens > 0]
-    return StepArrays(
-        query_start_loc=starts[: len(q_lens) + 1].astype(np.int32),
-        seq_lens=(q_lens + num_cached).astype(np.int32),
-        row_ids=np.full(len(q_lens), row_id, np.int32),
-        sample_indices=np.empty(0, np.int32),
-        num_tokens=int(starts[len(q_lens)]),
-    )
+    return dummy_batch(starts[: len(q_lens) + 1], q_lens + num_cached, row_id, is_prefill=True)
 
 
-def _step(q_len: int, seq_lens: np.ndarray, row_id: int) -> StepArrays:
-    batch_size = len(seq_lens)
-    return StepArrays(
-        query_start_loc=np.arange(batch_size + 1, dtype=np.int32) * q_len,
-        seq_lens=seq_lens,
-        row_ids=np.full(batch_size, row_id, np.int32),
+def dummy_batch(
+    query_start_loc: np.ndarray, seq_lens: np.ndarray, row_id: int, *, is_prefill: bool
+) -> Batch:
+    """Returns a batch of requests in one row, of which none samples."""
+    return Batch(
+        query_start_loc=query_start_loc.astype(np.int32),
+        seq_lens=seq_lens.astype(np.int32),
+        row_ids=np.full(len(seq_lens), row_id, np.int32),
         sample_indices=np.empty(0, np.int32),
-        num_tokens=batch_size * q_len,
+        num_tokens=int(query_start_loc[-1]),
+        max_seqlen_q=int(np.diff(query_start_loc).max()),
+        max_seqlen_k=int(seq_lens.max()),
+        is_prefill=is_prefill,
     )

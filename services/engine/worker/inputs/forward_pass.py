@@ -1,8 +1,7 @@
-"""One forward pass of the model over inputs that lie in the worker's buffers."""
+"""One forward pass of the model over the worker's input buffers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -14,6 +13,7 @@ from models.forward_context import (
     Context,
     ForwardContext,
     GraphKey,
+    SpecDecodeMetadata,
     forward_context,
 )
 from models.kv_cache import CacheData
@@ -23,24 +23,7 @@ from models.ops.attention.attention_metadata import (
     make_attention_workspace,
 )
 from services.engine.kv_cache.cache_groups import LayerGroup
-from services.engine.worker.inputs.input_buffers import StepInputs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassShape:
-    """What a forward pass is told beside its tensors.
-
-    graph_key: the graph to record or to replay; its sizes are those that the model sees.
-    is_recorded: the pass is recorded as a whole, so nothing may depend on what tensors hold.
-    """
-
-    is_prefill: bool
-    max_seqlen_q: int
-    max_seqlen_k: int
-    is_draft: bool = False
-    mode: CUDAGraphMode = CUDAGraphMode.NONE
-    graph_key: GraphKey | None = None
-    is_recorded: bool = False
+from services.engine.worker.inputs.input_buffers import Inputs
 
 
 class ForwardPass:
@@ -56,10 +39,10 @@ class ForwardPass:
         groups: Sequence[LayerGroup] = (),
     ) -> None:
         self.run_model: Callable[..., Tensor] = model
-        """What computes hidden states; whoever compiles or captures the model puts that here."""
+        """Computes hidden states; compilation and capture replace it."""
         self.kv_cache_data = kv_cache_data
         """Each layer's cache."""
-        # Entries of the groups stand side by side.
+        # The groups' entries alternate.
         num_groups = max(1, len(groups))
         self._block_tables = [block_table[:, group::num_groups] for group in range(num_groups)]
         self._group_of_layer = {
@@ -71,21 +54,27 @@ class ForwardPass:
             model.cache_specs()[0], device=block_table.device
         )
 
-    def __call__(self, inputs: StepInputs, shape: PassShape) -> Tensor:
-        """Returns the hidden states, [T, hidden] or, with a graph, [graph_key.num_tokens, hidden].
+    def __call__(self, inputs: Inputs, key: GraphKey | None = None) -> Tensor:
+        """Returns the hidden states of all input ids, padding included: [n, hidden].
 
         Args:
             inputs: T tokens of R requests. input_ids and positions may be longer than
-                token_request: what stands behind is padding and writes no key and no value.
-            shape: the rest.
+                token_request; this padding writes no key and no value.
+            key: the graph to record or to replay; None for neither.
         """
-        with self.context(inputs, shape):
+        with self.context(inputs, key):
             return self.run_model(inputs.input_ids, inputs.positions)
 
     @contextmanager
-    def context(self, inputs: StepInputs, shape: PassShape) -> Iterator[None]:
-        """Lets layers run over a step's inputs, for the length of the block."""
+    def context(
+        self,
+        inputs: Inputs,
+        key: GraphKey | None = None,
+        spec_decode_metadata: SpecDecodeMetadata | None = None,
+    ) -> Iterator[None]:
+        """Sets the forward context of a step for the length of the block."""
         num_tokens, batch_size = len(inputs.token_request), len(inputs.seq_lens)
+        mode = key.kind.runtime_mode if key else CUDAGraphMode.NONE
         group_metadata = [
             build_attention_metadata(
                 query_start_loc=inputs.query_start_loc,
@@ -95,29 +84,29 @@ class ForwardPass:
                 positions=inputs.positions[:num_tokens],
                 token_request=inputs.token_request,
                 block_size=self._block_size,
-                max_seqlen_q=shape.max_seqlen_q,
-                max_seqlen_k=shape.max_seqlen_k,
+                max_seqlen_q=inputs.max_seqlen_q,
+                max_seqlen_k=inputs.max_seqlen_k,
                 workspace=self._workspace,
-                is_recorded=shape.is_recorded,
+                is_recorded=mode is CUDAGraphMode.FULL,
             )
             for block_table in self._block_tables
         ]
-        key = shape.graph_key
         context = ForwardContext(
             context=Context(
                 positions=inputs.positions,
-                is_prefill=shape.is_prefill,
+                is_prefill=inputs.is_prefill,
                 batch_size=batch_size,
                 graph_bs=key.graph_bs if key and key.kind is GraphKind.DECODE else batch_size,
                 num_tokens=num_tokens,
-                max_q_len=shape.max_seqlen_q,
-                is_draft=shape.is_draft,
+                max_q_len=inputs.max_seqlen_q,
+                is_draft=spec_decode_metadata is not None,
             ),
             attn_metadata=group_metadata[0],
             layer_attn_metadata=self._by_layer(group_metadata),
             kv_cache_data=self.kv_cache_data,
+            spec_decode_metadata=spec_decode_metadata,
             batch_descriptor=key,
-            cudagraph_runtime_mode=shape.mode,
+            cudagraph_runtime_mode=mode,
         )
         with forward_context(context):
             yield
@@ -125,25 +114,25 @@ class ForwardPass:
     def _by_layer(
         self, group_metadata: Sequence[AttentionMetadata]
     ) -> tuple[AttentionMetadata, ...]:
-        """Returns each layer's metadata; nothing if all have the same."""
+        """Returns each layer's metadata; empty if all layers have the same."""
         if len(group_metadata) == 1:
             return ()
         groups = self._group_of_layer
         return tuple(group_metadata[groups[layer]] for layer in range(len(groups)))
 
     def refill_null_block(self) -> None:
-        """Gives the null block the same content again, for passes that shall compute the same.
+        """Resets the null block, so that passes over dummy requests repeat their results.
 
-        Nothing that serves a request reads it.
+        No request reads the null block.
         """
         blocks, fillings = self._null_block
         torch._foreach_copy_(blocks, fillings)
 
     @cached_property
     def _null_block(self) -> tuple[list[Tensor], list[Tensor]]:
-        """All that the null block has, and what it is filled with."""
+        """The null block of every layer, and the content that it is reset to."""
         blocks = [tensor[0] for layer in self.kv_cache_data for tensor in layer.tensors().values()]
-        # Not all the same: what is read there by mistake, or not read, shall be seen.
+        # Varied values: a kernel that reads the wrong ones, or none, changes the result.
         fillings = {
             (block.shape, block.dtype): torch.linspace(-1, 1, block.numel(), device=block.device)
             .view(block.shape)

@@ -15,10 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.cudagraph_mode import GraphKind
+from models.forward_context import GraphKey
 from models.ops.elementwise.table_entries import write_entries
 from models.ops.sampling.step_tokens import last_tokens
 from services.engine.batch import RowAssignment, read_int32
-from services.engine.worker.inputs.step_arrays import BlockWrites, StepArrays, StepLimits
+from services.engine.worker.inputs.batch import Batch, Drafts, Int32Array
+from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.inputs.transfer import overwrite, to_device
 
 MAX_MADE_SLICES = 1024
@@ -26,7 +29,7 @@ MAX_MADE_SLICES = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepHeader:
+class Header:
     """Slices of the header for a step of R requests, S of which sample.
 
     query_start_loc: [R + 1] int32. seq_lens, row_ids: [R] int32. sample_indices: [S] int32.
@@ -42,15 +45,20 @@ class StepHeader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepInputs(StepHeader):
-    """A step's header and what the model reads of its T query tokens.
+class Inputs(Header):
+    """A step's header and all else that a forward pass reads of its T query tokens.
 
     input_ids: [T] int32. positions, token_request: [T] int64.
+    max_seqlen_q, max_seqlen_k: bounds of queries and sequences, in tokens.
+    is_prefill: a request may compute prompt tokens.
     """
 
     input_ids: Tensor
     positions: Tensor
     token_request: Tensor
+    max_seqlen_q: int
+    max_seqlen_k: int
+    is_prefill: bool
 
 
 class InputBuffers:
@@ -80,7 +88,8 @@ class InputBuffers:
         self._header = zeros(5 * requests + 1)
         self._offsets = (0, *(part * requests + 1 for part in range(1, 5)))
         self._last_column = self._max_model_len = limits.max_model_len
-        self._made_slices: dict[tuple[int, int], StepHeader] = {}
+        self._max_padding_requests = limits.max_padding_requests
+        self._made_slices: dict[tuple[int, int], Header] = {}
         self._input_ids = zeros(tokens)
         self._positions = zeros(tokens, dtype=torch.int64)
         self._token_request = zeros(tokens, dtype=torch.int64)
@@ -94,60 +103,53 @@ class InputBuffers:
             overwrite(self.tokens[assignment.row, : len(token_ids)], token_ids)
             self.block_table[assignment.row].zero_()
 
-    def write_blocks(self, writes: BlockWrites) -> None:
-        """Overwrites entries of the block table."""
-        write_entries(self.block_table, to_device(writes.entries, self._device))
+    def write_blocks(self, entries: Int32Array) -> None:
+        """Overwrites entries of the block table: [2, n], indices and block ids."""
+        write_entries(self.block_table, to_device(entries, self._device))
 
-    def write_step(self, arrays: StepArrays) -> StepInputs:
-        """Brings a step's arrays to the device and gathers its input tokens there."""
-        return self.gather(self.write_header(arrays), arrays.num_tokens)
+    def write_drafts(self, drafts: Drafts) -> None:
+        """Writes drafts into their rows, where they are query tokens like any others."""
+        entries = drafts.entries(self.tokens.shape[1])
+        if entries.size:
+            write_entries(self.tokens, to_device(entries, self._device))
 
-    def write_decodes(self, arrays: StepArrays, graph_bs: int, q_len: int = 1) -> StepHeader:
-        """Brings a step of `q_len` tokens a request to the device, filled up with dummy requests.
-
-        Returns:
-            The header without the dummies; `decodes` has them.
-        """
-        missing = graph_bs - len(arrays.row_ids)
-        self.write_header(arrays if not missing else self._filled_up(arrays, graph_bs, q_len))
-        return self._header_slices(len(arrays.row_ids), len(arrays.sample_indices))
-
-    def write_prompts(self, arrays: StepArrays, num_tokens: int, num_requests: int) -> StepHeader:
-        """Brings a step to the device, filled up to so many query tokens with dummy requests.
-
-        Those that find no token to compute stand last.
+    def write(self, batch: Batch, key: GraphKey | None = None) -> Header:
+        """Writes a step's header, filled up with dummy requests to the size of a whole graph.
 
         Args:
-            arrays: the step's.
-            num_tokens: of the step and its dummies.
-            num_requests: of the step and its dummies, which must have room for the tokens.
+            batch: the step.
+            key: the graph that reads the header; None: no graph does.
 
         Returns:
-            The header without the dummies; `decodes` has them.
+            The header without the dummies, which follow the step's requests.
         """
-        missing = num_tokens - arrays.num_tokens
-        num_dummies = num_requests - len(arrays.row_ids)
-        ends = np.minimum(np.arange(1, num_dummies + 1) * self._max_model_len, missing)
-        assert ends[-1] == missing, "dummies have room for the padding"
-        lengths = np.diff(ends, prepend=0).astype(np.int32)
-        self.write_header(
-            StepArrays(
-                query_start_loc=np.concatenate([arrays.query_start_loc, arrays.num_tokens + ends]),
-                seq_lens=np.concatenate([arrays.seq_lens, lengths]),
-                row_ids=np.concatenate([arrays.row_ids, np.full(num_dummies, self.dummy_row)]),
-                sample_indices=arrays.sample_indices,
-                num_tokens=num_tokens,
-            )
-        )
-        return self._header_slices(len(arrays.row_ids), len(arrays.sample_indices))
+        arrays = batch.query_start_loc, batch.seq_lens, batch.row_ids
+        if key is not None and key.kind is GraphKind.DECODE:
+            if key.graph_bs > len(batch.row_ids):
+                arrays = self._filled_with_decodes(batch, key)
+        elif key is not None and key.kind is GraphKind.MIXED:
+            arrays = self._filled_with_prompts(batch, key)
+        self._write_header(*arrays, batch.sample_indices)
+        return self.header(len(batch.row_ids), len(batch.sample_indices))
 
-    def decodes(self, graph_bs: int) -> StepHeader:
-        """Returns the header of any step of `graph_bs` requests."""
-        return self._header_slices(graph_bs, 0)
+    def header(self, num_requests: int, num_sampling: int = 0) -> Header:
+        """Returns views of the header; they take 10 us to make, so a step finds them made."""
+        sizes = num_requests, num_sampling
+        header = self._made_slices.get(sizes)
+        if header is None:
+            if len(self._made_slices) >= MAX_MADE_SLICES:
+                self._made_slices.clear()
+            header = self._made_slices[sizes] = self._slice_header(*sizes)
+        return header
 
-    def fixed(self, graph_bs: int) -> Mapping[str, Tensor]:
-        """Returns what a graph of such steps reads, by name."""
-        header = self.decodes(graph_bs)
+    def num_requests(self, key: GraphKey) -> int:
+        """Returns the requests that a whole graph computes, those that fill it up among them."""
+        is_mixed = key.kind is GraphKind.MIXED
+        return key.graph_bs + self._max_padding_requests if is_mixed else key.graph_bs
+
+    def fixed(self, key: GraphKey) -> Mapping[str, Tensor]:
+        """Returns what a whole graph reads, by name."""
+        header = self.header(self.num_requests(key))
         return {
             "query_start_loc": header.query_start_loc,
             "seq_lens": header.seq_lens,
@@ -157,16 +159,45 @@ class InputBuffers:
             "block_table": self.block_table,
         }
 
+    def gather_batch(self, batch: Batch, *, num_tokens: int | None = None) -> Inputs:
+        """Gathers the input tokens of a step whose header was written.
+
+        Args:
+            batch: the step.
+            num_tokens: pads input_ids and positions to the size of a graph, with tokens that
+                earlier steps left there and that belong to no request.
+        """
+        inputs = self.gather(
+            self.header(len(batch.row_ids), len(batch.sample_indices)),
+            batch.num_tokens,
+            max_seqlen_q=batch.max_seqlen_q,
+            max_seqlen_k=batch.max_seqlen_k,
+            is_prefill=batch.is_prefill,
+        )
+        if num_tokens is None:
+            return inputs
+        input_ids, positions = self._input_ids[:num_tokens], self._positions[:num_tokens]
+        return replace(inputs, input_ids=input_ids, positions=positions)
+
     def gather(
-        self, header: StepHeader, num_tokens: int, *, lengths_vary: bool = False
-    ) -> StepInputs:
+        self,
+        header: Header,
+        num_tokens: int,
+        *,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        is_prefill: bool = False,
+        lengths_vary: bool = False,
+    ) -> Inputs:
         """Gathers the input tokens of a step whose header is on the device.
 
         Args:
             header: the step's.
             num_tokens: its query tokens.
-            lengths_vary: whether, with as many requests as tokens, some may have none and others
-                several.
+            max_seqlen_q: bound of its queries, in tokens.
+            max_seqlen_k: bound of its sequences, in tokens.
+            is_prefill: a request may compute prompt tokens.
+            lengths_vary: with as many requests as tokens, some may have none and others several.
         """
         seq_lens, row_ids = header.seq_lens, header.row_ids
         num_requests = len(row_ids)
@@ -185,32 +216,32 @@ class InputBuffers:
             torch.add(behind_end.index_select(0, token_request), index, out=positions)
             token_rows = row_ids.index_select(0, token_request)
             input_ids.copy_(self.tokens[token_rows, positions])
-        return StepInputs(
-            input_ids=input_ids,
-            positions=positions,
-            token_request=token_request,
+        return Inputs(
             query_start_loc=header.query_start_loc,
             seq_lens=seq_lens,
             row_ids=row_ids,
             sample_indices=header.sample_indices,
             append_positions=header.append_positions,
-        )
-
-    def padded(self, inputs: StepInputs, num_tokens: int) -> StepInputs:
-        """Returns a step's inputs with as many query tokens as a graph has.
-
-        The padding is what earlier steps left there; it belongs to no request.
-        """
-        return replace(
-            inputs, input_ids=self._input_ids[:num_tokens], positions=self._positions[:num_tokens]
+            input_ids=input_ids,
+            positions=positions,
+            token_request=token_request,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k,
+            is_prefill=is_prefill,
         )
 
     def append_tokens(self, row_ids: Tensor, positions: Tensor, token_ids: Tensor) -> None:
         """Writes one sampled token into each of S rows; all are [S] int32."""
         self.tokens.index_put_((row_ids, positions), token_ids)
 
-    def write_header(self, arrays: StepArrays) -> StepHeader:
-        """Writes a step's arrays to their fixed places on the device."""
+    def _write_header(
+        self,
+        query_start_loc: Int32Array,
+        seq_lens: Int32Array,
+        row_ids: Int32Array,
+        sample_indices: Int32Array,
+    ) -> None:
+        """Writes a header to its fixed place on the device."""
         is_shared = self._device.type == "cpu"
         # A fresh pinned buffer each time: the copy of the step before may still be under way.
         host = (
@@ -219,38 +250,21 @@ class InputBuffers:
             else torch.empty_like(self._header, device="cpu", pin_memory=True)
         )
         view = host.numpy()
-        append_positions = np.full(len(arrays.row_ids), self._last_column, np.int32)
-        append_positions[arrays.sample_indices] = arrays.seq_lens[arrays.sample_indices]
-        parts = (
-            arrays.query_start_loc,
-            arrays.seq_lens,
-            arrays.row_ids,
-            arrays.sample_indices,
-            append_positions,
-        )
+        append_positions = np.full(len(row_ids), self._last_column, np.int32)
+        append_positions[sample_indices] = seq_lens[sample_indices]
+        parts = query_start_loc, seq_lens, row_ids, sample_indices, append_positions
         for offset, part in zip(self._offsets, parts, strict=True):
             view[offset : offset + len(part)] = part
         if not is_shared:
             self._header.copy_(host, non_blocking=True)
-        return self._header_slices(len(arrays.row_ids), len(arrays.sample_indices))
 
-    def _header_slices(self, num_requests: int, num_sampling: int) -> StepHeader:
-        """Returns views of the header; they take 10 us to make, so a step finds them made."""
-        sizes = num_requests, num_sampling
-        header = self._made_slices.get(sizes)
-        if header is None:
-            if len(self._made_slices) >= MAX_MADE_SLICES:
-                self._made_slices.clear()
-            header = self._made_slices[sizes] = self._slice_header(*sizes)
-        return header
-
-    def _slice_header(self, num_requests: int, num_sampling: int) -> StepHeader:
+    def _slice_header(self, num_requests: int, num_sampling: int) -> Header:
         lengths = (num_requests + 1, num_requests, num_requests, num_sampling, num_requests)
         query_start_loc, seq_lens, row_ids, sample_indices, append_positions = (
             self._header[offset : offset + length]
             for offset, length in zip(self._offsets, lengths, strict=True)
         )
-        return StepHeader(
+        return Header(
             query_start_loc=query_start_loc,
             seq_lens=seq_lens,
             row_ids=row_ids,
@@ -258,13 +272,27 @@ class InputBuffers:
             append_positions=append_positions,
         )
 
-    def _filled_up(self, arrays: StepArrays, graph_bs: int, q_len: int) -> StepArrays:
-        """Appends dummy requests to a step, with as many tokens as each of its requests."""
-        ones = np.ones(graph_bs - len(arrays.row_ids), np.int32)
-        return StepArrays(
-            query_start_loc=np.arange(graph_bs + 1, dtype=np.int32) * q_len,
-            seq_lens=np.concatenate([arrays.seq_lens, ones * q_len]),
-            row_ids=np.concatenate([arrays.row_ids, ones * self.dummy_row]),
-            sample_indices=arrays.sample_indices,
-            num_tokens=graph_bs * q_len,
+    def _filled_with_decodes(
+        self, batch: Batch, key: GraphKey
+    ) -> tuple[Int32Array, Int32Array, Int32Array]:
+        """Appends dummies that have as many query tokens as each of the step's requests."""
+        ones = np.ones(key.graph_bs - len(batch.row_ids), np.int32)
+        return (
+            np.arange(key.graph_bs + 1, dtype=np.int32) * key.max_q_len,
+            np.concatenate([batch.seq_lens, ones * key.max_q_len]),
+            np.concatenate([batch.row_ids, ones * self.dummy_row]),
+        )
+
+    def _filled_with_prompts(
+        self, batch: Batch, key: GraphKey
+    ) -> tuple[Int32Array, Int32Array, Int32Array]:
+        """Appends dummies that take the graph's padding; those left without a token come last."""
+        missing = key.num_tokens - batch.num_tokens
+        num_dummies = self.num_requests(key) - len(batch.row_ids)
+        ends = np.minimum(np.arange(1, num_dummies + 1) * self._max_model_len, missing)
+        assert ends[-1] == missing, "dummies have room for the padding"
+        return (
+            np.concatenate([batch.query_start_loc, batch.num_tokens + ends]),
+            np.concatenate([batch.seq_lens, np.diff(ends, prepend=0).astype(np.int32)]),
+            np.concatenate([batch.row_ids, np.full(num_dummies, self.dummy_row)]),
         )

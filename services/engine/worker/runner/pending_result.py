@@ -1,57 +1,59 @@
-"""The result of a step that may still be on its way from the device."""
+"""The result of a step that the device may not have finished."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from services.engine.batch import FallbackReason, StepResult, set_prompt_logprobs, step_result
 from services.engine.sampling.logprobs import Logprobs
-from services.engine.spec_decode.verification import Verified
+from services.engine.spec_decode.verification import Drafted
 from services.engine.worker.inputs.transfer import to_host
+from services.engine.worker.runner.outputs import Sampled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingResult:
-    """What a step sampled, in host memory that is valid once `done` has happened.
+    """A step's result in host memory that is valid once `done` has happened.
 
-    token_ids: [S] int32. done: absent on a CPU, where every step is done at once.
+    sampled: the tokens and log-probabilities. drafted: with speculative decoding, the verification
+        and the next drafts; `sampled` then has k + 1 tokens of each row.
+    done: absent on a CPU, where every step is done at once.
     started_ns: `time.perf_counter_ns()` when the step began.
-    fallback_reason: why the ordered graph did not run; unspecified when the order was followed.
-    verified: with speculative decoding, what became of drafts; token_ids then has more of each row.
+    fallback_reason: why the ordered graph did not run; unspecified if the order was followed.
     """
 
     step_id: int
-    token_ids: Tensor
-    logprobs: Logprobs | None
-    prompt_logprobs: Logprobs | None
+    sampled: Sampled
+    drafted: Drafted | None
     done: torch.cuda.Event | None
     started_ns: int
     fallback_reason: FallbackReason
-    verified: Verified | None = None
 
     @classmethod
     def begin(
         cls,
         step_id: int,
-        token_ids: Tensor,
-        logprobs: Logprobs | None,
+        sampled: Sampled,
+        drafted: Drafted | None,
         *,
-        prompt_logprobs: Logprobs | None = None,
         started_ns: int,
         fallback_reason: FallbackReason,
-        verified: Verified | None = None,
     ) -> "PendingResult":
-        """Starts to copy what was sampled to the host, behind the work queued so far."""
+        """Starts to copy a step's results to the host, after the work queued so far."""
+        token_ids = sampled.token_ids if drafted is None else drafted.sampled
         host_token_ids = to_host(token_ids)
-        host_logprobs = None if logprobs is None else _on_host(logprobs)
-        host_prompt_logprobs = None if prompt_logprobs is None else _on_host(prompt_logprobs)
-        if verified is not None:
-            verified = replace(
-                verified,
-                num_accepted=to_host(verified.num_accepted),
-                draft_token_ids=to_host(verified.draft_token_ids),
+        host_sampled = Sampled(
+            token_ids=host_token_ids,
+            logprobs=_on_host(sampled.logprobs),
+            prompt_logprobs=_on_host(sampled.prompt_logprobs),
+        )
+        if drafted is not None:
+            drafted = Drafted(
+                sampled=host_token_ids,
+                num_accepted=to_host(drafted.num_accepted),
+                token_ids=to_host(drafted.token_ids),
+                by_graph=drafted.by_graph,
             )
         done = None
         if token_ids.is_cuda:
@@ -59,13 +61,11 @@ class PendingResult:
             done.record()
         return cls(
             step_id=step_id,
-            token_ids=host_token_ids,
-            logprobs=host_logprobs,
-            prompt_logprobs=host_prompt_logprobs,
+            sampled=host_sampled,
+            drafted=drafted,
             done=done,
             started_ns=started_ns,
             fallback_reason=fallback_reason,
-            verified=verified,
         )
 
     @property
@@ -77,34 +77,30 @@ class PendingResult:
         """Returns the result, waiting for the device if it must."""
         if self.done is not None:
             self.done.synchronize()
-        result = self._sampled()
-        if self.verified is not None:
-            self.verified.trim(result)
-        return result
-
-    def _sampled(self) -> StepResult:
-        """Returns all that was sampled, which has arrived."""
         elapsed_us = (time.perf_counter_ns() - self.started_ns) // 1000
-        logprobs = self.logprobs
+        logprobs, prompt = self.sampled.logprobs, self.sampled.prompt_logprobs
         result = step_result(
             self.step_id,
-            self.token_ids.numpy(),
+            self.sampled.token_ids.numpy(),
             logprobs=None if logprobs is None else logprobs.chosen.numpy(),
             top_token_ids=None if logprobs is None else logprobs.top_token_ids.numpy(),
             top_logprobs=None if logprobs is None else logprobs.top.numpy(),
             elapsed_us=elapsed_us,
             fallback_reason=self.fallback_reason,
         )
-        told = self.prompt_logprobs
-        if told is not None:
+        if prompt is not None:
             set_prompt_logprobs(
-                result, told.chosen.numpy(), told.top_token_ids.numpy(), told.top.numpy()
+                result, prompt.chosen.numpy(), prompt.top_token_ids.numpy(), prompt.top.numpy()
             )
+        if self.drafted is not None:
+            self.drafted.trim(result)
         return result
 
 
-def _on_host(logprobs: Logprobs) -> Logprobs:
+def _on_host(logprobs: Logprobs | None) -> Logprobs | None:
     """Starts to copy log-probabilities to the host."""
+    if logprobs is None:
+        return None
     return Logprobs(
         chosen=to_host(logprobs.chosen),
         top_token_ids=to_host(logprobs.top_token_ids),

@@ -1,89 +1,51 @@
-"""Log-probabilities of prompt tokens, for requests that want to know them."""
+"""Log-probabilities of prompt tokens, for requests that ask for them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from services.engine.batch import read_int32
 from services.engine.sampling.logprobs import Logprobs, compute_logprobs
-from services.engine.worker.inputs.step_arrays import Int32Array, StepArrays
+from services.engine.worker.inputs.batch import Batch, Int32Array
 from services.engine.worker.inputs.transfer import to_device
 
 SLICE_ROWS = 128
 """Positions whose logits exist at a time: for 150,000 tokens in float32 they take 77 MB."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptPositions:
-    """The N query tokens of a step behind which a known prompt token follows.
-
-    hidden: [N] int64, where among the step's query tokens each is. rows, columns: [N] int64, where
-    in the token table the token behind it is.
-    """
-
-    hidden: np.ndarray
-    rows: np.ndarray
-    columns: np.ndarray
-
-    @classmethod
-    def read(
-        cls, arrays: StepArrays, requests: Int32Array, num_prompt_tokens: Int32Array
-    ) -> "PromptPositions":
-        """Finds them.
-
-        Args:
-            arrays: the step's.
-            requests: [P], indices of the requests that want to know.
-            num_prompt_tokens: [R], of each request of the step.
-
-        Raises:
-            ValueError: a request is not in the step.
-        """
-        if not 0 <= requests.min() <= requests.max() < len(arrays.seq_lens):
-            raise ValueError("the step's descriptor is invalid: prompt requests outside the batch")
-        hidden, rows, columns = [], [], []
-        for request in requests.tolist():
-            first, last = arrays.query_start_loc[request : request + 2].tolist()
-            start = int(arrays.seq_lens[request]) - (last - first)
-            count = max(0, min(last - first, int(num_prompt_tokens[request]) - 1 - start))
-            hidden.append(np.arange(first, first + count))
-            rows.append(np.full(count, arrays.row_ids[request], np.int64))
-            columns.append(np.arange(start + 1, start + 1 + count))
-        return cls(
-            hidden=np.concatenate(hidden),
-            rows=np.concatenate(rows),
-            columns=np.concatenate(columns),
-        )
-
-
 def prompt_logprobs(
-    positions: PromptPositions,
+    batch: Batch,
+    num_prompt_tokens: Int32Array,
     *,
     hidden: Tensor,
     tokens: Tensor,
     compute_logits: Callable[[Tensor], Tensor],
-    num_top: int,
     slice_rows: int,
 ) -> Logprobs:
-    """Returns the log-probability of each prompt token, and the most likely ones in its place.
+    """Returns the log-probability of each known prompt token that follows one of the step's.
 
     Args:
-        positions: N of them.
+        batch: the step, with the requests that ask and the most likely tokens to list.
+        num_prompt_tokens: [R], of each request of the step.
         hidden: [T, hidden], of the step's query tokens.
         tokens: [R, L] int32, the token table.
         compute_logits: maps hidden states [n, hidden] to logits [n, V].
-        num_top: how many of the most likely tokens.
         slice_rows: most positions whose logits may exist at a time.
+
+    Raises:
+        ValueError: a request is not in the step.
     """
-    device = hidden.device
-    places = to_device(positions.hidden, device)
-    targets = tokens[to_device(positions.rows, device), to_device(positions.columns, device)].long()
+    requests = read_int32(batch.sampling.prompt_logprob_requests)
+    num_top, device = batch.sampling.num_prompt_logprobs, hidden.device
+    columns = _followed_by_prompt(batch, requests, num_prompt_tokens)
+    at, rows, positions = (to_device(column, device) for column in columns)
+    targets = tokens[rows, positions].long()
     slices = []
-    for start in range(0, len(places), slice_rows):
-        at, target = places[start : start + slice_rows], targets[start : start + slice_rows]
-        logits = compute_logits(hidden.index_select(0, at))
+    for start in range(0, len(at), slice_rows):
+        each, target = at[start : start + slice_rows], targets[start : start + slice_rows]
+        logits = compute_logits(hidden.index_select(0, each))
         slices.append(compute_logprobs(logits, target, num_top))
     return joined(slices)
 
@@ -95,3 +57,28 @@ def joined(slices: Sequence[Logprobs]) -> Logprobs:
         top_token_ids=torch.cat([each.top_token_ids for each in slices]),
         top=torch.cat([each.top for each in slices]),
     )
+
+
+def _followed_by_prompt(
+    batch: Batch, requests: Int32Array, num_prompt_tokens: Int32Array
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Finds the N query tokens that another prompt token follows.
+
+    Returns:
+        [N] int64 each: their indices in the step, and the row and the column of the following
+        token in the token table.
+
+    Raises:
+        ValueError: a request is not in the step.
+    """
+    if not 0 <= requests.min() <= requests.max() < len(batch.seq_lens):
+        raise ValueError("the step's descriptor is invalid: prompt requests outside the batch")
+    found, rows, columns = [], [], []
+    for request in requests.tolist():
+        first, last = batch.query_start_loc[request : request + 2].tolist()
+        start = int(batch.seq_lens[request]) - (last - first)
+        count = max(0, min(last - first, int(num_prompt_tokens[request]) - 1 - start))
+        found.append(np.arange(first, first + count))
+        rows.append(np.full(count, batch.row_ids[request], np.int64))
+        columns.append(np.arange(start + 1, start + 1 + count))
+    return np.concatenate(found), np.concatenate(rows), np.concatenate(columns)

@@ -17,9 +17,9 @@ from torch import Tensor
 from models.ops.sampling.penalize_tokens import Penalties
 from services.engine.batch import RowAssignment, RowSampling, read_float32, read_int32
 from services.engine.request import MAX_EOS_TOKEN_IDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
-from services.engine.sampling.logit_edits import LogitEdits, TokenBias
+from services.engine.sampling.logit_edits import LogitEdits
 from services.engine.sampling.sampler import TokenChoice
-from services.engine.worker.inputs.step_arrays import Int32Array
+from services.engine.worker.inputs.batch import Int32Array
 from services.engine.worker.inputs.transfer import to_device
 
 MAX_END_TOKEN_IDS = MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS
@@ -176,16 +176,16 @@ class RowSamplingTable:
                 f"sampling names token {token_ids.max()}; the vocabulary has {self._vocab_size}"
             )
 
-    def _logit_bias(self, row_ids: Tensor, num_columns: int) -> TokenBias:
+    def _logit_bias(self, row_ids: Tensor, num_columns: int) -> tuple[Tensor, Tensor]:
         """Returns the logit biases of E rows."""
         num_biases = self._wholes.device[:, _Whole.NUM_BIASES].index_select(0, row_ids)
         values = self._bias_values.device[:, :num_columns].index_select(0, row_ids)
-        return TokenBias(
-            token_ids=self._bias_ids.device[:, :num_columns].index_select(0, row_ids),
-            values=values.masked_fill(~_is_front(num_biases, num_columns), 0.0),
-        )
+        token_ids = self._bias_ids.device[:, :num_columns].index_select(0, row_ids)
+        return token_ids, values.masked_fill(~_is_front(num_biases, num_columns), 0.0)
 
-    def _min_tokens_bias(self, row_ids: Tensor, seq_lens: Tensor, num_columns: int) -> TokenBias:
+    def _min_tokens_bias(
+        self, row_ids: Tensor, seq_lens: Tensor, num_columns: int
+    ) -> tuple[Tensor, Tensor]:
         """Returns -inf for the end tokens of those of E rows that are too short to end."""
         wholes = self._wholes.columns(row_ids)
         num_output = seq_lens - wholes[_Whole.NUM_PROMPT_TOKENS]
@@ -193,10 +193,7 @@ class RowSamplingTable:
         is_end = _is_front(wholes[_Whole.NUM_END_TOKENS], num_columns)
         token_ids = self._end_ids.device[:, :num_columns].index_select(0, row_ids)
         values = torch.zeros(token_ids.shape, device=self._device)
-        return TokenBias(
-            token_ids=token_ids,
-            values=values.masked_fill(is_end & is_short[:, None], -torch.inf),
-        )
+        return token_ids, values.masked_fill(is_end & is_short[:, None], -torch.inf)
 
     def _penalties(self, row_ids: Tensor, seq_lens: Tensor, tokens: Tensor) -> Penalties:
         """Returns the penalties of E rows."""

@@ -28,10 +28,7 @@ from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.compilation.graphs.replay_recorder import ReplayRecorder
 from services.engine.config.compilation import DEFAULT_SPLITTING_OPS, CompilationConfig
 from services.engine.config.compilation_level import CompilationLevel
-from services.engine.worker.graphs.decode_graphs import DecodeGraphs
-from services.engine.worker.graphs.prompt_graphs import PromptGraphs
-from services.engine.worker.graphs.step_pieces import StepPieces
-from services.engine.worker.graphs.worker_graphs import WorkerGraphs
+from services.engine.worker.graphs.graph_set import GraphSet
 from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.start.warm_up import prompts_of, run_small_steps
@@ -54,7 +51,7 @@ class PreparedGraphs:
     """The graphs to capture, none of them captured yet."""
 
     mode: CUDAGraphMode
-    graphs: WorkerGraphs
+    graphs: GraphSet
 
     def capture_all(self, report_progress: Callable[[str], None]) -> list[GraphOutcome]:
         """Captures all planned graphs; small ones reuse the memory of larger ones of their kind."""
@@ -114,17 +111,10 @@ def prepare_graphs(
         _require_splits_at_attention(runner, config.splitting_ops)
     if keys is None:
         keys = configured_keys(mode, config, limits)
-    drafts = runner.make_draft_graphs(pieces.recorder)
-    if drafts is not None:
+    families = runner.graph_families(pieces)
+    if GraphKind.DRAFT in families:
         keys = with_draft_keys(keys)
-    graphs = WorkerGraphs(
-        keys,
-        DecodeGraphs(runner.model, runner.forward, runner.buffers, pieces.recorder, limits=limits),
-        prompts=PromptGraphs(runner.forward, runner.buffers, pieces.recorder, limits=limits),
-        pieces=StepPieces(runner.forward, runner.buffers, pieces, limits=limits),
-        drafts=drafts,
-        on_fault=on_fault,
-    )
+    graphs = GraphSet(keys, families, on_fault=on_fault)
     runner.use_graphs(graphs)
     return PreparedGraphs(mode=mode, graphs=graphs)
 
@@ -164,7 +154,7 @@ def build_uncaptured_kernels(prepared: PreparedGraphs, limits: StepLimits) -> No
     if prepared.mode.decode_mode() is CUDAGraphMode.FULL:
         return
     powers = [1 << exponent for exponent in range(limits.max_decodes.bit_length())]
-    prepared.graphs.rehearse_decodes(full_decode_key(size, limits.decode_q_len) for size in powers)
+    prepared.graphs.warm_up(full_decode_key(size, limits.decode_q_len) for size in powers)
 
 
 def warm_up_first_graphs(
@@ -183,7 +173,7 @@ def warm_up_first_graphs(
     )
     planned = prepared.graphs.planned
     decodes = [key for key in planned if key.kind is GraphKind.DECODE]
-    prepared.graphs.rehearse_decodes(decodes[:2])
+    prepared.graphs.warm_up(decodes[:2])
     others = [key for key in planned if key.kind in (GraphKind.MIXED, GraphKind.PIECEWISE)]
     run_small_steps(runner, limits, (prompts_of(key.num_tokens, limits) for key in others[:2]))
     build_uncaptured_kernels(prepared, limits)

@@ -11,7 +11,6 @@ from services.engine.config.engine_config import EngineConfig
 from services.engine.kv_cache.cache_groups import CacheGroups, LayerGroup
 from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.runner.model_runner import ModelRunner
-from services.engine.worker.runner.speculative_runner import make_runner
 from services.engine.worker.start.warm_up import largest_step
 
 log = structlog.get_logger()
@@ -140,7 +139,7 @@ def probe_runner(
         device=device,
         groups=limits.cache_groups,
     )
-    return make_runner(model, cache, limits=limits, device=device)
+    return ModelRunner(model, cache, limits=limits, device=device)
 
 
 def largest_step_bytes(runner: ModelRunner, limits: StepLimits) -> int:

@@ -19,7 +19,6 @@ from services.engine.config.engine_config import EngineConfig
 from services.engine.kv_cache.cache_groups import group_layers
 from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.runner.model_runner import ModelRunner
-from services.engine.worker.runner.speculative_runner import make_runner
 from services.engine.worker.start.device import (
     choose_cache_dtype,
     choose_device,
@@ -153,4 +152,4 @@ class LoadedModel:
             device=self.device,
             groups=self.limits.cache_groups,
         )
-        return make_runner(self.model, cache, limits=self.limits, device=self.device)
+        return ModelRunner(self.model, cache, limits=self.limits, device=self.device)

@@ -14,7 +14,8 @@ from services.engine.replay.cache_content import BlockNumbers, CacheContent
 from services.engine.replay.opening import read_opening
 from services.engine.replay.recording import ReplayError
 from services.engine.scheduler.scheduler import Scheduler, SchedulerLimits
-from services.engine.worker.inputs.step_arrays import StepArrays, StepLimits
+from services.engine.worker.inputs.batch import Batch
+from services.engine.worker.inputs.step_arrays import StepLimits
 from tests.support.fake_worker import VOCAB_SIZE, FakeWorker
 from tests.support.requests import make_request
 
@@ -132,7 +133,7 @@ def replay(snapshot, steps, num_blocks, windows, num_speculative_tokens):
         descriptor = type(recorded)()
         descriptor.CopyFrom(recorded)
         blocks.renumber(descriptor.attn_metadata.block_table_updates)
-        slots = content.step(descriptor, StepArrays.read(descriptor, limits))
+        slots = content.step(Batch.read(descriptor, limits, num_blocks=blocks.num_blocks))
         worker.update_tables(descriptor)
         for row, tokens in slots.missing.items():
             worker.compute(row, tokens)

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from services.engine.batch import SamplingMetadata, pack_int32
-from services.engine.sampling.grammar_masks import GrammarMasks
+from services.engine.sampling.grammar_masks import apply_grammars
 from tests.support.token_masks import mask_of
 
 VOCAB = 40
@@ -19,8 +19,7 @@ def metadata(rows, masks, num_sampling=3):
 
 def test_rows_without_a_grammar_keep_every_logit():
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0))
-    masks = GrammarMasks.read(metadata([1], [mask_of([5, 39], VOCAB)]), VOCAB)
-    masked = masks.apply(logits)
+    masked = apply_grammars(logits, metadata([1], [mask_of([5, 39], VOCAB)]), VOCAB)
     assert torch.equal(masked[[0, 2]], logits[[0, 2]])
     assert torch.isfinite(masked[1]).nonzero().flatten().tolist() == [5, 39]
     assert torch.isfinite(logits).all()
@@ -28,9 +27,9 @@ def test_rows_without_a_grammar_keep_every_logit():
 
 def test_float32_logits_may_be_overwritten_and_half_precision_becomes_float32():
     logits = torch.zeros(3, VOCAB)
-    masks = GrammarMasks.read(metadata([0], [mask_of([1], VOCAB)]), VOCAB)
-    assert masks.apply(logits, in_place=True) is logits
-    assert masks.apply(logits.half(), in_place=True).dtype == torch.float32
+    masks = metadata([0], [mask_of([1], VOCAB)])
+    assert apply_grammars(logits, masks, VOCAB, in_place=True) is logits
+    assert apply_grammars(logits.half(), masks, VOCAB, in_place=True).dtype == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -46,12 +45,12 @@ def test_float32_logits_may_be_overwritten_and_half_precision_becomes_float32():
 )
 def test_masks_that_do_not_fit_the_step_are_refused(rows, masks):
     with pytest.raises(ValueError, match="descriptor is invalid"):
-        GrammarMasks.read(metadata(rows, masks), VOCAB)
+        apply_grammars(torch.zeros(3, VOCAB), metadata(rows, masks), VOCAB)
 
 
 def test_among_rows_with_drafts_a_grammar_decides_the_first_place_of_its_row():
     logits = torch.zeros(6, VOCAB)  # two rows of one token and two drafts each
-    masks = GrammarMasks.read(metadata([1], [mask_of([5], VOCAB)], num_sampling=2), VOCAB)
-    masked = masks.apply(logits)
+    masks = metadata([1], [mask_of([5], VOCAB)], num_sampling=2)
+    masked = apply_grammars(logits, masks, VOCAB)
     assert torch.isfinite(masked[3]).nonzero().flatten().tolist() == [5]
     assert torch.isfinite(masked[[0, 1, 2, 4, 5]]).all()

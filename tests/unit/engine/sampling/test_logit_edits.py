@@ -9,7 +9,7 @@ from transformers import (
 )
 
 from models.ops.sampling.penalize_tokens import Penalties
-from services.engine.sampling.logit_edits import LogitEdits, TokenBias, edit_logits
+from services.engine.sampling.logit_edits import LogitEdits, edit_logits
 from services.engine.sampling.sampler import greedy
 
 VOCAB = 20
@@ -71,9 +71,9 @@ def test_tokens_after_a_sequence_are_ignored(logits):
 
 def test_edits_touch_only_their_rows_and_leave_the_input_alone(logits):
     before = logits.clone()
-    bias = TokenBias(
-        token_ids=torch.tensor([[7, 0], [9, 8]], dtype=torch.int32),
-        values=torch.tensor([[100.0, 0.0], [-100.0, 2.5]]),
+    bias = (
+        torch.tensor([[7, 0], [9, 8]], dtype=torch.int32),
+        torch.tensor([[100.0, 0.0], [-100.0, 2.5]]),
     )
     edits = LogitEdits(indices=torch.tensor([2, 0]), penalties=None, biases=(bias,))
     edited = edit_logits(logits, edits)
@@ -88,9 +88,7 @@ def test_edits_touch_only_their_rows_and_leave_the_input_alone(logits):
 def test_a_bias_of_100_wins_and_of_minus_100_loses(logits):
     best = greedy(logits)
     wanted = (best + 5) % VOCAB
-    bias = TokenBias(
-        token_ids=torch.stack([wanted, best], 1), values=torch.tensor([[100.0, -100.0]] * 3)
-    )
+    bias = (torch.stack([wanted, best], 1), torch.tensor([[100.0, -100.0]] * 3))
     edits = LogitEdits(indices=torch.arange(3), penalties=None, biases=(bias,))
     edited = edit_logits(logits, edits)
     assert torch.equal(greedy(edited), wanted)
@@ -99,9 +97,9 @@ def test_a_bias_of_100_wins_and_of_minus_100_loses(logits):
 
 def test_penalties_come_after_biases_and_a_forbidden_token_stays_forbidden(logits):
     rows = penalties(repetition=2.0)
-    bias = TokenBias(token_ids=torch.full((3, 1), 3), values=torch.full((3, 1), 1.5))
-    forbidden = TokenBias(token_ids=torch.full((3, 1), 5), values=torch.full((3, 1), -torch.inf))
-    late = TokenBias(token_ids=torch.full((3, 1), 5), values=torch.full((3, 1), 100.0))
+    bias = (torch.full((3, 1), 3), torch.full((3, 1), 1.5))
+    forbidden = (torch.full((3, 1), 5), torch.full((3, 1), -torch.inf))
+    late = (torch.full((3, 1), 5), torch.full((3, 1), 100.0))
     edits = LogitEdits(indices=torch.arange(3), penalties=rows, biases=(bias, forbidden, late))
     edited = edit_logits(logits, edits)
     biased = logits.clone()
@@ -131,9 +129,7 @@ def test_penalties_find_each_sequence_in_its_row_of_the_table(logits):
 
 @pytest.mark.parametrize("value", [-4.0, 0.5, 4.0])
 def test_a_bias_and_a_repetition_penalty_are_those_of_transformers(logits, value):
-    bias = TokenBias(
-        token_ids=torch.tensor([[3, 9]] * 3), values=torch.tensor([[value, -value]] * 3)
-    )
+    bias = (torch.tensor([[3, 9]] * 3), torch.tensor([[value, -value]] * 3))
     edits = LogitEdits(indices=torch.arange(3), penalties=penalties(repetition=1.7), biases=(bias,))
     ours = edit_logits(logits, edits)
     processors = LogitsProcessorList(

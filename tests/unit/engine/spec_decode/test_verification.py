@@ -5,7 +5,7 @@ import torch
 
 from services.engine.batch import read_float32, read_int32, step_result
 from services.engine.sampling.sampler import TokenChoice, greedy, probabilities, sample
-from services.engine.spec_decode.verification import NO_DRAFT, Verified, count_accepted
+from services.engine.spec_decode.verification import NO_DRAFT, Drafted, count_accepted
 
 VOCAB = 12
 NUM_ROWS = 6000
@@ -149,9 +149,10 @@ def test_a_result_keeps_what_was_sampled_up_to_the_first_wrong_draft():
         top_token_ids=[[10, 11], [20, 21], [30, 31], [40, 41], [50, 51], [60, 61]],
         top_logprobs=[[-1, -2], [-2, -3], [-3, -4], [-4, -5], [-5, -6], [-6, -7]],
     )
-    Verified(
+    Drafted(
+        sampled=torch.arange(1, 7, dtype=torch.int32),
         num_accepted=torch.tensor([0, 2], dtype=torch.int32),
-        draft_token_ids=torch.tensor([[8, 9], [6, 5]], dtype=torch.int32),
+        token_ids=torch.tensor([[8, 9], [6, 5]], dtype=torch.int32),
     ).trim(result)
     assert read_int32(result.token_ids).tolist() == [1, 4, 5, 6]
     assert read_float32(result.logprobs).tolist() == pytest.approx([-0.1, -0.4, -0.5, -0.6])

@@ -28,7 +28,7 @@ class Clock:
 
 
 class Graphs:
-    """Stands in for WorkerGraphs; each capture takes CAPTURE_S."""
+    """Stands in for GraphSet; each capture takes CAPTURE_S."""
 
     def __init__(self, sizes, clock):
         self._sizes = deque(sizes)

@@ -157,7 +157,7 @@ def test_a_graph_that_drafts_otherwise_than_the_layer_is_never_used(folder):
 
 def test_a_graph_whose_inputs_have_moved_is_given_up_and_its_step_drafted_without(folder):
     eager, by_graph = engine(folder, 2), captured(folder, 2, *SIZES)
-    inputs = by_graph.runner._draft_inputs
+    inputs = by_graph.runner.speculator.programs[GraphKind.DRAFT]
     inputs.sampled = inputs.sampled.clone()
     assert by_graph.run(PROMPTS, NUM_OUTPUT) == eager.run(PROMPTS, NUM_OUTPUT)
     assert drafted(by_graph) == drafted(eager)

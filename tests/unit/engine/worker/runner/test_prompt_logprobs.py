@@ -28,7 +28,7 @@ def run(driver, chunks, num_top):
 @pytest.mark.parametrize("slice_rows", [1, 3, 128])
 def test_they_are_those_of_full_forward_passes(checkpoint, monkeypatch, slice_rows):
     folder, reference = checkpoint
-    monkeypatch.setattr("services.engine.worker.runner.model_runner.SLICE_ROWS", slice_rows)
+    monkeypatch.setattr("services.engine.worker.runner.step_sampler.SLICE_ROWS", slice_rows)
     driver = StepDriver(folder)
     sequences = [driver.add(prompt) for prompt in PROMPTS]
     result = run(driver, [(each, len(each.token_ids)) for each in sequences], 3)

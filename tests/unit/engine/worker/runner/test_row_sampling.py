@@ -62,8 +62,9 @@ def test_min_tokens_edits_a_row_until_it_has_them():
     parameters = table()
     short = parameters.edits(rows([7, 5], [3, 3]), TOKENS)
     assert short.indices.tolist() == [1]
-    assert short.biases[0].token_ids.tolist() == [[4]]
-    assert short.biases[0].values.tolist() == [[-torch.inf]]
+    ((token_ids, values),) = short.biases
+    assert token_ids.tolist() == [[4]]
+    assert values.tolist() == [[-torch.inf]]
     assert parameters.edits(rows([7, 5], [4, 4]), TOKENS) is None
 
 

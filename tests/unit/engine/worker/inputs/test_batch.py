@@ -5,12 +5,12 @@ import pytest
 
 from services.engine.batch import SpecDecodeMetadata, pack_int32
 from services.engine.spec_decode.verification import NO_DRAFT
-from services.engine.worker.inputs.step_arrays import StepDrafts
+from services.engine.worker.inputs.batch import Drafts
 
 
 def read(counts, token_ids, *, q_lens=(3, 4, 2), sample_indices=(0, 2), num_steps=2):
     starts = np.concatenate([[0], np.cumsum(q_lens)]).astype(np.int32)
-    return StepDrafts.read(
+    return Drafts.read(
         SpecDecodeMetadata(
             draft_token_ids=pack_int32(token_ids),
             num_spec_steps=num_steps,

@@ -1,0 +1,205 @@
+"""The worker's graphs: those to capture, those that serve and those that were given up."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+import structlog
+import torch
+from torch import Tensor
+
+from models.cudagraph_mode import GraphKind
+from models.forward_context import GraphKey
+from services.engine.compilation.graphs.graph_runner import GraphOutcome, StartedCapture
+from services.engine.compilation.graphs.recorder import GraphFaultError
+from services.engine.worker.inputs.batch import Batch
+
+log = structlog.get_logger()
+
+
+class GraphFamily(Protocol):
+    """The graphs of one kind."""
+
+    def start_capture(self, key: GraphKey) -> StartedCapture:
+        """Captures one graph and starts its test; may run between any two steps."""
+
+    def replay(self, key: GraphKey, batch: Batch) -> tuple[Tensor, ...]:
+        """Runs a captured graph over a batch whose header was written.
+
+        Returns:
+            Outputs at the graph's size, valid until the next replay.
+
+        Raises:
+            GraphFaultError: the graph would read the wrong memory. The step may be run again.
+        """
+
+    def warm_up(self, key: GraphKey) -> None:
+        """Runs the graph's program once without a graph, over dummy requests."""
+
+    def drop(self, key: GraphKey) -> None:
+        """Forgets a graph."""
+
+
+class GraphSet:
+    """Captures planned graphs one at a time and replays the graphs that the scheduler orders.
+
+    It takes no decision about a step. It gives up a graph that turns out to be bad and reports
+    it; the graph's steps then run without it.
+    """
+
+    def __init__(
+        self,
+        planned: Sequence[GraphKey] = (),
+        families: Mapping[GraphKind, GraphFamily] | None = None,
+        *,
+        on_fault: Callable[[GraphOutcome], None] = lambda _: None,
+    ) -> None:
+        """Starts without captured graphs.
+
+        Args:
+            planned: graphs to capture, in this order until a step misses one.
+            families: captures and replays the planned graphs, by kind.
+            on_fault: takes each graph that was captured and is given up while serving.
+        """
+        self.planned = tuple(planned)
+        self._planned = frozenset(planned)
+        self._families = families or {}
+        self._on_fault = on_fault
+        self._pending = list(planned)
+        self._under_test: deque[StartedCapture] = deque()
+        self._captured: set[GraphKey] = set()
+        self._ascending = sorted(
+            (key for key in planned if key.kind is not GraphKind.DRAFT),
+            key=lambda key: (key.kind, key.num_tokens, key.graph_bs),
+        )
+        self._num_wanted: Counter[GraphKey] = Counter()
+
+    @property
+    def num_pending(self) -> int:
+        """Graphs that are still to be captured or under test."""
+        return len(self._pending) + len(self._under_test)
+
+    def require_planned(self, batch: Batch) -> None:
+        """Raises ValueError if a batch does not fit its graph or no such graph is planned."""
+        key = batch.graph_key
+        if key is None:
+            return
+        if key not in self._planned:
+            raise ValueError(
+                "the step's descriptor is invalid: it has graph mode "
+                f"{key.kind.runtime_mode} with {key}, which was never captured"
+            )
+        if not _has_room(key, batch):
+            raise ValueError(
+                f"the step's descriptor is invalid: it has {batch.num_tokens} tokens of "
+                f"{len(batch.row_ids)} requests for {key}"
+            )
+
+    def is_captured(self, key: GraphKey) -> bool:
+        """Whether the graph can be replayed."""
+        return key in self._captured
+
+    def note_missed(self, batch: Batch) -> None:
+        """Makes the graph that would have served a batch more urgent."""
+        if not self.num_pending:
+            return
+        for key in self._ascending:
+            if _has_room(key, batch):
+                self._num_wanted[key] += 1
+                return
+
+    def capture_next(self) -> GraphOutcome:
+        """Captures the graph that most steps have missed; at first, the first one planned.
+
+        If a graph is under test already, ends its test instead.
+        """
+        return self._end_test() or self.capture(self._next())
+
+    def capture_ahead(self, max_under_test: int = 1) -> GraphOutcome | None:
+        """Captures the graph that `capture_next` would, and leaves its test to the device.
+
+        Args:
+            max_under_test: most graphs under test at once; the expected outputs of each take
+                memory.
+
+        Returns:
+            The outcome of the graph that has been under test longest, if there are more of them
+            or nothing is left to capture.
+        """
+        is_last = not self._pending
+        if not is_last:
+            self._under_test.append(self._start(self._next()))
+        return self._end_test() if is_last or len(self._under_test) > max_under_test else None
+
+    def capture(self, key: GraphKey) -> GraphOutcome:
+        """Captures one of the pending graphs."""
+        return self._finish(self._start(key))
+
+    @torch.inference_mode()
+    def warm_up(self, keys: Iterable[GraphKey]) -> None:
+        """Runs the programs of graphs without graphs, so that later runs find their kernels."""
+        for key in keys:
+            self._families[key.kind].warm_up(key)
+
+    def replay(self, key: GraphKey, batch: Batch) -> tuple[Tensor, ...] | None:
+        """Runs a graph over a batch whose header was written.
+
+        Returns:
+            Outputs at the graph's size, valid until the next replay; None if the graph is not
+            captured or was given up.
+        """
+        if key not in self._captured:
+            self._num_wanted[key] += 1
+            return None
+        try:
+            return self._families[key.kind].replay(key, batch)
+        except GraphFaultError as error:
+            self.give_up(key, error)
+            return None
+
+    def give_up(self, key: GraphKey, error: GraphFaultError) -> None:
+        """Never runs a graph again and reports it."""
+        self._captured.discard(key)
+        self._families[key.kind].drop(key)
+        log.error("graph_quarantined", num_tokens=key.num_tokens, fault=str(error))
+        self._on_fault(GraphOutcome(key=key, fault=str(error)))
+
+    def _end_test(self) -> GraphOutcome | None:
+        """Waits for the verdict on the graph that has been under test longest, if there is one."""
+        return self._finish(self._under_test.popleft()) if self._under_test else None
+
+    def _next(self) -> GraphKey:
+        return max(self._pending, key=self._num_wanted.__getitem__)
+
+    @torch.inference_mode()
+    def _start(self, key: GraphKey) -> StartedCapture:
+        self._pending.remove(key)
+        return self._families[key.kind].start_capture(key)
+
+    def _finish(self, started: StartedCapture) -> GraphOutcome:
+        outcome = started.finish()
+        key = outcome.key
+        if outcome.fault:
+            log.warning("graph_given_up", graph=str(key), fault=outcome.fault)
+            return outcome
+        self._captured.add(key)
+        log.info(
+            "graph_captured",
+            kind=key.kind.name,
+            num_tokens=key.num_tokens,
+            capture_ms=round(outcome.capture_s * 1000, 1),
+            num_kb=outcome.num_bytes // 1024,
+            num_pending=self.num_pending,
+        )
+        return outcome
+
+
+def _has_room(key: GraphKey, batch: Batch) -> bool:
+    """Whether a graph can run a batch."""
+    num_requests = len(batch.row_ids)
+    return (
+        batch.num_tokens <= key.num_tokens
+        and num_requests <= key.graph_bs
+        and batch.max_seqlen_q <= key.max_q_len
+        and (key.kind is not GraphKind.DECODE or batch.num_tokens == num_requests * key.max_q_len)
+    )

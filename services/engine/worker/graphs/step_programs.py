@@ -1,0 +1,122 @@
+"""The programs of whole steps: decodes up to their tokens, mixed steps up to hidden states."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from models.forward_context import GraphKey
+from models.layers.decoder import CausalLM
+from models.ops.sampling.step_tokens import choose_greedily
+from services.engine.compilation.graphs.recorder import Inputs, Program
+from services.engine.sampling.sampler import greedy
+from services.engine.worker.inputs.dummy_steps import dummy_chunks, dummy_decodes
+from services.engine.worker.inputs.forward_pass import ForwardPass
+from services.engine.worker.inputs.input_buffers import InputBuffers
+from services.engine.worker.inputs.step_arrays import StepLimits
+
+
+class DecodeProgram:
+    """A decode step: every request has one query token, or one and its drafts.
+
+    Returns hidden states [T, hidden], logits [T, V] and the most likely token after each query
+    token, [T] int32. With one query token a request, it writes the tokens of the requests that
+    sample into their rows.
+    """
+
+    def __init__(
+        self, model: CausalLM, forward: ForwardPass, buffers: InputBuffers, *, limits: StepLimits
+    ) -> None:
+        self._model = model
+        self._forward = forward
+        self._buffers = buffers
+        self._limits = limits
+
+    def implied(self, outputs: tuple[Tensor, ...]) -> Sequence[Tensor]:
+        """Returns the tokens of a graph's own logits: rounding may swap two nearly equal ones."""
+        return [greedy(outputs[1]).int()]
+
+    def inputs(self, key: GraphKey) -> Inputs:
+        """Returns what a graph reads."""
+        return self._buffers.fixed(key)
+
+    def program(self, key: GraphKey) -> Program:
+        """Returns the program for `graph_bs` requests."""
+        header = self._buffers.header(key.graph_bs)
+
+        def program() -> tuple[Tensor, ...]:
+            inputs = self._buffers.gather(
+                header,
+                key.num_tokens,
+                max_seqlen_q=key.max_q_len,
+                max_seqlen_k=self._limits.max_model_len,
+            )
+            hidden = self._forward(inputs, key)
+            logits = self._model.compute_logits(hidden)
+            if key.max_q_len > 1:
+                return hidden, logits, greedy(logits).int()
+            token_ids = choose_greedily(
+                logits, self._buffers.tokens, header.row_ids, header.append_positions
+            )
+            return hidden, logits, token_ids
+
+        return program
+
+    def write_dummy(self, key: GraphKey, variant: int) -> None:
+        """Writes the header of dummy requests."""
+        self._forward.refill_null_block()
+        batch = dummy_decodes(
+            self._limits,
+            batch_size=key.graph_bs,
+            q_len=key.max_q_len,
+            row_id=self._buffers.dummy_row,
+            variant=variant,
+        )
+        self._buffers.write(batch, key)
+
+
+class MixedProgram:
+    """A step of any requests, up to its hidden states [T, hidden].
+
+    It always launches attention of single tokens, of chunks that begin a sequence and of later
+    ones; kernel programs without work end at once.
+    """
+
+    implied = None
+
+    def __init__(self, forward: ForwardPass, buffers: InputBuffers, *, limits: StepLimits) -> None:
+        self._forward = forward
+        self._buffers = buffers
+        self._limits = limits
+
+    def inputs(self, key: GraphKey) -> Inputs:
+        """Returns what a graph reads."""
+        return self._buffers.fixed(key)
+
+    def program(self, key: GraphKey) -> Program:
+        """Returns the program for `num_tokens` query tokens."""
+        header = self._buffers.header(self._buffers.num_requests(key))
+
+        def program() -> tuple[Tensor, ...]:
+            inputs = self._buffers.gather(
+                header,
+                key.num_tokens,
+                max_seqlen_q=key.num_tokens,
+                max_seqlen_k=self._limits.max_model_len,
+                is_prefill=True,
+                lengths_vary=True,
+            )
+            return (self._forward(inputs, key),)
+
+        return program
+
+    def write_dummy(self, key: GraphKey, variant: int) -> None:
+        """Writes the header of dummy requests."""
+        self._forward.refill_null_block()
+        batch = dummy_chunks(
+            self._limits,
+            num_tokens=key.num_tokens,
+            max_requests=key.graph_bs,
+            row_id=self._buffers.dummy_row,
+            variant=variant,
+        )
+        self._buffers.write(batch, key)

@@ -1,0 +1,69 @@
+"""Graphs of whole programs: one replay runs all of it, from the step's header to its outputs."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from models.forward_context import GraphKey
+from services.engine.compilation.graphs.graph_runner import GraphRunner, Implied, StartedCapture
+from services.engine.compilation.graphs.recorder import GraphRecorder, Inputs, Program
+from services.engine.worker.inputs.batch import Batch
+
+
+class GraphProgram(Protocol):
+    """The program that the graphs of one kind capture."""
+
+    @property
+    def implied(self) -> Implied | None:
+        """Computes the integer outputs from the others; None if they must be the program's own."""
+
+    def inputs(self, key: GraphKey) -> Inputs:
+        """Returns the tensors at fixed addresses that a graph reads and others write."""
+
+    def program(self, key: GraphKey) -> Program:
+        """Returns the program to capture; it returns a tuple of tensors."""
+
+    def write_dummy(self, key: GraphKey, variant: int) -> None:
+        """Fills the inputs with one of two contents that any moment can compute with."""
+
+
+class WholeGraphs:
+    """Captures and replays the graphs of one program.
+
+    Like the program, a graph gathers its tokens from the tables itself, so a step needs one copy,
+    of its header, and one replay. Its attention is planned for the longest sequence.
+    """
+
+    def __init__(self, program: GraphProgram, recorder: GraphRecorder) -> None:
+        self._program = program
+        self._graphs = GraphRunner(recorder)
+
+    def start_capture(self, key: GraphKey) -> StartedCapture:
+        """Captures one graph and starts its test; live blocks keep their content."""
+        return self._graphs.start(
+            key,
+            self._program.program(key),
+            self._program.inputs(key),
+            lambda variant: self._program.write_dummy(key, variant),
+            implied=self._program.implied,
+        )
+
+    def replay(self, key: GraphKey, batch: Batch) -> tuple[Tensor, ...]:
+        """Runs the graph over the inputs that were written for the batch.
+
+        Returns:
+            The program's outputs at the graph's size, valid until the next replay.
+
+        Raises:
+            GraphFaultError: the graph would read the wrong memory; nothing was computed.
+        """
+        return self._graphs.replay(key, self._program.inputs(key))
+
+    def warm_up(self, key: GraphKey) -> None:
+        """Runs the program without a graph, which builds all of its kernels."""
+        self._program.write_dummy(key, 0)
+        self._program.program(key)()
+
+    def drop(self, key: GraphKey) -> None:
+        """Forgets a graph."""
+        self._graphs.drop(key)

@@ -1,0 +1,309 @@
+"""A step's batch: the arrays of its descriptor, viewed and checked before any table changes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from models.forward_context import GraphKey
+from services.engine.batch import (
+    BatchDescriptor,
+    CUDAGraphMode,
+    GraphKind,
+    RowAssignment,
+    SamplingMetadata,
+    SpecDecodeMetadata,
+    ordered_mode,
+    read_int32,
+    runtime_mode,
+)
+from services.engine.compilation.graphs.capture_plan import read_key
+from services.engine.spec_decode.verification import NO_DRAFT
+from services.engine.worker.inputs.step_arrays import StepLimits
+
+_NO_GRAPH = CUDAGraphMode.CUDA_GRAPH_MODE_NONE
+_ORDERED_KINDS = (
+    GraphKind.GRAPH_KIND_DECODE,
+    GraphKind.GRAPH_KIND_MIXED,
+    GraphKind.GRAPH_KIND_PIECEWISE,
+)
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafts:
+    """Drafts of the S requests that sample, at most k of each.
+
+    A request samples k + 1 tokens: one after its last query token that is no draft and one after
+    each draft. A request with fewer drafts repeats its last place.
+
+    token_ids: [S, k], padded with NO_DRAFT.
+    places: [S, k + 1], indices of query tokens in the step.
+    row_ids: [S, k + 1]. positions: [S, k + 1], where in its row each sampled token goes.
+    """
+
+    token_ids: Int32Array
+    places: Int32Array
+    row_ids: Int32Array
+    positions: Int32Array
+
+    @classmethod
+    def read(
+        cls,
+        metadata: SpecDecodeMetadata,
+        *,
+        query_start_loc: Int32Array,
+        seq_lens: Int32Array,
+        row_ids: Int32Array,
+        sample_indices: Int32Array,
+        vocab_size: int,
+    ) -> "Drafts":
+        """Lays a step's drafts out.
+
+        Args:
+            metadata: the drafts.
+            query_start_loc: [R + 1], of the step, as are the other arrays.
+            seq_lens: [R].
+            row_ids: [R].
+            sample_indices: [S].
+            vocab_size: drafts are below it.
+
+        Raises:
+            ValueError: the drafts contradict the step.
+        """
+        counts = read_int32(metadata.num_draft_tokens)
+        token_ids = read_int32(metadata.draft_token_ids)
+        num_steps, num_sampling = metadata.num_spec_steps, len(sample_indices)
+        q_lens = np.diff(query_start_loc)
+        _require(len(counts) == len(seq_lens), "a request without its number of drafts")
+        _require(len(token_ids) == counts.sum(), "drafts missing or left over")
+        _require(
+            bool(((counts >= 0) & (counts <= num_steps) & (counts < q_lens)).all()),
+            "more drafts than query tokens or than num_spec_steps",
+        )
+        _require(counts[sample_indices].sum() == counts.sum(), "drafts that are not verified")
+        _require(
+            not len(token_ids) or 0 <= token_ids.min() <= token_ids.max() < vocab_size,
+            "a draft outside the vocabulary",
+        )
+        counts = counts[sample_indices][:, None]
+        columns = np.arange(num_steps + 1, dtype=np.int32)
+        padded = np.full((num_sampling, num_steps), NO_DRAFT, np.int32)
+        padded[columns[:-1] < counts] = token_ids
+        from_end = np.minimum(columns, counts) - counts
+        return cls(
+            token_ids=padded,
+            places=query_start_loc[sample_indices + 1][:, None] - 1 + from_end,
+            row_ids=np.repeat(row_ids[sample_indices][:, None], num_steps + 1, axis=1),
+            positions=seq_lens[sample_indices][:, None] + from_end,
+        )
+
+    def entries(self, row_length: int) -> Int32Array:
+        """Returns the drafts as writes to the table of tokens: [2, D], indices and values."""
+        is_draft = self.token_ids != NO_DRAFT
+        rows, positions = self.row_ids[:, :-1][is_draft], self.positions[:, :-1][is_draft]
+        return np.stack([rows * row_length + positions, self.token_ids[is_draft]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One step of R requests with T query tokens, S of which sample.
+
+    query_start_loc: [R + 1]. seq_lens, row_ids: [R]. sample_indices: [S], ascending.
+    num_tokens: T. max_seqlen_q, max_seqlen_k: longest query and longest sequence, in tokens.
+    is_prefill: a request computes prompt tokens.
+    graph_key: the graph that the scheduler ordered; None runs the step without one.
+    drafts: drafts to verify; None without speculative decoding.
+    block_writes: [2, n], indices into the flattened block table and block ids; None for no change.
+    assignments: rows that requests take with this step.
+    sampling: work that sampling can leave out; read while the device computes.
+    """
+
+    query_start_loc: Int32Array
+    seq_lens: Int32Array
+    row_ids: Int32Array
+    sample_indices: Int32Array
+    num_tokens: int
+    max_seqlen_q: int
+    max_seqlen_k: int
+    is_prefill: bool
+    step_id: int = 0
+    graph_key: GraphKey | None = None
+    drafts: Drafts | None = None
+    block_writes: Int32Array | None = None
+    assignments: Sequence[RowAssignment] = ()
+    sampling: SamplingMetadata = field(default_factory=SamplingMetadata)
+
+    @classmethod
+    def read(cls, descriptor: BatchDescriptor, limits: StepLimits, *, num_blocks: int) -> "Batch":
+        """Views and checks a descriptor; later code reads the batch alone.
+
+        Args:
+            descriptor: the scheduler's order.
+            limits: the worker's.
+            num_blocks: blocks of the KV cache.
+
+        Raises:
+            ValueError: the descriptor contradicts itself or exceeds the limits. On a GPU such a
+                step would write wrong memory or end the process without a message.
+        """
+        context, attention, sampling = (
+            descriptor.context,
+            descriptor.attn_metadata,
+            descriptor.sampling,
+        )
+        batch = cls(
+            query_start_loc=read_int32(attention.query_start_loc),
+            seq_lens=read_int32(attention.seq_lens),
+            row_ids=read_int32(attention.row_ids),
+            sample_indices=read_int32(sampling.sample_indices),
+            num_tokens=context.num_tokens,
+            max_seqlen_q=attention.max_seqlen_q,
+            max_seqlen_k=attention.max_seqlen_k,
+            is_prefill=context.is_prefill,
+            step_id=descriptor.step_id,
+            graph_key=_ordered_graph(descriptor),
+            block_writes=read_block_writes(descriptor, limits, num_blocks=num_blocks),
+            assignments=read_assignments(descriptor, limits),
+            sampling=sampling,
+        )
+        _require_supported(descriptor, limits)
+        batch._check_sizes(context.batch_size, limits)
+        batch._check_values(limits)
+        if not limits.num_speculative_tokens:
+            return batch
+        drafts = Drafts.read(
+            descriptor.spec_decode_metadata,
+            query_start_loc=batch.query_start_loc,
+            seq_lens=batch.seq_lens,
+            row_ids=batch.row_ids,
+            sample_indices=batch.sample_indices,
+            vocab_size=limits.vocab_size,
+        )
+        return replace(batch, drafts=drafts)
+
+    def _check_sizes(self, batch_size: int, limits: StepLimits) -> None:
+        """Raises ValueError unless the arrays' sizes fit each other."""
+        sizes = (len(self.query_start_loc) - 1, len(self.seq_lens), len(self.row_ids))
+        if sizes != (batch_size,) * 3:
+            _refuse(f"arrays of {sizes} requests, not {batch_size}")
+        if not 0 < batch_size <= limits.max_num_seqs:
+            _refuse(f"{batch_size} requests")
+        if not 0 < self.num_tokens <= limits.max_num_batched_tokens:
+            _refuse(f"{self.num_tokens} tokens")
+
+    def _check_values(self, limits: StepLimits) -> None:
+        """Raises ValueError unless every value is in its range."""
+        # Plain slices and few reductions: this runs on every step's critical path.
+        q_lens = self.query_start_loc[1:] - self.query_start_loc[:-1]
+        longest = int(q_lens.max())
+        _require(int(q_lens.min()) > 0, "a request without a query token")
+        if longest != self.max_seqlen_q:
+            _refuse(f"max_seqlen_q is {self.max_seqlen_q}, not {longest}")
+        _require(
+            self.query_start_loc[0] == 0 and self.query_start_loc[-1] == self.num_tokens,
+            "query_start_loc does not run from 0 to num_tokens",
+        )
+        _require(int((self.seq_lens - q_lens).min()) >= 0, "a query longer than its sequence")
+        longest = int(self.seq_lens.max())
+        if longest != self.max_seqlen_k:
+            _refuse(f"max_seqlen_k is {self.max_seqlen_k}, not {longest}")
+        if longest > limits.max_model_len:
+            _refuse(f"a sequence of {longest} tokens")
+        _require(_is_below(self.row_ids, limits.max_num_seqs), "a row that does not exist")
+        samples = self.sample_indices
+        if not len(samples):
+            return
+        _require(bool((samples[1:] > samples[:-1]).all()), "sample_indices that do not ascend")
+        _require(
+            samples[0] >= 0 and samples[-1] < len(self.seq_lens), "a sample index out of the batch"
+        )
+
+
+def read_block_writes(
+    descriptor: BatchDescriptor, limits: StepLimits, *, num_blocks: int
+) -> Int32Array | None:
+    """Expands block-table updates to [2, n], indices into the flattened table and block ids.
+
+    Returns:
+        None without updates.
+
+    Raises:
+        ValueError: an update is inconsistent or points outside the table or the cache.
+    """
+    if not descriptor.attn_metadata.HasField("block_table_updates"):
+        return None
+    updates = descriptor.attn_metadata.block_table_updates
+    rows = read_int32(updates.rows)
+    offsets = read_int32(updates.offsets)
+    counts = read_int32(updates.counts)
+    block_ids = read_int32(updates.block_ids)
+    _require(len(rows) == len(offsets) == len(counts), "block-table updates of unequal length")
+    ends = np.cumsum(counts)
+    _require(len(ends) == 0 or ends[-1] == len(block_ids), "block ids missing or left over")
+    width = limits.block_table_width
+    _require(_is_below(rows, limits.max_num_seqs), "a block-table row that does not exist")
+    _require(
+        bool(((offsets >= 0) & (counts >= 0) & (offsets + counts <= width)).all()),
+        f"a block-table update outside a row of {width} entries",
+    )
+    _require(_is_below(block_ids, num_blocks), "a block that does not exist")
+    first = rows * width + offsets
+    entries = np.empty((2, len(block_ids)), np.int32)
+    entries[0] = np.repeat(first - (ends - counts), counts) + np.arange(len(block_ids))
+    entries[1] = block_ids
+    return entries
+
+
+def read_assignments(descriptor: BatchDescriptor, limits: StepLimits) -> Sequence[RowAssignment]:
+    """Returns the rows that a step assigns.
+
+    Raises:
+        ValueError: a row does not exist, or its tokens do not fit.
+    """
+    for assignment in descriptor.row_assignments:
+        token_ids = read_int32(assignment.token_ids)
+        _require(assignment.row < limits.max_num_seqs, f"assignment of row {assignment.row}")
+        _require(
+            0 < assignment.num_prompt_tokens <= len(token_ids) <= limits.max_model_len,
+            f"assignment of {len(token_ids)} tokens, {assignment.num_prompt_tokens} of the prompt",
+        )
+        _require(_is_below(token_ids, limits.vocab_size), "a token outside the vocabulary")
+    return descriptor.row_assignments
+
+
+def _ordered_graph(descriptor: BatchDescriptor) -> GraphKey | None:
+    """Returns the graph that a step orders; None if it runs without one."""
+    mode, key = descriptor.cudagraph_runtime_mode, descriptor.graph_key
+    if mode == _NO_GRAPH:
+        return None
+    if key.kind not in _ORDERED_KINDS or ordered_mode(key) != mode:
+        _refuse(f"graph mode {runtime_mode(mode)} with a graph of kind {key.kind}")
+    return read_key(key)
+
+
+def _require_supported(descriptor: BatchDescriptor, limits: StepLimits) -> None:
+    """Raises ValueError if the step asks for a feature that this worker did not announce."""
+    num_spec_steps = descriptor.spec_decode_metadata.num_spec_steps
+    if num_spec_steps != limits.num_speculative_tokens:
+        _refuse(f"num_spec_steps {num_spec_steps}, not {limits.num_speculative_tokens}")
+    _require(not descriptor.HasField("dp_metadata"), "data parallelism")
+
+
+def _is_below(values: Int32Array | Int64Array, limit: int) -> bool:
+    """Returns whether all values are in [0, limit)."""
+    return not len(values) or bool(values.min() >= 0 and values.max() < limit)
+
+
+def _require(condition: bool, found: str) -> None:
+    """Raises ValueError that names what was found, unless the condition holds."""
+    if not condition:
+        _refuse(found)
+
+
+def _refuse(found: str) -> NoReturn:
+    raise ValueError(f"the step's descriptor is invalid: it has {found}")

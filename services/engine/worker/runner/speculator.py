@@ -1,0 +1,145 @@
+"""Speculation in the worker: writes a step's drafts, verifies them and makes the next ones."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from torch import Tensor
+
+from models.cudagraph_mode import GraphKind
+from models.deepseek_mtp import DeepseekMTP
+from models.layers.decoder import CausalLM
+from services.engine.spec_decode.verification import Drafted
+from services.engine.worker.graphs.draft_program import DraftProgram
+from services.engine.worker.graphs.drafter import Drafter
+from services.engine.worker.graphs.graph_set import GraphSet
+from services.engine.worker.graphs.whole_graphs import GraphProgram
+from services.engine.worker.inputs.batch import Batch, Drafts
+from services.engine.worker.inputs.forward_pass import ForwardPass
+from services.engine.worker.inputs.input_buffers import InputBuffers
+from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.worker.inputs.transfer import to_device
+from services.engine.worker.runner.outputs import ForwardOutput, Sampled
+
+DraftWatcher = Callable[[tuple[Tensor, ...]], None]
+"""Gets the hidden states that chose each of the k drafts of S rows: k of [S, hidden]."""
+
+
+class Speculator(Protocol):
+    """What a runner does for drafts around the forward pass.
+
+    programs: what follows a step's graph, by the kind of the graphs that capture it.
+    """
+
+    programs: Mapping[GraphKind, GraphProgram]
+
+    def write_drafts(self, batch: Batch) -> None:
+        """Writes the step's drafts into their rows."""
+
+    def draft(
+        self, batch: Batch, output: ForwardOutput, sampled: Sampled, graphs: GraphSet
+    ) -> Drafted | None:
+        """Verifies the step's drafts and makes the next ones; overwrites a graph's outputs."""
+
+
+class NoSpeculation:
+    """Speculation for steps without drafts."""
+
+    programs: Mapping[GraphKind, GraphProgram] = {}
+
+    def write_drafts(self, batch: Batch) -> None:
+        """Does nothing: there are no drafts."""
+
+    def draft(
+        self, batch: Batch, output: ForwardOutput, sampled: Sampled, graphs: GraphSet
+    ) -> None:
+        """Does nothing: there are no drafts."""
+
+
+class DraftLayers:
+    """Speculation with a model's draft layers.
+
+    Every step has drafts, if only none for some requests, and makes the next ones. Drafts are
+    written after the known tokens of their rows, so that they are query tokens like any others.
+    Sampling after a draft sees the drafts before it: penalties, biases and log-probabilities are
+    those of the row with them.
+    """
+
+    def __init__(
+        self, model: CausalLM, forward: ForwardPass, buffers: InputBuffers, *, limits: StepLimits
+    ) -> None:
+        self._buffers = buffers
+        self._decode_q_len = limits.decode_q_len
+        self._layers = DeepseekMTP(model)
+        self._drafter = Drafter(self._layers, forward, buffers, limits=limits)
+        self._program = DraftProgram(model, self._drafter, forward, buffers, limits=limits)
+        self.programs: Mapping[GraphKind, GraphProgram] = {GraphKind.DRAFT: self._program}
+        self.on_drafts: DraftWatcher = lambda _: None
+        """Sees what the drafts of each step were chosen by, valid until the next step."""
+
+    def compute_logits(self, hidden: Tensor, depth: int) -> Tensor:
+        """Maps [S, hidden] that chose a draft, after `depth` others, to [S, V]."""
+        return self._layers.compute_logits(hidden, depth)
+
+    def write_drafts(self, batch: Batch) -> None:
+        """Writes the step's drafts into their rows."""
+        self._buffers.write_drafts(_drafts_of(batch))
+
+    def draft(
+        self, batch: Batch, output: ForwardOutput, sampled: Sampled, graphs: GraphSet
+    ) -> Drafted:
+        """Verifies the step's drafts, writes each row's newest token and makes the next drafts."""
+        drafted = self._replay(batch, output, sampled, graphs) or self._run(batch, output, sampled)
+        self.on_drafts(drafted.hidden)
+        return drafted
+
+    def _replay(
+        self, batch: Batch, output: ForwardOutput, sampled: Sampled, graphs: GraphSet
+    ) -> Drafted | None:
+        """Drafts by the graph that belongs to the step's own; None if that graph cannot run."""
+        key, num_requests = batch.graph_key, len(batch.row_ids)
+        if key is None or key.kind is not GraphKind.DECODE or output.fallback_reason:
+            return None
+        if len(batch.sample_indices) < num_requests:
+            return None
+        key = replace(key, kind=GraphKind.DRAFT)
+        if graphs.is_captured(key):
+            self._program.write(
+                key,
+                hidden=output.hidden,
+                sampled=sampled.token_ids,
+                drafts=_drafts_of(batch).token_ids,
+            )
+        outputs = graphs.replay(key, batch)
+        if outputs is None:
+            return None
+        num_accepted, token_ids, *hidden = (each[:num_requests] for each in outputs)
+        return Drafted(
+            sampled=self._program.sampled[:num_requests].view(-1),
+            num_accepted=num_accepted,
+            token_ids=token_ids,
+            hidden=tuple(hidden),
+            by_graph=True,
+        )
+
+    def _run(self, batch: Batch, output: ForwardOutput, sampled: Sampled) -> Drafted:
+        """Drafts without a graph."""
+        inputs = self._buffers.gather(
+            output.header,
+            batch.num_tokens,
+            max_seqlen_q=batch.max_seqlen_q,
+            max_seqlen_k=batch.max_seqlen_k,
+            is_prefill=batch.max_seqlen_q > self._decode_q_len,
+        )
+        drafts = _drafts_of(batch)
+        return self._drafter.draft(
+            inputs,
+            output.hidden,
+            sampled=sampled.token_ids.view(drafts.places.shape),
+            drafts=to_device(drafts.token_ids, output.hidden.device),
+        )
+
+
+def _drafts_of(batch: Batch) -> Drafts:
+    assert batch.drafts is not None, "descriptors of a speculating engine have drafts"
+    return batch.drafts

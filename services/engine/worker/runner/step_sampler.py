@@ -1,0 +1,139 @@
+"""Samples a step's tokens from its logits, with the parameters of its rows."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from models.ops.sampling.step_tokens import choose_greedily
+from services.engine.batch import RowAssignment, SamplingMetadata
+from services.engine.sampling.grammar_masks import apply_grammars
+from services.engine.sampling.logit_edits import edit_logits
+from services.engine.sampling.logprobs import Logprobs, compute_logprobs
+from services.engine.sampling.sampler import greedy, sample
+from services.engine.worker.inputs.batch import Batch
+from services.engine.worker.inputs.input_buffers import Header, InputBuffers
+from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.worker.inputs.transfer import to_device
+from services.engine.worker.runner.outputs import ForwardOutput, Sampled
+from services.engine.worker.runner.prompt_logprobs import SLICE_ROWS, prompt_logprobs
+from services.engine.worker.runner.row_sampling import RowSamplingTable, SampledRows
+
+
+class StepSampler:
+    """The sampling parameters of all rows, and the sampling of a step."""
+
+    def __init__(
+        self,
+        buffers: InputBuffers,
+        compute_logits: Callable[[Tensor], Tensor],
+        *,
+        limits: StepLimits,
+        device: torch.device,
+    ) -> None:
+        self._buffers = buffers
+        self._compute_logits = compute_logits
+        self._limits = limits
+        self._device = device
+        self._table = RowSamplingTable(
+            num_rows=limits.max_num_seqs, vocab_size=limits.vocab_size, device=device
+        )
+
+    def assign(self, assignments: Sequence[RowAssignment]) -> None:
+        """Takes the sampling parameters of new requests."""
+        self._table.assign(assignments)
+
+    def sample(self, batch: Batch, output: ForwardOutput) -> Sampled:
+        """Samples for the requests that are due.
+
+        Without drafts, also writes the tokens into their rows; with drafts, verification does.
+        """
+        sampling, logits, logprobs = batch.sampling, output.logits, None
+        if logits is None:
+            token_ids = output.header.row_ids.new_empty(0)
+        elif output.token_ids is not None and not _needs_choice(sampling):
+            token_ids = output.token_ids
+        elif batch.drafts is None and not _needs_choice(sampling):
+            rows = self._rows(batch, output.header)
+            tokens = self._buffers.tokens
+            token_ids = choose_greedily(logits, tokens, rows.row_ids, rows.seq_lens)
+        else:
+            rows = self._rows(batch, output.header)
+            chosen = self._choose(sampling, rows, logits)
+            token_ids = chosen.int()
+            if batch.drafts is None or sampling.needs_logprobs:
+                # The next step looks up a token of every row, also of one that has NO_TOKEN.
+                chosen = chosen.clamp(min=0)
+            if batch.drafts is None:
+                self._buffers.append_tokens(rows.row_ids, rows.seq_lens, chosen.int())
+            if sampling.needs_logprobs:
+                logprobs = compute_logprobs(logits, chosen, self._table.num_logprobs(rows))
+        return Sampled(
+            token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=self._prompt_logprobs(batch, output.hidden),
+        )
+
+    def _rows(self, batch: Batch, header: Header) -> SampledRows:
+        """Returns the rows that sample and the position of each token, in the logits' order."""
+        drafts = batch.drafts
+        if drafts is not None:
+            host_rows, host_positions = drafts.row_ids.ravel(), drafts.positions.ravel()
+            return SampledRows(
+                row_ids=to_device(host_rows, self._device),
+                seq_lens=to_device(host_positions, self._device),
+                host_row_ids=host_rows,
+                host_seq_lens=host_positions,
+            )
+        if len(batch.sample_indices) == len(batch.seq_lens):
+            return SampledRows(
+                row_ids=header.row_ids,
+                seq_lens=header.seq_lens,
+                host_row_ids=batch.row_ids,
+                host_seq_lens=batch.seq_lens,
+            )
+        return SampledRows(
+            row_ids=header.row_ids.index_select(0, header.sample_indices),
+            seq_lens=header.seq_lens.index_select(0, header.sample_indices),
+            host_row_ids=batch.row_ids[batch.sample_indices],
+            host_seq_lens=batch.seq_lens[batch.sample_indices],
+        )
+
+    def _choose(self, sampling: SamplingMetadata, rows: SampledRows, logits: Tensor) -> Tensor:
+        """Returns one token per row of logits [n, V], which stay if log-probabilities follow."""
+        may_overwrite = not sampling.needs_logprobs
+        if sampling.needs_logit_edits:
+            edits = self._table.edits(rows, self._buffers.tokens)
+            if edits is not None:
+                logits = edit_logits(logits, edits, in_place=may_overwrite)
+                may_overwrite = True
+        if sampling.grammar_rows:
+            logits = apply_grammars(
+                logits, sampling, self._limits.vocab_size, in_place=may_overwrite
+            )
+        if sampling.all_greedy:
+            return greedy(logits)
+        return sample(logits, self._table.choice(rows))
+
+    def _prompt_logprobs(self, batch: Batch, hidden: Tensor) -> Logprobs | None:
+        """Returns the log-probabilities of prompt tokens that the step is asked for."""
+        if not batch.sampling.prompt_logprob_requests:
+            return None
+        return prompt_logprobs(
+            batch,
+            self._table.num_prompt_tokens(batch.row_ids),
+            hidden=hidden,
+            tokens=self._buffers.tokens,
+            compute_logits=self._compute_logits,
+            slice_rows=min(SLICE_ROWS, self._limits.max_num_seqs),  # whose memory was measured
+        )
+
+
+def _needs_choice(sampling: SamplingMetadata) -> bool:
+    """Whether a step wants more of its logits than each row's most likely token."""
+    return (
+        not sampling.all_greedy
+        or sampling.needs_logit_edits
+        or sampling.needs_logprobs
+        or bool(sampling.grammar_rows)
+    )
