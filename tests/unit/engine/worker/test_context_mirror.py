@@ -19,8 +19,8 @@ from models.forward_context import (
 from services.engine.batch import read_int32, runtime_mode
 from services.engine.compilation.dispatch_mode import DispatchMode
 from services.engine.compilation.graphs.capture_plan import read_key
-from services.engine.compilation_config import CompilationConfig
 from services.engine.spec_decode.verification import NO_DRAFT
+from tests.support.compilation import compilation_config
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.graph_engine import GraphEngine
 
@@ -82,7 +82,7 @@ def steps(tmp_path_factory):
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("checkpoint")
     write_draft_checkpoint(folder, agreement=0.98)
-    config = CompilationConfig(
+    config = compilation_config(
         cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
         cudagraph_capture_sizes=(1,),
         cudagraph_piece_sizes=(16,),
