@@ -30,7 +30,7 @@ _Config = TypeVar("_Config", bound=EngineConfig)
 
 
 class _UsageError(Exception):
-    """What was asked for cannot be done; the message is for the operator."""
+    """The command cannot be run; the message is for the operator."""
 
 
 def main() -> int:
@@ -79,7 +79,7 @@ def _explain_cache(arguments: Sequence[str]) -> int:
     from services.engine.worker.start.device import choose_device
 
     try:
-        device = choose_device(config, 0)
+        device = choose_device(config.worker, 0)
     except ValueError as error:
         raise _UsageError(str(error)) from error
     print(explain(config.compilation.compile_cache_dir, compute_factors(config, device)))  # noqa: T201  a tool's answer

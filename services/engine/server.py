@@ -12,6 +12,7 @@ import structlog
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config.engine_config import EngineConfig
+from services.engine.config.serving import ServingConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.core.worker_supervisor import Executor
 from services.engine.edge.open_streams import OpenStreams
@@ -83,26 +84,15 @@ class EngineServer:
             health=self._health,
             status_of=status_of,
             max_message_bytes=config.serving.max_message_bytes,
-            limits=ServerLimits(
-                max_request_bytes=config.serving.max_message_bytes,
-                max_connections=config.serving.max_connections,
-                max_streams_per_connection=config.serving.max_streams_per_connection,
-                max_sessions=config.serving.max_sessions,
-                slow_reader_timeout_s=config.serving.slow_reader_timeout_s,
-                message=MessageLimits(
-                    max_text_bytes=config.grammar.max_grammar_bytes + TEXT_ROOM_BYTES,
-                    # Packed as varints, of at most five bytes each.
-                    max_packed_bytes=5 * model.max_model_len + PACKED_ROOM_BYTES,
-                ),
-            ),
+            limits=_server_limits(config, model),
             counts=self._counts,
-            interceptors=_interceptors(config),
+            interceptors=_interceptors(config.serving),
         )
         streams = OpenStreams(self._counts)
         servicer = EngineServicer(self.core, model, config, self._grammars, streams)
         engine_pb2_grpc.add_EngineServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
         if config.serving.vllm_grpc:
-            # Its stubs are an extra: they are imported where they are asked for, and nowhere else.
+            # Its stubs are an optional extra.
             from services.engine.vllm.servicer import VllmServicer
 
             VllmServicer(self.core, model, config, self._grammars, streams).add_to(self._server)
@@ -123,27 +113,24 @@ class EngineServer:
             OSError: the address cannot be listened on.
             TlsFilesError: the certificates cannot be used.
         """
-        config = self._config
+        serving, metrics_port = self._config.serving, self._config.observability.metrics_port
         tls = ServerTls.from_settings(
-            cert=config.serving.tls_cert,
-            key=config.serving.tls_key,
-            client_ca=config.serving.tls_client_ca,
+            cert=serving.tls_cert, key=serving.tls_key, client_ca=serving.tls_client_ca
         )
-        port = listen(self._server, config.serving.host, config.serving.port, tls)
-        if config.observability.metrics_port is not None:
-            self._metrics.serve(config.serving.host, config.observability.metrics_port, tls)
+        port = listen(self._server, serving.host, serving.port, tls)
+        if metrics_port is not None:
+            self._metrics.serve(serving.host, metrics_port, tls)
         await self._server.start()
         running = asyncio.create_task(self.core.run())
         running.add_done_callback(self._end_core)
-        self._tasks.append(running)
-        self._tasks.append(asyncio.create_task(self._lag.watch()))
-        self._tasks.append(asyncio.create_task(self._exit_when_drained()))
+        self._tasks += [
+            running,
+            asyncio.create_task(self._lag.watch()),
+            asyncio.create_task(self._exit_when_drained()),
+        ]
         self._grammars.load()
         log.info(
-            "engine_listening",
-            address=f"{config.serving.host}:{port}",
-            port=port,
-            tls=tls is not None,
+            "engine_listening", address=f"{serving.host}:{port}", port=port, tls=tls is not None
         )
         return port
 
@@ -158,7 +145,7 @@ class EngineServer:
         return await self._exit_status
 
     async def stop(self) -> None:
-        """Ends calls, port and worker; those that still run are given no time after a failure."""
+        """Ends calls, port and worker; calls get time to finish only after a drain."""
         self._health.set_ready(False)
         self._health.close()
         self.core.watchers.close()
@@ -225,22 +212,39 @@ async def serve(
     return exit_status
 
 
-def _interceptors(config: EngineConfig) -> list[grpc.aio.ServerInterceptor]:
-    """Returns what calls go through.
+def _server_limits(config: EngineConfig, model: ModelFolder) -> ServerLimits:
+    """Returns the limits of connections, calls and messages."""
+    serving = config.serving
+    return ServerLimits(
+        max_request_bytes=serving.max_message_bytes,
+        max_connections=serving.max_connections,
+        max_streams_per_connection=serving.max_streams_per_connection,
+        max_sessions=serving.max_sessions,
+        slow_reader_timeout_s=serving.slow_reader_timeout_s,
+        message=MessageLimits(
+            max_text_bytes=config.grammar.max_grammar_bytes + TEXT_ROOM_BYTES,
+            # Varints of at most five bytes each.
+            max_packed_bytes=5 * model.max_model_len + PACKED_ROOM_BYTES,
+        ),
+    )
+
+
+def _interceptors(config: ServingConfig) -> list[grpc.aio.ServerInterceptor]:
+    """Returns the interceptors of every call.
 
     Raises:
         TlsFilesError: names are to be checked, but clients show no certificates.
     """
-    if not config.serving.tls_allowed_clients:
+    if not config.tls_allowed_clients:
         return []
-    if config.serving.tls_client_ca is None:
+    if config.tls_client_ca is None:
         raise TlsFilesError("--tls-allowed-clients needs --tls-client-ca")
-    return [KnownClients(config.serving.tls_allowed_clients)]
+    return [KnownClients(config.tls_allowed_clients)]
 
 
 def collect_garbage_rarely() -> None:
-    """Keeps the garbage collector off the step loop's back; called once everything is loaded."""
-    # What is loaded by now lives as long as the process: no collection needs to walk it again.
+    """Makes garbage collections rare and short; called once everything is loaded."""
+    # Loaded objects live as long as the process, so no collection needs to walk them again.
     gc.freeze()
     # A full collection walks the token lists of every live request: with 1024 of them at 4096
     # tokens, p99 of a step's scheduling was 70 ms at Python's thresholds and is 3 ms at these.

@@ -27,6 +27,7 @@ SEED = 7
 def engine_config(**changes: Any) -> EngineConfig:
     """Returns a small configuration on a free port, whatever the environment says."""
     values = {
+        "histogram_dir": "",
         "port": 0,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 64,

@@ -1,4 +1,4 @@
-"""What Dynamo hands a traced model to: splits it, compiles the pieces, keeps the result."""
+"""The backend of torch.compile: splits a traced model, compiles the pieces, keeps the result."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -99,7 +99,7 @@ class OctavoBackend:
         self._piece_wrapper = piece_wrapper
         self._dump = DebugDump(debug_dump_path) if debug_dump_path else None
         self.graph: GraphModule | None = None
-        """What Dynamo traced."""
+        """The traced graph."""
         self.whole: Callable[..., Sequence[Any]] | None = None
         """Runs the compiled model on the inputs of `graph`, in order."""
         self.traced_call: TracedCall | None = None

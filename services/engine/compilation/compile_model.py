@@ -1,4 +1,4 @@
-"""From a loaded model to one that runs at its compilation level."""
+"""Compiles a loaded model at one of the four levels."""
 
 import inspect
 import time
@@ -100,7 +100,7 @@ class FixedAddressForward:
         self._fixed = [each.new_zeros(max_num_tokens, *each.shape[1:]) for each in inputs]
 
     def __call__(self, *inputs: Tensor) -> Any:
-        """Copies a step's inputs to their places and runs the model there."""
+        """Copies a step's inputs to their fixed addresses and runs the model there."""
         places = [fixed[: len(each)] for fixed, each in zip(self._fixed, inputs, strict=True)]
         for place, each in zip(places, inputs, strict=True):
             place.copy_(each)
@@ -126,7 +126,7 @@ class TracedForward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledModel:
-    """What compiling a model gave: what to call instead of its forward, and what that took."""
+    """A compiled model: the function to call instead of its forward, and the time it took."""
 
     forward: Callable[..., Any]
     stats: CompileStats
@@ -200,7 +200,7 @@ def compile_model(
 
 
 def _make_manager(config: CompilationConfig, factors: Factors | None) -> CompilerManager:
-    """Returns what compiles pieces, with a cache on disk if `factors` say what they depend on."""
+    """Returns the manager of pieces, with a cache on disk if there are `factors`."""
     compiler: CompilerInterface = (
         InductorStandaloneAdaptor() if config.use_inductor else EagerAdaptor()
     )
@@ -220,7 +220,7 @@ def _trace(model: nn.Module, backend: OctavoBackend, inputs: Sequence[Tensor]) -
         with torch.no_grad(), no_side_effects():
             torch.compile(model.forward, backend=backend, fullgraph=True)(*inputs)
     finally:
-        # What Dynamo keeps for its own dispatch is never used again.
+        # Dynamo's own dispatch is never used again.
         torch._dynamo.reset()
     assert backend.graph is not None, "tracing calls the backend"
     check_inputs_are_unchanged(backend.graph)
@@ -250,7 +250,7 @@ def _check_splits(model: nn.Module, backend: OctavoBackend, splitting_ops: Seque
             raise ValueError(f"splitting operator {name} does not occur in the model")
     if set(DEFAULT_SPLITTING_OPS) <= set(splitting_ops):
         num_splits = num_calls(backend.graph, DEFAULT_SPLITTING_OPS)
-        # Layers that draft run behind the model.
+        # Draft layers run after the model.
         drafting = {
             module
             for layer in model.modules()

@@ -1,4 +1,4 @@
-"""What every compiler of pieces looks like, and the one that compiles nothing."""
+"""The interface of compilers of pieces, and a compiler that runs graphs as traced."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol

@@ -19,10 +19,10 @@ log = structlog.get_logger()
 
 @dataclass(slots=True, kw_only=True)
 class CompileStats:
-    """What compiling took, so far.
+    """Counts and times of compiling so far.
 
     num_pieces: distinct pieces and sizes that were asked for.
-    num_loaded: those that came from disk.
+    num_loaded: of these, loaded from disk.
     compile_s, load_s: time spent.
     """
 

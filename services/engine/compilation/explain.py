@@ -15,11 +15,11 @@ _MAX_VALUE_LENGTH = 40
 
 
 def explain(cache_dir: Path, factors: Factors) -> str:
-    """Compares the factors of a configuration with those that pieces were compiled under.
+    """Compares the factors of a configuration with the factors of stored pieces.
 
     Args:
         cache_dir: holds the pieces of all configurations.
-        factors: those of the configuration in question.
+        factors: of the configuration in question.
 
     Returns:
         Lines for a person: the folder that fits, or the nearest ones and their differences; then
@@ -46,7 +46,7 @@ def _comparison(cache_dir: Path, factors: Factors) -> list[str]:
 
 
 def _settings() -> list[str]:
-    """Lists the settings that take part in the key and those that do not, with the reasons."""
+    """Lists the settings in the key and the settings left out, with the reasons."""
     lines = ["settings in the key:", *(f"  {name}: {why}" for name, why in RELEVANT_FLAGS.items())]
     lines.append("settings left out:")
     for why, names in _by_reason(IRRELEVANT_FLAGS).items():

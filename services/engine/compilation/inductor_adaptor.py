@@ -26,7 +26,7 @@ LOAD_ERRORS = (
     ValueError,
     pickle.PickleError,
 )
-"""What torch raises for an artifact of another torch, another machine, or none at all."""
+"""torch's errors for an artifact of another torch, another machine, or none at all."""
 
 TUNED = {"max_autotune": True, "coordinate_descent_tuning": True}
 """Settings for one shape, which pay off only where the shape is known."""

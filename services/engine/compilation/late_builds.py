@@ -1,4 +1,4 @@
-"""Notices what is compiled after everything was to be compiled.
+"""Notices kernels and models that are compiled while serving.
 
 A kernel that Triton builds at its first launch, or a model that Dynamo traces again, holds up the
 step that wanted it, and with it every stream.

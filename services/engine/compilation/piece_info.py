@@ -1,4 +1,4 @@
-"""What whoever wraps a model's pieces is told of them."""
+"""Facts about a piece for the code that wraps it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceInfo:
-    """Where a piece stands among the pieces of its model, in the order they run."""
+    """A piece's place among the pieces of its model, in the order they run."""
 
     name: str
     index: int

@@ -80,13 +80,13 @@ def _with_tuple_output(graph: GraphModule) -> GraphModule:
 
 
 def _num_tokens_reader(example_inputs: Sequence[Any]) -> Callable[[Sequence[Any]], int] | None:
-    """Returns how to find the number of tokens among a piece's inputs; None if none tells it."""
+    """Returns a reader of the number of tokens in a piece's inputs; None if no input has it."""
     for index, value in enumerate(example_inputs):
         if isinstance(value, SymInt):
             return lambda args: int(args[index])
         if isinstance(value, Tensor):
             for dim, size in enumerate(value.shape):
-                # Products of the number of tokens with a constant do not tell it directly.
+                # A product of the number of tokens with a constant is not the number.
                 if isinstance(size, SymInt) and size.node.expr.is_symbol:
                     return lambda args: int(args[index].shape[dim])
     return None

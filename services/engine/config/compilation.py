@@ -28,7 +28,7 @@ CaptureSizes = Annotated[
 
 
 class CompilationConfig(ConfigSection):
-    """What is compiled, what is captured as graphs, and where results are kept."""
+    """Levels of compilation, graphs to capture, and where results are kept."""
 
     enforce_eager: bool = False
     """Run the model as it is written: no compilation and no graphs, whatever else is asked."""
@@ -50,7 +50,7 @@ class CompilationConfig(ConfigSection):
     cudagraph_mode: Literal[
         "auto", "none", "piecewise", "full", "full_decode_only", "full_and_piecewise"
     ] = "auto"
-    """What runs as captured graphs; auto: full on CUDA, none on a CPU."""
+    """Graphs to capture; auto: full on CUDA, none on a CPU."""
     cudagraph_capture_sizes: CaptureSizes | None = None
     """Sizes to capture, auto for sizes planned from steps seen; absent: from cuda_graph_sizes.
     Works where graphs are captured."""
@@ -72,7 +72,7 @@ class CompilationConfig(ConfigSection):
     @field_validator(*(flag for flag, reach in FLAG_REACH.items() if reach.is_refused))
     @classmethod
     def _check_reach(cls, value: Any, others: ValidationInfo) -> Any:
-        """Refuses a flag that would do nothing; those that decide that stand before it."""
+        """Refuses a flag that has no effect; the fields that decide this come before it."""
         assert others.field_name is not None, "it validates fields"
         level = others.data.get("compilation_level")
         if level is None or others.data.get("enforce_eager") or not value:

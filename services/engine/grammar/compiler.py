@@ -1,4 +1,4 @@
-"""Turns what requests ask of their output into constraints, without making anybody wait."""
+"""Compiles the grammars of requests in threads and processes of its own."""
 
 import asyncio
 import threading
@@ -93,7 +93,7 @@ class GrammarCompiler:
         self._known: OrderedDict[StructuredOutput, _Compilation] = OrderedDict()
 
     def load(self) -> None:
-        """Begins to read the tokenizer, which is best done before there is anything to serve."""
+        """Begins to read the tokenizer."""
         if self._loading is None:
             self._start_threads()
             self._loading = asyncio.create_task(self._load())
@@ -165,7 +165,7 @@ class GrammarCompiler:
             raise
 
     def _start_threads(self) -> None:
-        """Starts all threads now: later the system may refuse them, in the middle of a step."""
+        """Starts all threads now, as the system may refuse them later."""
         may_end = threading.Event()
         try:
             for _ in range(self._num_threads):

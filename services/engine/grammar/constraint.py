@@ -42,7 +42,7 @@ class GrammarConstraint:
         """Starts where the first token is to be chosen.
 
         Args:
-            matcher: the grammar's, which nobody else moves.
+            matcher: the grammar's, moved by this constraint only.
             mask: the first token's.
             threads: where masks are worked out.
             timeout_s: a mask that takes longer ends the request.
@@ -86,7 +86,7 @@ class GrammarConstraint:
         work.add_done_callback(partial(self._hand_over, loop))
 
     def close(self) -> None:
-        """Lets go of the grammar and of the request; nothing is called any more."""
+        """Releases the grammar and the request; no callback follows."""
         if self._is_closed:
             return
         self._is_closed = True

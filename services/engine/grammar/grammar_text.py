@@ -1,4 +1,4 @@
-"""What a request asks for, as a grammar of llguidance, with the limits that it compiles under."""
+"""Grammars of requests in the form of llguidance, and the limits of compiling them."""
 
 import json
 import re
@@ -16,9 +16,9 @@ _JSON_OPTIONS = {
     "whitespace_pattern": r" |\n[ \t]{0,24}",
     "lenient": False,
 }
-"""What a schema's own "x-guidance" may not change: an unknown keyword is refused, not ignored."""
+"""A schema's own "x-guidance" may not change this: unknown keywords are refused, not ignored."""
 _NO_FORCING = '%llguidance {"no_forcing": true}'
-"""Lets masks say what may come next even where only one text may.
+"""Keeps masks where only one text is possible.
 
 By default llguidance tokenizes such a text, and takes "<|im_end|>" in it for the special token.
 Masks never do: they compare bytes, and a special token has none.

@@ -1,4 +1,4 @@
-"""Finds out, at a bounded price, whether a grammar can be compiled."""
+"""Processes that test whether a grammar compiles, within limits of time and memory."""
 
 import json
 from typing import Any
@@ -85,5 +85,5 @@ class ProbePool:
         return grammar.decode()
 
     async def close(self) -> None:
-        """Ends the processes, after the grammars they are at."""
+        """Ends the processes after their present grammars."""
         await self._pool.close()

@@ -113,7 +113,7 @@ def _check_keyword(schema: dict[str, Any], keyword: str) -> None:
     value = schema[keyword]
     if keyword == "format" and isinstance(value, str) and value not in FORMATS:
         raise InvalidRequestError(
-            f"json_schema has format {value!r}, which is not enforced; those that are: "
+            f"json_schema has format {value!r}, which is not enforced; enforced are "
             f"{', '.join(sorted(FORMATS))}"
         )
     if keyword == "additionalItems" and "prefixItems" in schema:

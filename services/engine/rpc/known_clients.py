@@ -16,8 +16,8 @@ _OPEN_PREFIX = "/grpc.health.v1.Health/"
 class KnownClients(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is untyped
     """Refuses callers whose certificate has none of the allowed names.
 
-    The handshake has checked the certificate by then. It stands behind `ErrorInterceptor`, which
-    turns its error into a status.
+    The handshake has checked the certificate. `ErrorInterceptor` comes before this one and turns
+    its error into a status.
     """
 
     def __init__(self, names: Collection[str]) -> None:

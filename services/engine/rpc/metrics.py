@@ -1,4 +1,4 @@
-"""The engine's figures for Prometheus: those of GetStats, read from the same counters.
+"""The engine's figures for Prometheus, read from the counters of GetStats.
 
 Where vLLM has a figure of the same meaning, ours is named like it, with `octavo_` in the place of
 `vllm:`.
@@ -19,11 +19,11 @@ from services.telemetry.metrics import Families
 FINISHED = (*(reason.value for reason in FinishReason), "failed")
 REJECTED = tuple(code.name for code in STATUS_CODES.values())
 DISPATCHED = tuple(map(dispatch_name, FallbackReason.values()))
-"""Label values that are told from the start, with a count of 0."""
+"""Label values that are exported from the start, with a count of 0."""
 
 
 class EngineFamilies:
-    """Tells an engine's figures of this moment."""
+    """Collects an engine's present figures."""
 
     def __init__(
         self, core: EngineCore, *, model: str, num_sessions: Callable[[], int], lag: LoopLag

@@ -1,4 +1,4 @@
-"""What a session has yet to tell its frontend, and the pace at which the frontend takes it."""
+"""A session's unsent messages, and flow control."""
 
 import asyncio
 import time
@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from protos.engine.v1.engine_pb2 import EngineMessage
-from services.engine.config.engine_config import EngineConfig
+from services.engine.config.serving import ServingConfig
 from services.engine.errors import SlowReaderError
 from services.engine.request import RequestOutput
 from services.engine.rpc.step_columns import StepColumns
@@ -22,12 +22,12 @@ class Outbox:
     slow_reader_timeout_s while output waits, or whose lag no longer fits a message, is given up.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: ServingConfig) -> None:
         """Prepares to send, with the window, the interval and the limits of `config`."""
-        self._window = config.serving.credit_window
-        self._heartbeat_interval_s = config.serving.heartbeat_interval_ms / 1000
-        self._timeout_s = config.serving.slow_reader_timeout_s
-        self._max_bytes = config.serving.max_message_bytes // 2
+        self._window = config.credit_window
+        self._heartbeat_interval_s = config.heartbeat_interval_ms / 1000
+        self._timeout_s = config.slow_reader_timeout_s
+        self._max_bytes = config.max_message_bytes // 2
         self._answers: deque[EngineMessage] = deque()
         self._columns = StepColumns()
         self._steps_sent = 0
@@ -37,7 +37,7 @@ class Outbox:
         self._is_closing = False
         self._has_failed = False
         self._failure: BaseException | None = None
-        """Why sending is to end, until it has."""
+        """The error that ends sending."""
         self._wake = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
@@ -67,7 +67,7 @@ class Outbox:
         self._wake.set()
 
     def holds_ending_of(self, handle: int) -> bool:
-        """Whether a request has ended and the frontend has not been told."""
+        """Whether the end of a request is still unsent."""
         return self._columns.has_ending_of(handle)
 
     async def wait_for_room(self) -> None:

@@ -1,4 +1,4 @@
-"""What a recording opens with: whose steps they are, and the rows that the first one builds on."""
+"""The first message of a recording: the engine, and the rows before the first step."""
 
 from protos.engine.v1.engine_pb2 import WatchStepsResponse
 from protos.engine.v1.recording_pb2 import EngineSettings

@@ -43,7 +43,7 @@ TOKENIZER_PART_BYTES = 2**18
 
 
 class EngineServicer(EngineServiceServicer):
-    """What a frontend may ask of the engine. Errors are raised; the interceptor maps them."""
+    """The methods of EngineService. They raise errors, which the interceptor maps."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class EngineServicer(EngineServiceServicer):
         self._num_sessions += 1
         try:
             session = Session(
-                self._core, self._reader, self._config, context, self._grammars, messages
+                self._core, self._reader, self._config.serving, context, self._grammars, messages
             )
             await session.run()
         finally:
@@ -87,14 +87,14 @@ class EngineServicer(EngineServiceServicer):
         context: "grpc.aio.ServicerContext[GenerateRequest, GenerateResponse]",
     ) -> None:
         """Serves one request over one call."""
-        await SingleCall(self._core, self._reader, self._config, context, self._grammars).run(
-            request
-        )
+        await SingleCall(
+            self._core, self._reader, self._config.serving, context, self._grammars
+        ).run(request)
 
     async def GetModelInfo(  # noqa: N802  the protocol's name
         self, request: GetModelInfoRequest, context: grpc.aio.ServicerContext
     ) -> GetModelInfoResponse:
-        """Tells what is served, and its limits."""
+        """Returns the model and its limits."""
         del context
         check_known(request)
         model, worker = self._model, self._core.worker
@@ -135,7 +135,7 @@ class EngineServicer(EngineServiceServicer):
     async def GetStats(  # noqa: N802  the protocol's name
         self, request: GetStatsRequest, context: grpc.aio.ServicerContext
     ) -> GetStatsResponse:
-        """Tells what the engine has done and does."""
+        """Returns counts and the present load."""
         del context
         check_known(request)
         core = self._core
@@ -166,7 +166,7 @@ class EngineServicer(EngineServiceServicer):
                 include_snapshot=request.include_snapshot,
             )
             try:
-                # Tells the watcher that it sees whatever it causes from here on.
+                # From here on, the watcher sees every step that it causes.
                 await context.send_initial_metadata(())
                 async for response in self._watched(watcher, request):
                     await write_in_time(

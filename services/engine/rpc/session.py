@@ -19,7 +19,7 @@ from protos.engine.v1.engine_pb2 import (
     Rejected,
     Submit,
 )
-from services.engine.config.engine_config import EngineConfig
+from services.engine.config.serving import ServingConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.edge.request_reader import RequestReader, check_known, check_name
 from services.engine.edge.status import count_rejection, failure_of
@@ -58,7 +58,7 @@ class Session:
         self,
         core: EngineCore,
         reader: RequestReader,
-        config: EngineConfig,
+        config: ServingConfig,
         context: grpc.aio.ServicerContext,
         grammars: GrammarCompiler,
         messages: AsyncIterator[FrontendMessage | RefusedMessage],
@@ -126,8 +126,8 @@ class Session:
         hello = EngineHello(
             engine_id=self._core.engine_id,
             model=self._reader.model.name,
-            credit_window=self._config.serving.credit_window,
-            heartbeat_interval_ms=self._config.serving.heartbeat_interval_ms,
+            credit_window=self._config.credit_window,
+            heartbeat_interval_ms=self._config.heartbeat_interval_ms,
         )
         await self._context.write(EngineMessage(hello=hello))
         return frontend_id
@@ -145,7 +145,7 @@ class Session:
         return hello.wants_prefixes and version == PREFIX_KEY_VERSION
 
     async def _receive(self) -> None:
-        """Takes what the frontend says until it half-closes the stream."""
+        """Takes messages until the frontend half-closes the stream."""
         async for message in self._messages:
             if isinstance(message, RefusedMessage):
                 raise InvalidRequestError(str(message.error))
@@ -211,7 +211,7 @@ class Session:
         self._close_if_drained()
 
     def _abort(self, handle: int) -> None:
-        """Ends a request early, or keeps one that is not admitted yet from being so."""
+        """Ends a request early, admitted or not."""
         if request := self._live.get(handle):
             self._core.abort(request)
         elif task := self._preparing.get(handle):
@@ -232,7 +232,7 @@ class Session:
         self._outbox.answer(EngineMessage(rejected=rejected))
 
     def _end_receiving(self, receiving: asyncio.Task[None]) -> None:
-        """Ends the stream after the frontend's last word: a half-close or a broken rule."""
+        """Ends the stream after a half-close or a protocol error."""
         if receiving.cancelled():
             return
         if error := receiving.exception():
@@ -269,10 +269,8 @@ class Session:
         return EngineMessage(heartbeat=heartbeat)
 
     def _prefix_changes(self) -> PrefixChanges:
-        """Returns what the frontend does not know of the prefix cache yet."""
-        max_keys = min(
-            MAX_PREFIX_KEYS, self._config.serving.max_message_bytes // (4 * PREFIX_KEY_BYTES)
-        )
+        """Returns the changes of the prefix cache since the last heartbeat."""
+        max_keys = min(MAX_PREFIX_KEYS, self._config.max_message_bytes // (4 * PREFIX_KEY_BYTES))
         changes = self._core.prefix_changes(self._prefix_cursor, max_keys=max_keys)
         self._prefix_cursor = changes.cursor
         return PrefixChanges(

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 
 from protos.engine.v1.engine_pb2 import GenerateRequest, GenerateResponse
-from services.engine.config.engine_config import EngineConfig
+from services.engine.config.serving import ServingConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.edge.open_streams import write_in_time
 from services.engine.edge.output import (
@@ -25,21 +25,21 @@ from services.telemetry.tracing import read_traceparent
 class SingleCall:
     """Serves one Generate call, and is the sink of its request.
 
-    What a lagging caller has not taken is merged into one message, which the context length bounds.
+    Unread output is merged into one message, which the context length bounds.
     """
 
     def __init__(
         self,
         core: EngineCore,
         reader: RequestReader,
-        config: EngineConfig,
+        config: ServingConfig,
         context: grpc.aio.ServicerContext,
         grammars: GrammarCompiler,
     ) -> None:
         self._grammars = grammars
         self._core = core
         self._reader = reader
-        self._timeout_s = config.serving.slow_reader_timeout_s
+        self._timeout_s = config.slow_reader_timeout_s
         self._context = context
         self._response = GenerateResponse()
         self._has_ended = False
@@ -87,7 +87,7 @@ class SingleCall:
             count_rejection(self._core.counters, error)
             raise
         try:
-            # Tells the caller that the request was taken: it is no longer safe to send it again.
+            # From here on, the caller must not send the request again.
             await self._context.send_initial_metadata(())
             await self._send()
         finally:

@@ -38,7 +38,7 @@ class StepColumns:
         return bool(self._tokens or self._finished or self._prompt_logprobs)
 
     def has_ending_of(self, handle: int) -> bool:
-        """Whether the message will tell that this request has ended."""
+        """Whether the message has the end of this request."""
         return handle in self._finished
 
     def add(self, output: RequestOutput) -> None:

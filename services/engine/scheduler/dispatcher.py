@@ -9,7 +9,7 @@ from services.engine.batch import FallbackReason, GraphKey, GraphKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchShape:
-    """The sizes of a batch that decide which graph fits."""
+    """The shape of a batch, which decides the graph that fits."""
 
     num_tokens: int
     batch_size: int
@@ -51,7 +51,7 @@ class _Sizes:
         self.ascending = sorted(self.captured)
 
     def find(self, size: int, batch_size: int) -> GraphKey | None:
-        """Returns the smallest graph of at least this size with room for `batch_size` requests."""
+        """Returns the smallest graph of at least this size with room for the batch."""
         first = bisect_left(self.ascending, (size, batch_size))
         for found in self.ascending[first:]:
             if found[1] >= batch_size:
@@ -81,7 +81,7 @@ class GraphDispatcher:
         planned: Iterable[GraphKey] = (),
         without_graphs: FallbackReason = FallbackReason.FALLBACK_REASON_UNSUPPORTED,
     ) -> None:
-        """Starts with what the worker said of itself.
+        """Starts with the graphs that the worker announced.
 
         Args:
             captured: graphs that can be replayed now.

@@ -1,4 +1,4 @@
-"""Who runs with which row and blocks, and who waits for them."""
+"""Rows and blocks of running requests, and the requests that wait for them."""
 
 from bisect import insort
 from collections.abc import Callable
@@ -16,7 +16,7 @@ MAX_OVERTAKINGS = 3
 
 
 class Holdings:
-    """Moves requests between waiting, running and finished, with all that they hold.
+    """Moves requests between waiting, running and finished, with their rows and blocks.
 
     running: requests that hold a row and blocks, in service order. waiting: all others that are
     live. cache: the blocks. row_needs: `sampling_needs` of the request in each row.
@@ -57,7 +57,7 @@ class Holdings:
         self.waiting.push(request)
 
     def next_waiting(self) -> Request | None:
-        """Returns the request that is admitted next, or None when nobody waits.
+        """Returns the request that is admitted next, or None if no request waits.
 
         It is the first in service order, but after `MAX_OVERTAKINGS` admissions of later arrivals
         the one that arrived first. That one gets a rank before all later arrivals, whatever their
@@ -106,7 +106,7 @@ class Holdings:
         return added
 
     def preempt_last(self) -> Request:
-        """Takes back all that the last running request holds; it starts over at its next turn."""
+        """Preempts the last running request; it starts over at its next turn."""
         request = self.running.pop()
         self._release(request)
         request.num_computed_tokens = 0

@@ -1,4 +1,4 @@
-"""What the worker can hold, and which requests can never fit."""
+"""Limits of the worker, and of a request that can ever fit."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from services.engine.spec_decode.draft_plan import DraftPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
-    """What the worker's tables and memory allow."""
+    """Limits of the worker's tables and memory."""
 
     max_num_seqs: int
     """Rows of the worker's tables, hence most requests in one step."""
@@ -37,7 +37,7 @@ class SchedulerLimits:
 
     @property
     def cache_groups(self) -> CacheGroups:
-        """What the groups of layers need of the blocks."""
+        """Groups of layers with the blocks that each needs."""
         return CacheGroups(
             block_size=self.block_size,
             # Blocks reach over the drafts that come next, too.
@@ -49,18 +49,18 @@ class SchedulerLimits:
     def num_cache_tokens(self) -> int:
         """Tokens whose keys and values fit when one request may hold every block.
 
-        Where that is more than max_model_len, it need not be all.
+        The count stops at max_model_len.
         """
         return self.cache_groups.num_tokens(self.num_blocks - 1, limit=self.max_model_len)
 
     @property
     def draft_plan(self) -> DraftPlan | None:
-        """How requests are guessed ahead; None if they are not."""
+        """Limits of drafts; None without speculation."""
         if not self.num_speculative_tokens:
             return None
         return DraftPlan(
             num_tokens=self.num_speculative_tokens,
-            # The token behind all drafts, if they hold, is within max_model_len too.
+            # The token after all drafts, if they are accepted, is within max_model_len too.
             max_seq_len=min(self.max_model_len - 1, self.num_cache_tokens),
         )
 

@@ -32,7 +32,7 @@ def attach_prompt_logprobs(
 ) -> None:
     """Adds them to the outputs of a step; a request that did not sample gets an output for them.
 
-    A request that was preempted computes its prompt again: what it was told before is left out.
+    A preempted request computes its prompt again; values that it has are left out.
     """
     counts = [(span.count, span.request.sampling.prompt_logprobs or 0) for span in spans]
     output_of = {output.request: output for output in outputs}

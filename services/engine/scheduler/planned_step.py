@@ -1,4 +1,4 @@
-"""One step: while it is planned, and once it is on its way."""
+"""A step while it is planned, and a step in flight."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -56,7 +56,7 @@ class ScheduledStep:
 
 
 class PlannedStep:
-    """A step in the making: which request computes which tokens, and what budget is left."""
+    """A step that is being planned: the tokens of each request, and the budget left."""
 
     __slots__ = (
         "_batch",
@@ -129,7 +129,7 @@ class PlannedStep:
         return min(q_len, max(1, self._logprob_room // _num_prompt_logprobs(request)))
 
     def assign_row(self, row: int, request: Request) -> None:
-        """Assigns a row to a request in this step."""
+        """Adds a request that takes a row in this step."""
         self._batch.row_assignments.append(
             row_assignment(
                 row=row,
@@ -144,13 +144,13 @@ class PlannedStep:
         self._batch.update_blocks(row, offset, block_ids)
 
     def decode(self, requests: Sequence[Request]) -> None:
-        """Orders the token after all computed ones of each request, as `compute` would.
+        """Orders the next token of each request, as `compute` does.
 
         A steady step has nothing else: one call for all costs less than one for each.
 
         Args:
             requests: whose last token is the only one not computed yet, has a block and no drafts,
-                and comes after the prompt; no grammar decides the next token. Their counts of
+                and comes after the prompt; no grammar decides what follows. Their counts of
                 computed and pending tokens have been moved on, and the budget has been taken.
         """
         batch, row_needs = self._batch, self._row_needs
@@ -210,7 +210,7 @@ class PlannedStep:
             self._draft_token_ids += request.draft_token_ids[:num_drafts]
 
     def _count_needs(self, request: Request, row: int, num_tokens: int) -> None:
-        """Adds the needs of sampling after `num_tokens` tokens of a request."""
+        """Adds the sampling of a request after `num_tokens` tokens."""
         needs = self._row_needs[row]
         if needs & _MIN_TOKENS:
             num_output = num_tokens - request.num_prompt_tokens

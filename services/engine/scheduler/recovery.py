@@ -1,4 +1,4 @@
-"""What happens to requests when a step runs out of memory or a worker is lost.
+"""Recovery of requests when a step runs out of memory or a worker is lost.
 
 See docs/decisions/0007-suspects-run-alone.md.
 """
@@ -34,7 +34,7 @@ class Recovery:
         self._limits = limits
 
     def resume(self, request: Request) -> None:
-        """Takes a request over whose worker is gone; it goes on behind the tokens known.
+        """Takes over a lost worker's request, which continues after its known tokens.
 
         Raises:
             InvalidRequestError: it fitted that worker's KV cache and does not fit this one's.
@@ -51,11 +51,11 @@ class Recovery:
     def retreat(self, steps: Sequence[ScheduledStep]) -> list[RequestOutput]:
         """Takes back the orders of a step that ran out of memory and of all that build on it.
 
-        Whoever runs starts over behind what was computed before them, and steps get smaller. One
-        that failed with a single token ends that token's request.
+        Running requests restart after what earlier steps computed, in smaller steps. A step that
+        failed with a single token ends that token's request.
 
         Args:
-            steps: the one that failed and those in flight behind it, which the worker skips.
+            steps: the failed one and the later ones in flight, which the worker skips.
         """
         holdings, failed = self._holdings, steps[0]
         for step in steps:
@@ -77,7 +77,7 @@ class Recovery:
         return [RequestOutput(request, [], error=error)]
 
     def make_way_for_suspect(self) -> None:
-        """Takes back what everybody holds if a suspect is next: it has to run alone."""
+        """Preempts all running requests if a suspect is next, which must run alone."""
         holdings = self._holdings
         request = holdings.waiting.peek()
         if request is not None and request.is_suspect:

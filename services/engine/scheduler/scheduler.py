@@ -40,8 +40,8 @@ class Scheduler:
     Running requests are kept in service order: by arrival, which priority moves. A step gives every
     running request at least one token, prompts as many as the budget leaves, and the rest of the
     budget to requests that wait, in the same order. When no block is free, the last running request
-    gives all of its blocks back and starts over later. The first one never has to, so somebody
-    always gets on. However many requests of higher priority come, the waiting request that arrived
+    gives all of its blocks back and starts over later. The first one never has to, so one
+    always advances. However many requests of higher priority come, the waiting request that arrived
     first is the next after three of them, and the running prompt that did has a quarter of a step.
     """
 
@@ -61,7 +61,7 @@ class Scheduler:
             dispatcher: knows what the worker can replay; by default it can replay nothing.
             counts: of the schedulers before this one.
             priority_ageing_s: seconds of waiting that are worth one step of priority.
-            clock: tells the time of `Request.arrival_s`, in seconds.
+            clock: returns the time of `Request.arrival_s`, in seconds.
         """
         self._limits = limits
         self._drafts = limits.draft_plan
@@ -99,7 +99,7 @@ class Scheduler:
 
     @property
     def is_speculative(self) -> bool:
-        """Whether only the result of a step tells how many tokens it brought."""
+        """Whether only the result of a step has its number of tokens."""
         return self._drafts is not None
 
     @property
@@ -123,7 +123,7 @@ class Scheduler:
         return self._recovery.budget.tokens
 
     def prefix_changes(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
-        """Returns which cached prefixes came and went behind a cursor; None begins anew."""
+        """Returns the cached prefixes added and removed after a cursor; None returns all."""
         return self._holdings.cache.prefix_changes(cursor, max_keys=max_keys)
 
     def add(self, request: Request) -> None:
@@ -154,7 +154,7 @@ class Scheduler:
         self._holdings.enqueue(request)
 
     def resume(self, request: Request) -> None:
-        """Takes a request over whose worker is gone; it goes on behind the tokens known.
+        """Takes over a lost worker's request, which continues after its known tokens.
 
         Raises:
             InvalidRequestError: it fitted that worker's KV cache and does not fit this one's.
@@ -238,10 +238,10 @@ class Scheduler:
         return outputs
 
     def retreat(self, steps: Sequence[ScheduledStep]) -> list[RequestOutput]:
-        """Takes back a step that ran out of memory and those in flight behind it.
+        """Takes back a step that ran out of memory and the later ones in flight.
 
         Returns:
-            What ends because of it; see `Recovery.retreat`.
+            The outputs of requests that end because of it; see `Recovery.retreat`.
         """
         self._last_result_id = self._last_step_id
         return self._recovery.retreat(steps)
@@ -337,7 +337,7 @@ class Scheduler:
             self.counts.cached_tokens += request.num_cached_tokens
 
     def _is_being_computed(self, request: Request, num_blocks: int) -> bool:
-        """Whether a running request is about to compute the block behind a prefix of this one.
+        """Whether a running request is about to compute the block after a prefix of this one.
 
         Waiting for it costs less than computing it twice. Outputs of one prompt find its blocks so.
         """
@@ -358,7 +358,7 @@ class Scheduler:
         return end if self._drafts is None else self._drafts.reach(end)
 
     def _conclude(self, outputs: Sequence[RequestOutput]) -> None:
-        """Ends who is done with these tokens; grammars of those who are not go on."""
+        """Ends requests that are done with these tokens; the grammars of others advance."""
         for output in outputs:
             if output.error is not None:
                 continue

@@ -51,13 +51,13 @@ class WaitingQueue:
         heapq.heappush(self._by_arrival, request.arrival_index)
 
     def peek(self) -> Request | None:
-        """Returns the request that is next, or None when nobody waits."""
+        """Returns the request that is next, or None if no request waits."""
         while self._by_rank and not self._is_current(self._by_rank[0]):
             heapq.heappop(self._by_rank)
         return self._by_rank[0][1] if self._by_rank else None
 
     def oldest(self) -> Request | None:
-        """Returns the waiting request that arrived first, or None when nobody waits."""
+        """Returns the waiting request that arrived first, or None if no request waits."""
         while self._by_arrival and self._by_arrival[0] not in self._waiting:
             heapq.heappop(self._by_arrival)
         return self._waiting[self._by_arrival[0]] if self._by_arrival else None

@@ -4,20 +4,22 @@ import torch
 
 from models.config import ModelConfig
 from models.kv_cache import FP8_CACHE_DTYPE
-from services.engine.config.engine_config import EngineConfig
+from services.engine.config.cache import CacheConfig
+from services.engine.config.checkpoint import CheckpointConfig
+from services.engine.config.worker import WorkerConfig
 
 FP8_CAPABILITY = (8, 9)
 """Compute capability from which GPUs convert 8-bit floats."""
 
 
-def choose_device(config: EngineConfig, rank: int) -> torch.device:
+def choose_device(config: WorkerConfig, rank: int) -> torch.device:
     """Returns the device of a rank.
 
     Raises:
         ValueError: the configuration wants CUDA and there is none.
     """
     has_cuda = torch.cuda.is_available()
-    if config.worker.device == "cpu" or (config.worker.device == "auto" and not has_cuda):
+    if config.device == "cpu" or (config.device == "auto" and not has_cuda):
         return torch.device("cpu")
     if not has_cuda:
         raise ValueError("device is cuda, but this machine has no CUDA device that torch can use")
@@ -27,10 +29,10 @@ def choose_device(config: EngineConfig, rank: int) -> torch.device:
 
 
 def choose_dtype(
-    config: EngineConfig, model_config: ModelConfig, device: torch.device
+    config: CheckpointConfig, model_config: ModelConfig, device: torch.device
 ) -> torch.dtype:
     """Returns the dtype of weights and activations."""
-    name: str = config.checkpoint.dtype
+    name: str = config.dtype
     if name == "auto":
         name = "float32" if device.type == "cpu" else model_config.dtype
     dtype = getattr(torch, name)
@@ -39,7 +41,7 @@ def choose_dtype(
 
 
 def choose_cache_dtype(
-    config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, device: torch.device
+    config: CacheConfig, model_config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> torch.dtype:
     """Returns the dtype of cached keys and values, for a model that runs in `dtype`.
 
@@ -47,17 +49,16 @@ def choose_cache_dtype(
         ValueError: the configuration wants 8-bit floats, and the model's cache or the device has
             no form for them.
     """
-    asked = config.cache.kv_cache_dtype
-    if asked == "auto":
+    if config.kv_cache_dtype == "auto":
         return dtype
     if model_config.mla is not None:
         raise ValueError(
-            f"kv_cache_dtype is {asked}, but {model_config.architecture} caches "
+            f"kv_cache_dtype is {config.kv_cache_dtype}, but {model_config.architecture} caches "
             "latent vectors, which are kept in the model's dtype only; use auto"
         )
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
         raise ValueError(
-            f"kv_cache_dtype is {asked}, which takes a GPU of compute capability "
+            f"kv_cache_dtype is {config.kv_cache_dtype}, which takes a GPU of compute capability "
             f"8.9; {torch.cuda.get_device_name(device)} has less. Use auto"
         )
     return FP8_CACHE_DTYPE

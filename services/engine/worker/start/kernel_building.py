@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from models.ops.kernel_choice import HAS_TRITON
-from services.engine.config.engine_config import EngineConfig
+from services.engine.config.worker import WorkerConfig
 from services.engine.worker.start.build_processes import BuildProcesses, num_processes
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ class KernelBuilding:
             thread.shutdown(wait=False)
 
     @classmethod
-    def fork(cls, config: EngineConfig) -> "KernelBuilding":
+    def fork(cls, config: WorkerConfig) -> "KernelBuilding":
         """Forks what will build, while this process has no other threads."""
-        may_have_kernels = HAS_TRITON and torch.version.cuda and config.worker.device != "cpu"
+        may_have_kernels = HAS_TRITON and torch.version.cuda and config.device != "cpu"
         if not may_have_kernels or len(os.sched_getaffinity(0)) == 1:
             return cls(None)
         return cls(BuildProcesses.fork(_load_kernel_functions))

@@ -7,7 +7,7 @@ import torch
 
 from models.kv_cache import CacheData
 from models.layers.decoder import CausalLM
-from services.engine.config.engine_config import EngineConfig
+from services.engine.config.cache import CacheConfig
 from services.engine.kv_cache.cache_groups import CacheGroups, LayerGroup
 from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.runner.model_runner import ModelRunner
@@ -71,7 +71,7 @@ def allocate_kv_cache(
 
 
 def choose_num_blocks(
-    config: EngineConfig,
+    config: CacheConfig,
     model: CausalLM,
     *,
     limits: StepLimits,
@@ -97,11 +97,11 @@ def choose_num_blocks(
     bytes_each = block_bytes(
         model, block_size=limits.block_size, dtype=dtype, groups=limits.cache_groups
     )
-    if config.cache.num_kv_blocks is not None:
-        num_blocks = config.cache.num_kv_blocks
+    if config.num_kv_blocks is not None:
+        num_blocks = config.num_kv_blocks
     else:
         if device.type == "cpu":
-            available = config.cache.kv_cache_memory_mb * 2**20
+            available = config.kv_cache_memory_mb * 2**20
         else:
             runner = probe_runner(model, limits=limits, dtype=dtype, device=device)
             if step_bytes is None:
@@ -109,7 +109,7 @@ def choose_num_blocks(
             torch.cuda.synchronize(device)  # nothing may run while graphs are captured
             needed = step_bytes + graph_bytes(runner)
             del runner
-            available = _available_cuda_bytes(config.cache.gpu_memory_utilization, needed, device)
+            available = _available_cuda_bytes(config.gpu_memory_utilization, needed, device)
         num_blocks = min(max(0, available) // bytes_each, MAX_BLOCKS_FROM_MEMORY)
     if num_blocks < MIN_BLOCKS:
         raise ValueError(

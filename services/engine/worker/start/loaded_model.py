@@ -63,10 +63,10 @@ class LoadedModel:
             ValueError: the configuration does not fit the model or the machine.
         """
         torch.set_num_threads(config.worker.num_threads)
-        device = choose_device(config, rank)
+        device = choose_device(config.worker, rank)
         model_config = ModelConfig.from_folder(config.checkpoint.model)
-        dtype = choose_dtype(config, model_config, device)
-        cache_dtype = choose_cache_dtype(config, model_config, dtype, device)
+        dtype = choose_dtype(config.checkpoint, model_config, device)
+        cache_dtype = choose_cache_dtype(config.cache, model_config, dtype, device)
         log.info(
             "worker_started",
             device=str(device),

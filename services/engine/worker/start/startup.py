@@ -98,7 +98,7 @@ def start_worker(
         ValueError: the configuration does not fit the model or the machine.
     """
     clock = StageClock()
-    kernels = KernelBuilding.fork(config)
+    kernels = KernelBuilding.fork(config.worker)
     torch.set_num_interop_threads(1)
     loaded = LoadedModel.load(config, rank=rank, report_progress=report_progress)
     settings = config.compilation
@@ -184,7 +184,7 @@ def _choose_num_blocks(
 ) -> int:
     limits, bytes_each = loaded.limits, loaded.block_bytes
     num_blocks = choose_num_blocks(
-        loaded.config,
+        loaded.config.cache,
         loaded.model,
         limits=limits,
         dtype=loaded.cache_dtype,

@@ -25,7 +25,7 @@ class Transport:
 
 
 def make_outbox(**changes):
-    return Outbox(engine_config(**{"heartbeat_interval_ms": 2000, **changes}))
+    return Outbox(engine_config(**{"heartbeat_interval_ms": 2000, **changes}).serving)
 
 
 def heartbeat():

@@ -3,8 +3,8 @@ import torch
 
 from models.config import ModelConfig
 from models.kv_cache import FP8_CACHE_DTYPE
+from services.engine.config.cache import CacheConfig
 from services.engine.config.checkpoint import TINY_CHECKPOINT
-from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.start.device import choose_cache_dtype
 from tests.support.random_checkpoints import write_checkpoint
 
@@ -13,15 +13,15 @@ TINY = ModelConfig.from_folder(TINY_CHECKPOINT)
 
 
 def test_the_cache_is_in_the_models_dtype_unless_told_otherwise():
-    assert choose_cache_dtype(EngineConfig(), TINY, torch.bfloat16, CPU) == torch.bfloat16
-    config = EngineConfig.from_flags(kv_cache_dtype="fp8_e4m3")
+    assert choose_cache_dtype(CacheConfig(), TINY, torch.bfloat16, CPU) == torch.bfloat16
+    config = CacheConfig(kv_cache_dtype="fp8_e4m3")
     assert choose_cache_dtype(config, TINY, torch.bfloat16, CPU) == FP8_CACHE_DTYPE
 
 
 def test_latent_vectors_are_not_kept_in_8_bits(tmp_path):
     write_checkpoint(tmp_path, "deepseek_v3")
     model = ModelConfig.from_folder(tmp_path)
-    assert choose_cache_dtype(EngineConfig(), model, torch.float32, CPU) == torch.float32
-    config = EngineConfig.from_flags(kv_cache_dtype="fp8_e4m3")
+    assert choose_cache_dtype(CacheConfig(), model, torch.float32, CPU) == torch.float32
+    config = CacheConfig(kv_cache_dtype="fp8_e4m3")
     with pytest.raises(ValueError, match="DeepseekV3ForCausalLM caches latent vectors"):
         choose_cache_dtype(config, model, torch.float32, CPU)

@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from services.engine.config.engine_config import EngineConfig
+from services.engine.config.worker import WorkerConfig
 from services.engine.worker.start.kernel_building import KernelBuilding
 from tests.support.needs_triton import needs_triton
 
@@ -172,7 +172,7 @@ def test_a_missing_kernel_stops_steps_before_they_launch_more(tmp_path):
 
 
 def test_without_kernels_nothing_is_forked_and_steps_run_once(tmp_path):
-    building = KernelBuilding.fork(EngineConfig.from_flags(model=tmp_path, device="cpu"))
+    building = KernelBuilding.fork(WorkerConfig(device="cpu"))
     ran = []
     building.build_first(lambda: ran.append(1), next_=ran.clear, soon=ran.clear, others=ran.clear)
     building.build_others()

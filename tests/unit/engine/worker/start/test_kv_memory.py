@@ -4,7 +4,7 @@ import torch
 from models.kv_cache import FP8_CACHE_DTYPE
 from models.loading.loader import load_model
 from services.engine.batch import read_int32
-from services.engine.config.engine_config import EngineConfig
+from services.engine.config.cache import CacheConfig
 from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.start.kv_memory import (
@@ -34,7 +34,7 @@ def model(tmp_path_factory):
 
 
 def choose(model, **options):
-    config = EngineConfig.from_flags(**options)
+    config = CacheConfig(**options)
     return choose_num_blocks(
         config,
         model,
@@ -97,7 +97,7 @@ def test_too_little_memory_is_an_error_that_says_what_to_raise(model):
         block_size=2**20,
         vocab_size=97,
     )
-    config = EngineConfig.from_flags(kv_cache_memory_mb=1)
+    config = CacheConfig(kv_cache_memory_mb=1)
     with pytest.raises(ValueError, match="kv_cache_memory_mb"):
         choose_num_blocks(
             config,
