@@ -20,6 +20,7 @@ from services.engine.config import EngineConfig
 from services.engine.core.capture_choice import with_planned_sizes
 from services.engine.core.model_folder import ModelFolder, ModelFolderError
 from services.engine.core.table_memory import check_table_memory
+from services.processes.allocator import share_arenas
 from services.processes.standard_error import replace_standard_error
 from services.telemetry.logging import configure_logging
 
@@ -141,5 +142,6 @@ def _open_model(config: EngineConfig) -> ModelFolder:
 
 
 if __name__ == "__main__":
+    share_arenas()
     replace_standard_error()
     sys.exit(main())
