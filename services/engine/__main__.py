@@ -20,6 +20,7 @@ from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.checkpoint.table_memory import check_table_memory
 from services.engine.config.engine_config import EngineConfig
 from services.engine.config.flags import describe_problems, read_flags
+from services.processes.allocator import share_arenas
 from services.processes.standard_error import replace_standard_error
 from services.telemetry.logging import configure_logging
 
@@ -136,5 +137,6 @@ def _open_model(config: EngineConfig) -> ModelFolder:
 
 
 if __name__ == "__main__":
+    share_arenas()
     replace_standard_error()
     sys.exit(main())

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from services.frontend.config import FrontendConfig
+from services.processes.allocator import share_arenas
 from services.processes.standard_error import replace_standard_error
 from services.telemetry.logging import configure_logging
 
@@ -46,5 +47,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    share_arenas()
     replace_standard_error()
     sys.exit(main())

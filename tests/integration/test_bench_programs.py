@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.bench.flood_attacks import ATTACKS
 from tests.bench.soak_load import Load
 from tests.support.draft_checkpoints import write_draft_checkpoint
 
@@ -68,6 +69,18 @@ def test_the_soak_loads_both_services_in_every_way_and_all_is_given_back(tmp_pat
     for kind in ("live requests", "used blocks"):
         assert content["held"][f"engine: {kind}"]["idle"] == 0
     assert "frontend: memory, MiB" in printed
+
+
+def test_floods_attack_both_services_in_every_way(tmp_path):
+    out = tmp_path / "floods.json"
+    short = ("--seconds", "0.3", "--rest-s", "0", "--rounds", "1")
+    run("tests.bench.floods", *short, "--json", out)
+    rows = {row["attack"]: row for row in json.loads(out.read_text())["rows"]}
+    assert set(rows) == set(ATTACKS)
+    for row in rows.values():
+        assert row["after_mib"]["frontend"] > 0
+        assert row["sent"]["frontend"]["bytes"] > 0
+        assert row["sent"]["engine"]["bytes"] > 0
 
 
 def test_offline_has_every_figure_and_says_what_is_missing(offline):

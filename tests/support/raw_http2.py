@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from ssl import SSLContext
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 2, 3, 4, 6, 7
+WINDOW_UPDATE, CONTINUATION = 8, 9
 END_STREAM, ACK, END_HEADERS = 1, 1, 4
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 NOT_INDEXED, INDEXED = b"\x00", b"\x40"
@@ -53,6 +54,14 @@ class RawConnection:
     def send(self, *frames: bytes) -> None:
         """Sends frames."""
         self._writer.write(b"".join(frames))
+
+    async def drain(self) -> None:
+        """Waits until the peer has taken nearly all that was sent.
+
+        Raises:
+            ConnectionError: the peer closed the connection.
+        """
+        await self._writer.drain()
 
     async def ended_stream(self) -> int:
         """Returns the next stream that the peer ends, each once.

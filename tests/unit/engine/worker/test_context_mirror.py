@@ -24,7 +24,7 @@ from tests.support.compilation import compilation_config
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.graph_engine import GraphEngine
 
-NEVER_SET = {"dp_metadata", "spec_decode_metadata"}
+NEVER_SET = {"dp_metadata"}
 """Data parallelism comes with ranks."""
 ATTENTION = torch.ops.octavo.latent_attention_with_output.default
 NUM_DRAFTS = 2
