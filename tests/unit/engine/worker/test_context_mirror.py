@@ -24,7 +24,7 @@ from tests.support.compilation import compilation_config
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.graph_engine import GraphEngine
 
-NEVER_SET = {"dp_metadata", "spec_decode_metadata"}
+NEVER_SET = {"dp_metadata"}
 """Data parallelism comes with ranks."""
 ATTENTION = torch.ops.octavo.latent_attention_with_output.default
 NUM_DRAFTS = 2
@@ -136,8 +136,6 @@ def test_draft_passes_and_no_others_are_marked_and_have_the_ordered_drafts(steps
         assert not context.context.is_draft
         assert all(each.context.is_draft for each in drafting)
         for metadata in (each.spec_decode_metadata for each in drafting):
-            if metadata is None:
-                continue
             ids = metadata.draft_token_ids
             ordered = order.spec_decode_metadata
             assert ids[ids != NO_DRAFT].tolist() == read_int32(ordered.draft_token_ids).tolist()

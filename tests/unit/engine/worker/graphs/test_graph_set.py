@@ -15,7 +15,7 @@ from services.engine.worker.inputs.dummy_steps import dummy_batch
 
 
 class FakeFamily:
-    """Captures and replays nothing, and notes what it was told to do."""
+    """Captures and replays nothing, and notes its calls."""
 
     def __init__(self):
         self.calls = []
