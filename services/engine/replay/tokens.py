@@ -68,8 +68,8 @@ class StepTokens:
         is_known = np.ones(batch.num_tokens, bool)
         if batch.drafts is not None:
             ends = batch.query_start_loc[batch.sample_indices + 1]
-            for places, end, tokens in zip(batch.drafts.places, ends, self.tokens, strict=True):
-                is_known[places[len(tokens) - 1] + 1 : end] = False
+            for at, end, tokens in zip(batch.drafts.token_indices, ends, self.tokens, strict=True):
+                is_known[at[len(tokens) - 1] + 1 : end] = False
         return np.flatnonzero(is_known)
 
     def num_agreeing_drafts(self, other: "StepTokens") -> int:

@@ -1,1 +1,1 @@
-"""Speculative decoding: what to guess ahead, and which guesses were right."""
+"""Speculative decoding: planning and verifying draft tokens."""

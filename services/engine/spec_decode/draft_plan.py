@@ -1,4 +1,4 @@
-"""How many draft tokens a request brings into a step, and what it keeps of what comes back."""
+"""Draft tokens as the scheduler sees them: how many a step verifies, and which tokens remain."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,17 +26,17 @@ class DraftPlan:
         return min(end + self.num_tokens - 1, self.max_seq_len)
 
     def settle(self, requests: Sequence[Request], result: StepResult) -> None:
-        """Takes over what a step left of the requests that sampled in it and still run.
+        """Gives requests that sampled in a step and still run their next drafts.
 
-        Their new tokens are known: the newest was sampled, all before it were computed. What was
-        computed of drafts behind them is void. Each will verify what drafts it has room for.
+        Their newest token was sampled and all tokens before it are computed. Entries computed for
+        rejected drafts are void. Each request will verify the drafts that it has room for.
         """
         draft_token_ids = read_int32(result.draft_token_ids).reshape(-1, self.num_tokens).tolist()
         for request, drafts in zip(requests, draft_token_ids, strict=True):
             if request.status is RequestStatus.RUNNING:
                 num_tokens = len(request.token_ids)
                 request.num_computed_tokens = num_tokens - 1
-                # What may follow is not known before the grammar has seen the last token.
+                # The grammar must see the last token before it knows which tokens may follow.
                 room = 0 if request.constraint is not None else self.max_seq_len - num_tokens
                 request.draft_token_ids = drafts[: max(0, room)]
 

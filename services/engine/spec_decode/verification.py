@@ -1,13 +1,15 @@
-"""Which draft tokens hold, and what a step's result keeps of what was sampled behind them.
+"""Verifies draft tokens, and trims a step's result to the accepted ones.
 
-Behind each draft the token is sampled as if nothing had been guessed, from the distribution that
-follows the drafts before it and with the random number of its position. A draft holds if it is that
-token; the first one that is not ends the row, with the token that was sampled in its place.
+The token after each draft is sampled as in a step without drafts: from the distribution that
+follows the drafts before it, with the random number of its position. A draft holds if it is the
+token that was sampled in its place. The first draft that does not hold ends the row, and the token
+sampled in its place is kept.
 
-That is rejection sampling for drafts that are not drawn but named, so that their distribution is
-one on one token: such a draft d is to be accepted with probability p(d), and the token x drawn from
-p is d that often; else the token is to follow p without d, and x does. So p is kept exactly, and
-since the random number is the position's, the tokens are those of a run without drafts.
+This is rejection sampling for drafts that are named instead of drawn, so that their distribution is
+one on one token. Such a draft d must be accepted with probability p(d), and the token x drawn from
+p equals d that often; otherwise the token must follow p without d, and x does. So p is kept
+exactly, and because the random number belongs to the position, the tokens are those of a run
+without drafts.
 Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", section
 2.3.
 """
@@ -26,14 +28,14 @@ from services.engine.batch import (
 )
 
 NO_DRAFT = -2
-"""Stands where a request has fewer drafts than others; nothing that is sampled is like it."""
+"""Pads requests that have fewer drafts than others; no sampled token equals it."""
 
 
 def count_accepted(sampled: Tensor, drafts: Tensor) -> Tensor:
-    """Returns how many drafts of each of S rows hold, from the first on: [S] int64.
+    """Returns how many leading drafts of each of S rows hold, [S] int64.
 
     Args:
-        sampled: [S, k + 1], what was sampled before each draft and behind the last.
+        sampled: [S, k + 1], the tokens sampled before each draft and after the last one.
         drafts: [S, k], padded with NO_DRAFT.
     """
     return (sampled[:, :-1] == drafts).long().cumprod(dim=1).sum(dim=1)

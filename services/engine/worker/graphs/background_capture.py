@@ -1,4 +1,4 @@
-"""Captures graphs while a worker serves, without holding up its steps for long."""
+"""Captures graphs while a worker serves, with short delays for its steps."""
 
 import time
 from collections.abc import Callable
@@ -15,11 +15,11 @@ COMPILE_POLL_S = 2e-3
 
 
 class BackgroundCapture:
-    """Says when the next graph may be captured, and captures it.
+    """Decides when the next graph may be captured, and captures it.
 
-    An idle worker captures one after the other, each while the device tests the one before. Under
-    load captures take at most a fifth of the time, and a step waits for one capture at the most.
-    What is captured is the compiled model, so all of them wait for a compilation that is under way.
+    An idle worker captures one graph after the other, each while the device tests the one before.
+    Under load, captures take at most a fifth of the time, and a step waits for at most one capture.
+    Graphs hold the compiled model, so all captures wait for a compilation that is under way.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class BackgroundCapture:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is still to come."""
+        """Whether a compilation or a capture is left."""
         return self._compilation is not None or self._graphs.num_pending > 0
 
     @property
     def max_wait_s(self) -> float | None:
-        """How long an idle worker may wait for a step; None as long as it likes."""
+        """Longest time that an idle worker may wait for a step; None for no limit."""
         if self._compilation is not None:
             return COMPILE_POLL_S
         return 0.0 if self.has_work else None
@@ -57,13 +57,13 @@ class BackgroundCapture:
         return self.has_work and (is_idle or self._clock() >= self._next_s)
 
     def run(self, *, is_idle: bool) -> GraphOutcome | None:
-        """Captures one graph, or puts what was compiled in the model's place.
+        """Captures one graph, or replaces the model by the compiled one.
 
         Args:
             is_idle: as for `is_due`.
 
         Returns:
-            What became of a graph; None if none is done.
+            The outcome of a graph; None if none is done.
         """
         if self._compilation is not None:
             self._compilation.install()

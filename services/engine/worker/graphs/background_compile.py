@@ -1,4 +1,4 @@
-"""Builds kernels and compiles a model while a worker serves, in a thread beside its steps."""
+"""Builds kernels and compiles a model in a second thread while a worker serves."""
 
 import sys
 from collections.abc import Callable
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 SWITCH_INTERVAL_S = 500e-6
-"""Longest time for which the compiler keeps Python from a step that wants it, meanwhile."""
+"""Longest time for which the compiler holds Python's lock while a step waits for it."""
 
 
 class BackgroundCompile:
-    """A compilation under way, whose result takes the model's place between two steps."""
+    """A compilation under way; its result replaces the model between two steps."""
 
     def __init__(
         self,
@@ -27,9 +27,9 @@ class BackgroundCompile:
         """Starts to compile.
 
         Args:
-            compile_model: does it; it must leave the model as it is. Returns None if there was
-                nothing to compile but kernels.
-            install: has later steps run the result; None if there is none, or an error.
+            compile_model: compiles without changing the model. Returns None if it only built
+                kernels.
+            install: makes later steps run the result; gets None without a result.
         """
         self._install = install
         self._switch_interval_s = sys.getswitchinterval()
@@ -44,7 +44,7 @@ class BackgroundCompile:
         return self._result.done()
 
     def install(self) -> None:
-        """Has later steps run what was compiled."""
+        """Makes later steps run the compiled model."""
         sys.setswitchinterval(self._switch_interval_s)
         error = self._result.exception()
         if error is not None:

@@ -90,7 +90,7 @@ class Drafter:
         )
 
     def _following(self, inputs: Inputs, distance: int) -> Tensor:
-        """Returns the token `distance` places after each query token, [T] int32.
+        """Returns the token `distance` positions after each query token, [T] int32.
 
         Past a row's last token it is any token; no row uses the guess after it.
         """

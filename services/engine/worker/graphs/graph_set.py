@@ -1,4 +1,4 @@
-"""The worker's graphs: those to capture, those that serve and those that were given up."""
+"""The worker's graphs: planned, captured and given up."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence

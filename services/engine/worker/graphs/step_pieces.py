@@ -83,10 +83,10 @@ class StepPieces:
         return batch.num_tokens, hidden
 
     def _write_dummy(self, key: GraphKey, variant: int) -> Batch:
-        """Writes the header of dummy requests that fill the graph, as far as there are rows.
+        """Writes the header of dummy requests that fill the graph, as far as rows allow.
 
-        Where one token of each suffices it is a step of short decodes: attention, which is not in
-        the graphs, is one kernel then.
+        If one token of each request fills it, the step is one of short decodes, whose attention,
+        which is not in the graphs, is one kernel.
         """
         self._forward.refill_null_block()
         limits, row_id, num_tokens = self._limits, self._buffers.dummy_row, key.num_tokens

@@ -39,15 +39,15 @@ class Drafts:
     """Drafts of the S requests that sample, at most k of each.
 
     A request samples k + 1 tokens: one after its last query token that is no draft and one after
-    each draft. A request with fewer drafts repeats its last place.
+    each draft. A request with fewer drafts repeats its last query token.
 
     token_ids: [S, k], padded with NO_DRAFT.
-    places: [S, k + 1], indices of query tokens in the step.
+    token_indices: [S, k + 1], the query tokens after which the step samples.
     row_ids: [S, k + 1]. positions: [S, k + 1], where in its row each sampled token goes.
     """
 
     token_ids: Int32Array
-    places: Int32Array
+    token_indices: Int32Array
     row_ids: Int32Array
     positions: Int32Array
 
@@ -97,7 +97,7 @@ class Drafts:
         from_end = np.minimum(columns, counts) - counts
         return cls(
             token_ids=padded,
-            places=query_start_loc[sample_indices + 1][:, None] - 1 + from_end,
+            token_indices=query_start_loc[sample_indices + 1][:, None] - 1 + from_end,
             row_ids=np.repeat(row_ids[sample_indices][:, None], num_steps + 1, axis=1),
             positions=seq_lens[sample_indices][:, None] + from_end,
         )

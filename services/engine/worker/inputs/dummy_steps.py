@@ -1,6 +1,6 @@
-"""Steps of requests that are nobody's, to compute with at any time.
+"""Batches of dummy requests that a worker may compute at any time.
 
-They write to the null block alone, and what they write does not depend on their order.
+They write to the null block alone, and their results do not depend on the order of the requests.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ from services.engine.worker.inputs.batch import Batch
 from services.engine.worker.inputs.step_arrays import StepLimits
 
 MAX_DUMMY_KEYS = 2**18
-"""Requests times tokens of the longest, of a step of decodes.
+"""Bound of a dummy decode step's requests times the tokens of its longest sequence.
 
 A large batch leaves each sequence to few programs: a step of 256 requests of up to 40,960 tokens
 keeps the device busy for 64 ms (H200, Qwen3-8B, 2026-11).
@@ -25,20 +25,20 @@ def dummy_decodes(
     variant: int,
     max_keys: int = MAX_DUMMY_KEYS,
 ) -> Batch:
-    """Returns requests that bring `q_len` tokens each, some as long as can be.
+    """Returns decodes of `q_len` query tokens each, some as long as possible.
 
-    Two of different length never share a slot.
+    Two requests of different length never share a slot.
 
     Args:
         limits: the worker's.
-        batch_size: how many there are.
+        batch_size: number of requests.
         q_len: query tokens of each.
-        row_id: the row of all of them, which holds no block.
-        variant: another one has other lengths.
-        max_keys: requests times tokens of the longest, if that leaves it a block.
+        row_id: the row of all requests; it holds no block.
+        variant: each variant has other lengths.
+        max_keys: bound of requests times the tokens of the longest; it always has a block.
     """
     block_size, max_model_len = limits.block_size, limits.max_model_len
-    # Where the last token of each goes; those before it take the slots down to the next one.
+    # The slot of each last token; the tokens before it take the slots down to the next one.
     slots = np.arange(q_len - 1, min(block_size, max_model_len), q_len)
     max_full_blocks = min(limits.max_blocks_per_seq - 1, max_keys // (batch_size * block_size))
     halvings = np.minimum(np.arange(len(slots)) + variant, 31)
@@ -52,13 +52,13 @@ def dummy_decodes(
 
 
 def dummy_prompts(limits: StepLimits, *, num_tokens: int, row_id: int, variant: int) -> Batch:
-    """Returns chunks of prompts, all the same, that have so many tokens as far as there are rows.
+    """Returns equal chunks of prompts that have `num_tokens` tokens, or as many as rows allow.
 
     Args:
         limits: the worker's.
-        num_tokens: of all of them.
-        row_id: the row of all of them, which holds no block.
-        variant: 0: they begin their sequences; 1: they stand behind a block of other tokens.
+        num_tokens: query tokens of all requests.
+        row_id: the row of all requests; it holds no block.
+        variant: 0: the chunks begin their sequences; 1: they follow a block of other tokens.
     """
     q_len = min(limits.block_size, limits.max_model_len, num_tokens)
     batch_size = min(num_tokens // q_len, limits.max_num_seqs)
@@ -70,18 +70,19 @@ def dummy_prompts(limits: StepLimits, *, num_tokens: int, row_id: int, variant: 
 def dummy_chunks(
     limits: StepLimits, *, num_tokens: int, max_requests: int, row_id: int, variant: int
 ) -> Batch:
-    """Returns chunks of prompts that have so many tokens together.
+    """Returns chunks of prompts that have `num_tokens` tokens together.
 
-    If blocks suffice for them they are those of `dummy_prompts`, with the rest of the tokens in a
-    shorter one. Otherwise all begin their sequences, so that none reads what others overwrite.
+    If a block for each request suffices, they are the chunks of `dummy_prompts` and a shorter one
+    with the remaining tokens. Otherwise all begin their sequences, so that no request reads slots
+    that another one overwrites.
 
     Args:
         limits: the worker's.
-        num_tokens: of all of them; what they cannot hold is left out.
-        max_requests: how many there may be.
-        row_id: the row of all of them, which holds no block.
-        variant: 0: as few as can be, beginning their sequences; 1: behind a block of other tokens,
-            or of other lengths.
+        num_tokens: query tokens of all requests; tokens past their capacity are left out.
+        max_requests: most requests.
+        row_id: the row of all requests; it holds no block.
+        variant: 0: as few requests as possible, which begin their sequences; 1: they follow a
+            block of other tokens, or have other lengths.
     """
     q_len = min(limits.block_size, limits.max_model_len)
     if num_tokens <= max_requests * q_len:

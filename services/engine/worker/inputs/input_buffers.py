@@ -20,7 +20,7 @@ from models.forward_context import GraphKey
 from models.ops.elementwise.table_entries import write_entries
 from models.ops.sampling.step_tokens import last_tokens
 from services.engine.batch import RowAssignment, read_int32
-from services.engine.worker.inputs.batch import Batch, Drafts, Int32Array
+from services.engine.worker.inputs.batch import Batch, Int32Array
 from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.inputs.transfer import overwrite, to_device
 
@@ -65,7 +65,7 @@ class InputBuffers:
     """Tables of rows, and the buffers that a step's inputs are written to.
 
     tokens: [max_num_seqs + 1, max_model_len + 1] int32, each row's tokens by position. The last
-        column takes what belongs nowhere, such as a token behind a full sequence; nothing reads it.
+        column takes tokens without a position, such as one past a full sequence; nothing reads it.
     block_table: [max_num_seqs + 1, block_table_width] int32, each row's block ids, padded with 0.
     dummy_row: the last row of both, which no request owns.
     """
@@ -96,25 +96,26 @@ class InputBuffers:
         self._token_index = torch.arange(tokens, dtype=torch.int32, device=device)
         self._request_index = torch.arange(requests, dtype=torch.int64, device=device)
 
-    def assign_rows(self, assignments: Sequence[RowAssignment]) -> None:
-        """Gives rows to new requests: their tokens so far, and no blocks."""
+    def write_tables(
+        self, assignments: Sequence[RowAssignment], block_writes: Int32Array | None
+    ) -> None:
+        """Gives rows to new requests and overwrites entries of the block table.
+
+        Args:
+            assignments: rows, with the requests' tokens; they start without blocks.
+            block_writes: [2, n], indices and block ids; None for no change.
+        """
         for assignment in assignments:
             token_ids = read_int32(assignment.token_ids)
             overwrite(self.tokens[assignment.row, : len(token_ids)], token_ids)
             self.block_table[assignment.row].zero_()
-
-    def write_blocks(self, entries: Int32Array) -> None:
-        """Overwrites entries of the block table: [2, n], indices and block ids."""
-        write_entries(self.block_table, to_device(entries, self._device))
-
-    def write_drafts(self, drafts: Drafts) -> None:
-        """Writes drafts into their rows, where they are query tokens like any others."""
-        entries = drafts.entries(self.tokens.shape[1])
-        if entries.size:
-            write_entries(self.tokens, to_device(entries, self._device))
+        if block_writes is not None:
+            write_entries(self.block_table, to_device(block_writes, self._device))
 
     def write(self, batch: Batch, key: GraphKey | None = None) -> Header:
-        """Writes a step's header, filled up with dummy requests to the size of a whole graph.
+        """Writes a step's tables, drafts and header.
+
+        The header is filled up with dummy requests to the size of a whole graph.
 
         Args:
             batch: the step.
@@ -123,6 +124,11 @@ class InputBuffers:
         Returns:
             The header without the dummies, which follow the step's requests.
         """
+        self.write_tables(batch.assignments, batch.block_writes)
+        if batch.drafts is not None:
+            entries = batch.drafts.entries(self.tokens.shape[1])
+            if entries.size:
+                write_entries(self.tokens, to_device(entries, self._device))
         arrays = batch.query_start_loc, batch.seq_lens, batch.row_ids
         if key is not None and key.kind is GraphKind.DECODE:
             if key.graph_bs > len(batch.row_ids):
@@ -143,7 +149,7 @@ class InputBuffers:
         return header
 
     def num_requests(self, key: GraphKey) -> int:
-        """Returns the requests that a whole graph computes, those that fill it up among them."""
+        """Returns the requests that a whole graph computes, dummies included."""
         is_mixed = key.kind is GraphKind.MIXED
         return key.graph_bs + self._max_padding_requests if is_mixed else key.graph_bs
 
@@ -212,8 +218,8 @@ class InputBuffers:
             ends = header.query_start_loc[1:]
             torch.searchsorted(ends, index, right=True, out=token_request)
             # Counted from its request's end, token t is at seq_len - (end of the queries - t).
-            behind_end = seq_lens - ends
-            torch.add(behind_end.index_select(0, token_request), index, out=positions)
+            from_end = seq_lens - ends
+            torch.add(from_end.index_select(0, token_request), index, out=positions)
             token_rows = row_ids.index_select(0, token_request)
             input_ids.copy_(self.tokens[token_rows, positions])
         return Inputs(

@@ -1,4 +1,4 @@
-"""Copies between host and device that nobody waits for."""
+"""Copies between host and device that do not wait."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Runs steps: from a descriptor to sampled tokens."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from models.cudagraph_mode import GraphKind
 from models.kv_cache import CacheData
 from models.layers.decoder import CausalLM
-from services.engine.batch import BatchDescriptor, FallbackReason, RowAssignment
+from services.engine.batch import BatchDescriptor, FallbackReason
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.worker.graphs.graph_set import GraphFamily, GraphSet
 from services.engine.worker.graphs.step_pieces import StepPieces
@@ -18,7 +18,6 @@ from services.engine.worker.graphs.step_programs import DecodeProgram, MixedProg
 from services.engine.worker.graphs.whole_graphs import GraphProgram, WholeGraphs
 from services.engine.worker.inputs.batch import (
     Batch,
-    Int32Array,
     read_assignments,
     read_block_writes,
 )
@@ -115,7 +114,7 @@ class ModelRunner:
         """
         assignments = read_assignments(descriptor, self._limits)
         block_writes = read_block_writes(descriptor, self._limits, num_blocks=self._num_blocks)
-        self._write_tables(assignments, block_writes)
+        self.buffers.write_tables(assignments, block_writes)
         self._sampler.assign(assignments)
 
     @torch.inference_mode()
@@ -128,7 +127,8 @@ class ModelRunner:
         started_ns = time.perf_counter_ns()
         batch = Batch.read(descriptor, self._limits, num_blocks=self._num_blocks)
         self._graphs.require_planned(batch)
-        output = self._run(batch, self._write(batch))
+        header = self.buffers.write(batch, batch.graph_key)
+        output = self._run(batch, header)
         self._sampler.assign(batch.assignments)  # while the device computes
         sampled = self._sampler.sample(batch, output)
         self._on_outputs(output.hidden, output.logits)
@@ -141,20 +141,6 @@ class ModelRunner:
             started_ns=started_ns,
             fallback_reason=output.fallback_reason,
         )
-
-    def _write_tables(
-        self, assignments: Sequence[RowAssignment], block_writes: Int32Array | None
-    ) -> None:
-        """Writes the tokens of rows that are assigned, and block tables."""
-        self.buffers.assign_rows(assignments)
-        if block_writes is not None:
-            self.buffers.write_blocks(block_writes)
-
-    def _write(self, batch: Batch) -> Header:
-        """Writes all inputs of a step."""
-        self._write_tables(batch.assignments, batch.block_writes)
-        self.speculator.write_drafts(batch)
-        return self.buffers.write(batch, batch.graph_key)
 
     def _run(self, batch: Batch, header: Header) -> ForwardOutput:
         """Replays the ordered graph, or runs the model without one."""
@@ -192,10 +178,10 @@ class ModelRunner:
         """Returns the query tokens after which the step samples, [n]; None means all of them."""
         num_sampling, num_tokens = len(batch.sample_indices), batch.num_tokens
         if batch.drafts is not None:
-            places = batch.drafts.places.ravel()
-            if np.array_equal(places, np.arange(num_tokens)):
+            indices = batch.drafts.token_indices.ravel()
+            if np.array_equal(indices, np.arange(num_tokens)):
                 return None
-            return to_device(places, self.device)
+            return to_device(indices, self.device)
         if num_sampling == num_tokens:
             return None
         if len(batch.row_ids) == num_tokens:

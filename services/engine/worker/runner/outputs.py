@@ -1,4 +1,4 @@
-"""What a step computes on the device: the forward pass's output and the sampled tokens."""
+"""The results of a step on the device: the forward pass's output and the sampled tokens."""
 
 from dataclasses import dataclass
 

@@ -140,7 +140,7 @@ class RowSamplingTable:
         return counts
 
     def num_logprobs(self, sampled: SampledRows) -> int:
-        """Returns how many of the most likely tokens some row wants to know of."""
+        """Returns the largest number of most likely tokens that a row asks for."""
         return max(0, int(self._wholes.host[sampled.host_row_ids, _Whole.NUM_LOGPROBS].max()))
 
     def _write(self, row: int, num_prompt_tokens: int, sampling: RowSampling) -> None:
@@ -217,7 +217,7 @@ class _Mirror:
         self.device = torch.from_numpy(self.host).to(device)
 
     def publish(self, rows: npt.NDArray[np.int64]) -> None:
-        """Brings the host's rows to the device."""
+        """Copies the host's rows to the device."""
         device = self.device.device
         if device.type != "cpu":
             values = to_device(self.host[rows], device)
@@ -229,21 +229,21 @@ class _Mirror:
 
 
 class _LastUpload:
-    """The last array that was brought to the device, which most steps want again."""
+    """The last array that was copied to the device, which most steps use again."""
 
     def __init__(self, device: torch.device) -> None:
         self._host: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._copy = to_device(self._host, device)
 
     def on_device(self, array: npt.NDArray[np.int64]) -> Tensor:
-        """Returns the array on the device; nothing is copied where it is the last one."""
+        """Returns the array on the device; copies nothing if it equals the last one."""
         if not np.array_equal(array, self._host):
             self._host, self._copy = array, to_device(array, self._copy.device)
         return self._copy
 
 
 def _write_front(row: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
-    """Writes values to the front of a row; what stands behind them is never used."""
+    """Writes values to the front of a row; the rest of the row is never used."""
     if len(values) > len(row):
         raise ValueError(f"sampling lists {len(values)} tokens; the limit is {len(row)}")
     row[: len(values)] = values

@@ -1,4 +1,4 @@
-"""Speculation in the worker: writes a step's drafts, verifies them and makes the next ones."""
+"""Speculation in the worker: verifies a step's drafts and makes the next ones."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -26,15 +26,12 @@ DraftWatcher = Callable[[tuple[Tensor, ...]], None]
 
 
 class Speculator(Protocol):
-    """What a runner does for drafts around the forward pass.
+    """A runner's work on drafts, after sampling.
 
-    programs: what follows a step's graph, by the kind of the graphs that capture it.
+    programs: programs that follow a step's graph, by the kind of the graphs that capture them.
     """
 
     programs: Mapping[GraphKind, GraphProgram]
-
-    def write_drafts(self, batch: Batch) -> None:
-        """Writes the step's drafts into their rows."""
 
     def draft(
         self, batch: Batch, output: ForwardOutput, sampled: Sampled, graphs: GraphSet
@@ -46,9 +43,6 @@ class NoSpeculation:
     """Speculation for steps without drafts."""
 
     programs: Mapping[GraphKind, GraphProgram] = {}
-
-    def write_drafts(self, batch: Batch) -> None:
-        """Does nothing: there are no drafts."""
 
     def draft(
         self, batch: Batch, output: ForwardOutput, sampled: Sampled, graphs: GraphSet
@@ -80,10 +74,6 @@ class DraftLayers:
     def compute_logits(self, hidden: Tensor, depth: int) -> Tensor:
         """Maps [S, hidden] that chose a draft, after `depth` others, to [S, V]."""
         return self._layers.compute_logits(hidden, depth)
-
-    def write_drafts(self, batch: Batch) -> None:
-        """Writes the step's drafts into their rows."""
-        self._buffers.write_drafts(_drafts_of(batch))
 
     def draft(
         self, batch: Batch, output: ForwardOutput, sampled: Sampled, graphs: GraphSet
@@ -135,7 +125,7 @@ class DraftLayers:
         return self._drafter.draft(
             inputs,
             output.hidden,
-            sampled=sampled.token_ids.view(drafts.places.shape),
+            sampled=sampled.token_ids.view(drafts.token_indices.shape),
             drafts=to_device(drafts.token_ids, output.hidden.device),
         )
 

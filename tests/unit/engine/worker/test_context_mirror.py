@@ -136,8 +136,6 @@ def test_draft_passes_and_no_others_are_marked_and_have_the_ordered_drafts(steps
         assert not context.context.is_draft
         assert all(each.context.is_draft for each in drafting)
         for metadata in (each.spec_decode_metadata for each in drafting):
-            if metadata is None:
-                continue
             ids = metadata.draft_token_ids
             ordered = order.spec_decode_metadata
             assert ids[ids != NO_DRAFT].tolist() == read_int32(ordered.draft_token_ids).tolist()

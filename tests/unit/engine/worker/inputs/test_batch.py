@@ -28,14 +28,14 @@ def test_a_token_is_sampled_after_each_draft_and_before_the_first():
     drafts = read([2, 0, 1], [41, 42, 43])
     assert drafts.token_ids.tolist() == [[41, 42], [43, NO_DRAFT]]
     # Query tokens 0, 1, 2 are the first request's; the third one's are 7 and 8.
-    assert drafts.places.tolist() == [[0, 1, 2], [7, 8, 8]]
+    assert drafts.token_indices.tolist() == [[0, 1, 2], [7, 8, 8]]
     assert drafts.positions.tolist() == [[8, 9, 10], [29, 30, 30]]
     assert drafts.row_ids.tolist() == [[5, 5, 5], [7, 7, 7]]
 
 
 def test_a_prompts_last_token_is_the_only_place_of_a_request_without_drafts():
     drafts = read([0, 0, 0], [])
-    assert drafts.places.tolist() == [[2, 2, 2], [8, 8, 8]]
+    assert drafts.token_indices.tolist() == [[2, 2, 2], [8, 8, 8]]
     assert drafts.positions.tolist() == [[10, 10, 10], [30, 30, 30]]
     assert drafts.entries(64).shape == (2, 0)
 

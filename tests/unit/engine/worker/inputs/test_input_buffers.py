@@ -18,7 +18,7 @@ LIMITS = StepLimits(
 @pytest.fixture
 def buffers():
     buffers = InputBuffers(LIMITS, torch.device("cpu"))
-    buffers.assign_rows([assignment(2, range(20, 28)), assignment(0, [5, 6, 7])])
+    buffers.write_tables([assignment(2, range(20, 28)), assignment(0, [5, 6, 7])], None)
     return buffers
 
 
@@ -88,10 +88,10 @@ def test_inputs_stay_at_their_addresses_from_step_to_step(buffers):
 
 
 def test_block_writes_land_at_their_offsets_and_a_new_owner_starts_with_none(buffers):
-    buffers.write_blocks(np.array([[6, 7, 1], [9, 4, 3]], np.int32))
+    buffers.write_tables([], np.array([[6, 7, 1], [9, 4, 3]], np.int32))
     assert buffers.block_table[:3].tolist() == [[0, 3, 0], [0, 0, 0], [9, 4, 0]]
     assert not buffers.block_table[3:].any()
-    buffers.assign_rows([assignment(2, [1])])
+    buffers.write_tables([assignment(2, [1])], None)
     assert buffers.block_table[2].tolist() == [0, 0, 0]
 
 
