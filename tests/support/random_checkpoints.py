@@ -306,7 +306,7 @@ def write_checkpoint(folder: Path, variant: str, **overrides):
         attn_implementation="eager",
         experts_implementation="eager",
     )
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(sum(variant.encode()))
         model = model_class(config).eval()
         for name, param in model.named_parameters():

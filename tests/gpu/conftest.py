@@ -1,0 +1,17 @@
+"""Processes of pytest-xdist share a machine: each has one CPU thread, and the GPUs in turn.
+
+With PyTorch's default, every process has a thread for each core: 28 processes on 32 cores then took
+16 minutes, and with one thread each 5 (two H200, 2026-11).
+"""
+
+import os
+from pathlib import Path
+
+_GPUS = Path("/proc/driver/nvidia/gpus")
+
+worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+if worker:  # before anything imports torch
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
+        os.environ.setdefault(name, "1")
+    num_gpus = len(list(_GPUS.iterdir())) if _GPUS.is_dir() else 1
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", str(int(worker.removeprefix("gw")) % num_gpus))
