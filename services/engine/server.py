@@ -18,6 +18,7 @@ from services.engine.core.worker_supervisor import Executor
 from services.engine.edge.open_streams import OpenStreams
 from services.engine.edge.status import status_of
 from services.engine.grammar.compiler import GrammarCompiler
+from services.engine.limits import StepLimits
 from services.engine.rpc.known_clients import KnownClients
 from services.engine.rpc.metrics import EngineFamilies
 from services.engine.rpc.servicer import EngineServicer
@@ -63,7 +64,12 @@ class EngineServer:
         self._tracing = open_tracing(config.observability.otlp_endpoint, service="octavo-engine")
         self.core = EngineCore(
             config,
-            max_model_len=model.max_model_len,
+            limits=StepLimits.of(
+                config,
+                max_model_len=model.max_model_len,
+                vocab_size=model.vocab_size,
+                sliding_windows=model.sliding_windows,
+            ),
             make_executor=make_executor,
             on_readiness=self._health.set_ready,
             tracing=self._tracing,

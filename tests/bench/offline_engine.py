@@ -13,6 +13,7 @@ from services.engine.config.engine_config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.core.graph_ledger import GraphFigures
 from services.engine.errors import EngineError
+from services.engine.limits import StepLimits
 from services.engine.request import Request, RequestOutput, SamplingParams
 from services.engine.server import collect_garbage_rarely
 from services.engine.worker.executor import WorkerExecutor
@@ -262,7 +263,12 @@ async def offline_engine(config: EngineConfig) -> AsyncIterator[OfflineEngine]:
 
     core = EngineCore(
         config,
-        max_model_len=model.max_model_len,
+        limits=StepLimits.of(
+            config,
+            max_model_len=model.max_model_len,
+            vocab_size=model.vocab_size,
+            sliding_windows=model.sliding_windows,
+        ),
         make_executor=make_executor,
         on_readiness=lambda ready: is_ready.set() if ready else is_ready.clear(),
     )

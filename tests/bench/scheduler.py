@@ -17,8 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from services.engine.batch import step_result
-from services.engine.scheduler.scheduler import ScheduledStep, Scheduler, SchedulerLimits
+from services.engine.limits import StepLimits
+from services.engine.scheduler.scheduler import ScheduledStep, Scheduler
 from services.engine.server import collect_garbage_rarely
+from tests.support.fake_worker import VOCAB_SIZE
 from tests.support.requests import make_request
 
 BLOCK_SIZE = 16
@@ -76,15 +78,15 @@ def _warm_scheduler(num_running: int, context_len: int, num_steps: int) -> Sched
     """Returns a scheduler whose requests have all been prefilled and decode from now on."""
     num_tokens = context_len + num_steps + 2 * STEPS_IN_FLIGHT
     scheduler = Scheduler(
-        SchedulerLimits(
+        StepLimits(
             max_num_seqs=num_running,
             max_num_batched_tokens=num_running * context_len,
             max_model_len=num_tokens + 1,
-            max_num_waiting=num_running,
             block_size=BLOCK_SIZE,
-            num_blocks=num_running * (num_tokens // BLOCK_SIZE + 2),
-            enable_prefix_caching=True,
-        )
+            vocab_size=VOCAB_SIZE,
+        ),
+        num_blocks=num_running * (num_tokens // BLOCK_SIZE + 2),
+        max_num_waiting=num_running,
     )
     # Prompts of slightly different length spread the block boundaries over the steps.
     for i in range(num_running):

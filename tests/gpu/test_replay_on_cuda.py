@@ -6,9 +6,9 @@ import torch
 from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import get_forward_context
 from protos.engine.v1.recording_pb2 import Snapshot
+from services.engine.limits import StepLimits
 from services.engine.replay.command import replay
 from services.engine.replay.config import ReplayConfig
-from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.start.loaded_model import LoadedModel
 from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine

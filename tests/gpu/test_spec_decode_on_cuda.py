@@ -9,9 +9,9 @@ from models.forward_context import forward_context
 from models.loading.loader import load_model
 from protos.engine.v1.recording_pb2 import Snapshot
 from services.engine.batch import FallbackReason, read_int32
+from services.engine.limits import StepLimits
 from services.engine.replay.command import replay
 from services.engine.replay.config import ReplayConfig
-from services.engine.worker.inputs.step_arrays import StepLimits
 from tests.support.compilation import compilation_config
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.graph_engine import GraphEngine

@@ -45,7 +45,7 @@ def launched_by(
     from models.cudagraph_mode import CUDAGraphMode
     from models.loading.loader import load_model
     from services.engine.kv_cache.cache_groups import group_layers
-    from services.engine.worker.inputs.step_arrays import StepLimits
+    from services.engine.limits import StepLimits
     from services.engine.worker.start.graph_setup import warm_up_first_graphs
     from services.engine.worker.start.kernel_building import found_in
     from services.engine.worker.start.kv_memory import probe_runner
@@ -71,7 +71,7 @@ def launched_by(
         max_model_len=128,
         block_size=16,
         vocab_size=model.config.vocab_size,
-        cache_groups=group_layers(model.config.sliding_windows, max_model_len=128),
+        layer_groups=group_layers(model.config.sliding_windows, max_model_len=128),
         num_speculative_tokens=num_drafts,
     )
     runner = probe_runner(model, limits=limits, dtype=cache_dtype or dtype, device=CPU)

@@ -14,6 +14,7 @@ from services.engine.checkpoint.model_folder import DefaultSampling, ModelFolder
 from services.engine.checkpoint.tokenizer_files import TokenizerFile, TokenizerFiles
 from services.engine.config.engine_config import EngineConfig
 from services.engine.core.engine_core import EngineCore
+from services.engine.limits import StepLimits
 from services.engine.request import Request, RequestOutput, SamplingParams
 from services.engine.server import EngineServer
 from tests.support.fake_executor import FakeExecutor
@@ -41,6 +42,13 @@ def engine_config(**changes: Any) -> EngineConfig:
     return EngineConfig.from_flags(**{**values, **changes})
 
 
+def step_limits(config: EngineConfig) -> StepLimits:
+    """Returns the limits of an engine that serves `model_folder()`."""
+    return StepLimits.of(
+        config, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE, sliding_windows=(None,)
+    )
+
+
 def model_folder(**changes: Any) -> ModelFolder:
     """Returns a model whose vocabulary is the fake worker's and which never ends by itself."""
     values = {
@@ -48,6 +56,7 @@ def model_folder(**changes: Any) -> ModelFolder:
         "architecture": "FakeForCausalLM",
         "vocab_size": VOCAB_SIZE,
         "max_model_len": MAX_MODEL_LEN,
+        "sliding_windows": (None,),
         "eos_token_ids": frozenset(),
         "default_sampling": DefaultSampling(),
         "tokenizer": TokenizerFiles((TokenizerFile("tokenizer.json", b"{}"),), "0" * 64),
@@ -170,7 +179,7 @@ async def running_core(
         readiness_changed.set()
 
     core = EngineCore(
-        config, max_model_len=MAX_MODEL_LEN, make_executor=executors.make, on_readiness=note
+        config, limits=step_limits(config), make_executor=executors.make, on_readiness=note
     )
     task = asyncio.create_task(core.run())
     running = RunningCore(core, executors, readiness, readiness_changed)

@@ -16,9 +16,9 @@ from services.engine.compilation.graphs.capture_plan import wire_key
 from services.engine.config.compilation import CompilationConfig
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.kv_cache.cache_groups import LayerGroup, group_layers
+from services.engine.limits import StepLimits
 from services.engine.request import Request, SamplingParams
-from services.engine.scheduler.scheduler import Scheduler, SchedulerLimits
-from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.scheduler.scheduler import Scheduler
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.start.graph_setup import (
     graph_report,
@@ -69,7 +69,7 @@ class GraphEngine:
             max_model_len=max_model_len,
             block_size=block_size,
             vocab_size=self.model.config.vocab_size,
-            cache_groups=groups,
+            layer_groups=groups,
             num_speculative_tokens=num_speculative_tokens,
         )
         pieces = piece_graphs(target, dtype)
@@ -106,20 +106,7 @@ class GraphEngine:
             cudagraph_mode=str(self.prepared.mode),
         )
         self.ledger = GraphLedger(ready)
-        self.scheduler = Scheduler(
-            SchedulerLimits(
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-                max_model_len=max_model_len,
-                max_num_waiting=1000,
-                block_size=block_size,
-                num_blocks=num_blocks,
-                enable_prefix_caching=True,
-                windows=tuple(group.window for group in groups) or (None,),
-                num_speculative_tokens=num_speculative_tokens,
-            ),
-            dispatcher=self.ledger.dispatcher,
-        )
+        self.scheduler = Scheduler(limits, num_blocks=num_blocks, dispatcher=self.ledger.dispatcher)
         self.steps: list[tuple[BatchDescriptor, StepResult]] = []
         self.reasons: list[int] = []
         self.finished_s: list[float] = []

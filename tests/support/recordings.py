@@ -11,7 +11,7 @@ from protos.engine.v1.engine_pb2 import WatchStepsResponse
 from protos.engine.v1.recording_pb2 import EngineSettings, RecordingHeader, Snapshot
 from services.engine.batch import BatchDescriptor, StepResult
 from services.engine.checkpoint.model_folder import config_sha256
-from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.limits import StepLimits
 
 FORMAT = "octavo-recording"
 

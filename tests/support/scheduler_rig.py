@@ -2,9 +2,10 @@
 
 from collections import deque
 
+from services.engine.limits import StepLimits
 from services.engine.request import Request, RequestOutput
-from services.engine.scheduler.scheduler import ScheduledStep, Scheduler, SchedulerLimits
-from tests.support.fake_worker import FakeWorker
+from services.engine.scheduler.scheduler import ScheduledStep, Scheduler
+from tests.support.fake_worker import VOCAB_SIZE, FakeWorker
 
 BLOCK_SIZE = 4
 
@@ -12,25 +13,28 @@ BLOCK_SIZE = 4
 class Rig:
     """A scheduler with a fake worker, and a clock that tests set."""
 
-    def __init__(self, **limits):
+    def __init__(
+        self,
+        *,
+        num_blocks=33,
+        max_num_waiting=8,
+        enable_prefix_caching=True,
+        **limits,
+    ):
         self.now_s = 100.0
-        self.limits = SchedulerLimits(
-            **{
-                "max_num_seqs": 4,
-                "max_num_batched_tokens": 16,
-                "max_model_len": 64,
-                "max_num_waiting": 8,
-                "block_size": BLOCK_SIZE,
-                "num_blocks": 33,
-                "enable_prefix_caching": True,
-            }
-            | limits
+        sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 64} | limits
+        self.limits = StepLimits(**sizes, block_size=BLOCK_SIZE, vocab_size=VOCAB_SIZE)
+        self.scheduler = Scheduler(
+            self.limits,
+            num_blocks=num_blocks,
+            max_num_waiting=max_num_waiting,
+            enable_prefix_caching=enable_prefix_caching,
+            clock=lambda: self.now_s,
         )
-        self.scheduler = Scheduler(self.limits, clock=lambda: self.now_s)
         self.worker = FakeWorker(
             max_num_seqs=self.limits.max_num_seqs,
             max_model_len=self.limits.max_model_len,
-            num_blocks=self.limits.num_blocks,
+            num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
         )
         self.in_flight: deque[ScheduledStep] = deque()

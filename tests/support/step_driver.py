@@ -16,8 +16,8 @@ from services.engine.batch import (
     read_int32,
     row_assignment,
 )
+from services.engine.limits import StepLimits
 from services.engine.request import SamplingParams
-from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.runner.pending_result import PendingResult
 from services.engine.worker.start.kv_memory import allocate_kv_cache

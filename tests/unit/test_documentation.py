@@ -18,7 +18,7 @@ from services.frontend.engine_client.tokenizer_files import TokenizerStore
 from services.frontend.pipeline.metrics import FrontendFamilies
 from services.frontend.pipeline.request_counts import RequestCounts
 from services.telemetry.loop_lag import LoopLag
-from tests.support.engine_harness import engine_config
+from tests.support.engine_harness import engine_config, step_limits
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
@@ -78,8 +78,12 @@ def test_links_between_documents_lead_somewhere():
 
 def test_every_metric_is_documented():
     text = (ROOT / "docs" / "observability.md").read_text()
+    config = engine_config()
     core = EngineCore(
-        engine_config(), max_model_len=1, make_executor=None, on_readiness=lambda ready: None
+        config,
+        limits=step_limits(config),
+        make_executor=None,
+        on_readiness=lambda ready: None,
     )
     pool = EnginePool(AddressBook(["host:1"]), TokenizerStore(None), PoolLimits())
     families = [

@@ -40,7 +40,7 @@ class WorkerProgress(_message.Message):
     def __init__(self, stage: _Optional[str] = ...) -> None: ...
 
 class WorkerReady(_message.Message):
-    __slots__ = ("num_blocks", "block_bytes", "num_parameters", "load_s", "device_name", "dtype", "graphs", "planned_graphs", "cudagraph_mode", "no_graphs_reason", "group_windows")
+    __slots__ = ("num_blocks", "block_bytes", "num_parameters", "load_s", "device_name", "dtype", "graphs", "planned_graphs", "cudagraph_mode", "no_graphs_reason")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -51,7 +51,6 @@ class WorkerReady(_message.Message):
     PLANNED_GRAPHS_FIELD_NUMBER: _ClassVar[int]
     CUDAGRAPH_MODE_FIELD_NUMBER: _ClassVar[int]
     NO_GRAPHS_REASON_FIELD_NUMBER: _ClassVar[int]
-    GROUP_WINDOWS_FIELD_NUMBER: _ClassVar[int]
     num_blocks: int
     block_bytes: int
     num_parameters: int
@@ -62,8 +61,7 @@ class WorkerReady(_message.Message):
     planned_graphs: _containers.RepeatedCompositeFieldContainer[_batch_pb2.GraphKey]
     cudagraph_mode: str
     no_graphs_reason: _batch_pb2.FallbackReason
-    group_windows: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_parameters: _Optional[int] = ..., load_s: _Optional[float] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., graphs: _Optional[_Iterable[_Union[GraphReport, _Mapping]]] = ..., planned_graphs: _Optional[_Iterable[_Union[_batch_pb2.GraphKey, _Mapping]]] = ..., cudagraph_mode: _Optional[str] = ..., no_graphs_reason: _Optional[_Union[_batch_pb2.FallbackReason, str]] = ..., group_windows: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_parameters: _Optional[int] = ..., load_s: _Optional[float] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., graphs: _Optional[_Iterable[_Union[GraphReport, _Mapping]]] = ..., planned_graphs: _Optional[_Iterable[_Union[_batch_pb2.GraphKey, _Mapping]]] = ..., cudagraph_mode: _Optional[str] = ..., no_graphs_reason: _Optional[_Union[_batch_pb2.FallbackReason, str]] = ...) -> None: ...
 
 class GraphReport(_message.Message):
     __slots__ = ("key", "state", "capture_s", "num_bytes", "fault")

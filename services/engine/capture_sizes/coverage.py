@@ -9,6 +9,7 @@ import structlog
 from services.engine.batch import GraphKey, GraphKind
 from services.engine.capture_sizes.history import StepHistory
 from services.engine.capture_sizes.planner import Fit
+from services.engine.limits import StepLimits
 
 log = structlog.get_logger()
 
@@ -50,25 +51,16 @@ class GraphCoverage:
     others: Coverage
 
     @classmethod
-    def of(
-        cls, planned: Collection[GraphKey], history: StepHistory, *, decode_q_len: int = 1
-    ) -> "GraphCoverage":
-        """Returns the coverage once all planned graphs are captured.
-
-        Args:
-            planned: the graphs.
-            history: has the scheduler's limits.
-            decode_q_len: query tokens of each request in a step of decodes.
-        """
+    def of(cls, planned: Collection[GraphKey], limits: StepLimits) -> "GraphCoverage":
+        """Returns the coverage once all planned graphs are captured."""
         full = sorted(key.graph_bs for key in planned if key.kind == GraphKind.GRAPH_KIND_DECODE)
         pieces = sorted({key.num_tokens for key in planned if key.kind in _PIECES})
         # Decodes above the largest decode graph run as pieces.
-        fitting = sorted({size // decode_q_len for size in pieces} - {0})
+        fitting = sorted({size // limits.decode_q_len for size in pieces} - {0})
         beyond = [size for size in fitting if not full or size > full[-1]]
-        max_decodes = min(history.max_num_seqs, history.max_num_batched_tokens // decode_q_len)
         return cls(
-            decodes=_reachable([*full, *beyond], max_decodes),
-            others=_reachable(pieces, history.max_num_batched_tokens),
+            decodes=_reachable([*full, *beyond], limits.max_decodes),
+            others=_reachable(pieces, limits.max_num_batched_tokens),
         )
 
     def report(self, history: StepHistory) -> None:

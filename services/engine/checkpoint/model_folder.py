@@ -35,6 +35,8 @@ class ModelFolder:
     architecture: str
     vocab_size: int
     max_model_len: int
+    sliding_windows: tuple[int | None, ...]
+    """Of each layer; see `ModelConfig`."""
     eos_token_ids: frozenset[int]
     default_sampling: DefaultSampling
     tokenizer: TokenizerFiles
@@ -91,6 +93,7 @@ class ModelFolder:
             architecture=config.architecture,
             vocab_size=config.vocab_size,
             max_model_len=_max_model_len(config.max_position_embeddings, max_model_len),
+            sliding_windows=config.sliding_windows,
             eos_token_ids=_eos_token_ids(fields, config),
             default_sampling=_default_sampling(fields),
             tokenizer=tokenizer,

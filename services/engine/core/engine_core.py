@@ -25,8 +25,9 @@ from services.engine.core.watchers import StepWatcher, StepWatchers
 from services.engine.core.worker_supervisor import Executor, WorkerSupervisor
 from services.engine.errors import DeadlineExpiredError, EngineError, EngineUnavailableError
 from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
+from services.engine.limits import StepLimits
 from services.engine.request import FinishReason, Request, RequestOutput
-from services.engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from services.engine.scheduler.scheduler import Scheduler
 from services.engine.worker.executor import WorkerKilledError
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class EngineCore:
         self,
         config: EngineConfig,
         *,
-        max_model_len: int,
+        limits: StepLimits,
         make_executor: Callable[[], Executor],
         on_readiness: Callable[[bool], None],
         tracing: "Tracing | None" = None,
@@ -66,8 +67,8 @@ class EngineCore:
         """Prepares an engine that is not ready yet.
 
         Args:
-            config: limits of the scheduler and of time.
-            max_model_len: most tokens of prompt and output together.
+            config: settings of the queue, the cache and time.
+            limits: of steps and sequences.
             make_executor: makes the executor of the next worker.
             on_readiness: called when the engine begins or ceases to take requests.
             tracing: takes the spans of requests; None makes none.
@@ -78,7 +79,7 @@ class EngineCore:
         self.worker: WorkerReady | None = None
         """The last report of a worker that became ready; None before the first."""
         self._config = config
-        self._max_model_len = max_model_len
+        self._limits = limits
         self._on_readiness = on_readiness
         self._started_s = time.monotonic()
         self._steps: StepLoop | None = None
@@ -87,7 +88,7 @@ class EngineCore:
         """Sizes of the steps of this run and of earlier ones."""
         self._history_path = history_path(config)
         self._num_steps_saved = self.history.num_steps
-        self._coverage = GraphCoverage.of((), self.history)
+        self._coverage = GraphCoverage.of((), limits)
         self._live = LiveRequests(RequestEnds(self.counters, tracing), self._expire)
         self._survivors = Survivors(
             self._live, time_limit_s=config.worker.worker_patience_s, end=self.abort
@@ -231,7 +232,7 @@ class EngineCore:
             load=self.load(),
             num_blocks=0 if self.worker is None else self.worker.num_blocks,
             num_cached_blocks=0 if scheduler is None else scheduler.num_cached_blocks,
-            num_speculative_tokens=self._config.speculation.num_speculative_tokens,
+            num_speculative_tokens=self._limits.num_speculative_tokens,
             num_batched_tokens_limit=0 if scheduler is None else scheduler.num_batched_tokens_limit,
             is_ready=self.is_ready,
             graphs=self._graphs,
@@ -241,24 +242,24 @@ class EngineCore:
 
     async def _serve(self, executor: Executor, ready: WorkerReady) -> NoReturn:
         """Serves requests with one worker until it is lost."""
+        config = self._config
         self.worker = ready
         self._graphs = GraphLedger(ready)
-        self._coverage = GraphCoverage.of(
-            ready.planned_graphs,
-            self.history,
-            decode_q_len=1 + self._config.speculation.num_speculative_tokens,
-        )
+        self._coverage = GraphCoverage.of(ready.planned_graphs, self._limits)
         if ready.planned_graphs:
             self._coverage.report(self.history)
         self._steps = StepLoop(
             scheduler=Scheduler(
-                self._limits(ready),
+                self._limits,
+                num_blocks=ready.num_blocks,
+                max_num_waiting=config.scheduler.max_num_waiting,
+                enable_prefix_caching=config.cache.enable_prefix_caching,
                 dispatcher=self._graphs.dispatcher,
                 counts=self.counters.scheduler,
-                priority_ageing_s=self._config.scheduler.priority_ageing_s,
+                priority_ageing_s=config.scheduler.priority_ageing_s,
             ),
             channel=executor,
-            step_timeout_s=self._config.worker.step_timeout_s,
+            step_timeout_s=config.worker.step_timeout_s,
             publish=self._live.publish,
             counters=self.counters,
             graphs=self._graphs,
@@ -336,20 +337,6 @@ class EngineCore:
             )
         if save_history(history, path):
             self._num_steps_saved = num_steps
-
-    def _limits(self, ready: WorkerReady) -> SchedulerLimits:
-        config = self._config
-        return SchedulerLimits(
-            max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-            max_model_len=self._max_model_len,
-            max_num_waiting=config.scheduler.max_num_waiting,
-            block_size=config.cache.block_size,
-            num_blocks=ready.num_blocks,
-            windows=tuple(window or None for window in ready.group_windows) or (None,),
-            enable_prefix_caching=config.cache.enable_prefix_caching,
-            num_speculative_tokens=config.speculation.num_speculative_tokens,
-        )
 
     def _abort_all(self, error: EngineError) -> None:
         for request in self._live.all():

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from protos.engine.v1.batch_pb2 import BlockTableUpdates
 from services.engine.batch import BatchDescriptor, RowAssignment, pack_int32, read_int32
+from services.engine.limits import StepLimits
 from services.engine.replay.recording import ReplayError
 from services.engine.worker.inputs.batch import (
     Batch,
@@ -15,7 +16,6 @@ from services.engine.worker.inputs.batch import (
     read_assignments,
     read_block_writes,
 )
-from services.engine.worker.inputs.step_arrays import StepLimits
 
 Slots = npt.NDArray[np.int64]
 """Slots of the cache: block id * block size + offset."""
@@ -91,7 +91,7 @@ class CacheContent:
     def __init__(self, limits: StepLimits, *, num_blocks: int) -> None:
         self._limits = limits
         self._num_blocks = num_blocks
-        self._windows = [group.window for group in limits.cache_groups] or [None]
+        self._windows = limits.windows
         self._table = np.zeros((limits.max_num_seqs, limits.block_table_width), np.int64)
         self._is_written = np.zeros(num_blocks * limits.block_size, bool)
 
@@ -133,7 +133,7 @@ class CacheContent:
     def slots(self, row: int, start: int, end: int) -> list[Slots]:
         """Returns where a row's tokens from `start` to before `end` are, for each group."""
         positions = np.arange(start, end)
-        size, num_groups = self._limits.block_size, self._limits.num_groups
+        size, num_groups = self._limits.block_size, len(self._windows)
         tables = self._table[row].reshape(-1, num_groups).T
         return [table[positions // size] * size + positions % size for table in tables]
 

@@ -63,7 +63,7 @@ def _run(
     """Runs all steps and describes the first one that differs."""
     step_id = 0
     try:
-        num_groups = replayer.limits.num_groups
+        num_groups = len(replayer.limits.windows)
         opening = read_opening(recording.snapshot, blocks, num_groups=num_groups)
         replayer.restore(opening.descriptor, opening.num_computed)
         for step in recording.steps():

@@ -16,6 +16,7 @@ from services.engine.batch import (
     StepResult,
     pack_int32,
 )
+from services.engine.limits import StepLimits
 from services.engine.replay.cache_content import CacheContent, Slots
 from services.engine.replay.compare import Deviation, deviation
 from services.engine.replay.orders import Order, Orders
@@ -25,7 +26,6 @@ from services.engine.replay.sides import Side, Sides
 from services.engine.replay.taps import OUTPUT
 from services.engine.replay.tokens import StepTokens, partings
 from services.engine.worker.inputs.batch import Batch
-from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.runner.speculator import DraftLayers
 
 
@@ -145,7 +145,7 @@ class Replayer:
         known = torch.from_numpy(tokens.reference.known_query_tokens(step.batch)).to(device)
         group_of_layer = {
             layer: number
-            for number, group in enumerate(self.limits.cache_groups)
+            for number, group in enumerate(self.limits.layer_groups)
             for layer in group.layers
         }
         for layer, (ours, theirs) in enumerate(zip(reference.cache, tested.cache, strict=True)):

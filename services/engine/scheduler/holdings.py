@@ -3,10 +3,11 @@
 from bisect import insort
 from collections.abc import Callable
 
+from services.engine.errors import InvalidRequestError
 from services.engine.kv_cache.cache import KVCache
+from services.engine.limits import StepLimits
 from services.engine.request import MAX_PRIORITY, Request, RequestStatus
 from services.engine.scheduler.finish_rate import FinishRate
-from services.engine.scheduler.limits import SchedulerLimits
 from services.engine.scheduler.planned_step import sampling_needs
 from services.engine.scheduler.stats import SchedulerCounts
 from services.engine.scheduler.waiting_queue import WaitingQueue, rank_s, service_order
@@ -19,24 +20,28 @@ class Holdings:
     """Moves requests between waiting, running and finished, with their rows and blocks.
 
     running: requests that hold a row and blocks, in service order. waiting: all others that are
-    live. cache: the blocks. row_needs: `sampling_needs` of the request in each row.
+    live. cache: the blocks. num_cache_tokens: most tokens of a request that holds all of them.
+    row_needs: `sampling_needs` of the request in each row.
     """
 
     def __init__(
         self,
-        limits: SchedulerLimits,
+        limits: StepLimits,
         counts: SchedulerCounts,
         *,
+        num_blocks: int,
+        enable_prefix_caching: bool,
         priority_ageing_s: float,
         clock: Callable[[], float],
     ) -> None:
         """Starts without requests and with an empty cache."""
         self.cache = KVCache(
-            num_blocks=limits.num_blocks,
+            num_blocks=num_blocks,
             block_size=limits.block_size,
-            enable_prefix_caching=limits.enable_prefix_caching,
+            enable_prefix_caching=enable_prefix_caching,
             groups=limits.cache_groups,
         )
+        self.num_cache_tokens = limits.num_cache_tokens(num_blocks)
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
         self.row_needs = [0] * limits.max_num_seqs
@@ -48,6 +53,31 @@ class Holdings:
         self._num_overtakings = 0
         self._priority_ageing_s = priority_ageing_s
         self._clock = clock
+        self._max_model_len = limits.max_model_len
+
+    def bound_tokens(self, request: Request) -> int:
+        """Returns how many tokens a request can reach, prompt and output together.
+
+        That is the least of what it asks for, of max_model_len and of what the KV cache holds when
+        the request has it to itself. The last token's keys and values are never needed, so it may
+        be one more than the cache holds.
+
+        Raises:
+            InvalidRequestError: the prompt alone is too long for the model or for the KV cache.
+        """
+        num_prompt_tokens = request.num_prompt_tokens
+        if num_prompt_tokens >= self._max_model_len:
+            raise InvalidRequestError(
+                f"the prompt has {num_prompt_tokens} tokens; it must have fewer than "
+                f"max_model_len, which is {self._max_model_len}"
+            )
+        if num_prompt_tokens > self.num_cache_tokens:
+            raise InvalidRequestError(
+                f"the prompt has {num_prompt_tokens} tokens; "
+                f"the KV cache holds {self.num_cache_tokens}"
+            )
+        wanted = num_prompt_tokens + request.sampling.max_tokens
+        return min(wanted, self._max_model_len, self.num_cache_tokens + 1)
 
     def enqueue(self, request: Request) -> None:
         """Puts a request that comes from outside into the queue."""

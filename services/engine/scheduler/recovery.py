@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from services.engine.errors import InvalidRequestError, MemoryExhaustedError
 from services.engine.request import Request, RequestOutput, RequestStatus
 from services.engine.scheduler.holdings import Holdings
-from services.engine.scheduler.limits import SchedulerLimits
 from services.engine.scheduler.planned_step import ScheduledStep
 from services.engine.scheduler.step_budget import StepBudget
 
@@ -26,12 +25,11 @@ def lose_worker(request: Request, *, was_killed: bool) -> None:
 class Recovery:
     """Takes failed steps back, takes requests of lost workers over, and keeps suspects alone."""
 
-    def __init__(self, holdings: Holdings, limits: SchedulerLimits) -> None:
+    def __init__(self, holdings: Holdings, *, max_num_batched_tokens: int) -> None:
         """Starts with steps of full size."""
-        self.budget = StepBudget(limits.max_num_batched_tokens)
+        self.budget = StepBudget(max_num_batched_tokens)
         self.num_failed_steps = 0
         self._holdings = holdings
-        self._limits = limits
 
     def resume(self, request: Request) -> None:
         """Takes over a lost worker's request, which continues after its known tokens.
@@ -39,11 +37,10 @@ class Recovery:
         Raises:
             InvalidRequestError: it fitted that worker's KV cache and does not fit this one's.
         """
-        bound = self._limits.bound_tokens(request.num_prompt_tokens, request.sampling.max_tokens)
-        if bound < request.max_num_tokens:
+        if self._holdings.bound_tokens(request) < request.max_num_tokens:
             raise InvalidRequestError(
                 f"the request may reach {request.max_num_tokens} tokens; "
-                f"the KV cache of the next worker holds {self._limits.num_cache_tokens}"
+                f"the KV cache of the next worker holds {self._holdings.num_cache_tokens}"
             )
         request.restart()
         self._holdings.enqueue(request)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from services.engine.batch import StepResult, read_tokens
 from services.engine.errors import InvalidRequestError, QueueFullError, RequestFaultError
 from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
+from services.engine.limits import StepLimits
 from services.engine.request import (
     FinishReason,
     Request,
@@ -24,14 +25,13 @@ from services.engine.request import (
 )
 from services.engine.scheduler.dispatcher import GraphDispatcher
 from services.engine.scheduler.holdings import Holdings
-from services.engine.scheduler.limits import SchedulerLimits
 from services.engine.scheduler.logprobs import attach_logprobs, attach_prompt_logprobs
 from services.engine.scheduler.planned_step import PlannedStep, ScheduledStep
 from services.engine.scheduler.recovery import Recovery
 from services.engine.scheduler.stats import SchedulerCounts
-from services.engine.spec_decode.draft_plan import cut_at_end
+from services.engine.spec_decode.draft_plan import DraftPlan, cut_at_end
 
-__all__ = ["ScheduledStep", "Scheduler", "SchedulerLimits"]
+__all__ = ["ScheduledStep", "Scheduler"]
 
 
 class Scheduler:
@@ -47,8 +47,11 @@ class Scheduler:
 
     def __init__(
         self,
-        limits: SchedulerLimits,
+        limits: StepLimits,
         *,
+        num_blocks: int,
+        max_num_waiting: int = 1024,
+        enable_prefix_caching: bool = True,
         dispatcher: GraphDispatcher | None = None,
         counts: SchedulerCounts | None = None,
         priority_ageing_s: float = 10.0,
@@ -57,21 +60,39 @@ class Scheduler:
         """Starts without requests and with an empty cache.
 
         Args:
-            limits: what the worker can hold.
+            limits: of steps and sequences.
+            num_blocks: blocks of the worker's KV cache, the null block included.
+            max_num_waiting: most requests that wait; more are refused.
+            enable_prefix_caching: whether requests share the blocks of common prefixes.
             dispatcher: knows what the worker can replay; by default it can replay nothing.
             counts: of the schedulers before this one.
             priority_ageing_s: seconds of waiting that are worth one step of priority.
             clock: returns the time of `Request.arrival_s`, in seconds.
         """
         self._limits = limits
-        self._drafts = limits.draft_plan
+        self._max_num_waiting = max_num_waiting
+        self._enable_prefix_caching = enable_prefix_caching
         self._clock = clock
         self._dispatcher = dispatcher or GraphDispatcher()
         self.counts = counts or SchedulerCounts()
         self._holdings = Holdings(
-            limits, self.counts, priority_ageing_s=priority_ageing_s, clock=clock
+            limits,
+            self.counts,
+            num_blocks=num_blocks,
+            enable_prefix_caching=enable_prefix_caching,
+            priority_ageing_s=priority_ageing_s,
+            clock=clock,
         )
-        self._recovery = Recovery(self._holdings, limits)
+        self._recovery = Recovery(
+            self._holdings, max_num_batched_tokens=limits.max_num_batched_tokens
+        )
+        self._drafts: DraftPlan | None = None
+        if limits.num_speculative_tokens:
+            self._drafts = DraftPlan(
+                num_tokens=limits.num_speculative_tokens,
+                # The token after all drafts, if they are accepted, is within max_model_len too.
+                max_seq_len=min(limits.max_model_len - 1, self._holdings.num_cache_tokens),
+            )
         # A request's table has an entry of each group for the tokens of a block.
         self._num_groups = len(limits.windows)
         self._last_step_id = 0
@@ -129,25 +150,23 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Takes a new request into the waiting queue.
 
-        It ends with FinishReason.LENGTH at the latest where `SchedulerLimits.bound_tokens` says.
+        It ends with FinishReason.LENGTH at the latest where `Holdings.bound_tokens` says.
 
         Raises:
             InvalidRequestError: the prompt is too long for the model or for the KV cache, or the
                 request has been resumed with nothing left to do.
             QueueFullError: too many requests wait.
         """
-        max_num_tokens = self._limits.bound_tokens(
-            request.num_prompt_tokens, request.sampling.max_tokens
-        )
+        max_num_tokens = self._holdings.bound_tokens(request)
         if len(request.token_ids) >= max_num_tokens:
             raise InvalidRequestError(
                 f"the request has {len(request.token_ids)} tokens already; it can have"
                 f" {max_num_tokens}"
             )
         num_waiting = len(self._holdings.waiting)
-        if num_waiting >= self._limits.max_num_waiting:
+        if num_waiting >= self._max_num_waiting:
             raise QueueFullError(
-                f"{num_waiting} requests wait; the limit is {self._limits.max_num_waiting}",
+                f"{num_waiting} requests wait; the limit is {self._max_num_waiting}",
                 retry_after_ms=self._holdings.finish_rate.retry_after_ms(self._clock()),
             )
         request.max_num_tokens = max_num_tokens
@@ -301,7 +320,7 @@ class Scheduler:
         them chunk by chunk: otherwise it would be the first to be preempted, over and over.
         """
         holdings, cache = self._holdings, self._holdings.cache
-        max_running = min(self._limits.max_running, self._recovery.budget.tokens)
+        max_running = min(self._limits.max_num_seqs, self._recovery.budget.tokens)
         is_in_flight = self._last_result_id != self._last_step_id
         while step.budget and len(holdings.running) < max_running:
             request = holdings.next_waiting()
@@ -343,7 +362,7 @@ class Scheduler:
         """
         start = num_blocks * self._limits.block_size
         end = start + self._limits.block_size
-        is_alone = not self._limits.enable_prefix_caching or request.needs_prompt_logits
+        is_alone = not self._enable_prefix_caching or request.needs_prompt_logits
         if is_alone or end >= len(request.token_ids):
             return False
         return any(

@@ -7,13 +7,13 @@ from torch import Tensor
 from models.forward_context import GraphKey
 from models.layers.decoder import CausalLM
 from services.engine.compilation.graphs.recorder import Inputs, Program
+from services.engine.limits import StepLimits
 from services.engine.spec_decode.verification import NO_DRAFT
 from services.engine.worker.graphs.drafter import Drafter
 from services.engine.worker.inputs.batch import Int32Array
 from services.engine.worker.inputs.dummy_steps import dummy_batch
 from services.engine.worker.inputs.forward_pass import ForwardPass
 from services.engine.worker.inputs.input_buffers import InputBuffers
-from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.inputs.transfer import to_device
 
 

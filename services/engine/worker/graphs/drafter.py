@@ -5,10 +5,10 @@ from torch import Tensor
 
 from models.deepseek_mtp import DeepseekMTP
 from models.forward_context import GraphKey, SpecDecodeMetadata, get_forward_context
+from services.engine.limits import StepLimits
 from services.engine.spec_decode.verification import NO_DRAFT, Drafted, count_accepted
 from services.engine.worker.inputs.forward_pass import ForwardPass
 from services.engine.worker.inputs.input_buffers import InputBuffers, Inputs
-from services.engine.worker.inputs.step_arrays import StepLimits
 
 
 class Drafter:

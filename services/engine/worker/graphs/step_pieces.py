@@ -7,11 +7,11 @@ from models.ops.attention.cudagraph_support import AttentionCGSupport, attention
 from services.engine.compilation.graphs.graph_runner import StartedCapture, start_capture
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.compilation.graphs.verdict import Verdict
+from services.engine.limits import StepLimits
 from services.engine.worker.inputs.batch import Batch
 from services.engine.worker.inputs.dummy_steps import dummy_decodes, dummy_prompts
 from services.engine.worker.inputs.forward_pass import ForwardPass
 from services.engine.worker.inputs.input_buffers import InputBuffers
-from services.engine.worker.inputs.step_arrays import StepLimits
 
 
 class StepPieces:

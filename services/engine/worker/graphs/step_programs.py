@@ -8,11 +8,11 @@ from models.forward_context import GraphKey
 from models.layers.decoder import CausalLM
 from models.ops.sampling.step_tokens import choose_greedily
 from services.engine.compilation.graphs.recorder import Inputs, Program
+from services.engine.limits import StepLimits
 from services.engine.sampling.sampler import greedy
 from services.engine.worker.inputs.dummy_steps import dummy_chunks, dummy_decodes
 from services.engine.worker.inputs.forward_pass import ForwardPass
 from services.engine.worker.inputs.input_buffers import InputBuffers
-from services.engine.worker.inputs.step_arrays import StepLimits
 
 
 class DecodeProgram:

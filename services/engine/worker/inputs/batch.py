@@ -20,8 +20,8 @@ from services.engine.batch import (
     runtime_mode,
 )
 from services.engine.compilation.graphs.capture_plan import read_key
+from services.engine.limits import StepLimits
 from services.engine.spec_decode.verification import NO_DRAFT
-from services.engine.worker.inputs.step_arrays import StepLimits
 
 _NO_GRAPH = CUDAGraphMode.CUDA_GRAPH_MODE_NONE
 _ORDERED_KINDS = (

@@ -5,8 +5,8 @@ They write to the null block alone, and their results do not depend on the order
 
 import numpy as np
 
+from services.engine.limits import StepLimits
 from services.engine.worker.inputs.batch import Batch
-from services.engine.worker.inputs.step_arrays import StepLimits
 
 MAX_DUMMY_KEYS = 2**18
 """Bound of a dummy decode step's requests times the tokens of its longest sequence.

@@ -20,8 +20,8 @@ from models.forward_context import GraphKey
 from models.ops.elementwise.table_entries import write_entries
 from models.ops.sampling.step_tokens import last_tokens
 from services.engine.batch import RowAssignment, read_int32
+from services.engine.limits import StepLimits
 from services.engine.worker.inputs.batch import Batch, Int32Array
-from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.inputs.transfer import overwrite, to_device
 
 MAX_MADE_SLICES = 1024

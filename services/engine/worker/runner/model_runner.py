@@ -12,6 +12,7 @@ from models.kv_cache import CacheData
 from models.layers.decoder import CausalLM
 from services.engine.batch import BatchDescriptor, FallbackReason
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
+from services.engine.limits import StepLimits
 from services.engine.worker.graphs.graph_set import GraphFamily, GraphSet
 from services.engine.worker.graphs.step_pieces import StepPieces
 from services.engine.worker.graphs.step_programs import DecodeProgram, MixedProgram
@@ -23,7 +24,6 @@ from services.engine.worker.inputs.batch import (
 )
 from services.engine.worker.inputs.forward_pass import ForwardPass
 from services.engine.worker.inputs.input_buffers import Header, InputBuffers
-from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.inputs.transfer import to_device
 from services.engine.worker.runner.outputs import ForwardOutput
 from services.engine.worker.runner.pending_result import PendingResult
@@ -67,7 +67,7 @@ class ModelRunner:
             kv_cache_data,
             block_table=self.buffers.block_table,
             block_size=limits.block_size,
-            groups=limits.cache_groups,
+            groups=limits.layer_groups,
         )
         self.speculator: Speculator = NoSpeculation()
         if limits.num_speculative_tokens:

@@ -9,6 +9,7 @@ from torch import Tensor
 from models.cudagraph_mode import GraphKind
 from models.deepseek_mtp import DeepseekMTP
 from models.layers.decoder import CausalLM
+from services.engine.limits import StepLimits
 from services.engine.spec_decode.verification import Drafted
 from services.engine.worker.graphs.draft_program import DraftProgram
 from services.engine.worker.graphs.drafter import Drafter
@@ -17,7 +18,6 @@ from services.engine.worker.graphs.whole_graphs import GraphProgram
 from services.engine.worker.inputs.batch import Batch, Drafts
 from services.engine.worker.inputs.forward_pass import ForwardPass
 from services.engine.worker.inputs.input_buffers import InputBuffers
-from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.inputs.transfer import to_device
 from services.engine.worker.runner.outputs import ForwardOutput, Sampled
 

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from models.ops.sampling.step_tokens import choose_greedily
 from services.engine.batch import RowAssignment, SamplingMetadata
+from services.engine.limits import StepLimits
 from services.engine.sampling.grammar_masks import apply_grammars
 from services.engine.sampling.logit_edits import edit_logits
 from services.engine.sampling.logprobs import Logprobs, compute_logprobs
 from services.engine.sampling.sampler import greedy, sample
 from services.engine.worker.inputs.batch import Batch
 from services.engine.worker.inputs.input_buffers import Header, InputBuffers
-from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.inputs.transfer import to_device
 from services.engine.worker.runner.outputs import ForwardOutput, Sampled
 from services.engine.worker.runner.prompt_logprobs import SLICE_ROWS, prompt_logprobs

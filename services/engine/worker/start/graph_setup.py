@@ -28,8 +28,8 @@ from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.compilation.graphs.replay_recorder import ReplayRecorder
 from services.engine.config.compilation import DEFAULT_SPLITTING_OPS, CompilationConfig
 from services.engine.config.compilation_level import CompilationLevel
+from services.engine.limits import StepLimits
 from services.engine.worker.graphs.graph_set import GraphSet
-from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.start.warm_up import prompts_of, run_small_steps
 

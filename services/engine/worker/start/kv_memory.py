@@ -8,8 +8,8 @@ import torch
 from models.kv_cache import CacheData
 from models.layers.decoder import CausalLM
 from services.engine.config.cache import CacheConfig
-from services.engine.kv_cache.cache_groups import CacheGroups, LayerGroup
-from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.kv_cache.cache_groups import LayerGroup
+from services.engine.limits import StepLimits
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.start.warm_up import largest_step
 
@@ -95,7 +95,7 @@ def choose_num_blocks(
         ValueError: there is no memory for even one usable block.
     """
     bytes_each = block_bytes(
-        model, block_size=limits.block_size, dtype=dtype, groups=limits.cache_groups
+        model, block_size=limits.block_size, dtype=dtype, groups=limits.layer_groups
     )
     if config.num_kv_blocks is not None:
         num_blocks = config.num_kv_blocks
@@ -117,7 +117,7 @@ def choose_num_blocks(
             f"{MIN_BLOCKS} are needed. Raise kv_cache_memory_mb or gpu_memory_utilization, or "
             "lower max_num_batched_tokens."
         )
-    num_tokens = _num_tokens(num_blocks, limits)
+    num_tokens = limits.num_cache_tokens(num_blocks)
     if num_tokens < limits.max_model_len:
         log.warning(
             "kv_cache_fell_short_of_one_sequence",
@@ -137,7 +137,7 @@ def probe_runner(
         block_size=limits.block_size,
         dtype=dtype,
         device=device,
-        groups=limits.cache_groups,
+        groups=limits.layer_groups,
     )
     return ModelRunner(model, cache, limits=limits, device=device)
 
@@ -147,16 +147,6 @@ def largest_step_bytes(runner: ModelRunner, limits: StepLimits) -> int:
     torch.cuda.reset_peak_memory_stats(runner.device)
     runner.execute(largest_step(limits))
     return torch.cuda.max_memory_allocated(runner.device)
-
-
-def _num_tokens(num_blocks: int, limits: StepLimits) -> int:
-    """Returns how long a sequence can be that has all blocks for itself, up to max_model_len."""
-    groups = CacheGroups(
-        block_size=limits.block_size,
-        max_query_tokens=limits.max_num_batched_tokens + limits.num_speculative_tokens,
-        windows=tuple(group.window for group in limits.cache_groups) or (None,),
-    )
-    return groups.num_tokens(num_blocks - 1, limit=limits.max_model_len)
 
 
 def _available_cuda_bytes(share: float, num_needed_bytes: int, device: torch.device) -> int:

@@ -16,8 +16,7 @@ from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.config.compilation import CompilationConfig
 from services.engine.config.compilation_level import CompilationLevel
 from services.engine.config.engine_config import EngineConfig
-from services.engine.kv_cache.cache_groups import group_layers
-from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.limits import StepLimits
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.start.device import (
     choose_cache_dtype,
@@ -75,28 +74,24 @@ class LoadedModel:
             model=str(config.checkpoint.model),
         )
         report_progress("loading weights")
-        max_model_len = config.checkpoint.max_model_len or model_config.max_position_embeddings
+        limits = StepLimits.of(
+            config,
+            max_model_len=config.checkpoint.max_model_len or model_config.max_position_embeddings,
+            vocab_size=model_config.vocab_size,
+            sliding_windows=model_config.sliding_windows,
+        )
         started_s = time.monotonic()
         model = load_model(
             config.checkpoint.model,
             device=device,
             dtype=dtype,
             load_format=config.checkpoint.load_format,
-            with_draft_layers=config.speculation.num_speculative_tokens > 0,
-            max_positions=max_model_len,
+            with_draft_layers=limits.num_speculative_tokens > 0,
+            max_positions=limits.max_model_len,
             on_progress=report_progress,
         )
         load_s = time.monotonic() - started_s
         log.info("weights_loaded", num_parameters=count_parameters(model), load_s=round(load_s, 3))
-        limits = StepLimits(
-            max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-            max_model_len=max_model_len,
-            block_size=config.cache.block_size,
-            vocab_size=model_config.vocab_size,
-            cache_groups=group_layers(model_config.sliding_windows, max_model_len=max_model_len),
-            num_speculative_tokens=config.speculation.num_speculative_tokens,
-        )
         return cls(
             config=config,
             rank=rank,
@@ -115,7 +110,7 @@ class LoadedModel:
             self.model,
             block_size=self.limits.block_size,
             dtype=self.cache_dtype,
-            groups=self.limits.cache_groups,
+            groups=self.limits.layer_groups,
         )
 
     def compile(self, settings: CompilationConfig, pieces: PieceGraphs) -> "CompiledModel | None":
@@ -150,6 +145,6 @@ class LoadedModel:
             block_size=self.limits.block_size,
             dtype=self.cache_dtype,
             device=self.device,
-            groups=self.limits.cache_groups,
+            groups=self.limits.layer_groups,
         )
         return ModelRunner(self.model, cache, limits=self.limits, device=self.device)

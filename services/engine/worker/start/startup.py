@@ -206,7 +206,6 @@ def _announcement(loaded: LoadedModel, num_blocks: int, prepared: PreparedGraphs
     return WorkerReady(
         num_blocks=num_blocks,
         block_bytes=loaded.block_bytes,
-        group_windows=[group.window or 0 for group in loaded.limits.cache_groups],
         num_parameters=count_parameters(loaded.model),
         load_s=loaded.load_s,
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",

@@ -20,8 +20,8 @@ from services.engine.batch import (
     pack_int32,
     row_assignment,
 )
+from services.engine.limits import StepLimits
 from services.engine.request import SamplingParams
-from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.runner.model_runner import ModelRunner
 
 FIRST_STEPS = ((1,), (128,))

@@ -5,6 +5,7 @@ from structlog.testing import capture_logs
 from services.engine.batch import GraphKey, GraphKind
 from services.engine.capture_sizes.coverage import Coverage, GraphCoverage
 from services.engine.capture_sizes.history import StepHistory
+from services.engine.limits import StepLimits
 
 
 def full(size):
@@ -23,6 +24,17 @@ def history(decodes=None, others=None):
     )
 
 
+def limits(**options):
+    return StepLimits(
+        max_num_seqs=16,
+        max_num_batched_tokens=100,
+        max_model_len=100,
+        block_size=4,
+        vocab_size=97,
+        **options,
+    )
+
+
 def logged(coverage, seen):
     with capture_logs() as logs:
         coverage.report(seen)
@@ -38,10 +50,10 @@ def test_largest_share_and_largest_gap_of_one_kind():
 
 
 def test_decodes_run_as_pieces_where_whole_graphs_end():
-    coverage = GraphCoverage.of([pieces(4), pieces(32), full(2), full(8)], history())
+    coverage = GraphCoverage.of([pieces(4), pieces(32), full(2), full(8)], limits())
     assert coverage.decodes == Coverage(sizes=[2, 8, 32], limit=16)
     assert coverage.others == Coverage(sizes=[4, 32], limit=100)
-    only_pieces = GraphCoverage.of([pieces(4), pieces(32), pieces(100)], history())
+    only_pieces = GraphCoverage.of([pieces(4), pieces(32), pieces(100)], limits())
     assert only_pieces.decodes.sizes == [4, 32]
     assert only_pieces.others.sizes == [4, 32, 100]
 
@@ -49,14 +61,14 @@ def test_decodes_run_as_pieces_where_whole_graphs_end():
 def test_with_drafts_a_decode_has_several_tokens():
     verify = GraphKey(num_tokens=24, graph_bs=8, max_q_len=3, kind=GraphKind.GRAPH_KIND_DECODE)
     planned = [pieces(2), pieces(3), pieces(31), pieces(32), verify]
-    coverage = GraphCoverage.of(planned, history(), decode_q_len=3)
+    coverage = GraphCoverage.of(planned, limits(num_speculative_tokens=2))
     assert coverage.decodes == Coverage(sizes=[8, 10], limit=16)
-    only_pieces = GraphCoverage.of(planned[:-1], history(), decode_q_len=3)
+    only_pieces = GraphCoverage.of(planned[:-1], limits(num_speculative_tokens=2))
     assert only_pieces.decodes.sizes == [1, 10]
 
 
 def test_a_gap_at_the_top_is_a_warning_and_the_figures_are_those_of_steps_seen_before():
-    coverage = GraphCoverage.of([full(4), full(16), pieces(50)], history())
+    coverage = GraphCoverage.of([full(4), full(16), pieces(50)], limits())
     report, warning = logged(coverage, history({3: 6, 16: 2}, {25: 1, 80: 1}))
     assert report["event"] == "graph_coverage_reported"
     assert (report["decodes_up_to"], report["max_decodes"]) == (16, 16)
@@ -69,7 +81,7 @@ def test_a_gap_at_the_top_is_a_warning_and_the_figures_are_those_of_steps_seen_b
 
 
 def test_steps_that_no_graph_is_meant_for_are_no_warning():
-    coverage = GraphCoverage.of([full(16)], history())
+    coverage = GraphCoverage.of([full(16)], limits())
     (report,) = logged(coverage, history())
     assert report["num_steps_seen"] == 0
     assert "expected_hit_rate" not in report

@@ -23,11 +23,11 @@ from services.engine.errors import (
 from services.engine.request import FinishReason
 from services.engine.worker.executor import WorkerDiedError
 from tests.support.engine_harness import (
-    MAX_MODEL_LEN,
     RecordingSink,
     engine_config,
     make_request,
     running_core,
+    step_limits,
 )
 from tests.support.fake_executor import FakeExecutor
 from tests.support.fake_worker import expected_output
@@ -80,10 +80,11 @@ async def test_a_live_request_id_is_refused_and_a_finished_one_is_not():
 
 
 async def test_nothing_is_taken_before_the_worker_is_ready():
+    config = engine_config()
     core = EngineCore(
-        engine_config(),
-        max_model_len=MAX_MODEL_LEN,
-        make_executor=lambda: FakeExecutor(engine_config()),
+        config,
+        limits=step_limits(config),
+        make_executor=lambda: FakeExecutor(config),
         on_readiness=lambda _: None,
     )
     with pytest.raises(EngineUnavailableError, match="not ready"):
@@ -256,7 +257,7 @@ class TestLostWorker:
         config = engine_config()
         core = EngineCore(
             config,
-            max_model_len=MAX_MODEL_LEN,
+            limits=step_limits(config),
             make_executor=lambda: FakeExecutor(config, start_error="no weights"),
             on_readiness=lambda _: None,
         )

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from protos.engine.v1.recording_pb2 import EngineSettings
 from services.engine.core.snapshot import PendingSnapshot
 from services.engine.kv_cache.cache_groups import LayerGroup
+from services.engine.limits import StepLimits
 from services.engine.replay.cache_content import BlockNumbers, CacheContent
 from services.engine.replay.opening import read_opening
 from services.engine.replay.recording import ReplayError
-from services.engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from services.engine.scheduler.scheduler import Scheduler
 from services.engine.worker.inputs.batch import Batch
-from services.engine.worker.inputs.step_arrays import StepLimits
 from tests.support.fake_worker import VOCAB_SIZE, FakeWorker
 from tests.support.requests import make_request
 
@@ -50,17 +50,7 @@ class Engine:
     def __init__(self, num_blocks, windows=(None,), num_speculative_tokens=0):
         self.num_blocks = num_blocks
         self.scheduler = Scheduler(
-            SchedulerLimits(
-                max_num_seqs=MAX_NUM_SEQS,
-                max_num_batched_tokens=12,
-                max_model_len=MAX_MODEL_LEN,
-                max_num_waiting=100,
-                block_size=BLOCK_SIZE,
-                num_blocks=num_blocks,
-                enable_prefix_caching=True,
-                windows=windows,
-                num_speculative_tokens=num_speculative_tokens,
-            )
+            limits_of(windows, num_speculative_tokens), num_blocks=num_blocks
         )
         self.worker = make_worker(num_blocks, windows)
         self.in_flight = deque()
@@ -103,6 +93,11 @@ class Engine:
             self.act("complete", None)
 
 
+def limits_of(windows, num_speculative_tokens):
+    groups = tuple(LayerGroup(layers=(i,), window=window) for i, window in enumerate(windows))
+    return replace(LIMITS, layer_groups=groups, num_speculative_tokens=num_speculative_tokens)
+
+
 def make_worker(num_blocks, windows):
     return FakeWorker(
         max_num_seqs=MAX_NUM_SEQS,
@@ -115,8 +110,7 @@ def make_worker(num_blocks, windows):
 
 def replay(snapshot, steps, num_blocks, windows, num_speculative_tokens):
     """Runs the steps on a worker with nothing in its cache; yields their results."""
-    groups = tuple(LayerGroup(layers=(i,), window=window) for i, window in enumerate(windows))
-    limits = replace(LIMITS, cache_groups=groups, num_speculative_tokens=num_speculative_tokens)
+    limits = limits_of(windows, num_speculative_tokens)
     blocks = BlockNumbers(num_blocks, table_width=limits.block_table_width)
     for row in snapshot.rows:
         blocks.use(row.block_ids)

@@ -8,9 +8,11 @@ from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.stats import Counters
 from services.engine.core.step_loop import StepLoop
 from services.engine.core.watchers import StepWatchers
-from services.engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from services.engine.limits import StepLimits
+from services.engine.scheduler.scheduler import Scheduler
 from tests.support.engine_harness import RecordingSink, engine_config, make_request
 from tests.support.fake_executor import FakeExecutor
+from tests.support.fake_worker import VOCAB_SIZE
 
 
 class LoggingChannel:
@@ -36,19 +38,17 @@ async def make_loop(num_speculative_tokens=0):
     config = engine_config()
     executor = FakeExecutor(config)
     await executor.start()
-    limits = SchedulerLimits(
+    limits = StepLimits(
         max_num_seqs=8,
         max_num_batched_tokens=64,
         max_model_len=256,
-        max_num_waiting=8,
         block_size=16,
-        num_blocks=64,
-        enable_prefix_caching=True,
+        vocab_size=VOCAB_SIZE,
         num_speculative_tokens=num_speculative_tokens,
     )
     channel = LoggingChannel(executor)
     loop = StepLoop(
-        scheduler=Scheduler(limits),
+        scheduler=Scheduler(limits, num_blocks=64),
         channel=channel,
         step_timeout_s=30,
         publish=lambda outputs: channel.events.append(f"publish {len(outputs)}"),

@@ -8,10 +8,10 @@ from models.forward_context import get_forward_context
 from models.kv_cache import FP8_CACHE_DTYPE
 from protos.engine.v1.recording_pb2 import Snapshot
 from services.engine.batch import pack_int32, read_int32
+from services.engine.limits import StepLimits
 from services.engine.replay.command import replay
 from services.engine.replay.config import ReplayConfig
 from services.engine.replay.recording import Recording, ReplayError
-from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.start.loaded_model import LoadedModel
 from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine

@@ -4,31 +4,31 @@ import pytest
 
 from services.engine.batch import StepFailure
 from services.engine.errors import MemoryExhaustedError, RequestFaultError
+from services.engine.limits import StepLimits
 from services.engine.request import FinishReason, RequestStatus
-from services.engine.scheduler.scheduler import Scheduler, SchedulerLimits
-from tests.support.fake_worker import FakeWorker, expected_output
+from services.engine.scheduler.scheduler import Scheduler
+from tests.support.fake_worker import VOCAB_SIZE, FakeWorker, expected_output
 from tests.support.requests import make_request
 
-LIMITS = SchedulerLimits(
+LIMITS = StepLimits(
     max_num_seqs=4,
     max_num_batched_tokens=16,
     max_model_len=64,
-    max_num_waiting=8,
     block_size=4,
-    num_blocks=33,
-    enable_prefix_caching=True,
+    vocab_size=VOCAB_SIZE,
 )
+NUM_BLOCKS = 33
 
 
 class Rig:
     """A scheduler with a fake worker, two steps in flight."""
 
     def __init__(self):
-        self.scheduler = Scheduler(LIMITS)
+        self.scheduler = Scheduler(LIMITS, num_blocks=NUM_BLOCKS)
         self.worker = FakeWorker(
             max_num_seqs=LIMITS.max_num_seqs,
             max_model_len=LIMITS.max_model_len,
-            num_blocks=LIMITS.num_blocks,
+            num_blocks=NUM_BLOCKS,
             block_size=LIMITS.block_size,
         )
         self.in_flight = []
@@ -72,7 +72,7 @@ def test_all_requests_start_over_and_get_the_same_tokens_in_smaller_steps(rig):
     assert rig.receive() == []
     assert [request.status for request in requests] == [RequestStatus.WAITING] * 2
     assert rig.scheduler.num_batched_tokens_limit == 7
-    assert rig.scheduler.num_free_blocks == LIMITS.num_blocks - 1
+    assert rig.scheduler.num_free_blocks == NUM_BLOCKS - 1
     assert rig.receive() == []  # the next step, which the worker skipped
     ends = [output for output in rig.run() if output.is_last]
     assert [end.finish_reason for end in ends] == [FinishReason.LENGTH] * 2

@@ -9,9 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.engine.batch import StepFailure
 from services.engine.errors import InvalidRequestError, MemoryExhaustedError, QueueFullError
+from services.engine.kv_cache.cache_groups import LayerGroup
+from services.engine.limits import StepLimits
 from services.engine.request import FinishReason, Request, RequestStatus
 from services.engine.scheduler.recovery import lose_worker
-from services.engine.scheduler.scheduler import ScheduledStep, Scheduler, SchedulerLimits
+from services.engine.scheduler.scheduler import ScheduledStep, Scheduler
 from services.engine.scheduler.waiting_queue import service_order
 from tests.support.fake_worker import VOCAB_SIZE, FakeWorker, expected_output, prompt_logprob
 from tests.support.requests import make_request
@@ -19,6 +21,7 @@ from tests.support.token_masks import ManualConstraint
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 32
+MAX_NUM_WAITING = 6
 WINDOWS = [(1,), (6,), (None, 5), (None, 9, 9), (3, 8)]
 STEPS_IN_FLIGHT = 3  # one more than the engine has, for orders that it would seldom meet
 
@@ -46,31 +49,37 @@ class SchedulerMachine(RuleBasedStateMachine):
         windows=st.sampled_from([(None,)] * 4 + WINDOWS),
         num_speculative_tokens=st.sampled_from([0, 0, 1, 2, 5]),
     )
-    def start(self, num_blocks, windows, **fields):
+    def start(self, num_blocks, windows, enable_prefix_caching, **fields):
         # A window needs blocks for itself and a whole step's tokens.
-        num_blocks = 1 + (num_blocks - 1) * len(windows)
-        self.limits = SchedulerLimits(
+        self.num_blocks = 1 + (num_blocks - 1) * len(windows)
+        self.enable_prefix_caching = enable_prefix_caching
+        self.limits = StepLimits(
             max_model_len=MAX_MODEL_LEN,
-            max_num_waiting=6,
             block_size=BLOCK_SIZE,
-            num_blocks=num_blocks,
-            windows=windows,
+            vocab_size=VOCAB_SIZE,
+            layer_groups=tuple(LayerGroup(layers=(), window=window) for window in windows),
             **fields,
         )
         self.now_s = 0.0
-        self.capacity = self.limits.num_cache_tokens
+        self.capacity = self.limits.num_cache_tokens(self.num_blocks)
         self.live: list[Request] = []
         self.start_worker()
 
     def start_worker(self):
-        self.scheduler = Scheduler(self.limits, clock=lambda: self.now_s)
+        self.scheduler = Scheduler(
+            self.limits,
+            num_blocks=self.num_blocks,
+            max_num_waiting=MAX_NUM_WAITING,
+            enable_prefix_caching=self.enable_prefix_caching,
+            clock=lambda: self.now_s,
+        )
         self.worker = FakeWorker(
             max_num_seqs=self.limits.max_num_seqs,
             max_model_len=MAX_MODEL_LEN,
-            num_blocks=self.limits.num_blocks,
+            num_blocks=self.num_blocks,
             block_size=BLOCK_SIZE,
             windows=self.limits.windows,
-            num_cache_tokens=self.limits.num_cache_tokens,
+            num_cache_tokens=self.capacity,
         )
         self.in_flight: deque[ScheduledStep] = deque()
 
@@ -107,7 +116,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if len(prompt) >= MAX_MODEL_LEN or len(prompt) > self.capacity:
             with pytest.raises(InvalidRequestError):
                 self.scheduler.add(request)
-        elif self.scheduler.num_waiting >= self.limits.max_num_waiting:
+        elif self.scheduler.num_waiting >= MAX_NUM_WAITING:
             with pytest.raises(QueueFullError):
                 self.scheduler.add(request)
         else:
@@ -248,7 +257,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert held <= tokens // BLOCK_SIZE + 2
         num_free_blocks = self.scheduler.num_free_blocks
         assert 0 not in content
-        assert num_free_blocks == self.limits.num_blocks - 1 - len(content)
+        assert num_free_blocks == self.num_blocks - 1 - len(content)
         assert 0 <= self.scheduler.num_cached_blocks <= num_free_blocks
 
     def teardown(self):
@@ -268,7 +277,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         while self.in_flight:
             self.complete()
         assert not self.live
-        assert self.scheduler.num_free_blocks == self.limits.num_blocks - 1
+        assert self.scheduler.num_free_blocks == self.num_blocks - 1
         assert self.scheduler.schedule() is None
 
     def running(self) -> list[Request]:

@@ -12,7 +12,7 @@ from services.engine.compilation.graphs.capture_plan import (
     supported_mode,
 )
 from services.engine.config.compilation_level import CompilationLevel
-from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.limits import StepLimits
 from services.engine.worker.start.graph_setup import piece_graphs, prepare_graphs
 from tests.support.compilation import compilation_config
 from tests.support.draft_checkpoints import write_draft_checkpoint

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from services.engine.limits import StepLimits
 from services.engine.worker.inputs.dummy_steps import (
     MAX_DUMMY_KEYS,
     dummy_chunks,
     dummy_decodes,
     dummy_prompts,
 )
-from services.engine.worker.inputs.step_arrays import StepLimits
 
 LIMITS = StepLimits(
     max_num_seqs=256,

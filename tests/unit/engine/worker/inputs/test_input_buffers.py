@@ -6,9 +6,9 @@ from models.cudagraph_mode import GraphKind
 from models.forward_context import GraphKey
 from services.engine.batch import RowAssignment, pack_int32
 from services.engine.compilation.graphs.capture_plan import full_decode_key
+from services.engine.limits import StepLimits
 from services.engine.worker.inputs.batch import Batch
 from services.engine.worker.inputs.input_buffers import InputBuffers
-from services.engine.worker.inputs.step_arrays import StepLimits
 
 LIMITS = StepLimits(
     max_num_seqs=4, max_num_batched_tokens=16, max_model_len=10, block_size=4, vocab_size=100

@@ -10,8 +10,8 @@ from models.cudagraph_mode import CUDAGraphMode
 from models.deepseek_mtp import DeepseekMTP
 from models.forward_context import forward_context
 from services.engine.batch import read_int32
+from services.engine.limits import StepLimits
 from services.engine.request import RequestStatus
-from services.engine.worker.inputs.step_arrays import StepLimits
 from services.engine.worker.runner.speculator import DraftLayers
 from services.engine.worker.start.kv_memory import probe_runner
 from services.engine.worker.start.warm_up import largest_step, run_small_steps

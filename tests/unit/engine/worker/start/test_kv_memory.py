@@ -5,7 +5,7 @@ from models.kv_cache import FP8_CACHE_DTYPE
 from models.loading.loader import load_model
 from services.engine.batch import read_int32
 from services.engine.config.cache import CacheConfig
-from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.limits import StepLimits
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.start.kv_memory import (
     MAX_BLOCKS_FROM_MEMORY,

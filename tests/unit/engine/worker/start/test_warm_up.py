@@ -14,7 +14,7 @@ from models.ops.triton.attention.configurations import (
 )
 from models.ops.triton.linear.wide_configurations import wide_tiles
 from models.ops.triton.moe.expert_forms import are_few, tile_rows
-from services.engine.worker.inputs.step_arrays import StepLimits
+from services.engine.limits import StepLimits
 from services.engine.worker.start.kv_memory import probe_runner
 from services.engine.worker.start.warm_up import (
     FIRST_STEPS,

@@ -1,0 +1,96 @@
+"""Limits of steps, which the scheduler keeps and the worker's tables have room for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.engine.config.engine_config import EngineConfig
+from services.engine.kv_cache.cache_groups import CacheGroups, LayerGroup, group_layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """Sizes that bound a step, a sequence and a block of the KV cache."""
+
+    max_num_seqs: int
+    """Rows of the worker's tables, hence most requests in one step."""
+    max_num_batched_tokens: int
+    """Most query tokens in one step."""
+    max_model_len: int
+    """Most tokens of prompt and output together."""
+    block_size: int
+    """Tokens in one block."""
+    vocab_size: int
+    layer_groups: tuple[LayerGroup, ...] = ()
+    """The model's layers by the blocks that they keep; empty: they are one group."""
+    num_speculative_tokens: int = 0
+    """Draft tokens of each request in a step; 0 without speculative decoding."""
+
+    @classmethod
+    def of(
+        cls,
+        config: EngineConfig,
+        *,
+        max_model_len: int,
+        vocab_size: int,
+        sliding_windows: Sequence[int | None],
+    ) -> "StepLimits":
+        """Returns the limits of an engine that serves a model.
+
+        sliding_windows: keys that each layer sees, as in `ModelConfig`.
+        """
+        return cls(
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            block_size=config.cache.block_size,
+            vocab_size=vocab_size,
+            layer_groups=group_layers(sliding_windows, max_model_len=max_model_len),
+            num_speculative_tokens=config.speculation.num_speculative_tokens,
+        )
+
+    @property
+    def decode_q_len(self) -> int:
+        """Query tokens of each request in a decode step: the newest and its drafts."""
+        return 1 + self.num_speculative_tokens
+
+    @property
+    def max_decodes(self) -> int:
+        """Most requests in a decode step."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens // self.decode_q_len)
+
+    @property
+    def max_padding_requests(self) -> int:
+        """Requests of max_model_len tokens that together fill the largest step."""
+        return -(-self.max_num_batched_tokens // self.max_model_len)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The sliding window of each group of layers, in tokens; None means all."""
+        return tuple(group.window for group in self.layer_groups) or (None,)
+
+    @property
+    def cache_groups(self) -> CacheGroups:
+        """Groups of layers with the blocks that each needs."""
+        return CacheGroups(
+            block_size=self.block_size,
+            # Blocks reach over the drafts that come next, too.
+            max_query_tokens=self.max_num_batched_tokens + self.num_speculative_tokens,
+            windows=self.windows,
+        )
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        """Blocks that the longest sequence needs in each group."""
+        return -(-self.max_model_len // self.block_size)
+
+    @property
+    def block_table_width(self) -> int:
+        """Entries of a row of the block table, which has those of all groups in turns."""
+        return self.max_blocks_per_seq * len(self.windows)
+
+    def num_cache_tokens(self, num_blocks: int) -> int:
+        """Returns the most tokens of one request that holds all blocks, one of them the null block.
+
+        The count stops at max_model_len, rounded up to whole blocks.
+        """
+        return self.cache_groups.num_tokens(num_blocks - 1, limit=self.max_model_len)
