@@ -56,7 +56,7 @@ NAMES = re.compile(
 )
 # Flags and figures that operators know, and words that mean what they say.
 ALLOWED_NAMES = re.compile(
-    r"worker_patience_s|fail_on_late_build|num_late_builds|octavo_late_builds"
+    r"worker_patience_s|fail_on_late_build|num_late_builds"
     r"|(lea[vf]\w*|left|lag\w*|fall\w*)_(\w+_)?behind"
 )
 

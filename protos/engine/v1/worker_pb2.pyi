@@ -18,20 +18,20 @@ GRAPH_STATE_CAPTURED: GraphState
 GRAPH_STATE_QUARANTINED: GraphState
 
 class WorkerEvent(_message.Message):
-    __slots__ = ("progress", "ready", "result", "failure", "graph", "late_build")
+    __slots__ = ("progress", "ready", "result", "failure", "graph", "recompilation")
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
-    LATE_BUILD_FIELD_NUMBER: _ClassVar[int]
+    RECOMPILATION_FIELD_NUMBER: _ClassVar[int]
     progress: WorkerProgress
     ready: WorkerReady
     result: _batch_pb2.StepResult
     failure: WorkerFailure
     graph: GraphReport
-    late_build: LateBuild
-    def __init__(self, progress: _Optional[_Union[WorkerProgress, _Mapping]] = ..., ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., graph: _Optional[_Union[GraphReport, _Mapping]] = ..., late_build: _Optional[_Union[LateBuild, _Mapping]] = ...) -> None: ...
+    recompilation: Recompilation
+    def __init__(self, progress: _Optional[_Union[WorkerProgress, _Mapping]] = ..., ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., graph: _Optional[_Union[GraphReport, _Mapping]] = ..., recompilation: _Optional[_Union[Recompilation, _Mapping]] = ...) -> None: ...
 
 class WorkerProgress(_message.Message):
     __slots__ = ("stage",)
@@ -77,7 +77,7 @@ class GraphReport(_message.Message):
     fault: str
     def __init__(self, key: _Optional[_Union[_batch_pb2.GraphKey, _Mapping]] = ..., state: _Optional[_Union[GraphState, str]] = ..., capture_s: _Optional[float] = ..., num_bytes: _Optional[int] = ..., fault: _Optional[str] = ...) -> None: ...
 
-class LateBuild(_message.Message):
+class Recompilation(_message.Message):
     __slots__ = ("name",)
     NAME_FIELD_NUMBER: _ClassVar[int]
     name: str

@@ -8,7 +8,7 @@ from typing import NoReturn, Protocol
 
 import structlog
 
-from protos.engine.v1.worker_pb2 import GraphReport, LateBuild
+from protos.engine.v1.worker_pb2 import GraphReport, Recompilation
 from services.engine.batch import BatchDescriptor, StepFailure, StepResult
 from services.engine.capture_sizes.history import StepHistory
 from services.engine.core.graph_ledger import GraphLedger
@@ -35,7 +35,7 @@ class StepChannel(Protocol):
     def send(self, descriptor: BatchDescriptor) -> None:
         """Orders a step; never blocks."""
 
-    async def receive(self) -> StepResult | GraphReport | LateBuild:
+    async def receive(self) -> StepResult | GraphReport | Recompilation:
         """Returns the next result, in the order of the steps sent, or another report."""
 
 
@@ -190,7 +190,7 @@ class StepLoop:
             event = await self._channel.receive()
             if isinstance(event, GraphReport):
                 self._graphs.take(event)
-            elif isinstance(event, LateBuild):
+            elif isinstance(event, Recompilation):
                 self._counters.num_late_builds += 1
             else:
                 self._results.append(event)

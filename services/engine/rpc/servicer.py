@@ -32,10 +32,10 @@ from services.engine.edge.request_reader import RequestReader, check_known
 from services.engine.errors import NotPermittedError
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.kv_cache.prefix_index import PREFIX_KEY_VERSION
-from services.engine.rpc.convert import stats_to_proto
 from services.engine.rpc.recording import engine_settings, opening
 from services.engine.rpc.session import Session
 from services.engine.rpc.single import SingleCall
+from services.engine.rpc.stats import stats_to_proto
 from services.telemetry.message_reader import RefusedMessage
 
 TOKENIZER_PART_BYTES = 2**18

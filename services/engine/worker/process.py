@@ -11,7 +11,7 @@ import structlog
 import torch
 
 from protos.engine.v1.worker_pb2 import (
-    LateBuild,
+    Recompilation,
     WorkerEvent,
     WorkerFailure,
     WorkerProgress,
@@ -19,7 +19,7 @@ from protos.engine.v1.worker_pb2 import (
 )
 from services.engine.batch import BatchDescriptor, StepFailure, StepResult
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
-from services.engine.compilation.late_builds import LateBuilds
+from services.engine.compilation.recompilations import Recompilations
 from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.graphs.background_capture import BackgroundCapture
 from services.engine.worker.start.graph_setup import graph_report
@@ -63,8 +63,8 @@ def run_worker(config: EngineConfig, channel: Channel, *, rank: int) -> int:
         return 1
 
 
-class LateBuildError(Exception):
-    """Something was compiled after everything was to be compiled."""
+class RecompilationError(Exception):
+    """Code was compiled after warm-up, and fail_on_late_build is set."""
 
 
 class Pending(Protocol):
@@ -108,7 +108,7 @@ class StepServer:
     def __init__(self, channel: Channel, *, fail_on_late_build: bool = False) -> None:
         self._channel = channel
         self._fail_on_late_build = fail_on_late_build
-        self._late_builds = LateBuilds()
+        self._recompilations = Recompilations()
         self._pending: deque[Pending] = deque()
         self._num_failed_steps = 0
         self.step_id = 0
@@ -132,7 +132,7 @@ class StepServer:
                 descriptor = BatchDescriptor.FromString(content)
                 self.step_id = descriptor.step_id
                 self._pending.append(self._execute(runner, descriptor))
-                self._report_late_builds()
+                self._report_recompilations()
             while self._pending and self._pending[0].is_ready:
                 result = self._pending.popleft().message()
                 self._channel.send(WorkerEvent(result=result).SerializeToString())
@@ -141,8 +141,8 @@ class StepServer:
                 outcome = capture.run(is_idle=is_idle)
                 if outcome is not None:
                     self.report_graph(outcome)
-            if not self._late_builds.is_armed and (capture is None or not capture.has_work):
-                self._late_builds.arm()
+            if not self._recompilations.is_armed and (capture is None or not capture.has_work):
+                self._recompilations.arm()
 
     def _execute(self, runner: Runner, descriptor: BatchDescriptor) -> Pending:
         """Runs a step, unless memory does not suffice or the step builds on one that was not run.
@@ -170,17 +170,19 @@ class StepServer:
         """Reports a graph that was captured or given up to the service."""
         self._channel.send(WorkerEvent(graph=graph_report(outcome)).SerializeToString())
 
-    def _report_late_builds(self) -> None:
+    def _report_recompilations(self) -> None:
         """Reports recompilations during the last step to the service.
 
         Raises:
-            LateBuildError: there was one, and fail_on_late_build is set.
+            RecompilationError: there was one, and the flag makes it an error.
         """
-        for name in self._late_builds.drain():
+        for name in self._recompilations.drain():
             log.warning("late_build_happened", step_id=self.step_id, name=name)
-            self._channel.send(WorkerEvent(late_build=LateBuild(name=name)).SerializeToString())
+            self._channel.send(
+                WorkerEvent(recompilation=Recompilation(name=name)).SerializeToString()
+            )
             if self._fail_on_late_build:
-                raise LateBuildError(f"{name} was compiled in the middle of serving")
+                raise RecompilationError(f"{name} was compiled in the middle of serving")
 
     def _max_wait_s(self, capture: BackgroundCapture | None) -> float | None:
         """Returns how long to wait for a descriptor; None while there is nothing else to do."""

@@ -1,7 +1,7 @@
-"""Notices kernels and models that are compiled while serving.
+"""Names of kernels and models that are compiled while serving.
 
-A kernel that Triton builds at its first launch, or a model that Dynamo traces again, holds up the
-step that wanted it, and with it every stream.
+A kernel that Triton builds at its first launch, or a model that Dynamo traces again, delays the
+step that needs it and so every stream.
 """
 
 import sys
@@ -10,15 +10,15 @@ from typing import Any
 from models.ops.kernel_choice import HAS_TRITON
 
 
-class LateBuilds:
-    """Collects the names of what is compiled once it is armed."""
+class Recompilations:
+    """Collects the names of compiled code once it is armed."""
 
     def __init__(self) -> None:
         self.is_armed = False
         self._names: list[str] = []
 
     def arm(self) -> None:
-        """Collects what is compiled from now on."""
+        """Collects the names of code that is compiled from now on."""
         self.is_armed = True
         if "torch._dynamo" in sys.modules:
             # Importing it takes seconds, and a model that was not traced is not traced again.
@@ -32,7 +32,7 @@ class LateBuilds:
             on_build(self._names.append)
 
     def drain(self) -> list[str]:
-        """Returns what was compiled since it was last asked."""
+        """Returns the names collected since the last call."""
         names = self._names.copy()
         self._names.clear()
         return names
