@@ -22,7 +22,7 @@ from models.kv_cache import CacheData
 PROCESS_LOCAL_FIELDS = frozenset({"kv_cache_data", "layer_attn_metadata"})
 """Fields of ForwardContext that live in one process and have no counterpart on the wire."""
 
-WORKER_MADE_CONTEXT_FIELDS = frozenset({"positions", "is_draft"})
+WORKER_MADE_CONTEXT_FIELDS = frozenset({"positions"})
 """Fields of Context that do not travel."""
 
 WORKER_MADE_ATTENTION_FIELDS = frozenset({"block_tables", "slot_mapping", "groups", "workspace"})
@@ -46,19 +46,15 @@ class GraphKey:
 class Context:
     """Shape of the batch.
 
-    The worker makes two fields, which do not travel; the others are the wire's Context.
-
-    positions: [T] int64, position of each query token in its sequence.
-    is_draft: true in the passes of draft layers.
+    positions: [T] int64, position of each query token in its sequence; made by the worker. The
+        other fields are the wire's Context.
     """
 
     positions: torch.Tensor
     is_prefill: bool
     batch_size: int
-    graph_bs: int
     num_tokens: int
     max_q_len: int
-    is_draft: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +156,7 @@ class ForwardContext:
     """
     dp_metadata: DPMetadata | None = None
     spec_decode_metadata: SpecDecodeMetadata | None = None
+    """Set in the passes of draft layers only."""
     batch_descriptor: GraphKey | None = None
     """The graph to replay; `graph_key` on the wire."""
     cudagraph_runtime_mode: CUDAGraphMode = CUDAGraphMode.NONE

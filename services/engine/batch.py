@@ -184,9 +184,6 @@ class BatchBuilder:
         context = descriptor.context
         context.is_prefill = is_prefill
         context.batch_size = batch_size
-        context.graph_bs = batch_size
-        if graph_key is not None and graph_key.kind == GraphKind.GRAPH_KIND_DECODE:
-            context.graph_bs = graph_key.graph_bs
         context.num_tokens = int(query_start_loc[-1])
         context.max_q_len = max_q_len
         attention = descriptor.attn_metadata

@@ -69,7 +69,6 @@ class DecodeStep:
             positions=self.positions,
             is_prefill=False,
             batch_size=batch,
-            graph_bs=batch,
             num_tokens=batch,
             max_q_len=1,
         )

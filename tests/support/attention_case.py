@@ -69,7 +69,6 @@ class AttentionCase:
             positions=self.positions,
             is_prefill=self.metadata.max_seqlen_q > 1,
             batch_size=num_requests,
-            graph_bs=num_requests,
             num_tokens=len(self.q),
             max_q_len=self.metadata.max_seqlen_q,
         )

@@ -192,7 +192,8 @@ class FakeWorker:
         require(context.num_tokens == bounds[-1], "num_tokens is not the last query_start_loc")
         require(context.max_q_len == attention.max_seqlen_q == q_lens.max(), "max_seqlen_q")
         require(attention.max_seqlen_k == seq_lens.max(), "max_seqlen_k")
-        require(context.graph_bs >= context.batch_size, "graph_bs is less than batch_size")
+        if descriptor.HasField("graph_key"):
+            require(descriptor.graph_key.graph_bs >= context.batch_size, "the graph is too small")
         prompt_lens = np.array([self._num_prompt[row] for row in rows])
         num_drafts = np.array([self._num_drafts[row] for row in rows])
         is_prefill = bool(np.any((starts < prompt_lens) | (q_lens - num_drafts > 1)))

@@ -55,7 +55,6 @@ class LatentCase:
             positions=self.positions,
             is_prefill=self.is_prefill,
             batch_size=num_requests,
-            graph_bs=num_requests,
             num_tokens=len(self.q),
             max_q_len=self.metadata.max_seqlen_q,
         )

@@ -112,7 +112,6 @@ class PagedRunner:
             positions=positions,
             is_prefill=max(lengths) > 1,
             batch_size=len(chunks),
-            graph_bs=len(chunks),
             num_tokens=starts[-1],
             max_q_len=max(lengths),
         )

@@ -24,41 +24,41 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotos/engine/v1/batch.proto\x12\x10octavo.engine.v1\"\xb6\x04\n\x0f\x42\x61tchDescriptor\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12*\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x19.octavo.engine.v1.Context\x12-\n\tgraph_key\x18\x03 \x01(\x0b\x32\x1a.octavo.engine.v1.GraphKey\x12?\n\x16\x63udagraph_runtime_mode\x18\x04 \x01(\x0e\x32\x1f.octavo.engine.v1.CUDAGraphMode\x12\x39\n\x0f\x66\x61llback_reason\x18\x05 \x01(\x0e\x32 .octavo.engine.v1.FallbackReason\x12:\n\rattn_metadata\x18\x06 \x01(\x0b\x32#.octavo.engine.v1.AttentionMetadata\x12\x34\n\x08sampling\x18\x07 \x01(\x0b\x32\".octavo.engine.v1.SamplingMetadata\x12\x42\n\x14spec_decode_metadata\x18\x08 \x01(\x0b\x32$.octavo.engine.v1.SpecDecodeMetadata\x12\x31\n\x0b\x64p_metadata\x18\t \x01(\x0b\x32\x1c.octavo.engine.v1.DPMetadata\x12\x38\n\x0frow_assignments\x18\n \x03(\x0b\x32\x1f.octavo.engine.v1.RowAssignment\x12\x18\n\x10num_failed_steps\x18\x1e \x01(\r\"z\n\x07\x43ontext\x12\x12\n\nis_prefill\x18\x01 \x01(\x08\x12\x12\n\nbatch_size\x18\x02 \x01(\r\x12\x10\n\x08graph_bs\x18\x03 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x11\n\tmax_q_len\x18\x05 \x01(\rJ\x04\x08\x06\x10\x07R\x08is_draft\"\x8d\x01\n\x08GraphKey\x12)\n\x04kind\x18\x05 \x01(\x0e\x32\x1b.octavo.engine.v1.GraphKind\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x10\n\x08graph_bs\x18\x02 \x01(\r\x12\x11\n\tmax_q_len\x18\x03 \x01(\rJ\x04\x08\x04\x10\x05J\x04\x08<\x10=R\x07uniformR\x08is_draft\"\xbd\x01\n\x11\x41ttentionMetadata\x12\x17\n\x0fquery_start_loc\x18\x01 \x01(\x0c\x12\x10\n\x08seq_lens\x18\x02 \x01(\x0c\x12\x0f\n\x07row_ids\x18\x03 \x01(\x0c\x12\x14\n\x0cmax_seqlen_q\x18\x04 \x01(\r\x12\x14\n\x0cmax_seqlen_k\x18\x05 \x01(\r\x12@\n\x13\x62lock_table_updates\x18\x06 \x01(\x0b\x32#.octavo.engine.v1.BlockTableUpdates\"U\n\x11\x42lockTableUpdates\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\x0f\n\x07offsets\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x03 \x01(\x0c\x12\x11\n\tblock_ids\x18\x04 \x01(\x0c\"\xdc\x01\n\x10SamplingMetadata\x12\x16\n\x0esample_indices\x18\x01 \x01(\x0c\x12\x12\n\nall_greedy\x18\x02 \x01(\x08\x12\x19\n\x11needs_logit_edits\x18\x03 \x01(\x08\x12\x16\n\x0eneeds_logprobs\x18\x04 \x01(\x08\x12\x14\n\x0cgrammar_rows\x18( \x01(\x0c\x12\x15\n\rgrammar_masks\x18) \x01(\x0c\x12\x1f\n\x17prompt_logprob_requests\x18* \x01(\x0c\x12\x1b\n\x13num_prompt_logprobs\x18+ \x01(\r\"{\n\rRowAssignment\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12/\n\x08sampling\x18\x04 \x01(\x0b\x32\x1d.octavo.engine.v1.RowSampling\"\x9c\x02\n\x0bRowSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12\x16\n\x0e\x62ias_token_ids\x18\t \x01(\x0c\x12\x13\n\x0b\x62ias_values\x18\n \x01(\x0c\x12\x15\n\rend_token_ids\x18\x0b \x01(\x0c\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x14\n\x0cnum_logprobs\x18\r \x01(\x05\"_\n\x12SpecDecodeMetadata\x12\x17\n\x0f\x64raft_token_ids\x18\x01 \x01(\x0c\x12\x16\n\x0enum_spec_steps\x18\x02 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\x0c\"*\n\nDPMetadata\x12\x1c\n\x14num_tokens_across_dp\x18\x01 \x01(\x0c\"\xcd\x03\n\nStepResult\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12\x18\n\x10num_top_logprobs\x18\x04 \x01(\r\x12\x15\n\rtop_token_ids\x18\x05 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x06 \x01(\x0c\x12\x12\n\nelapsed_us\x18\x07 \x01(\r\x12\x39\n\x0f\x66\x61llback_reason\x18\x08 \x01(\x0e\x32 .octavo.engine.v1.FallbackReason\x12\x1b\n\x13num_accepted_tokens\x18\x14 \x01(\x0c\x12\x17\n\x0f\x64raft_token_ids\x18\x15 \x01(\x0c\x12.\n\x07\x66\x61ilure\x18\x1e \x01(\x0e\x32\x1d.octavo.engine.v1.StepFailure\x12\x18\n\x10\x64rafted_by_graph\x18< \x01(\x08\x12\x17\n\x0fprompt_logprobs\x18( \x01(\x0c\x12\x1f\n\x17num_prompt_top_logprobs\x18) \x01(\r\x12\x1c\n\x14prompt_top_token_ids\x18* \x01(\x0c\x12\x1b\n\x13prompt_top_logprobs\x18+ \x01(\x0c*\x84\x01\n\tGraphKind\x12\x1a\n\x16GRAPH_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11GRAPH_KIND_DECODE\x10\x01\x12\x14\n\x10GRAPH_KIND_MIXED\x10\x02\x12\x18\n\x14GRAPH_KIND_PIECEWISE\x10\x03\x12\x14\n\x10GRAPH_KIND_DRAFT\x10\x04*\x83\x01\n\rCUDAGraphMode\x12\x1f\n\x1b\x43UDA_GRAPH_MODE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43UDA_GRAPH_MODE_NONE\x10\x01\x12\x1d\n\x19\x43UDA_GRAPH_MODE_PIECEWISE\x10\x02\x12\x18\n\x14\x43UDA_GRAPH_MODE_FULL\x10\x03*\xd4\x01\n\x0e\x46\x61llbackReason\x12\x1f\n\x1b\x46\x41LLBACK_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x46\x41LLBACK_REASON_ENFORCE_EAGER\x10\x01\x12\x1f\n\x1b\x46\x41LLBACK_REASON_UNSUPPORTED\x10\x02\x12\x1c\n\x18\x46\x41LLBACK_REASON_OVERSIZE\x10\x03\x12\x1e\n\x1a\x46\x41LLBACK_REASON_UNCAPTURED\x10\x04\x12\x1f\n\x1b\x46\x41LLBACK_REASON_QUARANTINED\x10\x05*e\n\x0bStepFailure\x12\x1c\n\x18STEP_FAILURE_UNSPECIFIED\x10\x00\x12\x1e\n\x1aSTEP_FAILURE_OUT_OF_MEMORY\x10\x01\x12\x18\n\x14STEP_FAILURE_SKIPPED\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotos/engine/v1/batch.proto\x12\x10octavo.engine.v1\"\xb6\x04\n\x0f\x42\x61tchDescriptor\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12*\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x19.octavo.engine.v1.Context\x12-\n\tgraph_key\x18\x03 \x01(\x0b\x32\x1a.octavo.engine.v1.GraphKey\x12?\n\x16\x63udagraph_runtime_mode\x18\x04 \x01(\x0e\x32\x1f.octavo.engine.v1.CUDAGraphMode\x12\x39\n\x0f\x66\x61llback_reason\x18\x05 \x01(\x0e\x32 .octavo.engine.v1.FallbackReason\x12:\n\rattn_metadata\x18\x06 \x01(\x0b\x32#.octavo.engine.v1.AttentionMetadata\x12\x34\n\x08sampling\x18\x07 \x01(\x0b\x32\".octavo.engine.v1.SamplingMetadata\x12\x42\n\x14spec_decode_metadata\x18\x08 \x01(\x0b\x32$.octavo.engine.v1.SpecDecodeMetadata\x12\x31\n\x0b\x64p_metadata\x18\t \x01(\x0b\x32\x1c.octavo.engine.v1.DPMetadata\x12\x38\n\x0frow_assignments\x18\n \x03(\x0b\x32\x1f.octavo.engine.v1.RowAssignment\x12\x18\n\x10num_failed_steps\x18\x1e \x01(\r\"x\n\x07\x43ontext\x12\x12\n\nis_prefill\x18\x01 \x01(\x08\x12\x12\n\nbatch_size\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x11\n\tmax_q_len\x18\x05 \x01(\rJ\x04\x08\x03\x10\x04J\x04\x08\x06\x10\x07R\x08graph_bsR\x08is_draft\"\x8d\x01\n\x08GraphKey\x12)\n\x04kind\x18\x05 \x01(\x0e\x32\x1b.octavo.engine.v1.GraphKind\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x10\n\x08graph_bs\x18\x02 \x01(\r\x12\x11\n\tmax_q_len\x18\x03 \x01(\rJ\x04\x08\x04\x10\x05J\x04\x08<\x10=R\x07uniformR\x08is_draft\"\xbd\x01\n\x11\x41ttentionMetadata\x12\x17\n\x0fquery_start_loc\x18\x01 \x01(\x0c\x12\x10\n\x08seq_lens\x18\x02 \x01(\x0c\x12\x0f\n\x07row_ids\x18\x03 \x01(\x0c\x12\x14\n\x0cmax_seqlen_q\x18\x04 \x01(\r\x12\x14\n\x0cmax_seqlen_k\x18\x05 \x01(\r\x12@\n\x13\x62lock_table_updates\x18\x06 \x01(\x0b\x32#.octavo.engine.v1.BlockTableUpdates\"U\n\x11\x42lockTableUpdates\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\x0f\n\x07offsets\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x03 \x01(\x0c\x12\x11\n\tblock_ids\x18\x04 \x01(\x0c\"\xdc\x01\n\x10SamplingMetadata\x12\x16\n\x0esample_indices\x18\x01 \x01(\x0c\x12\x12\n\nall_greedy\x18\x02 \x01(\x08\x12\x19\n\x11needs_logit_edits\x18\x03 \x01(\x08\x12\x16\n\x0eneeds_logprobs\x18\x04 \x01(\x08\x12\x14\n\x0cgrammar_rows\x18( \x01(\x0c\x12\x15\n\rgrammar_masks\x18) \x01(\x0c\x12\x1f\n\x17prompt_logprob_requests\x18* \x01(\x0c\x12\x1b\n\x13num_prompt_logprobs\x18+ \x01(\r\"{\n\rRowAssignment\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12/\n\x08sampling\x18\x04 \x01(\x0b\x32\x1d.octavo.engine.v1.RowSampling\"\x9c\x02\n\x0bRowSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12\x16\n\x0e\x62ias_token_ids\x18\t \x01(\x0c\x12\x13\n\x0b\x62ias_values\x18\n \x01(\x0c\x12\x15\n\rend_token_ids\x18\x0b \x01(\x0c\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x14\n\x0cnum_logprobs\x18\r \x01(\x05\"_\n\x12SpecDecodeMetadata\x12\x17\n\x0f\x64raft_token_ids\x18\x01 \x01(\x0c\x12\x16\n\x0enum_spec_steps\x18\x02 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\x0c\"*\n\nDPMetadata\x12\x1c\n\x14num_tokens_across_dp\x18\x01 \x01(\x0c\"\xcd\x03\n\nStepResult\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12\x18\n\x10num_top_logprobs\x18\x04 \x01(\r\x12\x15\n\rtop_token_ids\x18\x05 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x06 \x01(\x0c\x12\x12\n\nelapsed_us\x18\x07 \x01(\r\x12\x39\n\x0f\x66\x61llback_reason\x18\x08 \x01(\x0e\x32 .octavo.engine.v1.FallbackReason\x12\x1b\n\x13num_accepted_tokens\x18\x14 \x01(\x0c\x12\x17\n\x0f\x64raft_token_ids\x18\x15 \x01(\x0c\x12.\n\x07\x66\x61ilure\x18\x1e \x01(\x0e\x32\x1d.octavo.engine.v1.StepFailure\x12\x18\n\x10\x64rafted_by_graph\x18< \x01(\x08\x12\x17\n\x0fprompt_logprobs\x18( \x01(\x0c\x12\x1f\n\x17num_prompt_top_logprobs\x18) \x01(\r\x12\x1c\n\x14prompt_top_token_ids\x18* \x01(\x0c\x12\x1b\n\x13prompt_top_logprobs\x18+ \x01(\x0c*\x84\x01\n\tGraphKind\x12\x1a\n\x16GRAPH_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11GRAPH_KIND_DECODE\x10\x01\x12\x14\n\x10GRAPH_KIND_MIXED\x10\x02\x12\x18\n\x14GRAPH_KIND_PIECEWISE\x10\x03\x12\x14\n\x10GRAPH_KIND_DRAFT\x10\x04*\x83\x01\n\rCUDAGraphMode\x12\x1f\n\x1b\x43UDA_GRAPH_MODE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43UDA_GRAPH_MODE_NONE\x10\x01\x12\x1d\n\x19\x43UDA_GRAPH_MODE_PIECEWISE\x10\x02\x12\x18\n\x14\x43UDA_GRAPH_MODE_FULL\x10\x03*\xd4\x01\n\x0e\x46\x61llbackReason\x12\x1f\n\x1b\x46\x41LLBACK_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x46\x41LLBACK_REASON_ENFORCE_EAGER\x10\x01\x12\x1f\n\x1b\x46\x41LLBACK_REASON_UNSUPPORTED\x10\x02\x12\x1c\n\x18\x46\x41LLBACK_REASON_OVERSIZE\x10\x03\x12\x1e\n\x1a\x46\x41LLBACK_REASON_UNCAPTURED\x10\x04\x12\x1f\n\x1b\x46\x41LLBACK_REASON_QUARANTINED\x10\x05*e\n\x0bStepFailure\x12\x1c\n\x18STEP_FAILURE_UNSPECIFIED\x10\x00\x12\x1e\n\x1aSTEP_FAILURE_OUT_OF_MEMORY\x10\x01\x12\x18\n\x14STEP_FAILURE_SKIPPED\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.engine.v1.batch_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GRAPHKIND']._serialized_start=2407
-  _globals['_GRAPHKIND']._serialized_end=2539
-  _globals['_CUDAGRAPHMODE']._serialized_start=2542
-  _globals['_CUDAGRAPHMODE']._serialized_end=2673
-  _globals['_FALLBACKREASON']._serialized_start=2676
-  _globals['_FALLBACKREASON']._serialized_end=2888
-  _globals['_STEPFAILURE']._serialized_start=2890
-  _globals['_STEPFAILURE']._serialized_end=2991
+  _globals['_GRAPHKIND']._serialized_start=2405
+  _globals['_GRAPHKIND']._serialized_end=2537
+  _globals['_CUDAGRAPHMODE']._serialized_start=2540
+  _globals['_CUDAGRAPHMODE']._serialized_end=2671
+  _globals['_FALLBACKREASON']._serialized_start=2674
+  _globals['_FALLBACKREASON']._serialized_end=2886
+  _globals['_STEPFAILURE']._serialized_start=2888
+  _globals['_STEPFAILURE']._serialized_end=2989
   _globals['_BATCHDESCRIPTOR']._serialized_start=51
   _globals['_BATCHDESCRIPTOR']._serialized_end=617
   _globals['_CONTEXT']._serialized_start=619
-  _globals['_CONTEXT']._serialized_end=741
-  _globals['_GRAPHKEY']._serialized_start=744
-  _globals['_GRAPHKEY']._serialized_end=885
-  _globals['_ATTENTIONMETADATA']._serialized_start=888
-  _globals['_ATTENTIONMETADATA']._serialized_end=1077
-  _globals['_BLOCKTABLEUPDATES']._serialized_start=1079
-  _globals['_BLOCKTABLEUPDATES']._serialized_end=1164
-  _globals['_SAMPLINGMETADATA']._serialized_start=1167
-  _globals['_SAMPLINGMETADATA']._serialized_end=1387
-  _globals['_ROWASSIGNMENT']._serialized_start=1389
-  _globals['_ROWASSIGNMENT']._serialized_end=1512
-  _globals['_ROWSAMPLING']._serialized_start=1515
-  _globals['_ROWSAMPLING']._serialized_end=1799
-  _globals['_SPECDECODEMETADATA']._serialized_start=1801
-  _globals['_SPECDECODEMETADATA']._serialized_end=1896
-  _globals['_DPMETADATA']._serialized_start=1898
-  _globals['_DPMETADATA']._serialized_end=1940
-  _globals['_STEPRESULT']._serialized_start=1943
-  _globals['_STEPRESULT']._serialized_end=2404
+  _globals['_CONTEXT']._serialized_end=739
+  _globals['_GRAPHKEY']._serialized_start=742
+  _globals['_GRAPHKEY']._serialized_end=883
+  _globals['_ATTENTIONMETADATA']._serialized_start=886
+  _globals['_ATTENTIONMETADATA']._serialized_end=1075
+  _globals['_BLOCKTABLEUPDATES']._serialized_start=1077
+  _globals['_BLOCKTABLEUPDATES']._serialized_end=1162
+  _globals['_SAMPLINGMETADATA']._serialized_start=1165
+  _globals['_SAMPLINGMETADATA']._serialized_end=1385
+  _globals['_ROWASSIGNMENT']._serialized_start=1387
+  _globals['_ROWASSIGNMENT']._serialized_end=1510
+  _globals['_ROWSAMPLING']._serialized_start=1513
+  _globals['_ROWSAMPLING']._serialized_end=1797
+  _globals['_SPECDECODEMETADATA']._serialized_start=1799
+  _globals['_SPECDECODEMETADATA']._serialized_end=1894
+  _globals['_DPMETADATA']._serialized_start=1896
+  _globals['_DPMETADATA']._serialized_end=1938
+  _globals['_STEPRESULT']._serialized_start=1941
+  _globals['_STEPRESULT']._serialized_end=2402
 # @@protoc_insertion_point(module_scope)

@@ -82,18 +82,16 @@ class BatchDescriptor(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., context: _Optional[_Union[Context, _Mapping]] = ..., graph_key: _Optional[_Union[GraphKey, _Mapping]] = ..., cudagraph_runtime_mode: _Optional[_Union[CUDAGraphMode, str]] = ..., fallback_reason: _Optional[_Union[FallbackReason, str]] = ..., attn_metadata: _Optional[_Union[AttentionMetadata, _Mapping]] = ..., sampling: _Optional[_Union[SamplingMetadata, _Mapping]] = ..., spec_decode_metadata: _Optional[_Union[SpecDecodeMetadata, _Mapping]] = ..., dp_metadata: _Optional[_Union[DPMetadata, _Mapping]] = ..., row_assignments: _Optional[_Iterable[_Union[RowAssignment, _Mapping]]] = ..., num_failed_steps: _Optional[int] = ...) -> None: ...
 
 class Context(_message.Message):
-    __slots__ = ("is_prefill", "batch_size", "graph_bs", "num_tokens", "max_q_len")
+    __slots__ = ("is_prefill", "batch_size", "num_tokens", "max_q_len")
     IS_PREFILL_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
-    GRAPH_BS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_Q_LEN_FIELD_NUMBER: _ClassVar[int]
     is_prefill: bool
     batch_size: int
-    graph_bs: int
     num_tokens: int
     max_q_len: int
-    def __init__(self, is_prefill: _Optional[bool] = ..., batch_size: _Optional[int] = ..., graph_bs: _Optional[int] = ..., num_tokens: _Optional[int] = ..., max_q_len: _Optional[int] = ...) -> None: ...
+    def __init__(self, is_prefill: _Optional[bool] = ..., batch_size: _Optional[int] = ..., num_tokens: _Optional[int] = ..., max_q_len: _Optional[int] = ...) -> None: ...
 
 class GraphKey(_message.Message):
     __slots__ = ("kind", "num_tokens", "graph_bs", "max_q_len")

@@ -8,7 +8,6 @@ from services.engine.batch import (
     CUDAGraphMode,
     FallbackReason,
     GraphKey,
-    GraphKind,
     ordered_mode,
 )
 from services.engine.replay.cache_content import BlockNumbers
@@ -87,15 +86,12 @@ class Orders:
     def _ordered(self, descriptor: BatchDescriptor, dispatch: Dispatch) -> BatchDescriptor:
         ordered = BatchDescriptor()
         ordered.CopyFrom(descriptor)
-        key, shape = dispatch.graph_key, ordered.context
+        key = dispatch.graph_key
         ordered.cudagraph_runtime_mode = ordered_mode(key)
         ordered.fallback_reason = dispatch.fallback_reason
         ordered.ClearField("graph_key")
-        shape.graph_bs = shape.batch_size
         if key is not None:
             ordered.graph_key.CopyFrom(key)
-            if key.kind == GraphKind.GRAPH_KIND_DECODE:
-                shape.graph_bs = key.graph_bs
         attention = ordered.attn_metadata
         if attention.HasField("block_table_updates"):
             self._blocks.renumber(attention.block_table_updates)

@@ -71,7 +71,7 @@ class AttentionTaps(DispatchMode):
         if context is self._context:
             return
         self._context = context
-        if not context.context.is_draft:
+        if context.spec_decode_metadata is None:
             self._pass = 0
         else:
             self._pass = 1 if context.context.max_q_len > 1 else self._pass + 1

@@ -80,7 +80,7 @@ def test_a_descriptor_holds_the_columns_that_were_gathered():
     assert read_int32(attention.seq_lens).tolist() == [5, 9]
     assert read_int32(attention.row_ids).tolist() == [1, 0]
     assert (attention.max_seqlen_q, attention.max_seqlen_k) == (5, 9)
-    assert (context.batch_size, context.graph_bs, context.num_tokens) == (2, 2, 6)
+    assert (context.batch_size, context.num_tokens) == (2, 6)
     assert read_int32(attention.block_table_updates.block_ids).tolist() == [3, 4]
     assert not descriptor.HasField("graph_key")
 
@@ -93,9 +93,9 @@ def test_a_step_without_block_changes_carries_no_updates():
     assert not build(batch).attn_metadata.HasField("block_table_updates")
 
 
-def test_a_full_graph_pads_the_batch():
+def test_a_graph_is_ordered_by_its_key():
     key = GraphKey(num_tokens=8, graph_bs=8, max_q_len=1, kind=GraphKind.GRAPH_KIND_DECODE)
-    assert build(prefill([3, 4]), graph_key=key).context.graph_bs == 8
+    assert build(prefill([3, 4]), graph_key=key).graph_key == key
 
 
 def test_a_row_assignment_fills_in_every_default():

@@ -12,9 +12,7 @@ from models.forward_context import (
 
 def make_context() -> ForwardContext:
     empty = torch.empty(0)
-    shape = Context(
-        positions=empty, is_prefill=False, batch_size=0, graph_bs=0, num_tokens=0, max_q_len=0
-    )
+    shape = Context(positions=empty, is_prefill=False, batch_size=0, num_tokens=0, max_q_len=0)
     metadata = AttentionMetadata(
         query_start_loc=empty,
         seq_lens=empty,

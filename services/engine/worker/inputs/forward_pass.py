@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from models.cudagraph_mode import CUDAGraphMode, GraphKind
+from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import (
     AttentionMetadata,
     Context,
@@ -73,7 +73,7 @@ class ForwardPass:
         spec_decode_metadata: SpecDecodeMetadata | None = None,
     ) -> Iterator[None]:
         """Sets the forward context of a step for the length of the block."""
-        num_tokens, batch_size = len(inputs.token_request), len(inputs.seq_lens)
+        num_tokens = len(inputs.token_request)
         mode = key.kind.runtime_mode if key else CUDAGraphMode.NONE
         group_metadata = [
             build_attention_metadata(
@@ -95,11 +95,9 @@ class ForwardPass:
             context=Context(
                 positions=inputs.positions,
                 is_prefill=inputs.is_prefill,
-                batch_size=batch_size,
-                graph_bs=key.graph_bs if key and key.kind is GraphKind.DECODE else batch_size,
+                batch_size=len(inputs.seq_lens),
                 num_tokens=num_tokens,
                 max_q_len=inputs.max_seqlen_q,
-                is_draft=spec_decode_metadata is not None,
             ),
             attn_metadata=group_metadata[0],
             layer_attn_metadata=self._by_layer(group_metadata),

@@ -84,7 +84,6 @@ def run_prefill(driver, num_tokens):
             positions=positions,
             is_prefill=True,
             batch_size=1,
-            graph_bs=1,
             num_tokens=num_tokens,
             max_q_len=num_tokens,
         ),

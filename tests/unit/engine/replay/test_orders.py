@@ -56,7 +56,6 @@ def test_a_graph_that_was_recorded_in_the_mode_is_used_again():
     order = orders.order(descriptor(1, 1, 1, key=decode_key(8)))
     assert order.graph_key == order.tested.graph_key == decode_key(8)
     assert order.tested.cudagraph_runtime_mode == FULL
-    assert order.tested.context.graph_bs == 8
 
 
 def test_a_recorded_graph_that_cannot_be_captured_here_gives_way_to_the_catalogue():
@@ -94,7 +93,6 @@ def test_steps_without_a_graph_run_eagerly_on_both_sides(against, recorded):
     for side in (order.reference, order.tested):
         assert side.cudagraph_runtime_mode == NONE
         assert not side.HasField("graph_key")
-        assert side.context.graph_bs == side.context.batch_size
 
 
 def test_the_reference_runs_no_graph_and_both_sides_use_renumbered_blocks():
