@@ -76,30 +76,24 @@ def make_plans(
         ("decodes", decodes, history.decode_graphs, history.max_decode_size),
         ("pieces", pieces, history.piece_graphs, history.max_num_batched_tokens),
     ):
-        memory = GraphMemory.from_measured(costs)
-        usual = sorted(costs) or CompilationConfig().capture_sizes(limit)
         if not counts:
             continue
+        memory = GraphMemory.from_measured(costs)
+        usual = sorted(costs) or CompilationConfig().capture_sizes(limit)
         if memory_mb is None:
             most = len(usual) if num_graphs is None else num_graphs
             sizes = plan_sizes(counts, num_graphs=most, reach=usual[-1])
         elif memory is not None:
-            num_bytes = int(memory_mb * _MIB)
-            sizes = plan_within(counts, num_bytes=num_bytes, memory=memory, reach=usual[-1])
+            budget = int(memory_mb * _MIB)
+            sizes = plan_within(counts, num_bytes=budget, memory=memory, reach=usual[-1])
         else:
             continue
-        today_bytes = planned_bytes = None
+        planned_bytes = None
         if memory is not None:
-            today_bytes = sum(costs.values())
             planned_bytes = memory.of(largest=max(sizes, default=0), num_graphs=len(sizes))
-        plans.append(
-            KindPlan(
-                name=name,
-                counts=counts,
-                today=Fit.of(counts, sorted(costs), num_bytes=today_bytes),
-                planned=Fit.of(counts, sizes, num_bytes=planned_bytes),
-            )
-        )
+        today = Fit.of(counts, sorted(costs), num_bytes=sum(costs.values()) or None)
+        planned = Fit.of(counts, sizes, num_bytes=planned_bytes)
+        plans.append(KindPlan(name=name, counts=counts, today=today, planned=planned))
     if not plans:
         raise ValueError("no graph's memory was measured here, so none can be planned by it")
     return plans

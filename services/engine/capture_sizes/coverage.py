@@ -18,13 +18,15 @@ _PIECES = (GraphKind.GRAPH_KIND_MIXED, GraphKind.GRAPH_KIND_PIECEWISE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """The graphs for one kind of step.
-
-    sizes: of the graphs that these steps may run, ascending. limit: of a step's size.
-    """
+    """Sizes of the graphs for one kind of step, ascending, and the limit of a step's size."""
 
     sizes: Sequence[int]
     limit: int
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], limit: int) -> "Coverage":
+        """Leaves out the sizes after the first one with room for any step."""
+        return cls(sizes=sizes[: bisect_left(sizes, limit) + 1], limit=limit)
 
     @property
     def largest(self) -> int:
@@ -59,8 +61,8 @@ class GraphCoverage:
         fitting = sorted({size // limits.decode_q_len for size in pieces} - {0})
         beyond = [size for size in fitting if not full or size > full[-1]]
         return cls(
-            decodes=_reachable([*full, *beyond], limits.max_decodes),
-            others=_reachable(pieces, limits.max_num_batched_tokens),
+            decodes=Coverage.of([*full, *beyond], limits.max_decodes),
+            others=Coverage.of(pieces, limits.max_num_batched_tokens),
         )
 
     def report(self, history: StepHistory) -> None:
@@ -69,12 +71,11 @@ class GraphCoverage:
         seen = [Fit.of(history.decodes, decodes.sizes), Fit.of(history.others, others.sizes)]
         expected: dict[str, float] = {}
         if num_steps := history.num_steps:
-            computed = sum(each.num_computed for each in seen)
-            padded = sum(each.num_padded for each in seen)
-            expected["expected_hit_rate"] = round(
-                sum(each.num_hits for each in seen) / num_steps, 4
-            )
-            expected["expected_padding"] = round(padded / computed, 4) if computed else 0.0
+            num_hits = sum(each.num_hits for each in seen)
+            num_computed = sum(each.num_computed for each in seen)
+            num_padded = sum(each.num_padded for each in seen)
+            expected["expected_hit_rate"] = round(num_hits / num_steps, 4)
+            expected["expected_padding"] = round(num_padded / max(1, num_computed), 4)
         log.info(
             "graph_coverage_reported",
             decodes_up_to=decodes.largest,
@@ -97,8 +98,3 @@ class GraphCoverage:
                     largest=coverage.largest,
                     limit=coverage.limit,
                 )
-
-
-def _reachable(sizes: Sequence[int], limit: int) -> Coverage:
-    """Leaves out the sizes after the first one with room for any step."""
-    return Coverage(sizes=sizes[: bisect_left(sizes, limit) + 1], limit=limit)
