@@ -96,7 +96,7 @@ class FixedInputs:
     def check(self, inputs: Inputs) -> None:
         """Raises GraphFaultError unless the inputs are those of the capture, where they were."""
         if extra := sorted(inputs.keys() ^ self._places.keys()):
-            raise GraphFaultError(f"inputs {extra} are not those that the graph was captured with")
+            raise GraphFaultError(f"the graph was captured without or only with inputs {extra}")
         for name, tensor in inputs.items():
             then, now = self._places[name], _place(tensor)
             if now != then:
