@@ -32,7 +32,7 @@ class SchedulerLimits:
 
     @property
     def max_running(self) -> int:
-        """Most running requests: each has a row, and a token in every step."""
+        """Most requests that run at once: each of them gets a row, and a token in every step."""
         return min(self.max_num_seqs, self.max_num_batched_tokens)
 
     @property
@@ -47,7 +47,10 @@ class SchedulerLimits:
 
     @property
     def num_cache_tokens(self) -> int:
-        """Most tokens of one request that holds every block, up to max_model_len."""
+        """Tokens whose keys and values fit when one request may hold every block.
+
+        The count stops at max_model_len.
+        """
         return self.cache_groups.num_tokens(self.num_blocks - 1, limit=self.max_model_len)
 
     @property
@@ -62,13 +65,14 @@ class SchedulerLimits:
         )
 
     def bound_tokens(self, num_prompt_tokens: int, max_tokens: int) -> int:
-        """Returns the most tokens that a request can reach, prompt and output together.
+        """Returns how many tokens a request can reach, prompt and output together.
 
-        The bound is the least of its own limit, max_model_len and the whole KV cache plus one: the
-        last token's keys and values are never needed.
+        That is the least of what it asks for, of max_model_len and of what the KV cache holds when
+        the request has it to itself. The last token's keys and values are never needed, so it may
+        be one more than the cache holds.
 
         Raises:
-            InvalidRequestError: the prompt alone is too long for the model or the KV cache.
+            InvalidRequestError: the prompt alone is too long for the model or for the KV cache.
         """
         if num_prompt_tokens >= self.max_model_len:
             raise InvalidRequestError(
