@@ -1,4 +1,4 @@
-"""The steps that the planned graphs cover, of all that the scheduler's limits allow."""
+"""The share of possible steps that the planned graphs cover."""
 
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
@@ -19,7 +19,7 @@ _PIECES = (GraphKind.GRAPH_KIND_MIXED, GraphKind.GRAPH_KIND_PIECEWISE)
 class Coverage:
     """The graphs for one kind of step.
 
-    sizes: of the graphs that these steps may run, ascending. limit: of a step's size.
+    sizes: of the graphs, ascending. limit: largest step.
     """
 
     sizes: Sequence[int]
@@ -32,7 +32,7 @@ class Coverage:
 
     @property
     def share(self) -> float:
-        """Share of the possible sizes that have a graph."""
+        """Share of possible sizes with a graph."""
         return self.largest / self.limit
 
     @property
@@ -44,7 +44,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphCoverage:
-    """The graphs for steps of decodes only, and for all other steps."""
+    """The graphs for steps of only decodes, and for all other steps."""
 
     decodes: Coverage
     others: Coverage
@@ -53,7 +53,7 @@ class GraphCoverage:
     def of(
         cls, planned: Collection[GraphKey], history: StepHistory, *, decode_q_len: int = 1
     ) -> "GraphCoverage":
-        """Returns the coverage once all planned graphs are captured.
+        """Returns the coverage after all captures.
 
         Args:
             planned: the graphs.
@@ -72,7 +72,7 @@ class GraphCoverage:
         )
 
     def report(self, history: StepHistory) -> None:
-        """Logs the coverage, and the hit rate and padding to expect from the steps seen before."""
+        """Logs the coverage, and the expected hit rate and padding from observed steps."""
         decodes, others = self.decodes, self.others
         seen = [Fit.of(history.decodes, decodes.sizes), Fit.of(history.others, others.sizes)]
         expected: dict[str, float] = {}
@@ -108,5 +108,5 @@ class GraphCoverage:
 
 
 def _reachable(sizes: Sequence[int], limit: int) -> Coverage:
-    """Leaves out the sizes after the first one with room for any step."""
+    """Leaves out the sizes after the first that fits every step."""
     return Coverage(sizes=sizes[: bisect_left(sizes, limit) + 1], limit=limit)
