@@ -45,7 +45,7 @@ class Verdict:
 
 
 def _error(expected: Tensor, actual: Tensor) -> Tensor:
-    """Returns how far two tensors are apart, float32: integers by how many of them differ."""
+    """Returns the difference of two tensors, float32; integers count unequal elements."""
     if expected.is_floating_point():
         return _relative_error(expected, actual)
     return (actual != expected).sum().float()
