@@ -1,8 +1,7 @@
 """Runs the engine service: `python -m services.engine --help`.
 
-Three subcommands serve nothing: `cache explain` says what is compiled for the same flags, `replay`
-runs a recording's steps again, and `graphs plan` proposes capture sizes for the steps that were
-seen.
+Subcommands: `cache explain` lists compiled pieces for the same flags, `replay` runs a recording's
+steps again, `graphs plan` proposes capture sizes.
 """
 
 import os
@@ -52,7 +51,6 @@ def main() -> int:
 
 
 def _serve(arguments: Sequence[str]) -> int:
-    """Serves until the engine has drained."""
     config = _read_flags(EngineConfig, arguments)
     model = _open_model(config)
     configure_logging(
@@ -72,7 +70,6 @@ def _serve(arguments: Sequence[str]) -> int:
 
 
 def _explain_cache(arguments: Sequence[str]) -> int:
-    """Prints what compiled pieces there are for a configuration on this machine."""
     config = _read_flags(EngineConfig, arguments)
     _open_model(config)
     from services.engine.compilation.cache_key import compute_factors
@@ -88,7 +85,6 @@ def _explain_cache(arguments: Sequence[str]) -> int:
 
 
 def _replay(arguments: Sequence[str]) -> int:
-    """Replays a recording and prints the first difference and a summary."""
     from services.engine.replay.config import ReplayConfig
 
     config = _read_flags(ReplayConfig, arguments)
@@ -109,7 +105,6 @@ def _replay(arguments: Sequence[str]) -> int:
 
 
 def _plan_graphs(arguments: Sequence[str]) -> int:
-    """Proposes capture sizes for the steps that were seen."""
     from services.engine.capture_sizes.command import plan_graphs
 
     return plan_graphs(list(arguments))

@@ -1,7 +1,7 @@
 """Builds and reads BatchDescriptor and StepResult, the messages between scheduler and worker.
 
-The protobuf messages are the objects on both sides; there is no shadow of them in Python. Arrays in
-them are little-endian packed bytes, and this module alone knows how to pack and view them.
+Both sides use the protobuf messages directly. Arrays in them are packed little-endian bytes; only
+this module packs and views them.
 """
 
 from collections.abc import Sequence
@@ -88,10 +88,10 @@ def pack_float32(values: npt.ArrayLike) -> bytes:
 
 
 def runtime_mode(mode: int) -> cudagraph_mode.CUDAGraphMode:
-    """Returns the graph mode of a forward pass that a number of the wire's CUDAGraphMode means.
+    """Returns the graph mode of a forward pass for a CUDAGraphMode of the wire.
 
     Raises:
-        ValueError: the wire knows no such mode, or it is the unspecified one.
+        ValueError: the mode is unknown or unspecified.
     """
     name = CUDAGraphMode.Name(CUDAGraphMode.ValueType(mode)).removeprefix("CUDA_GRAPH_MODE_")
     if not mode:
@@ -100,18 +100,17 @@ def runtime_mode(mode: int) -> cudagraph_mode.CUDAGraphMode:
 
 
 def ordered_mode(graph_key: GraphKey | None) -> CUDAGraphMode:
-    """Returns the mode of a step that orders this graph; None orders no graph."""
+    """Returns the mode of a step that orders this graph, if any."""
     return CUDAGraphMode.CUDA_GRAPH_MODE_NONE if graph_key is None else _MODES[graph_key.kind]
 
 
 class BatchBuilder:
-    """Gathers one step, column by column, and turns it into a BatchDescriptor.
+    """Gathers one step in columns and turns it into a BatchDescriptor.
 
-    The scheduler appends to the lists itself: a method call per running request would double what
-    a steady decode step costs. `row_ids`, `q_lens` and `seq_lens` have one entry per request;
-    `sample_indices` holds the requests that sample, as indices into them. `grammar_rows` holds the
-    requests whose token a grammar decides, as indices into `sample_indices`; `grammar_masks` their
-    bits.
+    The scheduler appends to the lists itself: a method call per running request would double the
+    cost of a steady decode step. `row_ids`, `q_lens` and `seq_lens` have one entry per request;
+    `sample_indices` has the indices of requests that sample. `grammar_rows` has the indices into
+    `sample_indices` of requests with a grammar; `grammar_masks` their masks.
     """
 
     __slots__ = (
@@ -141,7 +140,7 @@ class BatchBuilder:
         self.sample_indices: list[int] = []
         self.row_assignments: list[RowAssignment] = []
         self.drafts: SpecDecodeMetadata | None = None
-        """Drafts to verify and their number to make; None without speculative decoding."""
+        """Drafts to verify and the number to make; None without speculative decoding."""
         self.all_greedy = True
         self.needs_logit_edits = False
         self.needs_logprobs = False
@@ -169,7 +168,7 @@ class BatchBuilder:
         graph_key: GraphKey | None,
         fallback_reason: FallbackReason,
     ) -> BatchDescriptor:
-        """Returns the descriptor of the step gathered so far, which holds at least one request."""
+        """Returns the descriptor; the step must have at least one request."""
         batch_size = len(self.row_ids)
         query_start_loc = np.zeros(batch_size + 1, _INT32)
         np.cumsum(self.q_lens, out=query_start_loc[1:])
@@ -217,7 +216,7 @@ class BatchBuilder:
 def row_assignment(
     *, row: int, token_ids: Sequence[int], num_prompt_tokens: int, sampling: SamplingParams
 ) -> RowAssignment:
-    """Builds the message that describes the request that takes `row`."""
+    """Builds the message for the request that takes `row`."""
     message = RowSampling(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
@@ -253,13 +252,13 @@ def step_result(
     elapsed_us: int = 0,
     fallback_reason: FallbackReason = FallbackReason.FALLBACK_REASON_UNSPECIFIED,
 ) -> StepResult:
-    """Builds the answer to a step in which S requests sampled.
+    """Builds the result of a step in which S requests sampled.
 
     Args:
         step_id: the step.
         token_ids: [S], the sampled tokens in the order of sample_indices.
-        logprobs: [S], their log-probabilities, where the step needs them.
-        top_token_ids: [S, n], the most likely tokens, best first, where a request wants n of them.
+        logprobs: [S], their log-probabilities, if the step needs them.
+        top_token_ids: [S, n], the n most likely tokens, best first, if a request wants them.
         top_logprobs: [S, n], their log-probabilities.
         elapsed_us: microseconds the step took.
         fallback_reason: why the ordered graph did not run, if it did not.
@@ -280,7 +279,7 @@ def step_result(
 
 
 def read_tokens(result: StepResult) -> list[list[int]]:
-    """Returns the tokens that a step brought each sampling request, at least one."""
+    """Returns the tokens of each sampling request, at least one."""
     token_ids = read_int32(result.token_ids).tolist()
     if not result.num_accepted_tokens:
         return [[token_id] for token_id in token_ids]
@@ -291,11 +290,11 @@ def read_tokens(result: StepResult) -> list[list[int]]:
 def read_logprobs(
     result: StepResult, num_logprobs: Sequence[int | None]
 ) -> list[PositionLogprobs | None]:
-    """Returns the log-probabilities of a step, one entry per sampled token.
+    """Returns one entry of log-probabilities per sampled token.
 
     Args:
         result: a result with logprobs.
-        num_logprobs: most likely tokens that the request of each token asked for; None: nothing.
+        num_logprobs: most likely tokens wanted for each token; None for no entry.
     """
     chosen = read_float32(result.logprobs).tolist()
     shape = (len(chosen), result.num_top_logprobs)
@@ -319,7 +318,7 @@ def set_prompt_logprobs(
     top_token_ids: npt.ArrayLike,
     top_logprobs: npt.ArrayLike,
 ) -> None:
-    """Adds what a step found out about N prompt tokens: [N], [N, n] and [N, n]."""
+    """Adds log-probabilities of N prompt tokens: [N], [N, n] and [N, n]."""
     result.prompt_logprobs = pack_float32(logprobs)
     result.num_prompt_top_logprobs = np.shape(top_token_ids)[1]
     result.prompt_top_token_ids = pack_int32(top_token_ids)
@@ -329,7 +328,7 @@ def set_prompt_logprobs(
 def read_prompt_logprobs(
     result: StepResult, counts: Sequence[tuple[int, int]]
 ) -> list[list[PositionLogprobs]]:
-    """Returns the log-probabilities of prompt tokens of a step, request after request.
+    """Returns the log-probabilities of prompt tokens by request.
 
     Args:
         result: a result with them.
@@ -357,7 +356,7 @@ def read_prompt_logprobs(
 
 
 def redacted(descriptor: BatchDescriptor, result: StepResult) -> tuple[BatchDescriptor, StepResult]:
-    """Returns copies of a step that name no token, for clients that may not read texts."""
+    """Returns copies of a step without token ids, for clients that may not read texts."""
     shown, shown_result = BatchDescriptor(), StepResult()
     shown.CopyFrom(descriptor)
     shown_result.CopyFrom(result)

@@ -24,11 +24,11 @@ class EngineError(Exception):
 
 
 class InvalidRequestError(EngineError):
-    """The request can never be served as it is."""
+    """The request can never be served."""
 
 
 class UnsupportedError(EngineError):
-    """The request uses a field or feature that this engine does not have."""
+    """The request uses a field or feature that this engine lacks."""
 
 
 class UnknownModelError(EngineError):
@@ -36,15 +36,15 @@ class UnknownModelError(EngineError):
 
 
 class DuplicateRequestError(EngineError):
-    """The request's id belongs to a request that is still live."""
+    """A live request has the same id."""
 
 
 class NotPermittedError(EngineError):
-    """The operator has not allowed what was asked for."""
+    """The operator does not allow the request."""
 
 
 class QueueFullError(EngineError):
-    """The waiting queue is full; trying again later makes sense."""
+    """The waiting queue is full; the caller may try again later."""
 
     def __init__(self, message: str, *, retry_after_ms: int) -> None:
         super().__init__(message)
@@ -56,17 +56,17 @@ class SlowReaderError(EngineError):
 
 
 class EngineUnavailableError(EngineError):
-    """The engine takes no requests now, or lost the one it had."""
+    """The engine takes no requests now, or lost this one."""
 
 
 class MemoryExhaustedError(EngineError):
-    """The device has no memory left for a step that computes one token of the request."""
+    """The device has no memory for a step of one token of the request."""
 
 
 class RequestFaultError(EngineError):
-    """The request made the model or its worker fail, so that it is not tried again.
+    """The request made the model or its worker fail; it is not retried.
 
-    The message is an id: what happened is the operator's business, in the log under that id.
+    The message is an id; the log has the details under it.
     """
 
     def __init__(self, reason: str) -> None:
@@ -76,4 +76,4 @@ class RequestFaultError(EngineError):
 
 
 class DeadlineExpiredError(EngineError):
-    """The request's time limit passed before it was finished."""
+    """The request's time limit passed before its end."""

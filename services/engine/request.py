@@ -1,4 +1,4 @@
-"""One request as planning code sees it. No tensors, no protobuf."""
+"""A request in planning code, without tensors or protobuf."""
 
 import enum
 import math
@@ -27,10 +27,10 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """A request's sampling, with every default filled in.
+    """A request's sampling, with all defaults filled in.
 
-    protos/common/v1/sampling.proto defines the fields. `end_token_ids` has the ids that end the
-    request: the model's, unless the request ignores them, and its own stop tokens.
+    protos/common/v1/sampling.proto defines the fields. `end_token_ids` are the ids that end the
+    request: its own stop tokens, and the model's unless ignored.
 
     Raises:
         InvalidRequestError: a value is outside its range.
@@ -52,7 +52,6 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        """Checks every range."""
         _check_range("temperature", self.temperature, 0, 100)
         _check_range("top_p", self.top_p, 0, 1, open_low=True)
         _check_range("min_p", self.min_p, 0, 1)
@@ -79,7 +78,7 @@ class SamplingParams:
 
     @property
     def has_logit_edits(self) -> bool:
-        """Whether logits change before a token is chosen, by penalties, bias or min_tokens."""
+        """Whether penalties, bias or min_tokens change the logits."""
         return bool(
             self.repetition_penalty != 1
             or self.frequency_penalty
@@ -110,7 +109,7 @@ class GrammarKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """A request's grammar; see StructuredOutput of protos/common/v1/sampling.proto."""
+    """A request's grammar; see protos/common/v1/sampling.proto."""
 
     kind: GrammarKind
     texts: tuple[str, ...] = ()
@@ -118,7 +117,7 @@ class StructuredOutput:
 
 
 class Constraint(Protocol):
-    """Decides on the host, between two tokens of a request, which tokens may come next."""
+    """Decides on the host which tokens may come next."""
 
     @property
     def mask(self) -> bytes | None:
@@ -128,7 +127,7 @@ class Constraint(Protocol):
         """
 
     def advance(self, token_id: int) -> None:
-        """Takes the sampled token; the mask of the next token comes later."""
+        """Takes the sampled token and starts to compute the next mask."""
 
     def listen(
         self, on_mask: Callable[[], None], on_end: Callable[[EngineError | None], None]
@@ -136,22 +135,22 @@ class Constraint(Protocol):
         """Calls `on_mask` for each new mask, and `on_end` once: with None or the error."""
 
     def close(self) -> None:
-        """Frees its memory after the end of the request; may be called again."""
+        """Frees its memory; may be called again."""
 
 
 class OutputSink(Protocol):
-    """Takes the output of the requests of one session or call."""
+    """Takes the output of requests of one session or call."""
 
     def put(self, output: "RequestOutput") -> None:
         """Takes one request's output of one step; must not block."""
 
     def flush(self) -> None:
-        """Called once after the last put of a step."""
+        """Called once after the last `put` of a step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepMark:
-    """A step and a moment of it, in seconds of `time.monotonic()`; its requests share the mark."""
+    """A step and a moment of it, in seconds of `time.monotonic()`, shared by its requests."""
 
     step_id: int
     at_s: float
@@ -169,8 +168,8 @@ class RequestStatus(enum.Enum):
 class Request:
     """One request, from submission to its end.
 
-    The caller gives the fields up to `constraint`. The scheduler alone, with its KV cache and its
-    draft plan, writes the others. Times are seconds of `time.monotonic()`.
+    The caller sets the fields up to `constraint`; only the scheduler, its KV cache and its draft
+    plan write the others. Times are seconds of `time.monotonic()`.
     """
 
     request_id: str
@@ -228,7 +227,6 @@ class Request:
     last_token: StepMark | None = None
 
     def __post_init__(self) -> None:
-        """Starts with the prompt and the output of a lost engine as known tokens."""
         self.token_ids = [*self.prompt_token_ids, *self.resumed_token_ids]
         self.num_prompt_tokens = len(self.prompt_token_ids)
 
@@ -247,13 +245,13 @@ class Request:
 
     @property
     def awaits_mask(self) -> bool:
-        """Whether the next token cannot be ordered before its mask is known."""
+        """Whether the next token needs a mask that is not computed yet."""
         constraint = self.constraint
         return constraint is not None and bool(self.num_pending_tokens or constraint.mask is None)
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the request was in a lost worker's last steps and no step has cleared it."""
+        """Whether the request was in a lost worker's last steps and is not cleared yet."""
         return len(self.token_ids) < self.trial_end
 
     def release(self) -> None:
@@ -262,7 +260,7 @@ class Request:
             self.constraint.close()
 
     def restart(self) -> None:
-        """Forgets the state of a lost worker; the known tokens remain."""
+        """Resets the state of a lost worker; the known tokens remain."""
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = self.num_pending_tokens = 0
         self.draft_token_ids = []

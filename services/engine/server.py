@@ -1,4 +1,4 @@
-"""Builds the engine service, serves it, and takes it down in good order."""
+"""Builds, serves and stops the engine service."""
 
 import asyncio
 import gc
@@ -147,11 +147,11 @@ class EngineServer:
             loop.add_signal_handler(number, self._take_signal, number)
 
     async def wait(self) -> int:
-        """Returns the process's exit status once the engine has drained or cannot go on."""
+        """Waits until the engine has drained or fails; returns the exit status."""
         return await self._exit_status
 
     async def stop(self) -> None:
-        """Ends calls, port and worker; calls get time to finish only after a drain."""
+        """Ends calls, port and worker; after a drain, calls get time to finish."""
         self._health.set_ready(False)
         self._health.close()
         self.core.watchers.close()
@@ -219,7 +219,6 @@ async def serve(
 
 
 def _server_limits(config: EngineConfig, model: ModelFolder) -> ServerLimits:
-    """Returns the limits of connections, calls and messages."""
     serving = config.serving
     return ServerLimits(
         max_request_bytes=serving.max_message_bytes,
@@ -239,7 +238,7 @@ def _interceptors(config: ServingConfig) -> list[grpc.aio.ServerInterceptor]:
     """Returns the interceptors of every call.
 
     Raises:
-        TlsFilesError: names are to be checked, but clients show no certificates.
+        TlsFilesError: names are required of clients without certificates.
     """
     if not config.tls_allowed_clients:
         return []
@@ -249,7 +248,7 @@ def _interceptors(config: ServingConfig) -> list[grpc.aio.ServerInterceptor]:
 
 
 def collect_garbage_rarely() -> None:
-    """Makes garbage collections rare and short; called once everything is loaded."""
+    """Makes garbage collections rare and short, once everything is loaded."""
     # Loaded objects live as long as the process, so no collection needs to walk them again.
     gc.freeze()
     # A full collection walks the token lists of every live request: with 1024 of them at 4096

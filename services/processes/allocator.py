@@ -11,7 +11,7 @@ def share_arenas() -> None:
     """Lets all threads share two arenas of glibc's malloc; with another C library, does nothing.
 
     The default is eight for each core. A thread cannot use the memory that is free in another
-    thread's arena, and gRPC starts threads under load, so each flood leaves more memory behind.
+    thread's arena, and gRPC starts threads under load, so memory would grow with each flood.
     Call it before the first thread starts.
     """
     with contextlib.suppress(OSError, AttributeError):

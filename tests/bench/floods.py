@@ -69,14 +69,14 @@ class HonestClient:
         """Sends over a connection that is kept, and over new ones, one request at a time each."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_connection())
-            group.create_task(self._connect_anew())
+            group.create_task(self._reconnect())
 
     async def _keep_connection(self) -> None:
         async with self._channel() as channel:
             while True:
                 await self._request(channel)
 
-    async def _connect_anew(self) -> None:
+    async def _reconnect(self) -> None:
         while True:
             async with self._channel() as channel:
                 await self._request(channel)

@@ -86,7 +86,7 @@ def test_draws_follow_the_distribution(params):
     assert chi_square <= degrees + 5 * (2 * degrees) ** 0.5
 
 
-def test_a_row_draws_the_same_token_whatever_stands_beside_it():
+def test_a_row_draws_the_same_token_beside_any_other_row():
     logits = random_logits(300, 151_936, torch.float32).cuda()
     together = drawn_by_kernel(logits, mixed_choice(300, device="cuda"))
     for first in (0, 17, 120, 283):

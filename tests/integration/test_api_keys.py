@@ -120,7 +120,7 @@ async def test_no_method_of_grpc_answers_without_a_known_key(guarded, key):
             assert refused.value.code() == UNAUTHENTICATED, name
 
 
-async def test_only_a_key_that_may_list_engines_is_told_where_they_are(guarded):
+async def test_only_a_key_that_may_list_engines_receives_their_addresses(guarded):
     async with stub_of(guarded) as stub:
         listing = await stub.ListEngines(pb.ListEnginesRequest(), metadata=bearer(ROOMY))
         assert [each.address for each in listing.engines] == [guarded.services.engine.address]
@@ -192,7 +192,7 @@ async def test_our_client_and_command_line_show_their_keys(guarded, tmp_path):
         assert ended.returncode == status, ended.stderr
 
 
-async def test_a_key_gets_only_so_many_requests_at_a_time_whatever_they_come_over(guarded):
+async def test_concurrent_requests_of_a_key_are_limited_over_every_protocol(guarded):
     async with stub_of(guarded) as stub:
         session = stub.Session(metadata=bearer(NARROW))
         with frozen(worker_of(guarded.services.engine)):  # its request cannot end meanwhile

@@ -127,7 +127,7 @@ def test_an_example_runs_as_its_text_says(run, example: Path):
     assert finished.stdout.strip()
 
 
-def test_the_readmes_python_runs_as_it_stands(run, services):
+def test_the_readmes_python_runs_unchanged(run, services):
     [program] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     program = program.replace("127.0.0.1:50050", services.frontend.address)
     finished = run(sys.executable, "-c", program)

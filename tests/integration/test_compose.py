@@ -150,7 +150,7 @@ def test_the_served_model_has_the_name_that_compose_gives_it(loopback):
     assert "tiny" in models.stdout
 
 
-def test_health_tells_a_service_that_is_away():
+def test_health_reports_a_service_that_is_away():
     assert not Loopback().is_healthy(SERVICES["engine"])
 
 

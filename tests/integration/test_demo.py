@@ -35,7 +35,7 @@ def processes_with(marker: str) -> list[psutil.Process]:
     return found
 
 
-def test_the_demo_answers_says_what_it_cost_and_leaves_nothing_behind(tmp_path):
+def test_the_demo_answers_says_what_it_cost_and_leaves_nothing(tmp_path):
     finished = demo(tmp_path, "What is 7 + 5?")
     assert finished.returncode == 0, finished.stderr
     assert "12" in finished.stdout.split("> What is 7 + 5?")[1]

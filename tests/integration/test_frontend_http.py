@@ -43,7 +43,7 @@ async def test_a_prompt_is_continued_whole_and_in_a_stream_alike(client):
     assert whole.usage.completion_tokens == 8
 
 
-async def test_log_probabilities_are_told_in_both_forms(client):
+async def test_log_probabilities_are_sent_in_both_forms(client):
     sampling = {"model": MODEL, "temperature": 0, "max_tokens": 3}
     chat = await client.chat.completions.create(
         messages=MESSAGES, logprobs=True, top_logprobs=2, **sampling

@@ -38,7 +38,7 @@ async def test_what_was_generated_has_the_same_log_probabilities_as_a_prompt(cli
         assert [top.token_id for top in entry.top] == [top.token_id for top in expected.top]
 
 
-async def test_a_cached_prompt_is_told_all_the_same_and_the_next_one_is_cached_again(client):
+async def test_a_cached_prompt_has_log_probabilities_and_the_next_one_is_cached_again(client):
     await client.generate(PROMPT, options()).completion()
     asked = await client.generate(PROMPT, options(prompt_logprobs=0)).completion()
     assert asked.usage.cached_tokens == 0
@@ -49,13 +49,13 @@ async def test_a_cached_prompt_is_told_all_the_same_and_the_next_one_is_cached_a
     assert not after.prompt_logprobs
 
 
-async def test_the_first_of_several_outputs_tells_them(client):
+async def test_the_first_of_several_outputs_has_them(client):
     answers = await client.generate(PROMPT, options(prompt_logprobs=0, n=3)).completions()
     prompt_tokens = answers[0].usage.prompt_tokens
     assert [len(answer.prompt_logprobs) for answer in answers] == [prompt_tokens - 1, 0, 0]
 
 
-async def test_a_long_prompt_is_told_in_one_piece_and_a_wrong_number_is_refused(client):
+async def test_a_long_prompt_is_reported_in_one_piece_and_a_wrong_number_is_refused(client):
     with pytest.raises(InvalidRequestError, match="must be in"):
         await client.generate("x", options(prompt_logprobs=21)).completion()
     wish = options(prompt_logprobs=20, max_tokens=1)
@@ -63,7 +63,9 @@ async def test_a_long_prompt_is_told_in_one_piece_and_a_wrong_number_is_refused(
     assert len(answer.prompt_logprobs) == 1899
 
 
-async def test_the_openai_client_is_told_of_its_prompt_as_vllm_tells_it(served_in_chunks):
+async def test_the_openai_client_receives_its_prompts_log_probabilities_as_from_vllm(
+    served_in_chunks,
+):
     async with openai.AsyncOpenAI(
         base_url=served_in_chunks.url, api_key="none", max_retries=0
     ) as client:

@@ -113,7 +113,7 @@ async def test_what_a_busy_engine_did_can_be_done_again(trace, tmp_path, flags):
     assert ", 0 different" in output
 
 
-async def test_a_wrong_token_is_named_and_the_exit_code_tells(trace, tmp_path):
+async def test_a_wrong_token_is_named_and_sets_the_exit_code(trace, tmp_path):
     def edit(step):
         tokens = read_int32(step.result.token_ids).tolist()
         if len(tokens) < 2:

@@ -150,7 +150,7 @@ async def test_a_request_that_goes_away_costs_the_others_nothing(folder, expecte
     assert stats.num_free_blocks == stats.num_blocks - 1
 
 
-def test_the_command_tells_how_well_it_guesses(folder):
+def test_the_command_reports_how_many_drafts_are_accepted(folder):
     with start_engine(model=folder, **LIMITS, num_speculative_tokens=2) as engine:
 
         async def some():

@@ -229,7 +229,7 @@ async def test_files_that_do_not_fit_together_change_nothing_until_they_do(secur
     assert await asyncio.to_thread(serial_served, secured, secured.frontend.port) == served
 
 
-async def test_an_engine_takes_only_so_many_connections(secured):
+async def test_connections_to_an_engine_are_limited(secured):
     # The last with `secured`: others would find connections that are not over yet.
     async with contextlib.AsyncExitStack() as stack:
         codes = []

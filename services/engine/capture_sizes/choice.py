@@ -12,16 +12,15 @@ from services.engine.config.engine_config import EngineConfig
 log = structlog.get_logger()
 
 MIN_STEPS = 1000
-"""Fewer steps of a kind are a warm-up rather than a load."""
+"""Fewer steps of a kind are not representative."""
 
 
 def with_planned_sizes(config: EngineConfig) -> EngineConfig:
     """Returns the configuration with sizes instead of `auto`.
 
-    The service process does this once, so that a restarted worker captures the same sizes.
-
-    Each kind of graph gets at most as many sizes as cuda_graph_sizes would give it, the largest of
-    them no smaller. A kind with fewer than MIN_STEPS steps keeps the sizes of cuda_graph_sizes.
+    The service does this once, so a restarted worker captures the same sizes. Each kind of graph
+    gets at most as many sizes as cuda_graph_sizes gives it, with at least the same largest size. A
+    kind with fewer than MIN_STEPS steps keeps the sizes of cuda_graph_sizes.
     """
     if config.compilation.cudagraph_capture_sizes != AUTO:
         return config
@@ -41,7 +40,6 @@ def with_planned_sizes(config: EngineConfig) -> EngineConfig:
 
 
 def _choose(graphs: str, counts: Mapping[int, int], *, pattern: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns planned sizes for one kind of graph, or the pattern's."""
     num_steps = sum(counts.values())
     if num_steps < MIN_STEPS:
         log.info(

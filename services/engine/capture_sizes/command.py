@@ -1,4 +1,4 @@
-"""`octavo graphs plan`: today's capture sizes beside the best ones for the steps that were seen."""
+"""`octavo graphs plan`: compares today's capture sizes with the best for the observed steps."""
 
 import argparse
 import json
@@ -22,7 +22,7 @@ _FLAGS = {"decodes": "--cudagraph-capture-sizes", "pieces": "--cudagraph-piece-s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindPlan:
-    """One kind of graph: the steps that it is for, its sizes today and the planned ones."""
+    """One kind of graph: its steps, present sizes and planned sizes."""
 
     name: str
     counts: Mapping[int, int]
@@ -31,7 +31,7 @@ class KindPlan:
 
     @property
     def arguments(self) -> str:
-        """The flag that asks for the planned sizes."""
+        """The flag for the planned sizes."""
         return f"{_FLAGS[self.name]} {','.join(map(str, self.planned.sizes))}"
 
 
@@ -55,12 +55,12 @@ def plan_graphs(arguments: Sequence[str]) -> int:
 def make_plans(
     history: StepHistory, *, num_graphs: int | None = None, memory_mb: float | None = None
 ) -> list[KindPlan]:
-    """Returns a plan for each kind of graph that the steps seen could use.
+    """Returns a plan for each kind of graph that the observed steps could use.
 
     Args:
-        history: the steps, and the graphs of today.
-        num_graphs: most graphs of each kind; by default as many as today, or as an engine without
-            flags captures if today there are none.
+        history: the steps, and the present graphs.
+        num_graphs: most graphs of each kind; by default as many as at present or, without any, as
+            an engine without flags captures.
         memory_mb: most MiB for the graphs of each kind; leaves out kinds without measured memory.
 
     Raises:
@@ -100,7 +100,6 @@ def make_plans(
 
 
 def _history_of(stats: GetStatsResponse) -> StepHistory:
-    """Returns the steps and graphs that an engine reports."""
     decode_graphs, piece_graphs = Counter[int](), Counter[int]()
     for graph in stats.graphs:
         if graph.captured and graph.kind != GraphKind.GRAPH_KIND_DRAFT:
@@ -119,7 +118,7 @@ def _history_of(stats: GetStatsResponse) -> StepHistory:
 
 
 def _json(plans: Sequence[KindPlan]) -> str:
-    """Returns plans as one line for programs."""
+    """Formats plans as one line of JSON."""
     names = ("sizes", "hit_rate", "padding", "num_bytes")
     return json.dumps(
         {
@@ -134,7 +133,7 @@ def _json(plans: Sequence[KindPlan]) -> str:
 
 
 def _report(history: StepHistory, plans: Sequence[KindPlan]) -> Iterator[str]:
-    """Yields the lines of plans for people."""
+    """Yields lines that describe plans."""
     mode = history.mode
     yield f"graphs today: {mode}"
     for plan in plans:

@@ -1,4 +1,4 @@
-"""The steps that the planned graphs cover, of all that the scheduler's limits allow."""
+"""The share of possible steps that the planned graphs cover."""
 
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
@@ -35,7 +35,7 @@ class Coverage:
 
     @property
     def share(self) -> float:
-        """Share of the possible sizes that have a graph."""
+        """Share of possible sizes with a graph."""
         return self.largest / self.limit
 
     @property
@@ -47,7 +47,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphCoverage:
-    """The graphs for steps of decodes only, and for all other steps."""
+    """The graphs for steps of only decodes, and for all other steps."""
 
     decodes: Coverage
     others: Coverage
@@ -66,7 +66,7 @@ class GraphCoverage:
         )
 
     def report(self, history: StepHistory) -> None:
-        """Logs the coverage, and the hit rate and padding to expect from the steps seen before."""
+        """Logs the coverage, and the expected hit rate and padding from observed steps."""
         decodes, others = self.decodes, self.others
         seen = [Fit.of(history.decodes, decodes.sizes), Fit.of(history.others, others.sizes)]
         expected: dict[str, float] = {}

@@ -1,7 +1,7 @@
-"""The step sizes of an engine's runs, kept in a file between them.
+"""The step sizes of an engine's runs, kept in a file.
 
-An engine reads the file when it starts, counts on, and writes the file whole. Engines that share a
-folder do not add up: the last one to write wins. The scheduler's limits bound the number of sizes.
+An engine reads the file at its start, counts on, and rewrites the file. Engines that share a folder
+overwrite each other's counts. The scheduler's limits bound the number of sizes.
 """
 
 import hashlib
@@ -31,10 +31,10 @@ _BySize = dict[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)]]
 class StepHistory:
     """Counts of steps by size, and the memory of the graphs that ran them.
 
-    decodes: steps in which every request had one query token, by number of requests.
+    decodes: steps with one query token per request, by number of requests.
     others: all other steps, by number of query tokens.
-    cudagraph_mode: name of the CUDAGraphMode of the last engine with graphs.
-    decode_graphs, piece_graphs: bytes that each captured graph of that engine added, by tokens.
+    cudagraph_mode: CUDAGraphMode name of the last engine with graphs.
+    decode_graphs, piece_graphs: bytes added by each of that engine's graphs, by tokens.
     """
 
     max_num_seqs: int
@@ -46,7 +46,7 @@ class StepHistory:
     piece_graphs: _BySize = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises ValueError if there is no such mode, or a step is above the scheduler's limit."""
+        """Raises ValueError for an unknown mode or a step above the scheduler's limit."""
         if self.cudagraph_mode not in CUDAGraphMode.__members__:
             raise ValueError(f"no mode {self.cudagraph_mode}")
         largest = max([*self.decodes, *self.others], default=0)
@@ -61,7 +61,7 @@ class StepHistory:
 
     @property
     def max_decode_size(self) -> int:
-        """Most requests that a step of decodes can have."""
+        """Most requests in a step of decodes."""
         return min(self.max_num_seqs, self.max_num_batched_tokens)
 
     @property
@@ -75,7 +75,7 @@ class StepHistory:
         counts[num_tokens] = counts.get(num_tokens, 0) + 1
 
     def by_graph_kind(self, mode: CUDAGraphMode) -> tuple[Counter[int], Counter[int]]:
-        """Returns the steps for decode graphs, and the steps for pieces, of an engine in a mode."""
+        """Returns the steps for decode graphs and for pieces in a mode."""
         decodes, pieces = Counter[int](), Counter[int]()
         if mode.mixed_mode():
             pieces.update(self.others)
@@ -106,7 +106,7 @@ def read_history(path: Path) -> StepHistory:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it does not hold a history; the message names the file and the reason.
+        ValueError: it is not a history; the message names the file and the reason.
     """
     try:
         return _FORM.validate_json(read_regular_file(path, max_bytes=MAX_FILE_BYTES))
@@ -117,7 +117,7 @@ def read_history(path: Path) -> StepHistory:
 
 
 def load_history(config: EngineConfig) -> StepHistory:
-    """Returns the history of earlier runs; an empty one without a file or with a damaged one."""
+    """Returns the history of earlier runs, empty if the file is missing or damaged."""
     path = history_path(config)
     if path is not None and path.exists():
         try:
@@ -131,7 +131,7 @@ def load_history(config: EngineConfig) -> StepHistory:
 
 
 def save_history(history: StepHistory, path: Path) -> bool:
-    """Replaces the file in one step; logs a warning and returns False if that fails."""
+    """Replaces the file atomically; on failure logs a warning and returns False."""
     # Engines of other hosts may share the folder, so the name of the draft is unique.
     draft = path.with_name(f"{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
     try:

@@ -1,11 +1,10 @@
 """Finds the capture sizes that pad the observed steps least, exactly.
 
-A step of t tokens runs the smallest graph of size s >= t and computes s - t tokens of padding. If
-no graph is large enough, the step misses and runs eagerly.
+A step of t tokens runs the smallest graph of size s >= t and computes s - t tokens of padding.
+Without such a graph it runs eagerly.
 
-Only observed sizes are worth a graph. Let a plan have a size s that was not observed, and let t be
-the largest observed size that s serves. With t instead of s the same steps are served, and each of
-them pads s - t less. If s serves no step, the plan can leave it out.
+Only observed sizes are worth a graph: if t is the largest observed size that a graph of size s
+serves, a graph of size t serves the same steps with s - t less padding each.
 """
 
 from bisect import bisect_left
@@ -17,10 +16,10 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """How capture sizes, ascending, serve steps that are counted by size.
+    """How capture sizes, ascending, serve steps counted by size.
 
-    num_hits: steps that find a graph. num_computed: query tokens that their graphs compute.
-    num_padded: padding among these tokens. num_bytes: memory of the graphs; None if unknown.
+    num_hits: steps with a graph. num_computed: query tokens that their graphs compute. num_padded:
+    padding among these. num_bytes: memory of the graphs; None if unknown.
     """
 
     sizes: Sequence[int]
@@ -53,21 +52,21 @@ class Fit:
 
     @property
     def hit_rate(self) -> float:
-        """Share of steps that find a graph; 1 without steps."""
+        """Share of steps with a graph; 1 without steps."""
         return self.num_hits / self.num_steps if self.num_steps else 1.0
 
     @property
     def padding(self) -> float:
-        """Share of computed tokens that are padding."""
+        """Share of padding in computed tokens."""
         return self.num_padded / self.num_computed if self.num_computed else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphMemory:
-    """Memory of the graphs of one kind, which share a pool as large as the largest graph needs.
+    """Memory of the graphs of one kind, which share a pool sized for the largest.
 
     pool_bytes: the pool for a largest graph of pool_size tokens; it grows in proportion.
-    bytes_per_graph: memory that each graph adds to the pool.
+    bytes_per_graph: memory of each graph outside the pool.
     """
 
     pool_bytes: int
@@ -93,12 +92,12 @@ class GraphMemory:
 
 
 def plan_sizes(counts: Mapping[int, int], *, num_graphs: int, reach: int = 0) -> tuple[int, ...]:
-    """Returns at most `num_graphs` sizes, ascending, that serve every step with least padding.
+    """Returns at most `num_graphs` sizes, ascending, that serve all steps with least padding.
 
     Args:
         counts: steps by size.
         num_graphs: most sizes; at least 1.
-        reach: a size to serve even if no step of it was observed.
+        reach: a size to serve even without observed steps.
     """
     if num_graphs < 1:
         raise ValueError(f"num_graphs is {num_graphs}; a plan has at least 1")
@@ -111,16 +110,16 @@ def plan_sizes(counts: Mapping[int, int], *, num_graphs: int, reach: int = 0) ->
 def plan_within(
     counts: Mapping[int, int], *, num_bytes: int, memory: GraphMemory, reach: int = 0
 ) -> tuple[int, ...]:
-    """Returns the sizes, ascending, that fit into memory and miss fewest steps, then pad least.
+    """Returns the sizes, ascending, that fit into memory, miss fewest steps, then pad least.
 
-    The largest size that fits alone misses fewest steps. The memory that it leaves bounds the
-    number of further graphs, which cost the same each, and `plan_sizes` is exact for a number.
+    The largest size that fits alone misses fewest steps. The remaining memory bounds the number of
+    further graphs, which cost the same each; `plan_sizes` is exact for a number.
 
     Args:
         counts: steps by size.
         num_bytes: most bytes of all graphs together.
         memory: memory of graphs of this kind.
-        reach: a size to serve, if it fits, even if no step of it was observed.
+        reach: a size to serve, if it fits, even without observed steps.
     """
     affordable = [
         size
@@ -138,7 +137,6 @@ def plan_within(
 
 
 def _candidates(counts: Mapping[int, int], reach: int) -> list[int]:
-    """Returns the observed sizes, ascending, and `reach` if it is above all of them."""
     observed = sorted(size for size, count in counts.items() if count)
     return observed if reach <= max(observed, default=0) else [*observed, reach]
 

@@ -21,18 +21,17 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 @dataclass(frozen=True, slots=True)
 class ArtifactCache:
-    """The artifacts of one environment: all that were compiled under the same factors.
+    """The artifacts compiled in one environment, that is with the same factors.
 
-    Files appear whole or not at all, and carry a digest of their content: a process that dies
-    while it writes, or a disk that damages a file, makes a miss. Artifacts hold code that loading
-    runs, so the folder is for its owner only.
+    Files are written whole and carry a digest: an interrupted write or a damaged file is a miss.
+    Loading an artifact runs its code, so only the owner may access the folder.
     """
 
     folder: Path
 
     @classmethod
     def open(cls, cache_dir: Path, factors: Factors) -> "ArtifactCache":
-        """Returns the cache of an environment; nothing is written before the first `store`.
+        """Returns an environment's cache; the first `store` creates its folder.
 
         Args:
             cache_dir: holds the caches of all environments.
@@ -41,7 +40,7 @@ class ArtifactCache:
         return cls(cache_dir.expanduser() / factors.key[:32])
 
     def load(self, key: str) -> bytes | None:
-        """Returns an artifact, or None if there is none or it is damaged."""
+        """Returns an artifact; None if it is missing or damaged."""
         try:
             content = (self.folder / (key + _SUFFIX)).read_bytes()
         except OSError:
@@ -53,11 +52,11 @@ class ArtifactCache:
         return payload
 
     def store(self, key: str, payload: bytes) -> None:
-        """Writes an artifact; a disk that cannot take it costs a warning, not the service."""
+        """Writes an artifact; logs a warning if the disk fails."""
         self._write(key + _SUFFIX, hashlib.sha256(payload).digest() + payload)
 
     def describe(self, factors: Factors) -> None:
-        """Writes down what the environment is, for `stored_factors`."""
+        """Writes the factors, for `stored_factors`."""
         if not (self.folder / _FACTORS).exists():
             text = json.dumps(factors.values, indent=1, sort_keys=True)
             self._write(_FACTORS, text.encode())
@@ -82,7 +81,7 @@ class ArtifactCache:
 
 
 def stored_factors(cache_dir: Path) -> Iterator[tuple[ArtifactCache, Factors]]:
-    """Yields each environment that has artifacts in `cache_dir`, with what it was."""
+    """Yields each environment with artifacts in `cache_dir`, and its factors."""
     for path in sorted(cache_dir.expanduser().glob("*/" + _FACTORS)):
         try:
             values = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""The backend of torch.compile: splits a traced model, compiles the pieces, keeps the result."""
+"""The torch.compile backend: splits a traced model and compiles the pieces."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 class PiecewiseCompileInterpreter(fx.Interpreter):
-    """Walks a split graph with its traced inputs and puts a compiled piece in each part's place."""
+    """Walks a split graph with its traced inputs and replaces each part by a compiled piece."""
 
     def __init__(
         self,
@@ -41,12 +41,12 @@ class PiecewiseCompileInterpreter(fx.Interpreter):
         self._dump = dump
 
     def compile(self) -> None:
-        """Compiles the pieces and makes the split graph call them."""
+        """Compiles the pieces and inserts them into the split graph."""
         placeholders = self._whole.graph.find_nodes(op="placeholder")
         self.run(*(node.meta["example_value"] for node in placeholders))
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compiles one part for its inputs; returns what tracing said of its outputs."""
+        """Compiles one part for its inputs; returns its traced outputs."""
         assert not kwargs, "split_module passes inputs in order"
         item = self._items[target]
         if item.is_splitting_graph:
@@ -81,7 +81,7 @@ class PiecewiseCompileInterpreter(fx.Interpreter):
 class OctavoBackend:
     """A torch.compile backend for one model; it can be called once.
 
-    It does not run the graph that it is given: `whole` is called by who made the backend.
+    It does not run the graph: the caller of torch.compile uses `whole`.
     """
 
     def __init__(
@@ -103,13 +103,13 @@ class OctavoBackend:
         self.whole: Callable[..., Sequence[Any]] | None = None
         """Runs the compiled model on the inputs of `graph`, in order."""
         self.traced_call: TracedCall | None = None
-        """Takes the graph's place while Dynamo traces."""
+        """Replaces the graph while Dynamo traces."""
         self.items: list[SplitItem] = []
-        """The parts that it runs."""
+        """The parts of the graph."""
 
     def __call__(self, graph: GraphModule, example_inputs: Sequence[Any]) -> "TracedCall":
-        """Compiles a traced model; returns what stands in for it while Dynamo traces."""
-        del example_inputs  # the graph's own notes say the same and more
+        """Compiles a traced model; returns a stand-in for it while Dynamo traces."""
+        del example_inputs  # the graph's metadata has them
         if self.graph is not None:
             raise RuntimeError(
                 "the model was traced a second time; a backend compiles one model for one trace"
@@ -133,10 +133,9 @@ class OctavoBackend:
 
 
 class TracedCall:
-    """Stands in for a compiled graph while it is traced, and remembers what it was called with.
+    """Replaces a compiled graph while it is traced, and keeps its arguments.
 
-    It returns empty tensors: running the model needs a cache and a forward context, which tracing
-    must do without.
+    It returns empty tensors: tracing has no cache and no forward context to run the model.
     """
 
     def __init__(self, graph: GraphModule) -> None:
@@ -146,6 +145,6 @@ class TracedCall:
         self.args: tuple[Any, ...] = ()
 
     def __call__(self, *args: Any) -> Sequence[Any]:
-        """Notes the arguments; returns as many empty tensors as the graph has outputs."""
+        """Keeps the arguments; returns an empty tensor for each output."""
         self.args = args
         return (torch.empty(0),) * self.num_outputs

@@ -1,6 +1,6 @@
 """Facts that compiled pieces depend on: settings, model, sources, device, versions, environment.
 
-`key_fields` says which settings take part.
+`key_fields` lists the settings among them.
 """
 
 import enum
@@ -39,11 +39,11 @@ class Factors:
 
     @property
     def key(self) -> str:
-        """A digest of all of them."""
+        """A digest of all facts."""
         return digest(json.dumps(self.values, sort_keys=True))
 
     def differences(self, other: "Factors") -> list[str]:
-        """Returns the names of facts that are not the same in both, sorted."""
+        """Returns the sorted names of the facts that differ."""
         names = self.values.keys() | other.values.keys()
         return sorted(n for n in names if self.values.get(n) != other.values.get(n))
 
@@ -54,11 +54,11 @@ def digest(text: str) -> str:
 
 
 def compute_factors(config: EngineConfig, device: torch.device) -> Factors:
-    """Returns everything that the pieces compiled by this process depend on.
+    """Returns the facts that this process's compiled pieces depend on.
 
     Args:
         config: the engine's; its model folder must have a config.json.
-        device: where the pieces run.
+        device: runs the pieces.
     """
     facts: dict[str, Any] = {}
     facts |= _prefixed("engine", _flag_facts(config))
@@ -73,7 +73,7 @@ def compute_factors(config: EngineConfig, device: torch.device) -> Factors:
 
 
 def source_digests(paths: Iterable[Path]) -> dict[str, str]:
-    """Returns the digest of each source file's text, by its path in the tree."""
+    """Returns the digest of each source file, by its path in the tree."""
     return {
         path.relative_to(REPOSITORY).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(paths)
@@ -81,7 +81,7 @@ def source_digests(paths: Iterable[Path]) -> dict[str, str]:
 
 
 def _sources() -> list[Path]:
-    """Returns the files that decide how a model is traced, split and compiled."""
+    """Returns the files that affect tracing, splitting and compiling."""
     left_out = [REPOSITORY / name for name in IRRELEVANT_SOURCES]
     return [
         path
@@ -92,13 +92,12 @@ def _sources() -> list[Path]:
 
 
 def _flag_facts(config: EngineConfig) -> dict[str, Any]:
-    """Returns the flags that pieces depend on, and the level that --enforce-eager leaves."""
+    """Returns the flags that pieces depend on, and the level after --enforce-eager."""
     flags = {**config.flags(), "compilation_level": config.compilation.level}
     return {flag: flags[flag] for flag in flags if flag not in IRRELEVANT_FLAGS}
 
 
 def _model_facts(config: ModelConfig) -> dict[str, Any]:
-    """Returns what config.json says of the model that is traced."""
     facts = asdict(config)
     return {name: facts[name] for name in facts if name not in IRRELEVANT_MODEL_FIELDS}
 
@@ -108,7 +107,7 @@ def _prefixed(prefix: str, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _device_facts(device: torch.device) -> dict[str, Any]:
-    """Returns the properties of a device that code is generated for."""
+    """Returns the device properties that generated code depends on."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return {
@@ -125,7 +124,6 @@ def _device_facts(device: torch.device) -> dict[str, Any]:
 
 
 def _torch_facts() -> dict[str, Any]:
-    """Returns the versions of what generates and runs code."""
     facts = {
         "version": torch.__version__,
         "git": torch.version.git_version,
@@ -141,7 +139,6 @@ def _torch_facts() -> dict[str, Any]:
 
 
 def _triton_version() -> str | None:
-    """Returns the version of what compiles code for GPUs; None if it is not installed."""
     try:
         return version("triton")
     except PackageNotFoundError:
@@ -149,7 +146,7 @@ def _triton_version() -> str | None:
 
 
 def _text(value: Any) -> str:
-    """Writes a value the same way in every process: no addresses, no order of a set."""
+    """Formats a value identically in every process: no addresses, sets sorted."""
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, Mapping):

@@ -30,18 +30,18 @@ from services.engine.config.compilation_level import CompilationLevel
 log = structlog.get_logger()
 
 TYPICAL_NUM_TOKENS = 256
-"""Number of tokens that general kernels are laid out for; any other runs too."""
+"""Number of tokens that general kernels are tuned for."""
 
 
 class CompiledForward:
-    """A model's forward past Dynamo: no guard is evaluated and nothing is traced again."""
+    """A model's forward without Dynamo: no guards, no tracing."""
 
     def __init__(self, backend: OctavoBackend, inputs: Sequence[Tensor]) -> None:
-        """Binds what the backend compiled to the weights of the model that was traced.
+        """Binds the compiled pieces to the weights of the traced model.
 
         Args:
-            backend: what the model was traced with.
-            inputs: the very tensors that it was traced with.
+            backend: the backend of the trace.
+            inputs: the traced tensors themselves.
         """
         traced = backend.traced_call
         assert backend.whole is not None, "the backend was called"
@@ -63,10 +63,10 @@ class CompiledForward:
             if isinstance(kind, SymInt):
                 self._sizes.append((slot, *self._dimension_of(kind, kinds)))
         for slot, _ in self._inputs:
-            self._args[slot] = None  # the traced example must not stay alive
+            self._args[slot] = None  # frees the traced example
 
     def __call__(self, *inputs: Tensor) -> Any:
-        """Runs the model on a step's inputs; returns what its forward does."""
+        """Runs the model on a step's inputs."""
         args = self._args.copy()
         for slot, number in self._inputs:
             args[slot] = inputs[number]
@@ -75,7 +75,7 @@ class CompiledForward:
         return self._run(*args)[0]
 
     def _dimension_of(self, size: SymInt, kinds: Sequence[Any]) -> tuple[int, int]:
-        """Returns which input has a symbolic size, and in which dimension."""
+        """Returns the input and the dimension of a symbolic size."""
         for slot, number in self._inputs:
             for dim, other in enumerate(kinds[slot].shape):
                 if isinstance(other, SymInt) and other.node.expr == size.node.expr:
@@ -84,7 +84,7 @@ class CompiledForward:
 
 
 class FixedAddressForward:
-    """A forward pass that finds its inputs at the same addresses each time."""
+    """A forward pass whose inputs are always at the same addresses."""
 
     def __init__(
         self, forward: Callable[..., Any], inputs: Sequence[Tensor], *, max_num_tokens: int
@@ -92,15 +92,15 @@ class FixedAddressForward:
         """Allocates the inputs at their largest.
 
         Args:
-            forward: what to run; each of its inputs varies in dimension 0 only.
-            inputs: examples of its inputs.
+            forward: the pass; each of its inputs varies in dimension 0 only.
+            inputs: example inputs.
             max_num_tokens: their largest length.
         """
         self._forward = forward
         self._fixed = [each.new_zeros(max_num_tokens, *each.shape[1:]) for each in inputs]
 
     def __call__(self, *inputs: Tensor) -> Any:
-        """Copies a step's inputs to their fixed addresses and runs the model there."""
+        """Copies a step's inputs to their fixed addresses and runs the model."""
         places = [fixed[: len(each)] for fixed, each in zip(self._fixed, inputs, strict=True)]
         for place, each in zip(places, inputs, strict=True):
             place.copy_(each)
@@ -108,9 +108,9 @@ class FixedAddressForward:
 
 
 class TracedForward:
-    """A model's forward under plain torch.compile, traced in one graph and run as traced.
+    """A model's forward under plain torch.compile, traced in one graph and not compiled.
 
-    Dynamo evaluates its guards at every call: this shows what Dynamo makes of a model.
+    Dynamo evaluates its guards at every call, as a check of its view of the model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -126,7 +126,7 @@ class TracedForward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledModel:
-    """A compiled model: the function to call instead of its forward, and the time it took."""
+    """The function to call instead of a model's forward, and the compile time."""
 
     forward: Callable[..., Any]
     stats: CompileStats
@@ -143,18 +143,18 @@ def compile_model(
     piece_wrapper: PieceWrapper | None = None,
     rank: int = 0,
 ) -> CompiledModel:
-    """Compiles a model at the configured level; it stays as it is, and may run meanwhile.
+    """Compiles a model at the configured level; the model is unchanged and may run meanwhile.
 
     Levels 2 and 3 trace and compile everything here, without running the model.
 
     Args:
         model: loaded; its class must declare @support_torch_compile.
-        config: what to compile.
-        example_inputs: arguments of forward of the kind that steps bring, with any content.
+        config: level and options.
+        example_inputs: arguments of forward with the kinds of a step's, any content.
         max_num_tokens: most tokens in one step.
         max_num_seqs: most requests in one step.
-        factors: what compiled pieces depend on; without it, nothing is kept on disk.
-        piece_wrapper: put around each piece at level 3.
+        factors: what compiled pieces depend on; None keeps nothing on disk.
+        piece_wrapper: wraps each piece at level 3.
         rank: names the folder of this worker's debug dump.
 
     Raises:
@@ -200,7 +200,6 @@ def compile_model(
 
 
 def _make_manager(config: CompilationConfig, factors: Factors | None) -> CompilerManager:
-    """Returns the manager of pieces, with a cache on disk if there are `factors`."""
     compiler: CompilerInterface = (
         InductorStandaloneAdaptor() if config.use_inductor else EagerAdaptor()
     )
@@ -213,7 +212,7 @@ def _make_manager(config: CompilationConfig, factors: Factors | None) -> Compile
 
 
 def _trace(model: nn.Module, backend: OctavoBackend, inputs: Sequence[Tensor]) -> None:
-    """Lets Dynamo trace a model once, which compiles it."""
+    """Compiles a model by one trace of Dynamo."""
     signature = inspect.signature(model.forward)
     _mark_num_tokens(signature, dynamic_arg_dims_of(model), inputs)
     try:
@@ -229,7 +228,7 @@ def _trace(model: nn.Module, backend: OctavoBackend, inputs: Sequence[Tensor]) -
 def _mark_num_tokens(
     signature: inspect.Signature, dynamic_dims: DynamicArgDims, inputs: Sequence[Tensor]
 ) -> None:
-    """Makes the number of tokens of inputs a symbol that nothing is known of, not even above 1."""
+    """Makes the number of tokens a symbol without any bound, not even above 1."""
     arguments = signature.bind(*inputs).arguments
     for name, dims in dynamic_dims.items():
         tensor = arguments.get(name)
@@ -242,10 +241,10 @@ def _mark_num_tokens(
 
 
 def _check_splits(model: nn.Module, backend: OctavoBackend, splitting_ops: Sequence[str]) -> None:
-    """Raises ValueError unless the graph was split at each splitting operator and attention."""
+    """Raises ValueError unless the graph is split at every splitting operator and attention."""
     assert backend.graph is not None, "the model was traced"
     for name in splitting_ops:
-        # A model attends in one of the ways there are.
+        # A model uses one kind of attention.
         if name not in DEFAULT_SPLITTING_OPS and not num_calls(backend.graph, (name,)):
             raise ValueError(f"splitting operator {name} does not occur in the model")
     if set(DEFAULT_SPLITTING_OPS) <= set(splitting_ops):

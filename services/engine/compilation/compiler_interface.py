@@ -1,4 +1,4 @@
-"""The interface of compilers of pieces, and a compiler that runs graphs as traced."""
+"""The interface of piece compilers, and a compiler that runs graphs as traced."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -10,13 +10,13 @@ Runnable = Callable[..., Sequence[Any]]
 
 
 class CompilerInterface(Protocol):
-    """Turns graphs into something that runs, and bytes back into it."""
+    """Compiles graphs and loads compiled ones."""
 
     name: str
-    """Part of the key of what it compiled."""
+    """Part of the key of its artifacts."""
 
     def compute_hash(self) -> str:
-        """Returns a digest of everything that shapes this compiler's output beside its inputs."""
+        """Returns a digest of all that affects this compiler's output besides its inputs."""
 
     def compile(
         self,
@@ -28,18 +28,18 @@ class CompilerInterface(Protocol):
         """Compiles a graph whose output is a tuple.
 
         Args:
-            graph: left as it is.
-            example_inputs: one for each placeholder: fake tensors and symbolic integers for the
-                general shape, real ones for one shape.
+            graph: not changed.
+            example_inputs: one per placeholder: fake tensors and symbolic integers for the general
+                shape, real ones for one shape.
             compiler_config: settings of the compiler, by name.
             runtime_shape: the number of tokens to compile for; None for any.
 
         Returns:
-            The compiled piece and its form on disk, or None if it has none.
+            The compiled piece and its form on disk, if it has one.
         """
 
     def load(self, handle: bytes) -> Runnable:
-        """Makes a compiled piece from its form on disk.
+        """Loads a compiled piece from its form on disk.
 
         Raises:
             LoadError: the bytes do not fit this process.
@@ -56,7 +56,7 @@ class EagerAdaptor:
     name = "eager"
 
     def compute_hash(self) -> str:
-        """Returns the same digest always: nothing is compiled."""
+        """Returns a constant digest."""
         return "eager"
 
     def compile(
@@ -70,5 +70,5 @@ class EagerAdaptor:
         return graph.forward, None
 
     def load(self, handle: bytes) -> Runnable:
-        """Raises LoadError: there is nothing to load."""
+        """Raises LoadError: it stores nothing."""
         raise LoadError(f"the eager compiler made no artifact of {len(handle)} bytes")

@@ -1,4 +1,4 @@
-"""Compiles each distinct piece once, in this process and over all processes."""
+"""Compiles each distinct piece once, across processes."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,10 @@ log = structlog.get_logger()
 
 @dataclass(slots=True, kw_only=True)
 class CompileStats:
-    """Counts and times of compiling so far.
+    """Counts and times of compilation so far.
 
-    num_pieces: distinct pieces and sizes that were asked for.
-    num_loaded: of these, loaded from disk.
-    compile_s, load_s: time spent.
+    num_pieces: distinct pieces and sizes requested. num_loaded: of these, loaded from disk.
+    compile_s, load_s: seconds.
     """
 
     num_pieces: int = 0
@@ -33,7 +32,7 @@ class CompileStats:
 
 
 class CompilerManager:
-    """The way from graphs to compiled pieces, past everything that was compiled before."""
+    """Compiles pieces, or finds compiled ones in memory or on disk."""
 
     def __init__(
         self,
@@ -43,12 +42,12 @@ class CompilerManager:
         cache: ArtifactCache | None = None,
         factors: Factors | None = None,
     ) -> None:
-        """Keeps pieces in memory, and on disk if there is a cache.
+        """Starts without pieces in memory.
 
         Args:
-            compiler: makes the pieces.
+            compiler: compiles the pieces.
             settings: the compiler's, by name.
-            cache: where pieces are kept on disk.
+            cache: keeps pieces on disk.
             factors: what the cache's pieces depend on; required with it.
         """
         self._compiler = compiler
@@ -67,7 +66,7 @@ class CompilerManager:
     ) -> Runnable:
         """Returns a graph compiled for any number of tokens, or for one.
 
-        A graph that computes what an earlier one did gets that one's compiled piece.
+        Graphs that compute the same share one compiled piece.
         """
         key = self._key(graph, runtime_shape)
         piece = self._pieces.get(key)
@@ -83,7 +82,7 @@ class CompilerManager:
         return digest("\n".join(parts))
 
     def _load(self, key: str) -> Runnable | None:
-        """Returns a piece from disk; whatever is wrong with it, it counts as absent."""
+        """Returns a piece from disk; None if it is absent or unusable."""
         handle = None if self._cache is None else self._cache.load(key)
         if handle is None:
             return None

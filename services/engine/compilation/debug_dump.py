@@ -1,4 +1,4 @@
-"""Writes down what was traced, split and generated, for a person to read."""
+"""Writes traced graphs, pieces and generated code for a person to read."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +13,9 @@ _T = TypeVar("_T")
 
 
 class DebugDump:
-    """A folder with the graphs of one model and the code made of them.
+    """A folder with one model's graphs and the code generated for them.
 
-    Code that an earlier piece shares is written with that piece.
+    Code that several pieces share is written with the first.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -27,7 +27,7 @@ class DebugDump:
         (self._folder / f"{name}.py").write_text(graph.print_readable(print_output=False))
 
     def piece(self, item: SplitItem, compile_piece: Callable[[], _T]) -> _T:
-        """Writes a piece, compiles it, and writes the code that was generated meanwhile."""
+        """Writes a piece, compiles it, and writes the generated code."""
         self.graph(item.submod_name, item.graph)
         num_before = len(PyCodeCache.modules)
         compiled = compile_piece()

@@ -1,4 +1,4 @@
-"""Sees every operation that torch runs."""
+"""A typed base of modes that see every operation of torch."""
 
 from types import TracebackType
 from typing import Self
@@ -29,5 +29,5 @@ class DispatchMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Keeps torch from importing Dynamo, which takes 2 s, just to leave it out here."""
+        """Keeps torch from importing Dynamo, which takes 2 s, only to exclude this method."""
         return False

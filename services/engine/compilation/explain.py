@@ -1,4 +1,4 @@
-"""Says whether compiled pieces on disk fit a configuration, and what keeps them from it."""
+"""Explains whether compiled pieces on disk fit a configuration."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,15 +15,15 @@ _MAX_VALUE_LENGTH = 40
 
 
 def explain(cache_dir: Path, factors: Factors) -> str:
-    """Compares the factors of a configuration with the factors of stored pieces.
+    """Compares a configuration's factors with those of stored pieces.
 
     Args:
         cache_dir: holds the pieces of all configurations.
-        factors: of the configuration in question.
+        factors: the configuration's.
 
     Returns:
-        Lines for a person: the folder that fits, or the nearest ones and their differences; then
-        which settings the key holds and which it leaves out.
+        Lines for a person: the matching folder, or the nearest ones and their differences; then the
+        settings in the key and outside it.
     """
     return "\n".join([*_comparison(cache_dir, factors), "", *_settings()])
 
@@ -46,7 +46,6 @@ def _comparison(cache_dir: Path, factors: Factors) -> list[str]:
 
 
 def _settings() -> list[str]:
-    """Lists the settings in the key and the settings left out, with the reasons."""
     lines = ["settings in the key:", *(f"  {name}: {why}" for name, why in RELEVANT_FLAGS.items())]
     lines.append("settings left out:")
     for why, names in _by_reason(IRRELEVANT_FLAGS).items():
@@ -62,7 +61,6 @@ def _by_reason(fields: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _difference(name: str, here: Factors, there: Factors) -> str:
-    """Writes one factor as it is here and as it was there."""
     return f"  {name}: here {_value(here, name)}, there {_value(there, name)}"
 
 

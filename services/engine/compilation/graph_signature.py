@@ -11,15 +11,15 @@ from services.engine.compilation.cache_key import digest
 
 
 def graph_signature(module: GraphModule) -> str:
-    """Returns a digest of a graph's operations, constants and the kinds of its inputs.
+    """Returns a digest of a graph's operations, constants and kinds of inputs.
 
-    Names of nodes do not take part: the pieces of two like layers have the same signature.
+    Node names are not included: the pieces of two like layers have the same signature.
     """
     return digest("\n".join(_lines(module, module.graph)))
 
 
 def _lines(module: GraphModule, graph: Graph) -> list[str]:
-    """Writes each node as one line that refers to others by their number."""
+    """Formats each node as one line that refers to others by number."""
     number = {node: index for index, node in enumerate(graph.nodes)}
     lines = []
     for node in graph.nodes:
@@ -35,7 +35,7 @@ def _lines(module: GraphModule, graph: Graph) -> list[str]:
 
 
 def _kind(value: Any) -> str:
-    """Describes an input: a tensor by its form, anything else by itself."""
+    """Describes an input: a tensor by shape and dtype, anything else by its value."""
     if isinstance(value, Tensor):
         form = (value.dtype, tuple(value.shape), value.stride(), value.device, value.requires_grad)
         return str(form)
@@ -43,7 +43,7 @@ def _kind(value: Any) -> str:
 
 
 def _constant(module: GraphModule, name: str) -> str:
-    """Describes something that the graph holds: a tensor by its content, a graph by its own."""
+    """Describes a constant: a tensor by content, a graph by its signature."""
     value: Any = module
     for part in name.split("."):
         value = getattr(value, part)
@@ -66,7 +66,7 @@ def _target(node: Node) -> str:
 
 
 def _text(value: Any, number: dict[Node, int]) -> str:
-    """Writes arguments, nodes among them by number."""
+    """Formats arguments, nodes among them by number."""
     if isinstance(value, Node):
         return f"%{number[value]}"
     if isinstance(value, (tuple, list)):

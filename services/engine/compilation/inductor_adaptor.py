@@ -29,13 +29,13 @@ LOAD_ERRORS = (
 """torch's errors for an artifact of another torch, another machine, or none at all."""
 
 TUNED = {"max_autotune": True, "coordinate_descent_tuning": True}
-"""Settings for one shape, which pay off only where the shape is known."""
+"""Settings for a known shape."""
 
 
 class InductorStandaloneAdaptor:
-    """Inductor through torch's standalone_compile, whose artifacts can be moved to other processes.
+    """Inductor through torch's standalone_compile, with artifacts that other processes can load.
 
-    An artifact is one self-contained string of bytes: several processes may read and write it.
+    An artifact is one self-contained byte string, so processes can read and write it concurrently.
     """
 
     name = "inductor_standalone"
@@ -66,7 +66,7 @@ class InductorStandaloneAdaptor:
         return artifact, artifact.serialize()
 
     def load(self, handle: bytes) -> Runnable:
-        """Makes a compiled piece from an artifact's bytes."""
+        """Loads a compiled piece from an artifact."""
         try:
             return AOTCompiledArtifact.deserialize(handle)
         except LOAD_ERRORS as error:

@@ -1,6 +1,6 @@
-"""Tables of the settings that compiled pieces depend on, and of the others.
+"""Tables of settings that compiled pieces depend on or not.
 
-A flag in neither table takes part in the key, which is safe; a test then asks for its row.
+A flag in neither table is part of the key, which is safe; a test then requires its row.
 """
 
 _GRAPHS = "graphs are captured around pieces, which stay the same"

@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceInfo:
-    """A piece's place among the pieces of its model, in the order they run."""
+    """A piece's position among the pieces of its model, in the order they run."""
 
     name: str
     index: int
@@ -25,4 +25,4 @@ class PieceInfo:
 
 
 PieceWrapper = Callable[[Callable[..., Any], PieceInfo], Callable[..., Any]]
-"""Puts something around a piece's call, such as the capture and replay of a graph."""
+"""Wraps a piece's call, for example with the capture and replay of a graph."""

@@ -1,4 +1,4 @@
-"""A compiled piece at run time: picks the kernels for the step's number of tokens."""
+"""A compiled piece at run time: selects the kernels for the step's number of tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ class ConcreteSizeEntry:
 
 
 class PiecewiseBackend:
-    """One piece: compiled for every number of tokens, and beside that for some in particular.
+    """One piece, compiled for any number of tokens and also for particular ones.
 
-    Everything is compiled when it is made; a call only picks.
+    `__init__` compiles everything; a call only selects.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class PiecewiseBackend:
 
         Args:
             graph: its output may be one tensor or a tuple.
-            example_inputs: fake tensors and symbolic integers, one for each placeholder.
-            manager: compiles, or finds what was compiled before.
-            compile_sizes: numbers of tokens that get kernels of their own.
+            example_inputs: fake tensors and symbolic integers, one per placeholder.
+            manager: compiles pieces or finds compiled ones.
+            compile_sizes: numbers of tokens with kernels of their own.
         """
         output_node = graph.graph.output_node()
         self._has_one_output = not isinstance(output_node.args[0], (tuple, list))
@@ -53,14 +53,14 @@ class PiecewiseBackend:
             for size in compile_sizes:
                 concrete = [_concrete(value, size) for value in example_inputs]
                 runnable = manager.compile(graph, concrete, runtime_shape=size)
-                # Its kernels are tuned when they first run, which must not be while serving.
+                # Its kernels are tuned at their first run, which must not happen while serving.
                 runnable(*concrete)
                 self.concrete_size_entries[size] = ConcreteSizeEntry(
                     runtime_shape=size, runnable=runnable
                 )
 
     def __call__(self, *args: Any) -> Any:
-        """Runs the piece on the inputs of its graph; returns what its graph returns."""
+        """Runs the piece on the inputs of its graph."""
         run = self.compiled_graph_for_general_shape
         if self.concrete_size_entries:
             assert self._shape_of is not None, "only pieces that see tokens have sizes"
@@ -72,7 +72,7 @@ class PiecewiseBackend:
 
 
 def _with_tuple_output(graph: GraphModule) -> GraphModule:
-    """Returns a copy of a graph that returns its one output as a tuple, as compilers want it."""
+    """Returns a copy of a graph with its one output in a tuple, as compilers require."""
     copy = torch.fx.Graph()
     output = copy.graph_copy(graph.graph, {})
     copy.output((output,))
@@ -80,7 +80,7 @@ def _with_tuple_output(graph: GraphModule) -> GraphModule:
 
 
 def _num_tokens_reader(example_inputs: Sequence[Any]) -> Callable[[Sequence[Any]], int] | None:
-    """Returns a reader of the number of tokens in a piece's inputs; None if no input has it."""
+    """Returns a reader of the number of tokens from a piece's inputs; None if none has it."""
     for index, value in enumerate(example_inputs):
         if isinstance(value, SymInt):
             return lambda args: int(args[index])
@@ -93,7 +93,7 @@ def _num_tokens_reader(example_inputs: Sequence[Any]) -> Callable[[Sequence[Any]
 
 
 def _concrete(value: Any, num_tokens: int) -> Any:
-    """Returns an input of the kind that `value` stands for, for one number of tokens."""
+    """Returns a concrete input like the symbolic `value`, for one number of tokens."""
 
     def settle(size: Any) -> int:
         if not isinstance(size, SymInt):

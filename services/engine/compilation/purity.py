@@ -1,7 +1,7 @@
-"""Refuses models whose forward pass changes more than what it returns.
+"""Rejects models whose forward pass has side effects.
 
-A compiled model is called past Dynamo, and a captured graph past Python: an assignment in forward
-would happen once, while it is traced, and never again.
+A compiled model bypasses Dynamo and a captured graph bypasses Python: an assignment in forward
+would happen only once, while it is traced.
 """
 
 import dis
@@ -23,7 +23,7 @@ class ImpureForwardError(Exception):
 
 
 def check_inputs_are_unchanged(graph: GraphModule) -> None:
-    """Raises ImpureForwardError if a traced graph writes to its inputs, which buffers are too."""
+    """Raises ImpureForwardError if a traced graph writes to its inputs, buffers included."""
     for node in graph.graph.find_nodes(op="placeholder"):
         value = node.meta["example_value"]
         if isinstance(value, Tensor) and value._version > 0:
@@ -35,7 +35,7 @@ def check_inputs_are_unchanged(graph: GraphModule) -> None:
 
 @contextmanager
 def no_side_effects() -> Iterator[None]:
-    """Raises ImpureForwardError at the end if a model traced in the block would assign anything."""
+    """Raises ImpureForwardError at the end if a model traced in the block assigns anything."""
     effects: list[str] = []
 
     def inspect_code(code: CodeType, new_code: CodeType) -> None:

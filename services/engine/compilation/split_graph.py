@@ -24,11 +24,11 @@ def split_graph(
 ) -> tuple[GraphModule, list[SplitItem]]:
     """Splits a graph at every call of a splitting operator.
 
-    Neighbouring splitting operators share one part. Parts run in the order of the graph, as the
+    Adjacent splitting operators share one part. Parts run in the order of the graph, as the
     operators write to their arguments.
 
     Args:
-        graph: traced by Dynamo; left as it is.
+        graph: traced by Dynamo; not changed.
         splitting_ops: operators, as namespace::name.
 
     Returns:
@@ -65,9 +65,9 @@ def split_graph(
 
 
 def operator_name(node: Node) -> str | None:
-    """Returns the operator that a node calls, as namespace::name, if it calls one.
+    """Returns the operator that a node calls, as namespace::name, if any.
 
-    Dynamo records what the model wrote: the operator with all its overloads, or one of them.
+    Dynamo records the operator with all its overloads or one of them, as in the model.
     """
     if node.op != "call_function":
         return None

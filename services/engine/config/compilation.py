@@ -72,7 +72,7 @@ class CompilationConfig(ConfigSection):
     @field_validator(*(flag for flag, reach in FLAG_REACH.items() if reach.is_refused))
     @classmethod
     def _check_reach(cls, value: Any, others: ValidationInfo) -> Any:
-        """Refuses a flag that has no effect; the fields that decide this come before it."""
+        """Refuses a flag without effect; the fields that decide this come first."""
         assert others.field_name is not None, "it validates fields"
         level = others.data.get("compilation_level")
         if level is None or others.data.get("enforce_eager") or not value:
@@ -102,7 +102,7 @@ class CompilationConfig(ConfigSection):
         return CUDAGraphMode.FULL if device_type == "cuda" else CUDAGraphMode.NONE
 
     def idle_flags(self, device_type: str) -> Iterator[tuple[str, Reach]]:
-        """Yields the flags that are set and have no effect on a device.
+        """Yields the flags that are set without effect on a device.
 
         Sizes of graphs have an effect without graphs if kernels are compiled for the same sizes.
         """
@@ -119,11 +119,11 @@ class CompilationConfig(ConfigSection):
     def capture_sizes(self, limit: int) -> tuple[int, ...]:
         """Returns the sizes to capture for decode steps, ascending.
 
-        Sizes above the limit are left out, as no step reaches them. Where the limit cuts the
-        pattern short it is a size itself, or the largest steps would find no graph.
+        Sizes above the limit are left out. If the limit cuts the pattern short, it is a size
+        itself, so that the largest steps find a graph.
 
         Args:
-            limit: largest size that a step can have.
+            limit: largest size of a step.
         """
         sizes: Sequence[int] | None = self._listed_sizes
         if sizes is None:
@@ -135,12 +135,12 @@ class CompilationConfig(ConfigSection):
     def piece_sizes(self, limit: int) -> tuple[int, ...]:
         """Returns the sizes to capture for steps that run in pieces, ascending.
 
-        The pattern goes on to four times its largest size, in steps of an eighth of a power of two:
-        a prompt brings more tokens than a decode step has requests, and beyond that a step keeps
-        the device busy for longer than its launches take.
+        The pattern continues to four times its largest size, in steps of an eighth of a power of
+        two: prompts bring more tokens than decode steps have requests, and larger steps take the
+        device longer than their launches.
 
         Args:
-            limit: largest number of query tokens that a step can have.
+            limit: most query tokens of a step.
         """
         if self.cudagraph_piece_sizes is not None:
             return tuple(sorted({size for size in self.cudagraph_piece_sizes if size <= limit}))
@@ -155,7 +155,7 @@ class CompilationConfig(ConfigSection):
         return tuple(sorted({*sizes, *more}))
 
     def specialised_sizes(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> list[int]:
-        """Returns the numbers of tokens that get kernels of their own, ascending."""
+        """Returns the numbers of tokens with kernels of their own, ascending."""
         sizes: set[int] = set()
         for size in self.compile_sizes:
             sizes.update(self.capture_sizes(max_num_seqs) if isinstance(size, str) else [size])

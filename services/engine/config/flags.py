@@ -14,14 +14,14 @@ Config = TypeVar("Config", bound=EngineConfig)
 
 
 def read_flags(kind: type[Config], arguments: Sequence[str]) -> Config:
-    """Returns the configuration that arguments and environment variables ask for.
+    """Returns the configuration from arguments and environment variables.
 
     A field has the same flag and variable in any section: --max-num-seqs and
     OCTAVO_ENGINE_MAX_NUM_SEQS. Help lists the flags by section.
 
     Raises:
         ValidationError: a value is out of bounds.
-        SystemExit: an argument is no flag, or asks for help.
+        SystemExit: an argument is no flag, or requests help.
     """
     sections = kind.sections()
     fields: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""EngineCore: takes requests, runs them on a worker, and ends each of them exactly once."""
+"""EngineCore takes requests, runs them on a worker, and ends each exactly once."""
 
 import asyncio
 import time
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 HISTORY_INTERVAL_S = 60.0
-"""Time between two writes of the step sizes: 1 ms each, 10 ms where 8192 sizes were seen."""
+"""Time between two writes of the step sizes, which take 1 ms, or 10 ms with 8192 sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class DrainReport:
 
 
 class EngineCore:
-    """The engine under the RPCs. All methods run in one event loop.
+    """The engine below the RPCs. All methods run in one event loop.
 
     `run` supervises a worker; `submit` takes requests while one is ready. A request's output goes
-    to its sink, and the last output has a finish reason or an error. Requests of a lost worker wait
-    for the next one and go on after their known tokens.
+    to its sink; the last output has a finish reason or an error. Requests of a lost worker wait for
+    the next one and continue after their known tokens.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class EngineCore:
             config: settings of the queue, the cache and time.
             limits: of steps and sequences.
             make_executor: makes the executor of the next worker.
-            on_readiness: called when the engine begins or ceases to take requests.
-            tracing: takes the spans of requests; None makes none.
+            on_readiness: called when the engine starts or stops taking requests.
+            tracing: takes the spans of requests.
         """
         self.engine_id = uuid.uuid4().hex
         self.counters = Counters()
@@ -102,12 +102,12 @@ class EngineCore:
 
     @property
     def is_ready(self) -> bool:
-        """Whether new requests are taken now."""
+        """Whether the engine takes new requests."""
         return self._steps is not None and not self._is_draining
 
     @property
     def is_draining(self) -> bool:
-        """Whether the engine finishes its requests and takes no new ones."""
+        """Whether the engine only finishes its requests."""
         return self._is_draining
 
     async def run(self) -> NoReturn:
@@ -126,14 +126,14 @@ class EngineCore:
             self._save_history()
 
     def check_ready(self) -> None:
-        """Raises EngineUnavailableError unless requests are taken now."""
+        """Raises EngineUnavailableError unless `is_ready`."""
         if self._is_draining:
             raise EngineUnavailableError("the engine is draining and takes no new requests")
         if self._steps is None:
             raise EngineUnavailableError("the engine is not ready: its worker is starting")
 
     def submit(self, request: Request) -> None:
-        """Takes a request, whose output goes to its sink from now on. Releases it on an error.
+        """Takes a request, whose output goes to its sink from now on; releases it on an error.
 
         Raises:
             EngineUnavailableError: the engine takes no requests now.
@@ -141,7 +141,7 @@ class EngineCore:
             DuplicateRequestError: a live request has the same id.
             QueueFullError: too many requests wait.
             InvalidRequestError: it can never fit.
-            RequestFaultError: the same request was at fault for the loss of a worker.
+            RequestFaultError: the same request caused the loss of a worker.
         """
         try:
             self._take(request)
@@ -150,7 +150,7 @@ class EngineCore:
             raise
 
     def abort(self, request: Request, error: EngineError | None = None) -> None:
-        """Ends a request at once and frees its blocks; ignores one that has ended.
+        """Ends a live request at once and frees its blocks.
 
         Its sink takes a last output with `error`, or with the finish reason ABORTED.
         """
@@ -159,7 +159,7 @@ class EngineCore:
     async def drain(self, timeout_s: float) -> DrainReport:
         """Refuses new requests, waits at most `timeout_s` for live ones, then aborts the rest.
 
-        A second drain joins the first, with a time limit of its own.
+        A second drain joins the first, with its own time limit.
         """
         num_live = len(self._live)
         if not self._is_draining:
@@ -192,7 +192,7 @@ class EngineCore:
         self._drain_listeners.discard(listener)
 
     def watch(self, *, include_token_ids: bool, include_snapshot: bool) -> StepWatcher:
-        """Returns a watcher of the steps from now on; `watchers.remove` removes it.
+        """Returns a watcher of the steps from now on; end it with `watchers.remove`.
 
         Raises:
             EngineUnavailableError: there is no worker to take a snapshot of.
@@ -205,7 +205,7 @@ class EngineCore:
         return self.watchers.add(include_token_ids=include_token_ids, snapshot=snapshot)
 
     def load(self) -> EngineLoad:
-        """Returns the engine's load of this moment."""
+        """Returns the engine's present load."""
         if self._steps is None or self.worker is None:
             return EngineLoad()
         scheduler = self._steps.scheduler
@@ -300,12 +300,10 @@ class EngineCore:
         self._steps.wake()
 
     def _wake(self) -> None:
-        """Wakes the step loop of the current worker, if there is one."""
         if self._steps is not None:
             self._steps.wake()
 
     def _complete(self, request: Request, error: EngineError | None) -> None:
-        """Ends a request whose grammar is complete or has failed."""
         self._end(request, FinishReason.STOP if error is None else None, error)
 
     def _end(
@@ -324,7 +322,7 @@ class EngineCore:
             self._save_history()
 
     def _save_history(self) -> None:
-        """Writes the history, unless there is no file for it or no step to add."""
+        """Writes the history if it has a file and new steps."""
         history, path = self.history, self._history_path
         num_steps = history.num_steps
         if path is None or num_steps == self._num_steps_saved:

@@ -1,4 +1,4 @@
-"""Counts the captures and the replays of a worker's graphs."""
+"""Counts the captures and replays of a worker's graphs."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _ORDER = (
 
 @dataclass(slots=True)
 class GraphFigures:
-    """One graph: the cost of its capture, and the steps that replayed it.
+    """One graph's cost of capture and the steps that replayed it.
 
     num_bytes: device memory that it added. padded_tokens: padding in its replays, in query tokens.
     fault: why the graph is not used; empty while it is.
@@ -56,7 +56,7 @@ class GraphLedger:
 
     @property
     def figures(self) -> list[GraphFigures]:
-        """Every graph that was captured or given up: decode graphs first, large ones first."""
+        """Every graph that was captured or given up: decode graphs first, larger first."""
         return sorted(
             self._figures.values(),
             key=lambda each: (_ORDER.index(each.key.kind), -each.key.num_tokens),
@@ -64,11 +64,11 @@ class GraphLedger:
 
     @property
     def captured(self) -> list[GraphFigures]:
-        """The graphs that steps may be ordered to run."""
+        """The graphs that steps may order."""
         return [each for each in self.figures if not each.fault and each.key.kind != _DRAFT]
 
     def costs(self, *kinds: GraphKind) -> dict[int, int]:
-        """Returns the bytes that the captured graphs of these kinds added, by tokens."""
+        """Returns the bytes of each captured graph of these kinds, by tokens."""
         costs = Counter[int]()
         for each in self.captured:
             if each.key.kind in kinds:
@@ -103,7 +103,7 @@ class GraphLedger:
         log.warning("graph_was_given_up", num_tokens=report.key.num_tokens, fault=report.fault)
 
     def count(self, descriptor: BatchDescriptor, result: StepResult) -> FallbackReason:
-        """Counts one step that ran; returns why it ran without a graph, if it did."""
+        """Counts a step that ran; returns why it ran without a graph, if it did."""
         if descriptor.fallback_reason:
             return descriptor.fallback_reason
         if result.fallback_reason:

@@ -20,7 +20,7 @@ def _tokens() -> Histogram:
 class Latencies:
     """Times in seconds and lengths in tokens.
 
-    The first two count when a step ends, the others when a request ends for any reason.
+    The first two are counted per step, the others when a request ends for any reason.
     """
 
     time_to_first_token: Histogram = field(default_factory=_latency)
@@ -35,7 +35,7 @@ class Latencies:
     def count_step(self, outputs: Sequence[RequestOutput]) -> None:
         """Counts the tokens of one step.
 
-        Requests with their last token in the same step waited equally long, so a steady batch costs
+        Requests whose last tokens came in the same step waited equally long: a steady batch costs
         one observation.
         """
         at_s = 0.0

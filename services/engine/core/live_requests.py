@@ -10,7 +10,7 @@ from services.engine.request import OutputSink, Request, RequestOutput
 
 
 class LiveRequests:
-    """Holds every live request by its id and ends each of them exactly once."""
+    """Holds every live request by its id and ends each exactly once."""
 
     def __init__(self, ends: RequestEnds, on_deadline: Callable[[Request], None]) -> None:
         self._ends = ends

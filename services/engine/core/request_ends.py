@@ -1,4 +1,4 @@
-"""Records the end of every request: a count, a log line, its latencies and its spans."""
+"""Records the end of every request: count, log line, latencies and spans."""
 
 import time
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ log = structlog.get_logger()
 class RequestEnds:
     """Records the end of requests.
 
-    Spans are made here, from the marks of a request, so that tracing costs a step nothing.
+    Spans are made here, from the marks of a request, so tracing adds nothing to a step.
     """
 
     def __init__(self, counters: Counters, tracing: "Tracing | None") -> None:
@@ -26,7 +26,7 @@ class RequestEnds:
         self._tracing = tracing
 
     def record(self, output: RequestOutput) -> None:
-        """Records the end of a request with its last output."""
+        """Records a request's last output."""
         request, end_s = output.request, time.monotonic()
         reason = output.finish_reason.value if output.finish_reason else "failed"
         error = None if output.error is None else type(output.error).__name__
@@ -74,8 +74,8 @@ class RequestEnds:
 def _add_phases(span: "RequestSpan", request: Request, end_s: float) -> None:
     """Adds spans for the queue, the prefill and the decode, with the ids of their steps.
 
-    WatchSteps and recordings have the same step ids. Each worker counts its own steps, so the spans
-    of a request that several workers ran have none.
+    WatchSteps and recordings use the same ids. Each worker counts its own steps, so spans of a
+    request that several workers ran have no ids.
     """
     started, first, last = request.started, request.first_token, request.last_token
     span.add_phase("queued", request.arrival_s, end_s if started is None else started.at_s)

@@ -1,4 +1,4 @@
-"""Snapshots of the rows before a step, with which a recording begins."""
+"""Snapshots of the rows before a step, which begin a recording."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,8 +11,6 @@ from services.engine.scheduler.scheduler import ScheduledStep
 
 @dataclass(slots=True)
 class _Row:
-    """A running request's row and known tokens."""
-
     row: int
     token_ids: list[int]
     block_ids: bytes
@@ -20,10 +18,10 @@ class _Row:
 
 
 class PendingSnapshot:
-    """All rows as they are before the next step to be scheduled.
+    """All rows before the next step to be scheduled.
 
-    The scheduler already counts the tokens that steps in flight compute. The tokens that these
-    sample come with their results. Later changes of the requests belong to later steps.
+    The scheduler already counts the tokens that steps in flight compute; their results add the
+    sampled tokens.
     """
 
     def __init__(
@@ -32,8 +30,8 @@ class PendingSnapshot:
         """Copies the rows of running requests.
 
         Args:
-            running: the scheduler's running requests, between two of its steps.
-            next_step_id: the step that it schedules next.
+            running: the scheduler's running requests, between two steps.
+            next_step_id: the next step to be scheduled.
             num_in_flight: earlier steps without a result.
         """
         self._next_step_id = next_step_id
@@ -46,7 +44,7 @@ class PendingSnapshot:
         return not self._num_in_flight
 
     def take(self, step: ScheduledStep, result: StepResult) -> None:
-        """Takes the tokens of the next step that was in flight."""
+        """Takes the tokens of the oldest step in flight."""
         for request, token_ids in zip(step.requests, read_tokens(result), strict=True):
             row = self._rows.get(request)
             if row is not None:

@@ -14,8 +14,8 @@ from services.engine.scheduler.stats import SchedulerCounts
 class DraftCounts:
     """Counts of speculative decoding.
 
-    num_verified: draft tokens verified. num_accepted: draft tokens accepted. num_verifications:
-    times a request's drafts were verified.
+    num_verified, num_accepted: draft tokens. num_verifications: verifications of a request's
+    drafts.
     """
 
     num_verified: int = 0
@@ -23,7 +23,7 @@ class DraftCounts:
     num_verifications: int = 0
 
     def count(self, descriptor: BatchDescriptor, result: StepResult) -> None:
-        """Counts one step that ran."""
+        """Counts a step that ran."""
         if result.num_accepted_tokens:
             num_drafts = read_int32(descriptor.spec_decode_metadata.num_draft_tokens)
             self.num_verified += int(num_drafts.sum())
@@ -33,7 +33,7 @@ class DraftCounts:
 
 @dataclass(slots=True)
 class Counters:
-    """Counts that outlive a worker. Each part of the engine counts its own events."""
+    """Counts that outlive a worker; each part of the engine counts its own events."""
 
     num_steps: int = 0
     num_step_tokens: int = 0
@@ -61,7 +61,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """The engine's load of this moment; cheap to read."""
+    """The engine's present load; cheap to read."""
 
     step_age_s: float = 0.0
     num_running: int = 0

@@ -1,4 +1,4 @@
-"""The loop that keeps one worker busy: schedule, send, take the result, publish."""
+"""The loop of one worker: schedule, send, take the result, publish."""
 
 import asyncio
 import time
@@ -21,12 +21,12 @@ from services.engine.scheduler.scheduler import ScheduledStep, Scheduler
 log = structlog.get_logger()
 
 MAX_STEPS_IN_FLIGHT = 2
-"""One step runs while the next one waits at the worker, so the device never waits for the host.
-With speculation there is one: the result of a step decides what the next one computes."""
+"""One step runs while the next waits at the worker, so the device never waits for the host.
+With speculation there is one: each step depends on the result of the last."""
 
 
 class WorkerHungError(Exception):
-    """The worker has had work for longer than a step may take and has not answered."""
+    """The worker has not answered a step within the time limit."""
 
 
 class StepChannel(Protocol):
@@ -42,8 +42,8 @@ class StepChannel(Protocol):
 class StepLoop:
     """Runs the steps of one scheduler on one worker until the worker is lost.
 
-    It waits for a result only when MAX_STEPS_IN_FLIGHT steps are in flight: step n+1 is sent before
-    the result of step n is back. Between two steps the event loop runs all other tasks.
+    It waits for a result only with MAX_STEPS_IN_FLIGHT steps in flight: step n+1 is sent before the
+    result of step n is back. Other tasks run between two steps.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class StepLoop:
 
     @property
     def step_age_s(self) -> float:
-        """Seconds since a step last finished while work is pending; 0 when there is none."""
+        """Seconds since a step last finished while work is pending; else 0."""
         if self._progress_s is None:
             return 0.0
         return time.monotonic() - self._progress_s
@@ -87,7 +87,7 @@ class StepLoop:
         }
 
     def wake(self) -> None:
-        """Wakes the loop after a change of the scheduler's requests."""
+        """Wakes the loop after the scheduler's requests changed."""
         self._wake.set()
 
     def snapshot(self) -> PendingSnapshot:
@@ -102,7 +102,7 @@ class StepLoop:
         """Runs steps until the worker is lost.
 
         Raises:
-            WorkerDiedError: the worker is gone.
+            WorkerDiedError: the worker has exited.
             WorkerHungError: the worker does not answer.
         """
         try:
@@ -133,7 +133,6 @@ class StepLoop:
             self._wake.clear()
 
     def _update(self, result: StepResult) -> list[RequestOutput]:
-        """Gives one result to the scheduler and counts its step."""
         step = self._in_flight.popleft()
         assert step.step_id == result.step_id, "results come in the order of the steps"
         self._progress_s = time.monotonic()
@@ -155,7 +154,7 @@ class StepLoop:
         return outputs
 
     def _retreat(self, step: ScheduledStep, result: StepResult) -> list[RequestOutput]:
-        """Takes back a step that was not computed, and all steps after it."""
+        """Takes back a step that was not computed, and all later ones."""
         if result.failure == StepFailure.STEP_FAILURE_SKIPPED:
             return []  # it was taken back together with the failed step
         self._counters.num_failed_steps += 1
@@ -171,7 +170,6 @@ class StepLoop:
         return outputs
 
     def _fill(self) -> None:
-        """Sends steps until enough are in flight or nothing can run."""
         started_ns = time.perf_counter_ns()
         while len(self._in_flight) < self._max_in_flight:
             step = self.scheduler.schedule()

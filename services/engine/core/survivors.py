@@ -1,10 +1,9 @@
-"""The requests of a lost worker: they go on with the next one, run alone there, or end.
+"""The requests of a lost worker: they continue on the next one, run alone there, or end.
 
 Any request of the last steps may be the cause, unless the worker was killed from outside. All of
-them are suspects: they start over with the next worker, one at a time and alone, until each has
-sampled the tokens that it was about to sample. If that worker is lost too, the request that ran
-alone is at fault: it ends, and the same request is refused for some time. See
-docs/decisions/0007-suspects-run-alone.md.
+them are suspects: each runs alone on the next worker until it has sampled the tokens it was about
+to sample. If that worker is lost too, the request is at fault: it ends, and the same request is
+refused for some time. See docs/decisions/0007-suspects-run-alone.md.
 """
 
 import asyncio
@@ -30,11 +29,11 @@ from services.engine.scheduler.scheduler import Scheduler
 log = structlog.get_logger()
 
 MAX_LOSSES = 3
-"""Workers lost with a request in their last steps before the request ends."""
+"""Losses of workers with a request in their last steps that end the request."""
 REFUSED_FOR_S = 600.0
 """Time for which a request at fault is refused."""
 MAX_REFUSED = 1024
-"""Most requests that are refused; the oldest is forgotten first."""
+"""Most refused requests; the oldest is forgotten first."""
 
 
 class Survivors:
@@ -51,8 +50,8 @@ class Survivors:
 
         Args:
             live: the engine's requests.
-            time_limit_s: longest wait for the next worker; requests end after it.
-            end: ends one of them.
+            time_limit_s: longest wait for the next worker; then the requests end.
+            end: ends one request.
         """
         self._live = live
         self._time_limit_s = time_limit_s
@@ -62,7 +61,7 @@ class Survivors:
         self._giving_up: asyncio.TimerHandle | None = None
 
     def check(self, request: Request) -> None:
-        """Raises RequestFaultError if the same request was at fault for a recent loss."""
+        """Raises RequestFaultError if the same request caused a recent loss."""
         if not self._refused_until_s:
             return
         until_s = self._refused_until_s.get(_fingerprint(request), 0.0)
@@ -81,7 +80,7 @@ class Survivors:
 
         Args:
             in_flight: the requests of its last steps.
-            was_killed: whether it was killed from outside, which makes no request a suspect.
+            was_killed: whether it was killed from outside; then no request is a suspect.
             has_progressed: whether it had finished a step, which restarts the time limit.
         """
         num_live = len(self._live)
@@ -112,7 +111,7 @@ class Survivors:
                 self._end(request, EngineUnavailableError(str(error)))
 
     def _judge(self, request: Request, *, was_killed: bool, is_alone: bool) -> None:
-        """Ends a request of a worker's last steps, or makes it a suspect."""
+        """Ends a request of the last steps, or makes it a suspect."""
         was_suspect = request.is_suspect
         lose_worker(request, was_killed=was_killed)
         if is_alone and was_suspect and not was_killed:

@@ -1,4 +1,4 @@
-"""Watchers of the step loop, which see every step as it runs."""
+"""Watchers of the steps."""
 
 import asyncio
 from collections import deque
@@ -11,12 +11,12 @@ from services.engine.core.snapshot import PendingSnapshot
 from services.engine.scheduler.scheduler import ScheduledStep
 
 MAX_QUEUED_STEPS = 256
-"""Most steps that wait for one watcher; it misses further ones."""
+"""Most steps queued for one watcher; it misses further ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedStep:
-    """One step that ran, and the number of steps that the watcher missed before it."""
+    """A step that ran, and the number of steps that the watcher missed before it."""
 
     descriptor: BatchDescriptor
     result: StepResult
@@ -24,7 +24,7 @@ class WatchedStep:
 
 
 class StepWatcher:
-    """An asynchronous iterator over the steps. A slow reader misses steps; the loop never waits."""
+    """An asynchronous iterator over steps; a slow reader misses some, the loop never waits."""
 
     def __init__(self, *, include_token_ids: bool) -> None:
         self.include_token_ids = include_token_ids
@@ -37,7 +37,7 @@ class StepWatcher:
     async def snapshot(self) -> Snapshot | None:
         """Returns the state before the first step once it is known; None if the engine stops first.
 
-        For watchers that were added with a snapshot.
+        Only for watchers added with a snapshot.
         """
         while self._snapshot is None and not self._is_closed:
             self._changed.clear()
@@ -85,9 +85,9 @@ class StepWatchers:
     def add(
         self, *, include_token_ids: bool, snapshot: PendingSnapshot | None = None
     ) -> StepWatcher:
-        """Returns a new watcher that sees every step from now on.
+        """Returns a watcher of all steps from now on.
 
-        With a snapshot it sees the steps scheduled from now on, as long as this worker lives.
+        With a snapshot: of the steps scheduled from now on, until this worker is lost.
         """
         watcher = StepWatcher(include_token_ids=include_token_ids)
         if snapshot is None:
@@ -105,7 +105,7 @@ class StepWatchers:
         self._pending.pop(watcher, None)
 
     def publish(self, step: ScheduledStep, result: StepResult) -> None:
-        """Shows one step to every watcher; costs nothing while there is none."""
+        """Passes a step to every watcher."""
         if self._watchers:
             self._show(step.descriptor, result)
         if self._pending:
@@ -120,7 +120,7 @@ class StepWatchers:
             watcher.close()
 
     def close_with_snapshot(self) -> None:
-        """Ends the watchers that began with a snapshot, whose rows are gone."""
+        """Ends the watchers that began with a snapshot, whose rows are lost."""
         for watcher in list(self._with_snapshot):
             watcher.close()
             self.remove(watcher)
@@ -135,7 +135,6 @@ class StepWatchers:
                 watcher.put(*without_tokens)
 
     def _begin_settled(self) -> None:
-        """Starts the watchers whose snapshots are settled."""
         settled = [w for w, snapshot in self._pending.items() if snapshot.is_settled]
         for watcher in settled:
             watcher.begin(self._pending.pop(watcher).message())

@@ -1,4 +1,4 @@
-"""Keeps a worker alive: starts one, serves with it, starts another when it is lost."""
+"""Starts a worker, serves with it, and starts another when it is lost."""
 
 import asyncio
 import errno
@@ -19,32 +19,32 @@ MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0
 _SHORTAGES = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 STABLE_AFTER_S = 60.0
-"""A worker that served for this long does not count as failing again and again."""
+"""A worker that served this long does not count as a repeated failure."""
 
 
 class Executor(StepChannel, Protocol):
-    """A worker process as the service process sees it."""
+    """A worker process as the service sees it."""
 
     async def start(self, on_progress: Callable[[str], None] | None = None) -> WorkerReady:
         """Starts the worker and waits until it takes steps.
 
         Raises:
-            WorkerDiedError: it could not start; the message says why.
+            WorkerDiedError: it could not start, with the reason.
         """
 
     async def show_stacks(self) -> None:
-        """Makes a worker that does not answer write its threads' stacks to standard error."""
+        """Makes a hung worker write its threads' stacks to standard error."""
 
     async def stop(self) -> None:
-        """Ends the worker, by force if need be."""
+        """Ends the worker, by force if necessary."""
 
     @property
     def pid(self) -> int | None:
-        """The worker's process id while it lives."""
+        """The live worker's process id."""
 
 
 class WorkerSupervisor:
-    """Runs one worker after the other, with a growing pause while they keep failing."""
+    """Runs one worker after the other, with a growing pause after repeated failures."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class WorkerSupervisor:
         """Supervises until it is cancelled.
 
         Raises:
-            WorkerDiedError: the very first worker could not start, so no other will; a shortage of
-                processes, memory or files is retried.
+            WorkerDiedError: the first worker could not start. A shortage of processes, memory or
+                files is retried instead.
         """
         backoff_s = MIN_BACKOFF_S
         has_served = False
@@ -84,7 +84,7 @@ class WorkerSupervisor:
                 has_served = True
                 started_s = time.monotonic()
                 await self._serve(executor, ready)
-            except Exception as error:  # the engine loop: whatever it was costs a worker, not us
+            except Exception as error:  # any error costs a worker, not the service
                 if not has_served and not _is_shortage(error):
                     raise
                 _log_lost(executor, error)

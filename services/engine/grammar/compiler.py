@@ -1,4 +1,4 @@
-"""Compiles the grammars of requests in threads and processes of its own."""
+"""Compiles grammars of requests in its own threads and processes."""
 
 import asyncio
 import threading
@@ -24,16 +24,16 @@ from services.telemetry.counts import Counts
 log = structlog.get_logger()
 
 MAX_CACHED = 64
-"""Grammars that are kept compiled; one takes some hundred kilobytes, at most 100 MB."""
+"""Compiled grammars kept; one takes some hundred kilobytes, at most 100 MB."""
 MAX_COMPILING = 64
 """Grammars that may wait to be compiled."""
 LIVE = "structured_requests"
-"""Name of the count of constraints that requests hold or wait for."""
+"""Name of the count of held or awaited constraints."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """A grammar at its beginning, to be copied, and the first token's mask."""
+    """The initial state of a grammar, to be copied, and the first token's mask."""
 
     matcher: LLMatcher
     mask: bytes
@@ -41,17 +41,17 @@ class _Compiled:
 
 @dataclass(slots=True, eq=False)
 class _Compilation:
-    """The one task that compiles a grammar, or has, for all requests that want it."""
+    """The shared task that compiles a grammar."""
 
     task: "asyncio.Task[_Compiled]"
     num_waiting: int = 0
 
 
 class GrammarCompiler:
-    """Compiles grammars, each once, and begins a constraint for each request.
+    """Compiles each grammar once, and makes a constraint for each request.
 
-    A grammar that was never seen goes through a probe first, a process that may be killed; only
-    what passed is compiled here, in a thread. Equal grammars share what they learn.
+    A probe process, which can be killed, first compiles a new grammar; only if that succeeds, a
+    thread compiles it here. Equal grammars share the result.
     """
 
     def __init__(
@@ -65,16 +65,16 @@ class GrammarCompiler:
         num_threads: int,
         counts: Counts,
     ) -> None:
-        """Does nothing before the first grammar.
+        """Starts nothing before the first grammar.
 
         Args:
             tokenizer_json: content of the model's tokenizer.json.
             vocab_size: the model's.
-            eos_token_ids: tokens that end an output wherever it is complete.
-            max_live: most constraints that requests may hold, or wait for, at a time.
-            timeout_s: longest time to compile a grammar, and for the mask of one token.
-            num_threads: threads that work out masks.
-            counts: where constraints are counted.
+            eos_token_ids: tokens that end a complete output.
+            max_live: most constraints held or awaited at a time.
+            timeout_s: time limit of a compilation, and of one token's mask.
+            num_threads: threads that compute masks.
+            counts: counts the constraints.
         """
         self._settings: dict[str, Any] = {
             "tokenizer_json": tokenizer_json.decode(errors="replace"),
@@ -93,13 +93,13 @@ class GrammarCompiler:
         self._known: OrderedDict[StructuredOutput, _Compilation] = OrderedDict()
 
     def load(self) -> None:
-        """Begins to read the tokenizer."""
+        """Starts to read the tokenizer."""
         if self._loading is None:
             self._start_threads()
             self._loading = asyncio.create_task(self._load())
 
     async def tokenizer(self) -> LLTokenizer:
-        """Returns the tokenizer, once it is read.
+        """Waits for the tokenizer.
 
         Raises:
             UnsupportedError: llguidance cannot use the model's tokenizer.
@@ -111,14 +111,14 @@ class GrammarCompiler:
     async def constrain(
         self, wanted: StructuredOutput, token_ids: Sequence[int] = ()
     ) -> GrammarConstraint:
-        """Returns a constraint at its beginning, or after the tokens of an output that goes on.
+        """Returns a constraint at its beginning, or after the tokens of a resumed output.
 
         It counts against the limit until it is closed.
 
         Raises:
             InvalidRequestError: the grammar is wrong or too expensive.
-            UnsupportedError: grammars cannot be used with the model's tokenizer.
-            QueueFullError: too many grammars are in use or wait to be compiled.
+            UnsupportedError: the model's tokenizer allows no grammars.
+            QueueFullError: too many grammars are in use or wait for compilation.
         """
         if not self._counts.take(LIVE, limit=self._max_live):
             raise QueueFullError(
@@ -165,7 +165,7 @@ class GrammarCompiler:
             raise
 
     def _start_threads(self) -> None:
-        """Starts all threads now, as the system may refuse them later."""
+        """Starts all threads now, because the system may refuse them later."""
         may_end = threading.Event()
         try:
             for _ in range(self._num_threads):
@@ -174,9 +174,9 @@ class GrammarCompiler:
             may_end.set()
 
     async def _compiled(self, wanted: StructuredOutput) -> _Compilation:
-        """Returns the task of a grammar once it is done.
+        """Waits for the task of a grammar.
 
-        A request that leaves meanwhile ends it, unless others wait for the same grammar.
+        If the last waiting request leaves, the task ends.
         """
         compilation = self._compilation(wanted)
         compilation.num_waiting += 1
@@ -207,7 +207,7 @@ class GrammarCompiler:
         return new
 
     def _note(self, wanted: StructuredOutput, compilation: _Compilation) -> None:
-        """Keeps what compiled, the latest of it, and forgets what did not."""
+        """Keeps the latest successful compilations."""
         task = compilation.task
         if task.cancelled() or task.exception() is not None:
             self._forget(wanted, compilation)
@@ -238,7 +238,7 @@ class GrammarCompiler:
         return await loop.run_in_executor(self._compiling, self._compile_here, tokenizer, text)
 
     def _go_on(self, matcher: LLMatcher, token_ids: Sequence[int]) -> bytes:
-        """Moves a matcher past the tokens that an output has so far; returns the next mask."""
+        """Moves a matcher past an output's tokens; returns the next mask."""
         end_s = time.thread_time() + self._timeout_s
         for token_id in token_ids:  # one by one: the library keeps the interpreter lock meanwhile
             matcher.consume_token(token_id)

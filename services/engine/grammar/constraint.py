@@ -1,4 +1,4 @@
-"""One request's place in its grammar."""
+"""One request's state in its grammar."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,9 +19,9 @@ RETRY_AFTER_MS = 1000
 
 
 class GrammarConstraint:
-    """Walks a grammar as tokens are chosen and works out masks in threads; see `Constraint`.
+    """Advances in a grammar by chosen tokens and computes masks in threads; see `Constraint`.
 
-    It outlives preemptions: it knows the tokens, not the blocks.
+    It outlives preemptions, as it depends only on tokens.
     """
 
     __slots__ = (
@@ -39,14 +39,14 @@ class GrammarConstraint:
         on_failure: Callable[[], None],
         on_close: Callable[[], None],
     ) -> None:
-        """Starts where the first token is to be chosen.
+        """Starts before the first token.
 
         Args:
-            matcher: the grammar's, moved by this constraint only.
+            matcher: the grammar's, used only here.
             mask: the first token's.
-            threads: where masks are worked out.
-            timeout_s: a mask that takes longer ends the request.
-            on_failure: called when the grammar cannot go on.
+            threads: compute masks.
+            timeout_s: time limit of a mask, which ends the request.
+            on_failure: called when the grammar cannot continue.
             on_close: called once, when the request has ended.
         """
         self._matcher: LLMatcher | None = matcher
@@ -63,7 +63,7 @@ class GrammarConstraint:
 
     @property
     def mask(self) -> bytes | None:
-        """The next token's bits; None while they are not known."""
+        """The next token's bits; None until computed."""
         return self._mask
 
     def listen(
@@ -73,7 +73,7 @@ class GrammarConstraint:
         self._on_mask, self._on_end = on_mask, on_end
 
     def advance(self, token_id: int) -> None:
-        """Takes the token that was chosen; the mask of the next token comes later."""
+        """Takes the chosen token and starts to compute the next mask."""
         matcher = self._matcher
         if matcher is None:
             return  # the request has ended meanwhile
@@ -86,7 +86,7 @@ class GrammarConstraint:
         work.add_done_callback(partial(self._hand_over, loop))
 
     def close(self) -> None:
-        """Releases the grammar and the request; no callback follows."""
+        """Releases the grammar and the request; ends all callbacks."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -99,7 +99,7 @@ class GrammarConstraint:
         on_close()
 
     def _walk(self, matcher: LLMatcher, token_id: int) -> bytes | EngineError | None:
-        """Moves on by one token; returns the next mask, None where nothing can follow."""
+        """Advances by one token; returns the next mask, None if nothing can follow."""
         if self._is_closed:
             return None  # the request ended while this waited for a thread
         self._has_begun = True
@@ -119,7 +119,7 @@ class GrammarConstraint:
     def _hand_over(
         self, loop: asyncio.AbstractEventLoop, work: "Future[bytes | EngineError | None]"
     ) -> None:
-        """Takes the outcome from its thread to the event loop."""
+        """Passes a thread's outcome to the event loop."""
         if not work.cancelled() and not loop.is_closed():
             loop.call_soon_threadsafe(self._take, work.result())
 

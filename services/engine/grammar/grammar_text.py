@@ -1,4 +1,4 @@
-"""Grammars of requests in the form of llguidance, and the limits of compiling them."""
+"""Requests' grammars in the form of llguidance, and the limits of compilation."""
 
 import json
 import re
@@ -28,10 +28,10 @@ _SCHEMA_AT = "at 1(8): failed to compile JSON schema: "
 
 
 def grammar_text(wanted: StructuredOutput) -> str:
-    """Returns the grammar of an output in llguidance's own form; whether it is valid shows later.
+    """Returns an output's grammar in llguidance's form, unvalidated.
 
     Raises:
-        InvalidRequestError: a schema is no JSON, or has a keyword that is not enforced.
+        InvalidRequestError: a schema is not JSON, or has a keyword that is not enforced.
     """
     match wanted.kind:
         case GrammarKind.JSON_SCHEMA:
@@ -62,10 +62,10 @@ def _of_schema(schema: dict[str, Any]) -> str:
 
 
 def compile_grammar(tokenizer: LLTokenizer, text: str) -> LLMatcher:
-    """Compiles a grammar; `is_error` of the result says whether it is valid.
+    """Compiles a grammar; `is_error` of the result is true if it is invalid.
 
-    The limits bound the memory, and the time of one token, of any grammar: at most 25 ms of 2026's
-    processors and 2 kB for each state. They do not bound the time to compile; see probe.
+    The limits bound any grammar's memory, 2 kB per state, and the time of one token, 25 ms on
+    2026's processors. They do not bound the time to compile; see probe.
     """
     limits = LLParserLimits(
         step_lexer_fuel=200_000,
@@ -81,12 +81,12 @@ def make_tokenizer(
 ) -> LLTokenizer:
     """Reads a tokenizer for grammars.
 
-    It takes one to three seconds for 150,000 tokens and keeps the interpreter lock all the time.
+    Takes one to three seconds for 150,000 tokens, holding the interpreter lock.
 
     Args:
         tokenizer_json: content of tokenizer.json.
         vocab_size: the model's; tokens that only the tokenizer knows count too.
-        eos_token_ids: tokens that end an output wherever it is complete.
+        eos_token_ids: tokens that end a complete output.
 
     Raises:
         ValueError: llguidance cannot use it.
@@ -119,7 +119,7 @@ def _special_token(token_id: int, text: str) -> dict[str, Any]:
 
 
 def shown(message: str) -> str:
-    """Returns a complaint of llguidance, cut to what a status can carry."""
+    """Returns an error of llguidance, cut to the length of a status."""
     message = _EXCERPT.sub("", message).removesuffix("<non-verbose/>").removeprefix(_SCHEMA_AT)
     line = " ".join(message.split())
     if line.startswith("NoExtension"):

@@ -1,4 +1,4 @@
-"""The process that compiles grammars not seen before; `probe_pool` starts it.
+"""The process that compiles new grammars; `probe_pool` starts it.
 
 The opening message has the tokenizer, each question an output, both as JSON. An answer is the text
 of the grammar.
@@ -18,11 +18,11 @@ from services.engine.request import GrammarKind, StructuredOutput
 from services.processes.helper_program import Refusal, limit_resources, run_helper
 
 MAX_MEMORY_BYTES = 2 * 2**30
-"""Address space of the process; a grammar that wants more ends it."""
+"""Address space of the process; a grammar that needs more ends it."""
 
 
 def open_probe(opening: bytes) -> Callable[[bytes], bytes]:
-    """Reads a tokenizer and returns the function that tries outputs.
+    """Reads a tokenizer and returns the function that compiles outputs.
 
     Args:
         opening: arguments of `make_tokenizer`, as JSON.

@@ -29,10 +29,10 @@ RETRY_AFTER_MS = 1000
 
 
 class ProbePool:
-    """Up to NUM_PROBES processes that compile grammars, one at a time each.
+    """Up to NUM_PROBES processes, each compiling one grammar at a time.
 
     No limit of the library bounds every grammar's time or memory ("multipleOf" a large prime takes
-    minutes), and a thread cannot be ended. A process can: one that is too slow is killed.
+    minutes). A slow process can be killed, unlike a thread.
     """
 
     def __init__(self, settings: dict[str, Any], *, timeout_s: float) -> None:
@@ -40,7 +40,7 @@ class ProbePool:
 
         Args:
             settings: arguments of `make_tokenizer`.
-            timeout_s: longest time for one grammar.
+            timeout_s: time limit of one grammar.
         """
         self._timeout_s = timeout_s
         self._pool = HelperPool(
@@ -52,14 +52,14 @@ class ProbePool:
         )
 
     async def check(self, wanted: StructuredOutput) -> str:
-        """Returns the grammar of an output once it has compiled.
+        """Compiles an output's grammar and returns its text.
 
-        A caller that leaves costs no process: the grammar is worked on to its end or time limit.
+        If the caller leaves, the process continues to the end or the time limit.
 
         Raises:
             InvalidRequestError: it is wrong, takes too long or too much memory.
-            UnsupportedError: no grammar can be used with the model's tokenizer.
-            QueueFullError: no process can be started now, or all are busy.
+            UnsupportedError: the model's tokenizer allows no grammars.
+            QueueFullError: no process can be started, or all are busy.
         """
         question = json.dumps({"kind": wanted.kind.value, "texts": wanted.texts}).encode()
         try:
@@ -85,5 +85,5 @@ class ProbePool:
         return grammar.decode()
 
     async def close(self) -> None:
-        """Ends the processes after their present grammars."""
+        """Ends the processes after their current grammars."""
         await self._pool.close()

@@ -1,7 +1,6 @@
-"""Checks JSON schemas: every keyword is enforced or an annotation, or the schema is refused.
+"""Checks JSON schemas: each keyword must be enforced or an annotation.
 
-llguidance ignores keywords that it does not know, at any depth. An output would then break a rule
-that its caller relies on, so this module knows all keywords by name.
+llguidance ignores unknown keywords at any depth; outputs would break rules that callers rely on.
 """
 
 import json
@@ -56,11 +55,11 @@ _HINTS = {
 
 
 def read_schema(text: str) -> dict[str, Any]:
-    """Returns a schema of which every keyword means what its output will follow.
+    """Returns a schema whose keywords are all enforced or annotations.
 
     Raises:
-        InvalidRequestError: it is no JSON object, too deep, or has a keyword or a format that
-            is not enforced.
+        InvalidRequestError: it is no JSON object, too deep, or has a keyword or a format that is
+            not enforced.
     """
     try:
         schema = json.loads(text, parse_constant=_refuse_constant)
@@ -81,7 +80,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _depth(value: Any) -> int:
-    """Returns how many objects and arrays are inside each other."""
+    """Returns the nesting depth of objects and arrays."""
     depth, level = 0, [value]
     while level:
         depth += 1
@@ -121,7 +120,7 @@ def _check_keyword(schema: dict[str, Any], keyword: str) -> None:
 
 
 def _inside(schema: dict[str, Any]) -> Iterator[Any]:
-    """Yields the values of a schema's keywords that are schemas themselves."""
+    """Yields the schemas among the values of a schema's keywords."""
     for keyword, value in schema.items():
         if keyword in _SUBSCHEMA:
             yield value
@@ -134,7 +133,7 @@ def _inside(schema: dict[str, Any]) -> Iterator[Any]:
 
 
 def _resolve(root: Any, reference: str) -> Any:
-    """Returns what the JSON pointer of a reference points to; None if that is nothing."""
+    """Returns the target of a reference's JSON pointer, if any."""
     _, _, pointer = reference.partition("#/")
     place = root
     for part in unquote(pointer).split("/"):

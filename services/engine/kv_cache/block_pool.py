@@ -3,19 +3,19 @@
 from collections import OrderedDict
 
 NULL_BLOCK = 0
-"""Block that pads block tables and takes the writes of dummy rows; no request holds it."""
+"""Pads block tables and takes the writes of dummy rows; no request holds it."""
 
 
 class BlockPool:
     """Counts the holders of every block and keeps free blocks in order of reuse.
 
-    A free block keeps its content, and may be shared again, until it is taken.
+    A free block keeps its content, and can be shared again, until `take` returns it.
     """
 
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks > 1, "a pool needs a block beside the null block"
         self._num_holders = [0] * num_blocks
-        # First to be reused comes first. An OrderedDict takes from the middle in constant time.
+        # In order of reuse; an OrderedDict removes from the middle in constant time.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
 
     @property
@@ -28,7 +28,7 @@ class BlockPool:
         return block_id in self._free
 
     def take(self, count: int) -> list[int]:
-        """Returns `count` free blocks, least recently used first; each has one holder now."""
+        """Returns `count` free blocks, least recently used first, with one holder each."""
         assert count <= len(self._free), "more blocks were asked for than are free"
         taken = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block_id in taken:
@@ -45,7 +45,7 @@ class BlockPool:
         return True
 
     def release(self, block_id: int, *, keep_long: bool) -> bool:
-        """Takes a holder away; returns whether the block became free.
+        """Removes a holder; returns whether the block became free.
 
         Args:
             block_id: a block with a holder.

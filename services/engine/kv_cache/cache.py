@@ -1,13 +1,13 @@
-"""The scheduler's books of the KV cache: blocks of requests, and prefixes that they share.
+"""The scheduler's records of the KV cache: blocks of requests and shared prefixes.
 
-Workers run steps in the order in which they were scheduled. So content counts as present as soon as
-the step that computes it is scheduled: a later step reads it after it was written, and the next
-holder of a freed block overwrites it after all steps already sent. Within one step every layer
-writes all keys and values before any query attends.
+Workers run steps in the order of scheduling. So content counts as present once a step that computes
+it is scheduled: later steps read it after the write, and the next holder of a freed block
+overwrites it after all steps already sent. Within a step every layer writes all keys and values
+before any query attends.
 
-With G layer groups, a request's `block_ids` are its block tables side by side: entry i is of group
-i % G and holds the tokens of the i // G-th block of the sequence. An entry whose tokens are out of
-its group's window is the null block.
+With G layer groups, a request's `block_ids` interleaves G block tables: entry i belongs to group i
+% G and holds the tokens of block i // G of the sequence. An entry whose tokens have left its
+group's window is the null block.
 """
 
 from itertools import islice
@@ -20,7 +20,7 @@ from services.engine.request import Request
 
 
 class KVCache:
-    """Gives blocks to requests, takes them back, and finds computed prefixes.
+    """Allocates and frees blocks of requests, and finds computed prefixes.
 
     It writes the requests' `block_ids`, `block_keys` and `num_indexed_blocks`.
     """
@@ -55,21 +55,21 @@ class KVCache:
 
     @property
     def num_cached_blocks(self) -> int:
-        """Free blocks whose content can still be found."""
+        """Free blocks that the prefix cache can still find."""
         return self._num_cached_blocks
 
     def prefix_changes(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
         """Returns the prefixes added and removed after a cursor; None starts over.
 
-        They are prefixes of the first group, and no match is longer than one of them.
+        They are prefixes of the first group, which bounds every match.
         """
         return self._indexes[0].changes_since(cursor, max_keys=max_keys)
 
     def match_prefix(self, request: Request) -> list[int]:
         """Returns the block table of the longest known prefix of the request's tokens.
 
-        It never covers all tokens: the last one must be computed for its logits. For a group with a
-        window it has the blocks that the token after the prefix attends to.
+        It never covers all tokens: the last one must be computed for its logits. A group with a
+        window has only the blocks that the token after the prefix attends to.
         """
         if not self._is_caching:
             return []
@@ -96,7 +96,7 @@ class KVCache:
         return num_needed <= self._pool.num_free
 
     def take_prefix(self, request: Request, prefix: list[int]) -> None:
-        """Gives a request without blocks the prefix that was matched for it."""
+        """Gives a request without blocks its matched prefix."""
         assert not request.block_ids, "a prefix comes before all other blocks"
         for block_id in prefix:
             if block_id != NULL_BLOCK:
@@ -107,10 +107,10 @@ class KVCache:
     def allocate(self, request: Request, num_tokens: int) -> list[int] | None:
         """Extends the request's blocks to its first `num_tokens` tokens.
 
-        It first frees the blocks that no token still to be computed attends to.
+        First frees the blocks that no later token attends to.
 
         Returns:
-            The entries added to its table; None if too few blocks are free, and none is added.
+            The entries added to its table; None, with nothing added, if too few blocks are free.
         """
         self._leave_windows(request)
         num_blocks = -(-num_tokens // self._block_size)
@@ -125,7 +125,7 @@ class KVCache:
         return new
 
     def cache_full_blocks(self, request: Request) -> None:
-        """Adds the request's computed blocks of known tokens to the prefix index."""
+        """Adds the request's full, computed blocks to the prefix index."""
         num_tokens = min(request.num_computed_tokens, len(request.token_ids))
         num_full = num_tokens // self._block_size
         if not self._is_caching or num_full <= request.num_indexed_blocks:
@@ -140,9 +140,9 @@ class KVCache:
         request.num_indexed_blocks = num_full
 
     def free(self, request: Request) -> None:
-        """Takes all blocks back; full blocks stay findable until they are reused.
+        """Frees all blocks; full blocks can be found until they are reused.
 
-        The last block of a chain is reused first, because no block after a hole can be found.
+        The last block of a chain is reused first: no block after a hole can be found.
         """
         self.cache_full_blocks(request)
         for block_id in reversed(request.block_ids):
@@ -154,7 +154,7 @@ class KVCache:
     def forget_from(self, request: Request, num_tokens: int) -> None:
         """Removes the blocks after a request's first `num_tokens` tokens from the prefix index.
 
-        Undoes steps that were ordered and not computed; the request may have ended.
+        Undoes steps that were sent and not computed; the request may have ended.
         """
         first = num_tokens // self._block_size
         for key in request.block_keys[first:]:
@@ -170,7 +170,7 @@ class KVCache:
             self._num_cached_blocks += is_findable
 
     def _leave_windows(self, request: Request) -> None:
-        """Frees the blocks that no token from the next one on attends to."""
+        """Frees the blocks that no later token attends to."""
         table, position = request.block_ids, request.num_computed_tokens
         for group, window in enumerate(self._groups.windows):
             if window is None:
@@ -183,7 +183,7 @@ class KVCache:
                 table[entry] = NULL_BLOCK
 
     def _prefix_length(self, keys: list[bytes], limit: int) -> int:
-        """Returns the length, in blocks, of the longest prefix that all groups have."""
+        """Returns the number of blocks of the longest prefix in all groups."""
         length = limit
         for index, window in zip(self._indexes, self._groups.windows, strict=True):
             if window is None:
@@ -193,10 +193,7 @@ class KVCache:
         return length
 
     def _last_hole(self, keys: list[bytes], length: int) -> int | None:
-        """Returns the last uncached block that the token after `length` blocks attends to.
-
-        None if all are cached.
-        """
+        """Returns the last uncached block that the token after `length` blocks reads, if any."""
         for group, index in enumerate(self._indexes):
             first = self._groups.first_block(group, length * self._block_size)
             for i in range(length - 1, first - 1, -1):
@@ -205,7 +202,6 @@ class KVCache:
         return None
 
     def _extend_keys(self, request: Request, num_blocks: int) -> None:
-        """Hashes the blocks up to `num_blocks` that have no key yet."""
         keys, size = request.block_keys, self._block_size
         if len(keys) < num_blocks:
             parent = keys[-1] if keys else root_key(request.cache_salt)

@@ -1,9 +1,9 @@
 """Layer groups: layers that keep the same blocks for the same tokens.
 
-Layers that attend to all keys form groups of one kind, layers with a sliding window groups of
-another. A request has a block of each group for the same tokens, until they fall out of the group's
-window. All blocks come from one pool: groups are of equal size, and the first layers of all groups
-share their memory, as do the second ones and so on, so that a block may serve any group.
+A group has layers of one kind: with the same sliding window, or without one. A request has one
+block per group for the same tokens until they leave the group's window. All blocks come from one
+pool: groups are of equal size, and the n-th layers of all groups share memory, so a block can serve
+any group.
 """
 
 from bisect import bisect_right
@@ -16,7 +16,7 @@ MAX_GROUPS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGroup:
-    """Layers whose keys and values of the same tokens are in the same block."""
+    """Layers that keep keys and values of the same tokens in the same block."""
 
     layers: tuple[int, ...]
     """Layer indices, ascending."""
@@ -40,12 +40,12 @@ class CacheGroups:
         return len(self.windows)
 
     def first_block(self, group: int, position: int) -> int:
-        """Returns the index of the first block of the sequence that a query at `position` reads."""
+        """Returns the index of the sequence's first block that a query at `position` reads."""
         window = self.windows[group]
         return 0 if window is None else max(0, position - window + 1) // self.block_size
 
     def most_blocks(self, group: int, num_tokens: int) -> int:
-        """Returns the most blocks that a request holds at once until it has `num_tokens` tokens."""
+        """Returns the most blocks that a request holds at once up to `num_tokens` tokens."""
         num_blocks = -(-num_tokens // self.block_size)
         window = self.windows[group]
         if window is None:
@@ -58,7 +58,7 @@ class CacheGroups:
 
         Args:
             num_blocks: of the pool, without the null block.
-            limit: bound of the search, which is rounded up to whole blocks.
+            limit: bound of the search, rounded up to whole blocks.
         """
 
         def needed(length: int) -> int:
@@ -70,17 +70,14 @@ class CacheGroups:
 
 
 def group_layers(windows: Sequence[int | None], *, max_model_len: int) -> tuple[LayerGroup, ...]:
-    """Divides a model's layers into groups.
+    """Divides a model's layers into groups; a group without a window comes first.
 
-    A kind with more layers than a group holds gets several groups; a group with fewer layers than
-    the others leaves memory unused.
+    A kind with more layers than a group holds gets several groups; a smaller group leaves memory
+    unused.
 
     Args:
         windows: each layer's sliding window; None attends to all keys.
         max_model_len: a window of at least this length counts as None.
-
-    Returns:
-        The groups; a group without a window comes first.
     """
     kinds: dict[int | None, list[int]] = {}
     for layer, window in enumerate(windows):

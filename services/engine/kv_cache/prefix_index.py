@@ -30,12 +30,12 @@ def root_key(salt: str) -> bytes:
 def chain_keys(parent: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
     """Returns the keys of the full blocks that follow `parent`.
 
-    A key is a hash of the block's tokens and of the key before it, hence of the whole prefix. The
-    hash is cryptographic because blocks with equal keys are shared across callers unchecked.
+    A key hashes the block's tokens and the key before it, hence the whole prefix. The hash is
+    cryptographic because callers share blocks with equal keys unchecked.
 
     Args:
         parent: key of the block before the first one, or the root key.
-        token_ids: tokens after that block; the last ones are ignored if they fill no block.
+        token_ids: tokens after that block; an unfilled last block is ignored.
         block_size: tokens in a block.
     """
     data = array("i", token_ids).tobytes()
@@ -50,7 +50,7 @@ def chain_keys(parent: bytes, token_ids: Sequence[int], block_size: int) -> list
 
 
 class PrefixIndex:
-    """Maps keys to the blocks that hold their content, one block for each key."""
+    """Maps each key to one block with its content."""
 
     def __init__(self) -> None:
         self._block_by_key: dict[bytes, int] = {}
@@ -76,18 +76,18 @@ class PrefixIndex:
         return blocks
 
     def block_of(self, key: bytes) -> int | None:
-        """Returns the block with a key's content; None if there is none."""
+        """Returns the block with a key's content, if any."""
         return self._block_by_key.get(key)
 
     def add(self, key: bytes, block_id: int) -> None:
-        """Adds a block, unless another one with the same content is there."""
+        """Adds a block unless another with the same content is present."""
         if key not in self._block_by_key:
             self._block_by_key[key] = block_id
             self._key_by_block[block_id] = key
             self._journal.record(key, is_present=True)
 
     def forget(self, block_id: int) -> bool:
-        """Removes a block that is about to be overwritten; returns whether it was known."""
+        """Removes a block before it is overwritten; returns whether it was known."""
         key = self._key_by_block.pop(block_id, None)
         if key is None:
             return False

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 MAX_ENTRIES = 65536
-"""Most changes kept. A reader that missed more starts over."""
+"""Most changes kept; a reader that missed more starts over."""
 
 
 @dataclass(frozen=True, slots=True)

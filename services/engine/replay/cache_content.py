@@ -1,4 +1,4 @@
-"""Which slots of the KV cache a row uses, and which of them have keys and values in them."""
+"""The slots of the KV cache that rows use, and which of them have content."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,19 +22,19 @@ Slots = npt.NDArray[np.int64]
 
 
 class BlockNumbers:
-    """Numbers the blocks that a recording names from 1 on: a cache of those alone is enough.
+    """Renumbers the blocks of a recording from 1, so that small caches suffice.
 
-    Where a table has the null block, for tokens outside a group's window, a replay has one block
-    more for each entry of a table, in place of it: to compute the tokens within the window it must
-    compute those before, row after row, and keep their keys and values meanwhile.
+    For each null block of a table, outside a group's window, a replay has a block of its own:
+    tokens within the window are computed after all earlier ones, row after row, whose keys and
+    values it must keep meanwhile.
     """
 
     def __init__(self, num_recorded_blocks: int, *, table_width: int = 0) -> None:
         """Starts with no block used.
 
         Args:
-            num_recorded_blocks: of the engine that was recorded.
-            table_width: entries of a row of the block table, if there may be null blocks in it.
+            num_recorded_blocks: of the recorded engine.
+            table_width: entries of a row of the block table, if it may have null blocks.
         """
         self._is_used = np.zeros(num_recorded_blocks, bool)
         self._is_used[0] = True  # the null block
@@ -50,7 +50,7 @@ class BlockNumbers:
         """Notes packed block ids.
 
         Raises:
-            ReplayError: the engine that was recorded had no such block.
+            ReplayError: the recorded engine had no such block.
         """
         ids = read_int32(block_ids)
         if len(ids) and not 0 <= ids.min() <= ids.max() < len(self._is_used):
@@ -61,7 +61,7 @@ class BlockNumbers:
         self._has_holes |= bool((ids == 0).any())
 
     def renumber(self, updates: BlockTableUpdates) -> None:
-        """Replaces the block ids of updates, which were noted, by their numbers."""
+        """Replaces the noted block ids of updates by their numbers."""
         ids = read_int32(updates.block_ids)
         used = np.cumsum(self._is_used) - 1
         numbers = used[ids]
@@ -75,10 +75,10 @@ class BlockNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSlots:
-    """The slots that a step writes, and the tokens that it needs.
+    """The slots that a step writes, and the tokens that it lacks.
 
-    written: where its tokens' keys and values go, for each group of layers. missing: by row, the
-    tokens whose keys and values it reads but no step has written; they must be computed before it.
+    written: slots of its tokens' keys and values, for each group of layers. missing: by row, the
+    tokens that it reads and no step has written, to be computed before it.
     """
 
     written: list[Slots]
@@ -86,7 +86,7 @@ class StepSlots:
 
 
 class CacheContent:
-    """The block tables of all rows on the host, and the slots that hold keys and values."""
+    """The block tables of all rows on the host, and the slots with keys and values."""
 
     def __init__(self, limits: StepLimits, *, num_blocks: int) -> None:
         self._limits = limits
@@ -98,14 +98,14 @@ class CacheContent:
     def restore(
         self, descriptor: BatchDescriptor, num_computed: Mapping[int, int]
     ) -> dict[int, range]:
-        """Takes over rows as they are between two steps.
+        """Takes over rows between two steps.
 
         Args:
-            descriptor: assigns them and their blocks.
-            num_computed: tokens of each whose keys and values are in its blocks.
+            descriptor: assigns the rows and their blocks.
+            num_computed: tokens of each row with keys and values in its blocks.
 
         Returns:
-            By row, the tokens that must be computed for that.
+            By row, the tokens to compute for that.
         """
         self._update(
             read_assignments(descriptor, self._limits),
@@ -114,7 +114,7 @@ class CacheContent:
         return {row: self._missing(row, end) for row, end in num_computed.items()}
 
     def step(self, batch: Batch) -> StepSlots:
-        """Takes over what a step does, and what must be done before it."""
+        """Takes over a step's changes; returns its slots."""
         self._update(batch.assignments, batch.block_writes)
         q_lens = batch.query_start_loc[1:] - batch.query_start_loc[:-1]
         starts = dict(zip(batch.row_ids.tolist(), (batch.seq_lens - q_lens).tolist(), strict=True))
@@ -123,7 +123,7 @@ class CacheContent:
         written = [np.concatenate(slots) for slots in zip(*by_row, strict=True)]
         missing = {}
         for assignment in batch.assignments:
-            # Others go on where an earlier step, or what was restored, has left off.
+            # Others continue after an earlier step or the restored state.
             start = starts.get(assignment.row, 0)
             if tokens := self._missing(assignment.row, start, besides=written):
                 missing[assignment.row] = tokens
@@ -131,7 +131,7 @@ class CacheContent:
         return StepSlots(written=written, missing=missing)
 
     def slots(self, row: int, start: int, end: int) -> list[Slots]:
-        """Returns where a row's tokens from `start` to before `end` are, for each group."""
+        """Returns the slots of a row's tokens from `start` to before `end`, for each group."""
         positions = np.arange(start, end)
         size, num_groups = self._limits.block_size, len(self._windows)
         tables = self._table[row].reshape(-1, num_groups).T
@@ -147,12 +147,11 @@ class CacheContent:
             self._table.reshape(-1)[indices] = block_ids
 
     def _missing(self, row: int, end: int, *, besides: list[Slots] | None = None) -> range:
-        """Returns the tokens of a row before `end` that must be computed, and counts them in.
+        """Returns the tokens of a row before `end` to compute, and counts them as computed.
 
-        They run from the first one without keys and values to the last: those between are computed
-        with them, as the later ones build on the earlier. Outside a window no keys and
-        values are kept, so with one they run from the first token. `besides` are the slots about to
-        be written.
+        They run from the first without keys and values to the last, as later ones build on earlier
+        ones. With a window they run from the first token, as nothing outside it is kept. `besides`
+        are the slots about to be written.
         """
         all_slots = self.slots(row, 0, end)
         unwritten, needed = np.zeros(end, bool), np.zeros(end, bool)

@@ -1,4 +1,4 @@
-"""`python -m services.engine replay`: from the flags to the exit code."""
+"""`python -m services.engine replay`."""
 
 from collections.abc import Callable
 
@@ -26,12 +26,12 @@ def replay(
     """Replays a recording.
 
     Args:
-        config: what to replay and how.
+        config: the recording and the tested graphs.
         write: takes the report, some lines at a time.
-        load: loads the model to run.
+        load: loads the model.
 
     Raises:
-        ReplayError: the recording, or this engine, does not allow it.
+        ReplayError: the recording or this engine does not allow it.
     """
     recording = Recording.open(config.replay.trace)
     settings = _load(config, recording.snapshot.engine, load)
@@ -60,7 +60,6 @@ def _run(
     *,
     names: tuple[str, str],
 ) -> None:
-    """Runs all steps and describes the first one that differs."""
     step_id = 0
     try:
         num_groups = len(replayer.limits.windows)
@@ -80,7 +79,7 @@ def _damage(place: str, error: ValueError) -> ReplayError:
 
 
 def _survey(recording: Recording, orders: Orders, blocks: BlockNumbers) -> dict[bytes, GraphKey]:
-    """Notes the blocks that a recording uses, and returns the graphs that its replay needs."""
+    """Notes a recording's blocks and returns the graphs that its replay needs."""
     for row in recording.snapshot.rows:
         blocks.use(row.block_ids)
     keys: dict[bytes, GraphKey] = {}
@@ -99,7 +98,7 @@ def _survey(recording: Recording, orders: Orders, blocks: BlockNumbers) -> dict[
 def _load(
     config: ReplayConfig, recorded: EngineSettings, load: Callable[[EngineConfig], LoadedModel]
 ) -> ReplaySettings:
-    """Loads the recorded model, with the limits of the engine that was recorded.
+    """Loads the recorded model with the limits of the recorded engine.
 
     Raises:
         ReplayError: the recording is of another model, or this machine cannot run it.

@@ -1,4 +1,4 @@
-"""How far two tensors are apart."""
+"""Measures the difference of two tensors."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from models.kv_cache import FP8_CACHE_DTYPE
 from services.engine.compilation.graphs.verdict import RELATIVE_TOLERANCE
 
 FP8_STEP = 0.125
-"""Largest distance of neighbouring float8_e4m3fn numbers, relative to the smaller."""
+"""Largest distance of adjacent float8_e4m3fn values, relative to the smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Deviation:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the two are bit-equal."""
+        """Whether the tensors are bit-equal."""
         return self.error == 0
 
     @property
@@ -35,14 +35,14 @@ class Deviation:
 
 
 def deviation(name: str, expected: Tensor, actual: Tensor, dtype: torch.dtype) -> Deviation:
-    """Compares a tensor with what it should be.
+    """Compares a tensor with its expected value.
 
     Args:
-        name: what to call it.
-        expected: of any shape; 8-bit floats may be off by a step, as a number near the middle of
-            two is rounded to either.
+        name: its name in reports.
+        expected: of any shape; 8-bit floats may differ by a step, as values near the middle round
+            either way.
         actual: of the same shape.
-        dtype: what the model runs in, which decides the tolerance.
+        dtype: of the model, which decides the tolerance.
     """
     tolerance = RELATIVE_TOLERANCE[dtype]
     if expected.dtype == FP8_CACHE_DTYPE:

@@ -41,7 +41,7 @@ class ReplayConfig(EngineConfig):
     observability: ReplayObservability = ReplayObservability()
 
     def engine(self, recorded: EngineSettings) -> EngineConfig:
-        """Returns the flags of the engine that was recorded, as far as steps depend on them."""
+        """Returns the recorded engine's flags that steps depend on."""
         limits = {
             "max_num_seqs": recorded.max_num_seqs,
             "max_num_batched_tokens": recorded.max_num_batched_tokens,

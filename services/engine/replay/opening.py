@@ -1,4 +1,4 @@
-"""The state that a recording opens with, as an order to the worker's tables."""
+"""The initial state of a recording, as an order to the worker's tables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from services.engine.replay.recording import ReplayError
 class Opening:
     """Rows and blocks of a snapshot.
 
-    descriptor: assigns them and computes nothing. num_computed: tokens of each row whose keys and
-    values are in its blocks.
+    descriptor: assigns them and computes nothing. num_computed: tokens of each row with keys and
+    values in its blocks.
     """
 
     descriptor: BatchDescriptor
@@ -26,11 +26,11 @@ def read_opening(snapshot: Snapshot, blocks: BlockNumbers, *, num_groups: int = 
 
     Args:
         snapshot: rows of an engine.
-        blocks: their numbers.
-        num_groups: groups of the model's layers, each of which has an entry in the rows' tables.
+        blocks: numbers of the blocks.
+        num_groups: layer groups, each with an entry in the rows' tables.
 
     Raises:
-        ReplayError: a row has more computed tokens than tokens or blocks for them.
+        ReplayError: a row has more computed tokens than tokens or blocks.
     """
     descriptor = BatchDescriptor(row_assignments=[row.assignment for row in snapshot.rows])
     updates = descriptor.attn_metadata.block_table_updates

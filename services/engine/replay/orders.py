@@ -23,7 +23,7 @@ _EAGER = Dispatch(graph_key=None, fallback_reason=FallbackReason.FALLBACK_REASON
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One step for both sides; graph_key is absent where the second one runs no graph either."""
+    """One step for both sides; without graph_key, neither uses a graph."""
 
     reference: BatchDescriptor
     tested: BatchDescriptor
@@ -31,7 +31,7 @@ class Order:
 
 
 class Orders:
-    """Turns recorded descriptors into those of a replay."""
+    """Turns recorded descriptors into descriptors of a replay."""
 
     def __init__(
         self,
@@ -41,13 +41,13 @@ class Orders:
         *,
         allows: Callable[[GraphKey], bool],
     ) -> None:
-        """Starts with what may be ordered.
+        """Starts with the graphs that may be ordered.
 
         Args:
             against: "eager", "piecewise" or "full".
-            catalogue: graphs for steps that were not recorded with one of this kind.
-            blocks: the blocks of the caches of both sides.
-            allows: whether a graph that a step was recorded with can be captured here.
+            catalogue: graphs for steps recorded without one of this kind.
+            blocks: the blocks of both sides' caches.
+            allows: whether a recorded graph can be captured here.
         """
         self._mode = _WIRE_MODES[against]
         self._dispatcher = GraphDispatcher(captured=catalogue)
@@ -55,11 +55,11 @@ class Orders:
         self._allows = allows
 
     def graph_key(self, descriptor: BatchDescriptor) -> GraphKey | None:
-        """Returns the graph that the tested side runs a step by."""
+        """Returns the tested side's graph for a step."""
         return self._dispatch(descriptor).graph_key
 
     def order(self, descriptor: BatchDescriptor) -> Order:
-        """Returns a recorded step as both sides shall run it."""
+        """Returns a recorded step for both sides."""
         dispatch = self._dispatch(descriptor)
         return Order(
             reference=self._ordered(descriptor, _EAGER),

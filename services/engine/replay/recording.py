@@ -17,11 +17,11 @@ FORMAT = "octavo-recording"
 VERSION = 2
 """Version 1 has graph keys without a kind; `add_kind` adds it."""
 FORMER_UNIFORM_FIELD = 4
-"""The number of GraphKey.uniform in version 1: every request has max_q_len query tokens."""
+"""Field number of GraphKey.uniform in version 1: every request has max_q_len query tokens."""
 
 _M = TypeVar("_M", bound=Message)
 _HEADER_BYTES = 64
-"""A header's format is found in these first bytes of a file."""
+"""Bytes at the beginning of a file, with the name of its format."""
 
 
 class ReplayError(Exception):
@@ -34,9 +34,9 @@ class _CutShortError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """A recording whose whole messages have been read once and follow each other.
+    """A recording, read once and checked.
 
-    is_cut: the file ends in the middle of a message, which does not count.
+    is_cut: the file ends in the middle of a message, which is ignored.
     """
 
     path: Path
@@ -47,10 +47,10 @@ class Recording:
 
     @classmethod
     def open(cls, path: Path) -> "Recording":
-        """Reads a file through.
+        """Reads and checks a file.
 
         Raises:
-            ReplayError: it is no recording, one of another version, or damaged.
+            ReplayError: it is not a recording, has another version, or is damaged.
         """
         try:
             with path.open("rb") as file:
@@ -63,7 +63,7 @@ class Recording:
         )
 
     def steps(self) -> Iterator[WatchStepsResponse]:
-        """Yields the steps in order, read from the file as they are asked for."""
+        """Reads and yields the steps in order."""
         with self.path.open("rb") as file:
             _read_opening(file, self.path)
             for _ in range(self.num_steps):
@@ -76,7 +76,7 @@ class Recording:
 
 
 def add_kind(key: GraphKey) -> None:
-    """Gives a graph key of version 1 its kind."""
+    """Adds the kind to a graph key of version 1."""
     fields = UnknownFieldSet(key)
     numbers = {fields[index].field_number for index in range(len(fields))}
     if FORMER_UNIFORM_FIELD in numbers:
@@ -89,8 +89,8 @@ def add_kind(key: GraphKey) -> None:
 
 
 def _read_opening(file: IO[bytes], path: Path) -> tuple[int, Snapshot]:
-    """Reads everything before the first step; returns the version and the snapshot."""
-    # Without this look, the first bytes of a foreign file would pass for some enormous length.
+    """Reads everything before the first step: the version and the snapshot."""
+    # Otherwise the first bytes of another file could be read as an enormous length.
     is_recording = FORMAT.encode() in file.read(_HEADER_BYTES)
     file.seek(0)
     try:
@@ -111,7 +111,7 @@ def _read_opening(file: IO[bytes], path: Path) -> tuple[int, Snapshot]:
 
 
 def _check_steps(file: IO[bytes], path: Path, next_step_id: int) -> tuple[int, bool]:
-    """Returns the number of whole steps, and whether the file ends within another one."""
+    """Returns the number of whole steps, and whether the file ends inside another."""
     num_steps = 0
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Runs a recording's steps on both sides and compares what comes out."""
+"""Runs a recording's steps on both sides and compares the results."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from services.engine.worker.runner.speculator import DraftLayers
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step while it is compared; slots: where its keys and values are, for each group."""
+    """A step under comparison; slots: of its keys and values, for each group."""
 
     order: Order
     batch: Batch
@@ -48,15 +48,15 @@ class _Tokens:
 
     @property
     def num_agreeing_drafts(self) -> int:
-        """Drafts on which both sides agree, from the first on; -1 if they do not in tokens."""
+        """Leading drafts on which both sides agree; -1 if their tokens differ."""
         return self.reference.num_agreeing_drafts(self.tested)
 
 
 class Replayer:
     """The state of a replay between two steps.
 
-    Both sides go on with the recorded tokens, and the tested one, after a step that differed, with
-    the keys and values of the other: one difference is found once.
+    Both sides continue with the recorded tokens. After a step that differed, the tested side also
+    gets the reference's keys and values, so a difference is reported once.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class Replayer:
 
     @torch.inference_mode()
     def restore(self, opening: BatchDescriptor, num_computed: Mapping[int, int]) -> None:
-        """Brings both sides to the state that the first step builds on.
+        """Brings both sides to the state before the first step.
 
         Args:
             opening: assigns rows and blocks, and computes nothing.
-            num_computed: tokens of each row whose keys and values are in its blocks.
+            num_computed: tokens of each row with keys and values in its blocks.
         """
         for side in self._both:
             side.runner.update_tables(opening)
@@ -85,7 +85,7 @@ class Replayer:
 
     @torch.inference_mode()
     def replay(self, recorded: WatchStepsResponse) -> StepFindings:
-        """Runs one step; if it differs, the deviations are those of every attention layer."""
+        """Runs one step; if it differs, returns the deviations of every attention layer."""
         step = self._prepare(recorded.descriptor)
         results = [self._run(side, step.order) for side in self._both]
         tokens = self._read_tokens(step.batch, recorded.result, *results)
@@ -113,7 +113,7 @@ class Replayer:
         return self._sides.reference, self._sides.tested
 
     def _prepare(self, descriptor: BatchDescriptor) -> _Step:
-        """Makes sure that whatever a step reads from the cache is there."""
+        """Computes what a step reads from the cache and no step has written."""
         order = self._orders.order(descriptor)
         batch = Batch.read(order.reference, self.limits, num_blocks=self._num_blocks)
         slots = self._content.step(batch)
@@ -124,7 +124,7 @@ class Replayer:
         return _Step(order, batch, slots.written)
 
     def _rebuild(self, row: int, tokens: range) -> None:
-        """Computes keys and values of a row's tokens, and gives them to both sides."""
+        """Computes keys and values of a row's tokens for both sides."""
         size = self.limits.max_num_batched_tokens
         for start in range(tokens.start, tokens.stop, size):
             end = min(start + size, tokens.stop)
@@ -137,7 +137,7 @@ class Replayer:
         return side.runner.execute(descriptor).message()
 
     def _cache_deviations(self, step: _Step, tokens: _Tokens) -> list[Deviation]:
-        """Compares the keys and values that the step wrote, layer by layer."""
+        """Compares the keys and values written by the step, by layer."""
         reference, tested = self._both
         found = []
         device = reference.runner.buffers.tokens.device
@@ -160,7 +160,7 @@ class Replayer:
         return found
 
     def _output_deviations(self, tokens: _Tokens) -> list[Deviation]:
-        """Compares what the last step ended with, and drafts that are made of the same."""
+        """Compares the step's outputs, and drafts with the same inputs."""
         reference, tested = self._both
         assert reference.hidden is not None, "a step has run"
         assert tested.hidden is not None, "a step has run"
@@ -186,10 +186,10 @@ class Replayer:
         )
 
     def _token_differences(self, batch: Batch, tokens: _Tokens) -> list[TokenDifference]:
-        """Returns the tokens on which the three do not agree, and the drafts.
+        """Returns differing tokens and drafts of the recording and the two sides.
 
-        Drafts depend on what the draft layers saw before. After a difference, or after tokens were
-        computed again, the recorded ones depended on something else, and do not count.
+        Drafts depend on all earlier inputs of the draft layers. After a difference, or after tokens
+        were computed again, the recorded drafts do not count.
         """
         rows = batch.row_ids[batch.sample_indices].tolist()
         recorded, reference, tested = tokens.recorded, tokens.reference, tokens.tested
@@ -225,7 +225,7 @@ class Replayer:
         ]
 
     def _draft_logits(self, index: int, depth: int) -> torch.Tensor:
-        """Returns the reference's logits [V] of one draft of one row that sampled."""
+        """Returns the reference's logits [V] of one draft of one row."""
         reference = self._sides.reference
         speculator = reference.runner.speculator
         assert isinstance(speculator, DraftLayers), "it made drafts"
@@ -233,7 +233,7 @@ class Replayer:
         return speculator.compute_logits(hidden, depth)[0]
 
     def _lost_drafting(self, step: _Step, tested: StepResult) -> bool:
-        """Whether a graph was to draft, and none did."""
+        """Whether a graph should have drafted and did not."""
         key, batch = step.order.graph_key, step.batch
         return (
             key is not None
@@ -244,9 +244,9 @@ class Replayer:
         )
 
     def _locate(self, step: _Step, findings: StepFindings, tokens: _Tokens) -> None:
-        """Runs a step again with taps on attention; the cache takes the same values again.
+        """Runs a step again with taps on attention; the cache receives the same values.
 
-        A difference that does not come again leaves the findings as they are.
+        If the difference does not recur, the findings stay as they are.
         """
 
         def run(side: Side) -> object:
@@ -273,12 +273,12 @@ class Replayer:
             findings.deviations = found
 
     def _place(self, layer: int) -> str:
-        """Returns what to call a layer of the cache."""
+        """Returns the name of a cache layer."""
         draft = layer - self._num_layers
         return f"layer {layer}" if draft < 0 else f"draft {1 + draft}"
 
     def _draft_depth(self, number: int, layer: int) -> int:
-        """Returns how many drafts are made before the one of a pass in a layer; -1 for the model's.
+        """Returns how many drafts precede a pass's draft in a layer; -1 for the model's layers.
 
         The first pass goes through all draft layers, as far as drafts are wanted.
         """
@@ -292,7 +292,7 @@ class Replayer:
         return deviation(name, expected, actual, self._sides.dtype)
 
     def _copy_cache(self, slots: Slots) -> None:
-        """Gives the tested side the other's keys and values."""
+        """Copies the reference's keys and values to the tested side."""
         reference, tested = self._both
         index = torch.from_numpy(slots).to(reference.runner.buffers.tokens.device)
         for ours, theirs in zip(reference.cache, tested.cache, strict=True):
@@ -301,7 +301,7 @@ class Replayer:
                 targets[name].flatten(0, 1)[index] = source.flatten(0, 1)[index]
 
     def _set_tokens(self, batch: Batch, tokens: StepTokens) -> None:
-        """Appends the recorded tokens to the sequences that sampled."""
+        """Appends the recorded tokens to the rows that sampled."""
         if not len(batch.sample_indices):
             return
         counts = [len(each) for each in tokens.tokens]
@@ -320,7 +320,7 @@ class Replayer:
             )
 
     def _chunk(self, row: int, start: int, end: int) -> BatchDescriptor:
-        """Returns the order to compute some tokens of one row and to sample nothing."""
+        """Returns the order to compute tokens of one row without sampling."""
         builder = BatchBuilder()
         builder.row_ids.append(row)
         builder.q_lens.append(end - start)
@@ -338,7 +338,7 @@ class Replayer:
 
 
 def _margin(logits: torch.Tensor, values: Iterable[int | None]) -> float:
-    """Returns how far apart the logits [V] of some tokens are, relative to the largest one.
+    """Returns the spread of some tokens' logits [V], relative to the largest logit.
 
     Raises:
         ReplayError: a token is not in the vocabulary.

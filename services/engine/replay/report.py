@@ -8,17 +8,17 @@ from services.engine.batch import GraphKey
 from services.engine.replay.compare import Deviation
 
 MAX_LISTED = 8
-"""Tensors of one step that are named; what follows the first one is mostly its consequence."""
+"""Most listed tensors of one step; later ones mostly follow from the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDifference:
-    """A token, or a draft, that the recording and the two sides do not agree on.
+    """A token or draft on which the recording and the two sides differ.
 
-    name: which of its row's. recorded, reference, tested: None where there is none; the recording
-        is not asked for drafts where tokens had to be computed again. margin: how far apart the
-        logits of two of the three are on the reference side, relative to the largest logit of its
-        row. Compared with the error of the logits it distinguishes chance from fault.
+    name: position in its row's tokens. recorded, reference, tested: None if absent; recorded drafts
+    are ignored where tokens were computed again. margin: difference of the tokens' logits on the
+    reference side, relative to the largest logit of the row. Compared with the error of the logits
+    it separates chance from fault.
     """
 
     name: str
@@ -33,8 +33,8 @@ class TokenDifference:
 class StepFindings:
     """One step's comparison.
 
-    shape: the batch, in words. deviations: of what was compared, in the order in which a forward
-    pass makes it; the errors say by how much. tokens: the differing ones.
+    shape: the batch, in words. deviations: of the compared tensors, in the order of a forward pass.
+    tokens: the differing ones.
     """
 
     step_id: int
@@ -45,12 +45,12 @@ class StepFindings:
 
     @property
     def excessive(self) -> list[Deviation]:
-        """Tensors whose deviation rounding cannot explain."""
+        """Tensors with a deviation that rounding cannot explain."""
         return [each for each in self.deviations if each.is_excessive]
 
     @property
     def differs(self) -> bool:
-        """Whether the step did not do again what it did."""
+        """Whether the results are not reproduced."""
         return bool(self.excessive or self.tokens)
 
     @property
@@ -63,8 +63,8 @@ class StepFindings:
 class Totals:
     """A whole replay.
 
-    num_given_up: steps whose graph failed a test, so that they ran without. worst_error: the
-    largest one that counts as rounding.
+    num_given_up: steps that ran without their graph after it failed a test. worst_error: the
+    largest that counts as rounding.
     """
 
     num_steps: int = 0
@@ -79,11 +79,11 @@ class Totals:
 
     @property
     def is_clean(self) -> bool:
-        """Whether every step did again what it did, by the graph that it was to run."""
+        """Whether every step reproduced its results with its graph."""
         return not (self.num_different or self.num_given_up)
 
     def count(self, findings: StepFindings) -> None:
-        """Takes one step in."""
+        """Counts one step."""
         self.num_steps += 1
         self.num_by_graph += findings.graph_key is not None
         if findings.differs:
@@ -97,10 +97,10 @@ class Totals:
 
 
 def describe_first(findings: StepFindings, names: tuple[str, str]) -> str:
-    """Returns the step in which the two sides part, and the first tensor in which they do.
+    """Describes the first differing step and tensor.
 
     Args:
-        findings: with the deviations of attention where they are known.
+        findings: with the deviations of attention, if known.
         names: of the two sides.
     """
     lines = [
@@ -126,7 +126,7 @@ def describe_first(findings: StepFindings, names: tuple[str, str]) -> str:
 
 
 def describe_graph(key: GraphKey | forward_context.GraphKey | None) -> str:
-    """Returns what a step runs by."""
+    """Names the graph of a step."""
     if key is None:
         return "without a graph"
     return {
@@ -138,7 +138,7 @@ def describe_graph(key: GraphKey | forward_context.GraphKey | None) -> str:
 
 
 def describe_totals(totals: Totals, tested: str) -> str:
-    """Returns the summary of a replay, in a few lines."""
+    """Summarizes a replay in a few lines."""
     num_rounded = totals.num_steps - totals.num_exact - totals.num_different
     num_eager = totals.num_steps - totals.num_by_graph
     lines = [
@@ -159,7 +159,6 @@ def describe_totals(totals: Totals, tested: str) -> str:
 
 
 def _token(token: TokenDifference, names: tuple[str, str]) -> str:
-    """Returns who has which token."""
     recorded = [] if token.recorded is None else [f"recorded {token.recorded}"]
     sides = (f"{names[0]} {token.reference}", f"{names[1]} {token.tested}")
     return f"{token.name} of row {token.row}: {', '.join((*recorded, *sides))}"

@@ -1,4 +1,4 @@
-"""The two runners of a replay over one model: the only place that knows how graphs are made."""
+"""The two runners of a replay over one model, and their graphs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,15 +32,15 @@ from services.engine.worker.start.graph_setup import (
 from services.engine.worker.start.loaded_model import LoadedModel
 
 Tapped = dict[Tap, Tensor]
-"""Tensors of attention for the tokens of a step and what pads it."""
+"""Tensors of attention for a step's tokens and padding."""
 
 
 @dataclass(slots=True)
 class Side:
-    """A runner with a KV cache of its own.
+    """A runner with its own KV cache.
 
-    hidden: [T, hidden], what the last step ended with. logits: [S, V] of the rows that sampled.
-    draft_hidden: [S, hidden] for each draft made after them, the states that it was chosen by.
+    hidden: [T, hidden], the last step's result. logits: [S, V] of the rows that sampled.
+    draft_hidden: [S, hidden] for each draft after them, which chose it.
     """
 
     name: str
@@ -55,7 +55,6 @@ class Side:
         return self.runner.forward.kv_cache_data
 
     def __post_init__(self) -> None:
-        """Listens to the runner."""
         self.runner.watch_outputs(self._keep)
         if isinstance(self.runner.speculator, DraftLayers):
             self.runner.speculator.on_drafts = self._keep_drafts
@@ -70,10 +69,10 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """How to run the sides.
+    """Settings of the sides.
 
-    against: "eager", "piecewise" or "full". loaded: the model, with the limits of the engine that
-        was recorded.
+    against: "eager", "piecewise" or "full". loaded: the model, with the limits of the recorded
+    engine.
     """
 
     against: str
@@ -81,7 +80,7 @@ class ReplaySettings:
 
     @property
     def mode(self) -> CUDAGraphMode:
-        """The graphs to capture; whole steps with prompts only where that is supported."""
+        """The graphs to capture; whole steps with prompts only if supported."""
         if self.against == "eager":
             return CUDAGraphMode.NONE
         if self.against == "piecewise":
@@ -109,12 +108,12 @@ class ReplaySettings:
         )
 
     def catalogue(self) -> list[GraphKey]:
-        """Returns the graphs that an engine with these flags could have, as they travel."""
+        """Returns the graphs of an engine with these flags, in wire form."""
         keys = configured_keys(self.mode, self.compilation, self.loaded.limits)
         return list(map(wire_key, keys))
 
     def allows(self, key: GraphKey) -> bool:
-        """Whether a recorded graph can be captured: of the right kind, and within the limits."""
+        """Whether a recorded graph has the right kind and fits the limits."""
         limits, own = self.loaded.limits, read_key(key)
         is_decode = own.kind is GraphKind.DECODE
         wanted = self.mode.decode_mode() if is_decode else self.mode.mixed_mode()
@@ -144,9 +143,9 @@ class Sides:
         """Compiles, allocates and captures everything.
 
         Args:
-            settings: how to run them.
+            settings: of the sides.
             num_blocks: blocks of each cache.
-            graph_keys: the graphs that the steps need, all of the kind that the replay is against.
+            graph_keys: the graphs that the steps need, all of the tested kind.
 
         Raises:
             ReplayError: graphs of that kind cannot be captured.
@@ -172,19 +171,19 @@ class Sides:
             for outcome in outcomes
             if outcome.fault
         ]
-        """Graphs that failed their test; the steps that need them run without."""
+        """Graphs that failed their test; their steps run without."""
 
     def tap_reference(self, run: Callable[[Side], object]) -> Tapped:
-        """Runs a step without graphs and returns what attention saw."""
+        """Runs a step without graphs and returns the tensors of attention."""
         with AttentionTaps() as taps:
             run(self.reference)
         return taps.tensors
 
     def tap_tested(self, run: Callable[[Side], object], key: GraphKey | None) -> Tapped:
-        """Runs a step on the other side and returns what attention saw.
+        """Runs a step on the tested side and returns the tensors of attention.
 
-        A graph of a whole step is captured again, with the copies inside; attention between graphs
-        of pieces is seen as it is.
+        A graph of a whole step is captured again with the copies inside. Attention between graphs
+        of pieces is tapped directly.
         """
         with AttentionTaps() as taps:
             if key is not None and read_key(key).kind is not GraphKind.PIECEWISE:
@@ -194,7 +193,7 @@ class Sides:
         return taps.tensors
 
     def _prepare(self, keys: Sequence[GraphKey]) -> PreparedGraphs:
-        """Plans graphs of these keys and no others."""
+        """Plans graphs of exactly these keys."""
         return prepare_graphs(
             self.tested.runner,
             self._settings.compilation,

@@ -1,4 +1,4 @@
-"""Looks at what attention gets and gives, however the model runs."""
+"""Copies the inputs and outputs of attention, with and without graphs."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -28,10 +28,10 @@ Pass 0 is the model's; the passes of draft layers after it count from 1.
 
 
 class AttentionTaps(DispatchMode):
-    """Copies the tensors of every attention layer while it is entered.
+    """Copies the tensors of every attention layer while active.
 
-    tensors: what the last passes had. A graph that is captured meanwhile holds the copies too and
-    brings `tensors` up to date whenever it is replayed.
+    tensors: of the last passes. A graph captured meanwhile contains the copies, so each replay
+    updates `tensors`.
     """
 
     def __init__(self) -> None:
@@ -63,9 +63,9 @@ class AttentionTaps(DispatchMode):
         return result
 
     def _count_pass(self) -> None:
-        """Counts the passes of draft layers: each has a context of its own.
+        """Counts the passes of draft layers, each with its own context.
 
-        The first one of a step takes all its query tokens, or follows a pass of the model.
+        A step's first takes all its query tokens or follows a pass of the model.
         """
         context = get_forward_context()
         if context is self._context:
@@ -82,5 +82,5 @@ class AttentionTaps(DispatchMode):
         if kept is None or kept.shape != tensor.shape:
             self.tensors[tap] = tensor.clone()
         else:
-            # The same memory again: a graph under capture remembers it.
+            # The same memory, because a graph under capture keeps its address.
             kept.copy_(tensor)

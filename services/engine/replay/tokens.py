@@ -1,4 +1,4 @@
-"""Tokens and drafts of a step: of the recording and of both sides."""
+"""Tokens and drafts of a step: of the recording and both sides."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from services.engine.worker.inputs.batch import Batch, Int64Array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTokens:
-    """The tokens of each row that sampled, and what is guessed to follow them.
+    """The tokens of each row that sampled, and its next drafts.
 
-    tokens: one of each row; with drafts, the accepted ones and the one after them. drafts: k of
-    each, without speculative decoding none.
+    tokens: one of each row; with drafts, the accepted ones and the next. drafts: k of each, none
+    without speculative decoding.
     """
 
     tokens: list[list[int]]
@@ -61,9 +61,9 @@ class StepTokens:
         return tokens
 
     def known_query_tokens(self, batch: Batch) -> Int64Array:
-        """Returns the query tokens of a step whose successors are known once it has run.
+        """Returns the query tokens whose successors are known after the step.
 
-        The tokens after rejected drafts are left as they were.
+        Tokens after rejected drafts are unchanged.
         """
         is_known = np.ones(batch.num_tokens, bool)
         if batch.drafts is not None:
@@ -73,9 +73,9 @@ class StepTokens:
         return np.flatnonzero(is_known)
 
     def num_agreeing_drafts(self, other: "StepTokens") -> int:
-        """Returns how many drafts of all rows agree, from the first on; -1 if tokens do not.
+        """Returns how many leading drafts of all rows agree; -1 if tokens differ.
 
-        Only then is the next draft made of the same tokens in both.
+        Only then do both make the next draft from the same tokens.
         """
         if self.tokens != other.tokens:
             return -1
@@ -93,10 +93,10 @@ class StepTokens:
 def partings(
     *columns: Sequence[Sequence[int]],
 ) -> Iterator[tuple[int, int, list[int | None]]]:
-    """Yields for each row in which several parties differ: the row, the place and the tokens there.
+    """Yields for each row with a difference: the row, the position and the tokens there.
 
     Args:
-        columns: of each party, the tokens of each row. A party with fewer tokens has None there.
+        columns: the tokens of each row, per side; None where a side has fewer.
     """
     for index, rows in enumerate(zip(*columns, strict=True)):
         for place in range(max(map(len, rows))):

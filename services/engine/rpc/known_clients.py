@@ -1,4 +1,4 @@
-"""Lets only certificates of certain names call."""
+"""Restricts calls to client certificates of certain names."""
 
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -10,14 +10,14 @@ from services.engine.errors import NotPermittedError
 from services.telemetry.call_scope import scoped
 
 _OPEN_PREFIX = "/grpc.health.v1.Health/"
-"""Probes show a certificate of the right authority, whatever its name."""
+"""Probes may show any certificate of the authority."""
 
 
 class KnownClients(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is untyped
     """Refuses callers whose certificate has none of the allowed names.
 
-    The handshake has checked the certificate. `ErrorInterceptor` comes before this one and turns
-    its error into a status.
+    The TLS handshake has verified the certificate. `ErrorInterceptor` comes before this interceptor
+    and turns its error into a status.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -45,7 +45,7 @@ class KnownClients(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is
 
 
 def _names_of(context: grpc.aio.ServicerContext) -> set[str]:
-    """Returns a caller's subject alternative names, or its common name if it has none."""
+    """Returns a caller's subject alternative names, or else its common name."""
     facts = context.auth_context()
     values = facts.get("x509_subject_alternative_name") or facts.get("x509_common_name") or ()
     return {value.decode(errors="replace") for value in values}

@@ -1,7 +1,6 @@
 """The engine's figures for Prometheus, read from the counters of GetStats.
 
-Where vLLM has a figure of the same meaning, ours is named like it, with `octavo_` in the place of
-`vllm:`.
+A figure that vLLM has too has the same name, with `octavo_` instead of `vllm:`.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,12 +22,11 @@ DISPATCHED = tuple(map(dispatch_name, FallbackReason.values()))
 
 
 class EngineFamilies:
-    """Collects an engine's present figures."""
+    """Collects an engine's present figures, labelled with the model's name."""
 
     def __init__(
         self, core: EngineCore, *, model: str, num_sessions: Callable[[], int], lag: LoopLag
     ) -> None:
-        """Labels every figure with the model's name."""
         self._core = core
         self._num_sessions = num_sessions
         self._lag = lag

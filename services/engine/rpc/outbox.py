@@ -1,4 +1,4 @@
-"""A session's unsent messages, and flow control."""
+"""A session's unsent messages and flow control."""
 
 import asyncio
 import time
@@ -12,18 +12,18 @@ from services.engine.request import RequestOutput
 from services.engine.rpc.step_columns import StepColumns
 
 MAX_QUEUED_ANSWERS = 1024
-"""Answers that may wait unsent before a session reads no more submissions."""
+"""Most unsent answers; a session with more reads no submissions."""
 
 
 class Outbox:
-    """Holds answers in order and step output in one message that grows while the frontend lags.
+    """Holds answers in order, and step output in one message that grows while the frontend lags.
 
-    Nothing here ever blocks the step loop: `put` only gathers. A frontend that takes nothing for
-    slow_reader_timeout_s while output waits, or whose lag no longer fits a message, is given up.
+    `put` only gathers, so the step loop never waits. The outbox gives up a frontend that reads
+    nothing for slow_reader_timeout_s while output waits, or whose lag exceeds one message.
     """
 
     def __init__(self, config: ServingConfig) -> None:
-        """Prepares to send, with the window, the interval and the limits of `config`."""
+        """Takes the window, the interval and the limits from `config`."""
         self._window = config.credit_window
         self._heartbeat_interval_s = config.heartbeat_interval_ms / 1000
         self._timeout_s = config.slow_reader_timeout_s
@@ -43,25 +43,25 @@ class Outbox:
         self._has_room.set()
 
     def put(self, output: RequestOutput) -> None:
-        """Gathers one request's output of one step, unless the frontend is given up."""
+        """Gathers one request's output of one step."""
         if not self._has_failed:
             self._columns.add(output)
 
     def flush(self) -> None:
-        """Lets a gathered step go out."""
+        """Releases a gathered step for sending."""
         if self._columns.num_bytes > self._max_bytes:
             self.fail(SlowReaderError(f"{self._columns.num_bytes} bytes of output lay unread"))
         self._wake.set()
 
     def answer(self, message: EngineMessage) -> None:
-        """Queues a message that goes out before any step output gathered so far."""
+        """Queues a message to send before all step output gathered so far."""
         self._answers.append(message)
         if len(self._answers) >= MAX_QUEUED_ANSWERS:
             self._has_room.clear()
         self._wake.set()
 
     def credit(self, steps_read: int) -> None:
-        """Notes how many step messages the frontend has read since the session began."""
+        """Records how many step messages the frontend has read since the session began."""
         self._steps_read = max(self._steps_read, min(steps_read, self._steps_sent))
         self._stalled_since_s = None
         self._wake.set()
@@ -71,16 +71,16 @@ class Outbox:
         return self._columns.has_ending_of(handle)
 
     async def wait_for_room(self) -> None:
-        """Returns when there is room for an answer, so that submissions cannot pile up."""
+        """Returns when there is room for an answer, which limits submissions."""
         await self._has_room.wait()
 
     def close(self) -> None:
-        """Ends `send` once everything has gone out; the window no longer counts."""
+        """Ends `send` once everything is sent, regardless of the window."""
         self._is_closing = True
         self._wake.set()
 
     def fail(self, error: BaseException) -> None:
-        """Ends `send` with this error and takes no more output."""
+        """Ends `send` with this error; later output is dropped."""
         if not self._has_failed:
             self._has_failed = True
             self._failure = error
@@ -95,11 +95,11 @@ class Outbox:
 
         Args:
             write: sends one message; returns when the transport has taken it.
-            make_heartbeat: makes a heartbeat of this moment.
+            make_heartbeat: makes a heartbeat of the present state.
 
         Raises:
             SlowReaderError: the frontend did not read.
-            BaseException: what `fail` was given.
+            BaseException: the argument of `fail`.
         """
         ticking = asyncio.create_task(self._tick())
         try:
@@ -117,7 +117,7 @@ class Outbox:
             ticking.cancel()
 
     def _take_failure(self) -> BaseException:
-        """Returns why sending ends, and lets go of it: its traceback refers to the session."""
+        """Returns and drops the failure, whose traceback refers to the session."""
         failure, self._failure = self._failure, None
         assert failure is not None, "a failure is taken once"
         return failure
@@ -141,7 +141,7 @@ class Outbox:
     async def _write_in_time(
         self, write: Callable[[EngineMessage], Awaitable[None]], message: EngineMessage
     ) -> None:
-        """Writes a message; flow control holds a write up when nothing is read at the other end."""
+        """Writes a message; flow control blocks it while the peer reads nothing."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 await write(message)
@@ -149,7 +149,7 @@ class Outbox:
             raise self._slow_reader() from None
 
     async def _tick(self) -> None:
-        """Makes a heartbeat due at every interval and gives up a frontend that has stalled."""
+        """Schedules heartbeats and gives up a stalled frontend."""
         while True:
             self._heartbeat_is_due = True
             self._wake.set()

@@ -10,7 +10,7 @@ from services.engine.errors import EngineUnavailableError
 
 
 async def opening(watcher: StepWatcher, settings: EngineSettings) -> WatchStepsResponse:
-    """Returns the first message of a stream that was asked for with a snapshot.
+    """Returns the first message of a stream with a snapshot.
 
     Raises:
         EngineUnavailableError: the worker was lost while steps were in flight.
@@ -26,7 +26,7 @@ async def opening(watcher: StepWatcher, settings: EngineSettings) -> WatchStepsR
 def engine_settings(
     model: ModelFolder, config: EngineConfig, worker: WorkerReady
 ) -> EngineSettings:
-    """Returns what the outcome of the worker's steps depends on."""
+    """Returns the settings that results of the worker's steps depend on."""
     return EngineSettings(
         model=model.name,
         architecture=model.architecture,

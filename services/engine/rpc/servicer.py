@@ -1,4 +1,4 @@
-"""The methods of EngineService, each in a few lines."""
+"""The methods of EngineService."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -43,7 +43,7 @@ TOKENIZER_PART_BYTES = 2**18
 
 
 class EngineServicer(EngineServiceServicer):
-    """The methods of EngineService. They raise errors, which the interceptor maps."""
+    """The methods of EngineService; the interceptor maps the errors that they raise."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class EngineServicer(EngineServiceServicer):
     async def WatchSteps(  # noqa: N802  the protocol's name
         self, request: WatchStepsRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        """Shows every step from now on."""
+        """Streams every step from now on."""
         check_known(request)
         wants_tokens = request.include_token_ids or request.include_snapshot
         if wants_tokens and not self._config.serving.allow_watch_tokens:
@@ -178,7 +178,7 @@ class EngineServicer(EngineServiceServicer):
     async def Drain(  # noqa: N802  the protocol's name
         self, request: DrainRequest, context: grpc.aio.ServicerContext
     ) -> DrainResponse:
-        """Finishes what runs and refuses the rest; the server exits afterwards."""
+        """Finishes live requests and refuses new ones; then the server exits."""
         del context
         check_known(request)
         timeout_s = self._config.serving.drain_timeout_s

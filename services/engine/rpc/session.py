@@ -38,20 +38,20 @@ from services.telemetry.message_reader import RefusedMessage
 log = structlog.get_logger()
 
 HELLO_TIMEOUT_S = 10.0
-"""Time that a frontend has for its first message."""
+"""Time limit of a frontend's first message."""
 MAX_ABORTED = 65536
 """Most requests that one message may end."""
 MAX_PREFIX_KEYS = 65536
 """Most keys of cached prefixes in one heartbeat: 512 KiB."""
 PREFIX_KEY_BYTES = 8
-"""Bytes of a key that travel; a frontend only guesses by them where a prefix may be cached."""
+"""Bytes sent of each key; frontends only use them to guess where a prefix is cached."""
 
 
 class Session:
-    """Serves one Session call, and is the sink of every request that the call carries.
+    """Serves one Session call, and is the sink of all its requests.
 
-    A task of its own takes the frontend's messages while the call's task sends from the outbox.
-    However the stream ends, no request of it lives on.
+    One task takes the frontend's messages while the call's own task sends from the outbox. The end
+    of the stream ends all its requests.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Session:
         """Serves the stream until either side ends it.
 
         Raises:
-            EngineUnavailableError: the engine is draining already.
+            EngineUnavailableError: the engine is draining.
             InvalidRequestError, UnsupportedError: the frontend broke the protocol.
             SlowReaderError: the frontend did not read.
         """
@@ -107,7 +107,7 @@ class Session:
             self._abort_all()
 
     async def _shake_hands(self) -> str:
-        """Takes the frontend's hello, answers it, and returns the frontend's name."""
+        """Takes and answers the frontend's hello; returns the frontend's name."""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 message = await anext(self._messages, None)
@@ -133,7 +133,7 @@ class Session:
         return frontend_id
 
     def _can_tell_prefixes(self, hello: FrontendHello) -> bool:
-        """Whether the frontend wants to know cached prefixes, by keys that it computes alike."""
+        """Whether the frontend wants cached prefixes and computes their keys alike."""
         version = hello.prefix_key_version or 1
         if hello.wants_prefixes and version != PREFIX_KEY_VERSION:
             log.warning(
@@ -175,7 +175,6 @@ class Session:
                 raise InvalidRequestError("a message of a session is empty")
 
     def _submit(self, submit: Submit) -> None:
-        """Takes a request or rejects it."""
         handle = submit.handle
         with self._rejecting(handle):
             self._check_is_new(handle)
@@ -189,19 +188,19 @@ class Session:
                 task.add_done_callback(lambda _: self._end_preparing(handle))
 
     def _check_is_new(self, handle: int) -> None:
-        """Raises DuplicateRequestError if the handle belongs to a request that is not over."""
+        """Raises DuplicateRequestError if the handle is in use."""
         is_taken = handle in self._live or handle in self._preparing
         if is_taken or self._outbox.holds_ending_of(handle):
             raise DuplicateRequestError(f"handle {handle} belongs to a live request")
 
     def _admit(self, request: Request) -> None:
-        """Hands a request to the core and confirms it to the frontend."""
+        """Submits a request to the core and confirms it to the frontend."""
         self._core.submit(request)
         self._live[request.handle] = request
         self._outbox.answer(EngineMessage(admitted=Admitted(handle=request.handle)))
 
     async def _prepare(self, request: Request, wanted: StructuredOutput) -> None:
-        """Compiles a request's grammar and hands the request to the core."""
+        """Compiles a request's grammar and submits the request to the core."""
         with self._rejecting(request.handle):
             request.constraint = await self._grammars.constrain(wanted, request.resumed_token_ids)
             self._admit(request)
@@ -211,7 +210,6 @@ class Session:
         self._close_if_drained()
 
     def _abort(self, handle: int) -> None:
-        """Ends a request early, admitted or not."""
         if request := self._live.get(handle):
             self._core.abort(request)
         elif task := self._preparing.get(handle):
@@ -220,7 +218,7 @@ class Session:
 
     @contextmanager
     def _rejecting(self, handle: int) -> Iterator[None]:
-        """Rejects a request that fails in the block; the session's other requests go on."""
+        """Rejects a request that fails in the block; others continue."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  a fault in one request must not end the session
@@ -269,7 +267,6 @@ class Session:
         return EngineMessage(heartbeat=heartbeat)
 
     def _prefix_changes(self) -> PrefixChanges:
-        """Returns the changes of the prefix cache since the last heartbeat."""
         max_keys = min(MAX_PREFIX_KEYS, self._config.max_message_bytes // (4 * PREFIX_KEY_BYTES))
         changes = self._core.prefix_changes(self._prefix_cursor, max_keys=max_keys)
         self._prefix_cursor = changes.cursor

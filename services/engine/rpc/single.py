@@ -1,4 +1,4 @@
-"""One request that has a call of its own."""
+"""One request with a call of its own."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ from services.telemetry.tracing import read_traceparent
 class SingleCall:
     """Serves one Generate call, and is the sink of its request.
 
-    Unread output is merged into one message, which the context length bounds.
+    Unread output is merged into one message, whose size the context length bounds.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class SingleCall:
         self._has_ended = output.is_last
 
     def flush(self) -> None:
-        """Lets the output go out."""
+        """Lets `run` send the output."""
         self._wake.set()
 
     async def run(self, message: GenerateRequest) -> None:
-        """Serves the call; whatever ends it, the request does not live on.
+        """Serves the call; its end ends the request.
 
         Raises:
             EngineError: the request was refused, before any message, or failed.
@@ -94,7 +94,6 @@ class SingleCall:
             self._core.abort(request)
 
     async def _send(self) -> None:
-        """Writes what there is until the request has ended."""
         has_ended = False
         while not has_ended:
             await self._wake.wait()

@@ -16,7 +16,7 @@ from services.telemetry.histogram import Histogram
 def stats_to_proto(
     stats: EngineStats, *, num_sessions: int, step_sizes: StepHistory | None = None
 ) -> GetStatsResponse:
-    """Returns the message of a snapshot, with sizes of steps if there are any."""
+    """Converts a snapshot of the statistics."""
     load, counters = stats.load, stats.counters
     return GetStatsResponse(
         uptime_s=stats.uptime_s,

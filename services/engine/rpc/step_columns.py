@@ -1,4 +1,4 @@
-"""Output of one session's requests, gathered in columns until its stream can take a message."""
+"""Output of a session's requests, in columns until its stream takes a message."""
 
 import numpy as np
 
@@ -19,16 +19,16 @@ _BYTES_PER_ENTRY = 12
 
 
 class StepColumns:
-    """Merges the outputs of one step, or of many while a reader lags, into one message.
+    """Merges the outputs of one or more steps into one message.
 
-    A request comes once in a message, whatever the number of steps merged.
+    Each request occurs once in a message.
     """
 
     __slots__ = ("_finished", "_logprobs", "_prompt_logprobs", "_tokens", "num_bytes")
 
     def __init__(self) -> None:
         self.num_bytes = 0
-        """About what the message takes on the wire."""
+        """Approximate wire size of the message."""
         self._tokens: dict[int, list[int]] = {}
         self._logprobs: dict[int, list[PositionLogprobs]] = {}
         self._prompt_logprobs: dict[int, list[PositionLogprobs]] = {}
@@ -38,7 +38,7 @@ class StepColumns:
         return bool(self._tokens or self._finished or self._prompt_logprobs)
 
     def has_ending_of(self, handle: int) -> bool:
-        """Whether the message has the end of this request."""
+        """Whether the message includes the end of this request."""
         return handle in self._finished
 
     def add(self, output: RequestOutput) -> None:

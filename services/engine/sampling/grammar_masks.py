@@ -1,4 +1,4 @@
-"""Tokens that a grammar rules out, on the device."""
+"""Applies grammar masks to logits on the device."""
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ def apply_grammars(
 
 
 def _on(host: Tensor, like: Tensor) -> Tensor:
-    """Returns a host tensor on another's device, through pinned memory, without waiting."""
+    """Returns a host tensor on another's device, by an asynchronous copy."""
     if like.device.type == "cpu":
         return host
     return host.pin_memory().to(like.device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Changes to logits before a token is chosen: logit bias, forbidden end tokens, penalties.
+"""Changes to logits before sampling: logit bias, forbidden end tokens, penalties.
 
 Biases come first, as in vLLM and transformers: a repetition penalty multiplies the biased logit.
 """
@@ -31,8 +31,8 @@ def edit_logits(logits: Tensor, edits: LogitEdits, *, in_place: bool = False) ->
 
     Args:
         logits: [S, V].
-        edits: what to change.
-        in_place: whether contiguous float32 logits may be overwritten, without a copy.
+        edits: the changes.
+        in_place: overwrites contiguous float32 logits instead of a copy.
     """
     edited = logits.to(torch.float32, copy=not in_place).contiguous()
     row_starts = edits.indices[:, None] * logits.shape[1]

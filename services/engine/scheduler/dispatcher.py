@@ -9,7 +9,7 @@ from services.engine.batch import FallbackReason, GraphKey, GraphKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchShape:
-    """The shape of a batch, which decides the graph that fits."""
+    """The sizes of a batch that decide which graph fits."""
 
     num_tokens: int
     batch_size: int
@@ -17,7 +17,7 @@ class BatchShape:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether every request has as many query tokens as the longest."""
+        """Whether all requests have the same number of query tokens."""
         return self.num_tokens == self.batch_size * self.max_q_len
 
 
@@ -31,9 +31,9 @@ class Dispatch:
 
 @dataclass(slots=True)
 class _Sizes:
-    """Graphs that serve the same steps, by size: requests of decodes, else tokens.
+    """Graphs that serve the same steps, by size: batch size of decodes, else tokens.
 
-    captured, ascending: by size and the requests that there is room for.
+    captured, ascending: by (size, most requests).
     """
 
     captured: dict[tuple[int, int], GraphKey] = field(default_factory=dict)
@@ -68,10 +68,10 @@ class _Sizes:
 
 
 class GraphDispatcher:
-    """Knows the graphs that the worker captured.
+    """Chooses among the worker's captured graphs.
 
-    A graph of decodes fits batches of at most its graph_bs requests with exactly its query length.
-    Any other graph fits every batch of at most its num_tokens tokens and graph_bs requests.
+    A decode graph fits batches of at most graph_bs requests with exactly its query length. Any
+    other graph fits every batch of at most num_tokens tokens and graph_bs requests.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class GraphDispatcher:
 
         Args:
             captured: graphs that can be replayed now.
-            planned: graphs that can be, or will be later.
-            without_graphs: why nothing is planned, where that is so.
+            planned: graphs that can be replayed now or later.
+            without_graphs: why nothing is planned, if nothing is.
         """
         self._without_graphs = without_graphs
         self._full: dict[int, _Sizes] = {}
@@ -105,11 +105,11 @@ class GraphDispatcher:
         self._sizes(key).capture(key)
 
     def quarantine(self, key: GraphKey) -> None:
-        """Takes a graph away for good: its steps take the next larger one, or none."""
+        """Removes a graph for good: its steps use the next larger one, or none."""
         self._sizes(key).quarantine(key)
 
     def dispatch(self, shape: BatchShape) -> Dispatch:
-        """Returns the smallest graph that fits, one of decodes rather than another."""
+        """Returns the smallest graph that fits; decode graphs come first."""
         batch_size = shape.batch_size
         full = self._full.get(shape.max_q_len) if shape.is_uniform else None
         if full is not None and (key := full.find(batch_size, batch_size)) is not None:

@@ -1,4 +1,4 @@
-"""Rows and blocks of running requests, and the requests that wait for them."""
+"""Rows and blocks of running requests, and the waiting requests."""
 
 from bisect import insort
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from services.engine.scheduler.stats import SchedulerCounts
 from services.engine.scheduler.waiting_queue import WaitingQueue, rank_s, service_order
 
 MAX_OVERTAKINGS = 3
-"""Admissions of later arrivals after which the waiting request that arrived first is next."""
+"""Admissions of later arrivals before the waiting request that arrived first is next."""
 
 
 class Holdings:
@@ -34,7 +34,6 @@ class Holdings:
         priority_ageing_s: float,
         clock: Callable[[], float],
     ) -> None:
-        """Starts without requests and with an empty cache."""
         self.cache = KVCache(
             num_blocks=num_blocks,
             block_size=limits.block_size,
@@ -80,36 +79,36 @@ class Holdings:
         return min(wanted, self._max_model_len, self.num_cache_tokens + 1)
 
     def enqueue(self, request: Request) -> None:
-        """Puts a request that comes from outside into the queue."""
+        """Adds a new request to the queue."""
         request.rank_s = rank_s(self._clock(), request.priority, self._priority_ageing_s)
         request.arrival_index = self._num_added
         self._num_added += 1
         self.waiting.push(request)
 
     def next_waiting(self) -> Request | None:
-        """Returns the request that is admitted next, or None if no request waits.
+        """Returns the request to admit next, or None if no request waits.
 
-        It is the first in service order, but after `MAX_OVERTAKINGS` admissions of later arrivals
-        the one that arrived first. That one gets a rank before all later arrivals, whatever their
-        priority, so that they do not preempt it either.
+        It is the first in service order or, after `MAX_OVERTAKINGS` admissions of later arrivals,
+        the one that arrived first. That one gets a rank before all later arrivals, so that they do
+        not preempt it either.
         """
         first = self.waiting.peek()
         if first is None or first.is_suspect or self._num_overtakings < MAX_OVERTAKINGS:
             return first
         oldest = self.waiting.oldest()
-        assert oldest is not None, "somebody waits"
+        assert oldest is not None, "a request waits"
         if oldest is not first:
             highest = rank_s(self._clock(), MAX_PRIORITY, self._priority_ageing_s)
             self.waiting.promote(oldest, min(first.rank_s, highest))
         return oldest
 
     def start(self, request: Request, prefix: list[int], num_prefix_tokens: int) -> int:
-        """Makes the request that is next a running one; returns its row.
+        """Starts the next waiting request; returns its row.
 
         Args:
-            request: what `next_waiting` returned.
+            request: the result of `next_waiting`.
             prefix: blocks of its tokens that are already computed.
-            num_prefix_tokens: how many tokens those are.
+            num_prefix_tokens: tokens in these blocks.
         """
         self._num_overtakings += 1
         if request is self.waiting.oldest():
@@ -125,10 +124,10 @@ class Holdings:
         return row
 
     def allocate(self, request: Request, num_tokens: int) -> list[int] | None:
-        """Gets blocks for a running request, from the last running ones if none are free.
+        """Gives a running request blocks; preempts the last running ones if none are free.
 
         Returns:
-            The blocks added, or None when the request itself was the last and was preempted.
+            The blocks added; None if the request itself was the last and was preempted.
         """
         while (added := self.cache.allocate(request, num_tokens)) is None:
             if self.preempt_last() is request:
@@ -148,7 +147,7 @@ class Holdings:
         return request
 
     def end(self, request: Request) -> None:
-        """Ends a request that runs or waits; `drop_ended` takes it off the running list."""
+        """Ends a running or waiting request; `drop_ended` removes it from the running list."""
         was_running = request.status is RequestStatus.RUNNING
         request.status = RequestStatus.FINISHED
         if was_running:
@@ -159,14 +158,13 @@ class Holdings:
         self.finish_rate.record(self._clock())
 
     def drop_ended(self) -> None:
-        """Takes all requests off the running list that have ended: many at the cost of one."""
+        """Removes all ended requests from the running list at once."""
         if self._has_ended:
             running = RequestStatus.RUNNING
             self.running = [r for r in self.running if r.status is running]
             self._has_ended = False
 
     def _release(self, request: Request) -> None:
-        """Takes back blocks and row of a request that runs."""
         assert request.row is not None, "a running request has a row"
         self.cache.free(request)
         self._free_rows.append(request.row)

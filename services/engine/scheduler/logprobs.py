@@ -1,4 +1,4 @@
-"""Hands requests the log-probabilities of their tokens, and of their prompts chunk by chunk."""
+"""Adds log-probabilities of tokens and prompts to the outputs of requests."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -11,7 +11,7 @@ from services.engine.scheduler.planned_step import PromptSpan, ScheduledStep
 def attach_logprobs(
     outputs: Sequence[RequestOutput], step: ScheduledStep, result: StepResult
 ) -> None:
-    """Gives the outputs of requests that asked for log-probabilities theirs."""
+    """Adds log-probabilities to the outputs of requests that asked for them."""
     counts = [len(token_ids) for token_ids in read_tokens(result)]
     wanted = [
         request.sampling.logprobs
@@ -30,9 +30,9 @@ def attach_logprobs(
 def attach_prompt_logprobs(
     outputs: list[RequestOutput], spans: Sequence[PromptSpan], result: StepResult
 ) -> None:
-    """Adds them to the outputs of a step; a request that did not sample gets an output for them.
+    """Adds prompt log-probabilities to a step's outputs, with new outputs for unsampled requests.
 
-    A preempted request computes its prompt again; values that it has are left out.
+    A preempted request computes its prompt again; values that it already has are left out.
     """
     counts = [(span.count, span.request.sampling.prompt_logprobs or 0) for span in spans]
     output_of = {output.request: output for output in outputs}

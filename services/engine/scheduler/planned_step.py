@@ -19,13 +19,13 @@ from services.engine.scheduler.dispatcher import BatchShape, GraphDispatcher
 PROMPT_SHARE = 4
 """Divisor of a step's budget: this part is kept for the prompt that arrived first."""
 MAX_PROMPT_LOGPROBS = 4096
-"""Log-probabilities of prompts that one step brings: each holds the event loop for about 5 us."""
+"""Most prompt log-probabilities in one step: each blocks the event loop for about 5 us."""
 _RANDOM, _LOGIT_EDITS, _MIN_TOKENS, _LOGPROBS = 1, 2, 4, 8
 
 
 @dataclass(frozen=True, slots=True)
 class PromptSpan:
-    """Prompt tokens whose log-probabilities a step finds out: `count` from position `start` on."""
+    """Prompt tokens whose log-probabilities a step computes: `count` from position `start` on."""
 
     request: Request
     start: int
@@ -34,19 +34,19 @@ class PromptSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledStep:
-    """A step that was ordered and whose result is to come."""
+    """A step that was sent and has no result yet."""
 
     step_id: int
     descriptor: BatchDescriptor
     requests: list[Request]
-    """Requests that sample a token, in the order of the result."""
+    """Requests that sample, in the order of the result."""
     unsampled: list[Request]
-    """Requests that compute a part of their tokens and sample none, in the order of the batch."""
+    """Requests that compute part of their tokens and do not sample, in the order of the batch."""
     prompt_spans: Sequence[PromptSpan] = ()
-    """Prompt tokens whose log-probabilities come with the result, in its order."""
+    """Prompt tokens with log-probabilities in the result, in its order."""
 
     def starts(self) -> Iterator[tuple[Request, int]]:
-        """Yields every request of the step with the number of tokens computed before it."""
+        """Yields each request of the step and the number of its tokens computed before the step."""
         attention = self.descriptor.attn_metadata
         starts = read_int32(attention.seq_lens) - np.diff(read_int32(attention.query_start_loc))
         sampling = np.zeros(len(starts), bool)
@@ -56,7 +56,7 @@ class ScheduledStep:
 
 
 class PlannedStep:
-    """A step that is being planned: the tokens of each request, and the budget left."""
+    """A step while it is planned: the tokens of each request, and the remaining budget."""
 
     __slots__ = (
         "_batch",
@@ -79,9 +79,9 @@ class PlannedStep:
         """Starts a step without requests.
 
         Args:
-            budget: query tokens that may be added.
+            budget: most query tokens.
             row_needs: `sampling_needs` of the request in each row.
-            num_spec_steps: draft tokens to guess for each request that samples; 0: no speculation.
+            num_spec_steps: draft tokens to guess for each request that samples.
         """
         self.budget = budget
         self._share = budget // PROMPT_SHARE
@@ -100,19 +100,19 @@ class PlannedStep:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no request computes anything."""
+        """Whether the step computes nothing."""
         return not self._batch.row_ids
 
     def bound(self, q_len: int, running: Sequence[Request], index: int) -> int:
         """Returns how many of a request's next tokens fit.
 
-        Each later request keeps a token. The prompt that arrived first keeps a share of the budget
-        from prompts before it, which are there by priority.
+        Each later request keeps one token. The prompt that arrived first keeps a share of the
+        budget from prompts of higher priority.
 
         Args:
             q_len: tokens that the request has to compute, at least 2.
             running: the running requests, in service order.
-            index: the request's place among them.
+            index: the request's index in `running`.
         """
         room = self.budget - (len(running) - index - 1)
         if q_len > room - self._share:
@@ -123,7 +123,7 @@ class PlannedStep:
         return self.bound_logprobs(running[index], min(q_len, max(room, 1)))
 
     def bound_logprobs(self, request: Request, q_len: int) -> int:
-        """Returns how many of a request's next tokens do not bring too many log-probabilities."""
+        """Returns how many of a request's next tokens fit under `MAX_PROMPT_LOGPROBS`."""
         if not request.needs_prompt_logits:
             return q_len
         return min(q_len, max(1, self._logprob_room // _num_prompt_logprobs(request)))
@@ -140,18 +140,15 @@ class PlannedStep:
         )
 
     def add_blocks(self, row: int, offset: int, block_ids: Sequence[int]) -> None:
-        """Appends blocks to the `offset` ones that a row has."""
+        """Appends blocks to a row's first `offset` blocks."""
         self._batch.update_blocks(row, offset, block_ids)
 
     def decode(self, requests: Sequence[Request]) -> None:
-        """Orders the next token of each request, as `compute` does.
-
-        A steady step has nothing else: one call for all costs less than one for each.
+        """Adds the next token of each request, as `compute` does; one call for all is faster.
 
         Args:
-            requests: whose last token is the only one not computed yet, has a block and no drafts,
-                and comes after the prompt; no grammar decides what follows. Their counts of
-                computed and pending tokens have been moved on, and the budget has been taken.
+            requests: requests past their prompts with one token to compute, a block for it, no
+                drafts and no grammar. Their counts and the budget are already updated.
         """
         batch, row_needs = self._batch, self._row_needs
         first = len(batch.row_ids)
@@ -171,13 +168,12 @@ class PlannedStep:
             self._needs |= together
 
     def compute(self, request: Request, row: int, q_len: int, num_tokens: int) -> None:
-        """Orders the next tokens of a request; it samples if none is left then.
+        """Adds the next tokens of a request, which samples if these are its last known tokens.
 
         Args:
-            request: a request that has blocks for these tokens.
+            request: a request with blocks for these tokens.
             row: its row.
-            q_len: tokens to compute, at least 1 and within the budget; its first drafts are among
-                them if they are more than it has.
+            q_len: tokens to compute, first drafts included; at least 1 and within the budget.
             num_tokens: all its tokens, known and pending.
         """
         batch = self._batch
@@ -210,7 +206,6 @@ class PlannedStep:
             self._draft_token_ids += request.draft_token_ids[:num_drafts]
 
     def _count_needs(self, request: Request, row: int, num_tokens: int) -> None:
-        """Adds the sampling of a request after `num_tokens` tokens."""
         needs = self._row_needs[row]
         if needs & _MIN_TOKENS:
             num_output = num_tokens - request.num_prompt_tokens
@@ -219,7 +214,7 @@ class PlannedStep:
         self._needs |= needs
 
     def _ask_for_prompt(self, request: Request, start: int, end: int) -> None:
-        """Asks for the log-probabilities of the prompt tokens from `start` + 1 to `end`."""
+        """Requests the log-probabilities of the prompt tokens from `start` + 1 to `end`."""
         count = min(end, request.num_prompt_tokens - 1) - start
         if count > 0:
             batch = self._batch
@@ -230,7 +225,7 @@ class PlannedStep:
             self._prompt_spans.append(PromptSpan(request, start + 1, count))
 
     def order(self, step_id: int, dispatcher: GraphDispatcher) -> ScheduledStep:
-        """Returns the finished step, with the graph that it replays."""
+        """Returns the finished step with its graph."""
         batch = self._batch
         batch.all_greedy = not self._needs & _RANDOM
         batch.needs_logit_edits = bool(self._needs & (_LOGIT_EDITS | _MIN_TOKENS))
@@ -264,29 +259,29 @@ class PlannedStep:
 
 
 def _eldest_prompt(running: Sequence[Request], first: int) -> int:
-    """Returns the place of the request that arrived first of those with several tokens to compute.
+    """Returns the index of the earliest arrival among requests with several tokens to compute.
 
-    first: the place of one of them, before which none is looked for.
+    The search starts at `first`, which is the index of such a request.
     """
     places = (i for i in range(first, len(running)) if _num_left(running[i]) > 1)
     return min(places, key=lambda i: running[i].arrival_index, default=first)
 
 
 def _num_prompt_logprobs(request: Request) -> int:
-    """Returns how many log-probabilities a prompt token brings: its own and the likeliest."""
+    """Returns the log-probabilities of one prompt token: its own and the likeliest."""
     return 1 + (request.sampling.prompt_logprobs or 0)
 
 
 def _num_left(request: Request) -> int:
-    """Returns how many tokens a request has to compute, drafts left out."""
+    """Returns how many tokens a request has to compute, without drafts."""
     return len(request.token_ids) + request.num_pending_tokens - request.num_computed_tokens
 
 
 def sampling_needs(sampling: SamplingParams) -> int:
-    """Returns as bits which of the work that sampling can leave out a request needs.
+    """Returns the optional sampling work of a request, as bits.
 
-    Worked out once per row: asking the parameters again for every token costs 54 us in a step of
-    256 requests.
+    Computed once per row: checking the parameters for every token costs 54 us in a step of 256
+    requests.
     """
     needs = 0 if sampling.is_greedy else _RANDOM
     if replace(sampling, min_tokens=0).has_logit_edits:

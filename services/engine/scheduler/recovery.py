@@ -13,9 +13,9 @@ from services.engine.scheduler.step_budget import StepBudget
 
 
 def lose_worker(request: Request, *, was_killed: bool) -> None:
-    """Counts the loss of a worker whose last steps had the request; it is a suspect from now on.
+    """Counts the loss of a worker whose last steps had the request, which becomes a suspect.
 
-    was_killed: whether the worker was ended from outside, which makes no request a suspect.
+    was_killed: whether the worker was ended from outside; then no request is a suspect.
     """
     request.num_losses += 1
     if not was_killed:
@@ -23,7 +23,7 @@ def lose_worker(request: Request, *, was_killed: bool) -> None:
 
 
 class Recovery:
-    """Takes failed steps back, takes requests of lost workers over, and keeps suspects alone."""
+    """Takes back failed steps, resumes requests of lost workers, and runs suspects alone."""
 
     def __init__(self, holdings: Holdings, *, max_num_batched_tokens: int) -> None:
         """Starts with steps of full size."""
@@ -32,10 +32,10 @@ class Recovery:
         self._holdings = holdings
 
     def resume(self, request: Request) -> None:
-        """Takes over a lost worker's request, which continues after its known tokens.
+        """Adds a request of a lost worker, which continues after its known tokens.
 
         Raises:
-            InvalidRequestError: it fitted that worker's KV cache and does not fit this one's.
+            InvalidRequestError: it does not fit this worker's KV cache.
         """
         if self._holdings.bound_tokens(request) < request.max_num_tokens:
             raise InvalidRequestError(
@@ -46,10 +46,10 @@ class Recovery:
         self._holdings.enqueue(request)
 
     def retreat(self, steps: Sequence[ScheduledStep]) -> list[RequestOutput]:
-        """Takes back the orders of a step that ran out of memory and of all that build on it.
+        """Takes back a step that ran out of memory and all later ones.
 
-        Running requests restart after what earlier steps computed, in smaller steps. A step that
-        failed with a single token ends that token's request.
+        Running requests restart after what earlier steps computed, in smaller steps. If the failed
+        step had a single token, its request ends.
 
         Args:
             steps: the failed one and the later ones in flight, which the worker skips.
@@ -74,7 +74,7 @@ class Recovery:
         return [RequestOutput(request, [], error=error)]
 
     def make_way_for_suspect(self) -> None:
-        """Preempts all running requests if a suspect is next, which must run alone."""
+        """Preempts all running requests if a suspect is next."""
         holdings = self._holdings
         request = holdings.waiting.peek()
         if request is not None and request.is_suspect:
@@ -82,9 +82,9 @@ class Recovery:
                 holdings.preempt_last()
 
     def may_join(self, request: Request, *, is_in_flight: bool) -> bool:
-        """Whether a request may run in the next step: no suspect has company, sent or planned.
+        """Whether a request may run in the next step: a suspect runs alone.
 
-        is_in_flight: whether any step is on its way.
+        is_in_flight: whether any step has no result yet.
         """
         running = self._holdings.running
         if request.is_suspect:

@@ -1,12 +1,12 @@
 """Decides which request computes which tokens in the next step.
 
-Steps overlap: the next one is scheduled before the results of the last ones are back. A request
-counts as computed what was ordered, and the tokens it sampled in steps on their way are pending:
-the worker has them, the scheduler does not know them yet. See services.engine.kv_cache.cache for
-why blocks and rows may be given to others meanwhile.
+Steps overlap: the next one is scheduled before the last results are back. A token counts as
+computed once a step with it is sent. Tokens that steps in flight sample are pending: the worker has
+them, the scheduler does not know them yet. services.engine.kv_cache.cache explains why blocks and
+rows may get new owners meanwhile.
 
-With speculative decoding a step brings a request one token or more, so it is only scheduled again
-when its result is back.
+With speculative decoding a step returns one or more tokens per request, so a request is scheduled
+again only after its result is back.
 """
 
 import time
@@ -37,12 +37,12 @@ __all__ = ["ScheduledStep", "Scheduler"]
 class Scheduler:
     """Admits, chunks, preempts and finishes requests.
 
-    Running requests are kept in service order: by arrival, which priority moves. A step gives every
-    running request at least one token, prompts as many as the budget leaves, and the rest of the
-    budget to requests that wait, in the same order. When no block is free, the last running request
-    gives all of its blocks back and starts over later. The first one never has to, so one
-    always advances. However many requests of higher priority come, the waiting request that arrived
-    first is the next after three of them, and the running prompt that did has a quarter of a step.
+    Running requests are in service order: by arrival, shifted by priority. A step gives every
+    running request at least one token, prompts as many as the budget leaves, and the rest to
+    waiting requests in the same order. When no block is free, the last running request frees all of
+    its blocks and starts over later; the first is never preempted, so one request always advances.
+    Priority cannot starve the oldest requests: the waiting request that arrived first is next after
+    three overtakings, and the oldest running prompt has a quarter of each step.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Requests that hold blocks."""
+        """Requests with a row and blocks."""
         return len(self._holdings.running)
 
     @property
@@ -110,17 +110,17 @@ class Scheduler:
 
     @property
     def running(self) -> Sequence[Request]:
-        """Requests that hold a row and blocks, in service order."""
+        """Requests with a row and blocks, in service order."""
         return self._holdings.running
 
     @property
     def next_step_id(self) -> int:
-        """The step that `schedule` plans next."""
+        """Id of the step that `schedule` plans next."""
         return self._last_step_id + 1
 
     @property
     def is_speculative(self) -> bool:
-        """Whether only the result of a step has its number of tokens."""
+        """Whether the number of tokens of a step is unknown before its result."""
         return self._drafts is not None
 
     @property
@@ -135,26 +135,26 @@ class Scheduler:
 
     @property
     def num_cached_blocks(self) -> int:
-        """Free blocks whose content can still be found."""
+        """Free blocks that the prefix cache can still find."""
         return self._holdings.cache.num_cached_blocks
 
     @property
     def num_batched_tokens_limit(self) -> int:
-        """Query tokens that a step may have now."""
+        """Most query tokens of a step at present."""
         return self._recovery.budget.tokens
 
     def prefix_changes(self, cursor: PrefixCursor | None, *, max_keys: int) -> PrefixChanges:
-        """Returns the cached prefixes added and removed after a cursor; None returns all."""
+        """Returns the cached prefixes added and removed after a cursor; all for None."""
         return self._holdings.cache.prefix_changes(cursor, max_keys=max_keys)
 
     def add(self, request: Request) -> None:
-        """Takes a new request into the waiting queue.
+        """Adds a new request to the waiting queue.
 
         It ends with FinishReason.LENGTH at the latest where `Holdings.bound_tokens` says.
 
         Raises:
-            InvalidRequestError: the prompt is too long for the model or for the KV cache, or the
-                request has been resumed with nothing left to do.
+            InvalidRequestError: the prompt is too long for the model or the KV cache, or a resumed
+                request has nothing left to do.
             QueueFullError: too many requests wait.
         """
         max_num_tokens = self._holdings.bound_tokens(request)
@@ -173,15 +173,15 @@ class Scheduler:
         self._holdings.enqueue(request)
 
     def resume(self, request: Request) -> None:
-        """Takes over a lost worker's request, which continues after its known tokens.
+        """Adds a request of a lost worker, which continues after its known tokens.
 
         Raises:
-            InvalidRequestError: it fitted that worker's KV cache and does not fit this one's.
+            InvalidRequestError: it does not fit this worker's KV cache.
         """
         self._recovery.resume(request)
 
     def abort(self, request: Request) -> bool:
-        """Ends a request without output and frees what it holds; returns whether it was live."""
+        """Ends a request without output; returns whether it was live."""
         if request.status is RequestStatus.FINISHED:
             return False
         if request.status is RequestStatus.RUNNING:
@@ -190,10 +190,10 @@ class Scheduler:
         return True
 
     def schedule(self) -> ScheduledStep | None:
-        """Plans the next step; the worker must run the steps in the order of these calls.
+        """Plans the next step; the worker must run steps in the order of these calls.
 
         Returns:
-            The step, or None when nothing can run before a result or a request comes in.
+            None if nothing can run before a result or a request comes in.
         """
         holdings, recovery = self._holdings, self._recovery
         recovery.make_way_for_suspect()
@@ -215,11 +215,10 @@ class Scheduler:
         return ordered
 
     def update(self, step: ScheduledStep, result: StepResult) -> list[RequestOutput]:
-        """Takes the tokens of a step, in the order of the steps, and ends who is done.
+        """Takes the result of the oldest step in flight and ends finished requests.
 
         Returns:
-            One output for each request that sampled and is still live. One that ended since the
-            step was scheduled has sampled in vain.
+            One output for each request that sampled and is still live.
         """
         self._last_result_id = step.step_id
         self._recovery.budget.count_good_step()
@@ -266,7 +265,7 @@ class Scheduler:
         return self._recovery.retreat(steps)
 
     def _continue_running(self, step: PlannedStep) -> None:
-        """Gives every running request its next tokens, preempting the last ones if need be."""
+        """Gives every running request its next tokens; preempts the last ones if blocks run out."""
         holdings, drafts = self._holdings, self._drafts
         running, cache, block_size = holdings.running, holdings.cache, self._limits.block_size
         num_groups, decoding = self._num_groups, []
@@ -276,7 +275,7 @@ class Scheduler:
             index += 1
             num_tokens = len(request.token_ids) + request.num_pending_tokens
             if num_tokens >= request.max_num_tokens:
-                continue  # its last token is on its way
+                continue  # its last token is pending
             num_computed = request.num_computed_tokens
             if (
                 num_tokens - num_computed == 1
@@ -293,7 +292,7 @@ class Scheduler:
             if request.constraint is not None and request.awaits_mask:
                 continue
             if drafts is not None and request.num_pending_tokens:
-                continue  # it is not known where it will go on
+                continue  # its next position is unknown
             row = request.row
             assert row is not None, "a running request has a row"
             q_len = num_tokens - num_computed + len(request.draft_token_ids)
@@ -306,18 +305,18 @@ class Scheduler:
                 cache.cache_full_blocks(request)
                 added = holdings.allocate(request, reach)
                 if added is None:
-                    break  # it gave up its own blocks, having been the last
+                    break  # it was the last and was preempted itself
                 step.add_blocks(row, num_blocks, added)
             step.compute(request, row, q_len, num_tokens)
-            if q_len > 1:  # prompts are worth sharing at once
+            if q_len > 1:  # share prompts at once
                 cache.cache_full_blocks(request)
         step.decode(decoding)
 
     def _admit(self, step: PlannedStep) -> None:
-        """Spends what is left of the budget on requests that wait.
+        """Spends the remaining budget on waiting requests.
 
-        The next one comes in only if blocks for all of its tokens are free, though it may take
-        them chunk by chunk: otherwise it would be the first to be preempted, over and over.
+        A request is admitted only if blocks for all of its tokens are free, even if it takes them
+        chunk by chunk: otherwise it would be preempted again and again.
         """
         holdings, cache = self._holdings, self._holdings.cache
         max_running = min(self._limits.max_num_seqs, self._recovery.budget.tokens)
@@ -325,7 +324,7 @@ class Scheduler:
         while step.budget and len(holdings.running) < max_running:
             request = holdings.next_waiting()
             if request is None or request.num_pending_tokens or request.awaits_mask:
-                break  # tokens of a preempted request that are on their way must be known first
+                break  # pending tokens of a preempted request must be known first
             if not self._recovery.may_join(request, is_in_flight=is_in_flight):
                 break
             # Cached tokens have no log-probabilities.
@@ -348,7 +347,7 @@ class Scheduler:
             cache.cache_full_blocks(request)
 
     def _count_admission(self, request: Request) -> None:
-        """Notes when a request first ran, and what of its prompt was cached then."""
+        """Records a request's first run and how much of its prompt was cached."""
         if request.started is None:
             request.started = StepMark(self.next_step_id, self._clock())
             request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
@@ -356,9 +355,10 @@ class Scheduler:
             self.counts.cached_tokens += request.num_cached_tokens
 
     def _is_being_computed(self, request: Request, num_blocks: int) -> bool:
-        """Whether a running request is about to compute the block after a prefix of this one.
+        """Whether a running request is about to compute the next block of this one.
 
-        Waiting for it costs less than computing it twice. Outputs of one prompt find its blocks so.
+        Waiting for it costs less than computing it twice; the outputs of one prompt share blocks
+        this way.
         """
         start = num_blocks * self._limits.block_size
         end = start + self._limits.block_size
@@ -373,11 +373,11 @@ class Scheduler:
         )
 
     def _reach(self, end: int) -> int:
-        """Returns how many tokens a request's blocks must hold when it computes up to `end`."""
+        """Returns how many tokens a request's blocks must hold to compute up to `end`."""
         return end if self._drafts is None else self._drafts.reach(end)
 
     def _conclude(self, outputs: Sequence[RequestOutput]) -> None:
-        """Ends requests that are done with these tokens; the grammars of others advance."""
+        """Ends requests that are done with these tokens and advances the grammars of others."""
         for output in outputs:
             if output.error is not None:
                 continue
@@ -394,5 +394,4 @@ class Scheduler:
 
 
 def _may_stop(request: Request) -> bool:
-    """Whether an end token ends the request."""
     return request.num_output_tokens > request.sampling.min_tokens

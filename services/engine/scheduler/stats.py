@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class SchedulerCounts:
-    """Counts that outlive a scheduler: the next one counts on in the same object."""
+    """Counts that outlive a scheduler."""
 
     prompt_tokens: int = 0
     """Prompt tokens of admitted requests."""

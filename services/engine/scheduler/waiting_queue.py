@@ -7,36 +7,35 @@ from services.engine.request import Request
 
 
 def rank_s(now_s: float, priority: int, priority_ageing_s: float) -> float:
-    """Returns the moment as which an arrival now counts: earlier, the higher the priority.
+    """Returns the arrival time that a request counts as: earlier with higher priority.
 
-    A priority of p is worth log2(1 + p) * priority_ageing_s of waiting: with the default 10 s for
-    priority 1 and 67 s for 100. So the priority that a waiting request makes up for doubles every
-    priority_ageing_s. The order of requests that wait never changes, since all of them age alike.
+    Priority p is worth log2(1 + p) * priority_ageing_s of waiting: with the default 10 s for
+    priority 1 and 67 s for 100. The order of waiting requests never changes, since all age alike.
     """
     lead = math.copysign(math.log2(1 + abs(priority)), priority)
     return now_s - lead * priority_ageing_s
 
 
 def service_order(request: Request) -> tuple[bool, float, int]:
-    """Sorts requests into the order in which they are served: by rank, then by arrival.
+    """Returns the sort key of the service order: by rank, then by arrival.
 
-    Suspects come before all others, who wait until each of them has run alone.
+    Suspects come first: all others wait until each has run alone.
     """
     return (not request.is_suspect, request.rank_s, request.arrival_index)
 
 
 class WaitingQueue:
-    """Hands out waiting requests in service order, and knows which of them arrived first.
+    """Waiting requests in service order and in order of arrival.
 
-    A request that was preempted keeps its arrival and so comes before all that arrived later.
+    A preempted request keeps its arrival, so it comes before all later arrivals.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[int, Request] = {}
-        """The requests that wait, by their arrival."""
-        # Both heaps may hold entries of requests that no longer wait, or had another rank then.
-        # They go when they come up, or when they are the majority: constant time on average, where
-        # taking an entry out of the middle would cost a search.
+        """By arrival index."""
+        # Both heaps may hold stale entries: of requests that no longer wait or changed rank.
+        # They go when they surface or become the majority: constant time on average, while
+        # removing from the middle costs a search.
         self._by_rank: list[tuple[tuple[bool, float, int], Request]] = []
         self._by_arrival: list[int] = []
 
@@ -45,7 +44,7 @@ class WaitingQueue:
         return len(self._waiting)
 
     def push(self, request: Request) -> None:
-        """Adds a request whose arrival and rank are set."""
+        """Adds a request with an arrival index and a rank."""
         self._waiting[request.arrival_index] = request
         heapq.heappush(self._by_rank, (service_order(request), request))
         heapq.heappush(self._by_arrival, request.arrival_index)
@@ -70,12 +69,12 @@ class WaitingQueue:
     def pop(self) -> Request:
         """Removes and returns the request that is next."""
         request = self.peek()
-        assert request is not None, "nobody waits"
+        assert request is not None, "no request waits"
         self.discard(request)
         return request
 
     def discard(self, request: Request) -> None:
-        """Removes a request that waits."""
+        """Removes a waiting request."""
         del self._waiting[request.arrival_index]
         most = 2 * len(self._waiting)
         if len(self._by_rank) > most:
@@ -85,6 +84,6 @@ class WaitingQueue:
             self._by_arrival = sorted(self._waiting)  # which is a heap, too
 
     def _is_current(self, entry: tuple[tuple[bool, float, int], Request]) -> bool:
-        """Whether an entry's request still waits, and with this rank."""
+        """Whether an entry's request still waits with this rank."""
         (_, rank, index), request = entry
         return self._waiting.get(index) is request and request.rank_s == rank

@@ -1,4 +1,4 @@
-"""Draft tokens as the scheduler sees them: how many a step verifies, and which tokens remain."""
+"""Draft tokens in the scheduler: how many a step verifies, and which tokens remain."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from services.engine.request import Request, RequestStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftPlan:
-    """Speculation as the scheduler sees it.
+    """Speculation in the scheduler.
 
-    num_tokens: drafts of each request. max_seq_len: most tokens of a request in a step, its drafts
-        among them: what the model and the KV cache have room for.
+    num_tokens: drafts of each request. max_seq_len: most tokens of a request in a step, drafts
+    included, that fit the model and the KV cache.
     """
 
     num_tokens: int
     max_seq_len: int
 
     def reach(self, end: int) -> int:
-        """Returns how many tokens a request's blocks must hold when it computes up to `end`.
+        """Returns how many tokens a request's blocks must hold to compute up to `end`.
 
-        Draft layers write ahead: all but the last of the drafts that follow get an entry.
+        Draft layers write ahead: all but the last of the following drafts get an entry.
         """
         return min(end + self.num_tokens - 1, self.max_seq_len)
 

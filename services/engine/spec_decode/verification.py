@@ -1,15 +1,14 @@
 """Verifies draft tokens, and trims a step's result to the accepted ones.
 
-The token after each draft is sampled as in a step without drafts: from the distribution that
-follows the drafts before it, with the random number of its position. A draft holds if it is the
-token that was sampled in its place. The first draft that does not hold ends the row, and the token
-sampled in its place is kept.
+The token after each draft is sampled as without drafts: from the distribution that follows the
+drafts before it, with the random number of its position. A draft is accepted if it equals the token
+sampled at its position. The first rejected draft ends the row; the token sampled there is kept.
 
-This is rejection sampling for drafts that are named instead of drawn, so that their distribution is
-one on one token. Such a draft d must be accepted with probability p(d), and the token x drawn from
-p equals d that often; otherwise the token must follow p without d, and x does. So p is kept
-exactly, and because the random number belongs to the position, the tokens are those of a run
-without drafts.
+This is rejection sampling for drafts whose distribution is one on one token. Such a draft d must be
+accepted with probability p(d), and the token x drawn from p equals d that often; otherwise the
+token must follow p without d, and x does. So p is kept exactly, and the tokens are those of a run
+without drafts, as the random number belongs to the position.
+
 Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", section
 2.3.
 """

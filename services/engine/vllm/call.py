@@ -79,7 +79,7 @@ class VllmCall:
         """
         try:
             await self._admit(message)
-            # Tells the caller that the request was admitted: resending it is no longer safe.
+            # The request was admitted: from now on the caller cannot safely resend it.
             await self._context.send_initial_metadata(())
             while not all(output.is_told for output in self._outputs):
                 await self._wake.wait()

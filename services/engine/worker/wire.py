@@ -81,7 +81,6 @@ class Channel:
         self._socket.close()
 
     def _read(self) -> None:
-        """Waits for bytes and keeps them."""
         try:
             chunk = self._socket.recv(_CHUNK_BYTES)
         except ConnectionError as error:
@@ -91,7 +90,7 @@ class Channel:
         self._received += chunk
 
     def _take(self) -> bytes | None:
-        """Removes the first message from what was received, if it is complete."""
+        """Removes and returns the first complete message, if any."""
         if len(self._received) < _LENGTH_BYTES:
             return None
         end = _LENGTH_BYTES + _checked(int.from_bytes(self._received[:_LENGTH_BYTES], "little"))
@@ -103,7 +102,6 @@ class Channel:
 
 
 def _checked(length: int) -> int:
-    """Returns the length of a message if it is allowed."""
     if length > MAX_MESSAGE_BYTES:
         raise WireError(f"a message has {length} bytes; the limit is {MAX_MESSAGE_BYTES}")
     return length

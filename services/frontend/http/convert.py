@@ -73,7 +73,7 @@ def completion_options(request: CompletionRequest, request_id: str) -> Options:
         raise InvalidRequestError("echo with logprobs takes n of 1", field="echo")
     if tells_prompt and request.prompt_logprobs is not None:
         raise InvalidRequestError(
-            "echo with logprobs tells the prompt's; leave prompt_logprobs out",
+            "echo with logprobs already returns the prompt's; leave prompt_logprobs out",
             field="prompt_logprobs",
         )
     return _options(

@@ -51,7 +51,7 @@ def test_merged_bridges_small_gaps():
     ]
 
 
-def test_device_use_tells_gaps_between_steps_from_gaps_within():
+def test_device_use_separates_gaps_between_steps_from_gaps_within():
     use = device_use(
         [
             [Interval(0, 10), Interval(12, 20)],

@@ -59,7 +59,7 @@ def test_help_lists_every_command(octavo):
     assert [name for name in names if name not in out] == []
 
 
-def test_generate_writes_the_text_and_tells_its_cost_on_standard_error(octavo):
+def test_generate_writes_the_text_and_its_cost_on_standard_error(octavo):
     code, out, err = octavo("generate", "one two three", "--max-tokens", "2")
     assert (code, out) == (0, "one two\n")
     assert "3 prompt tokens (1 cached), 2 output tokens, finish reason length" in err

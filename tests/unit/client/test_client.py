@@ -135,7 +135,7 @@ async def test_leaving_a_streams_block_cancels_the_request(client, fake):
     await asyncio.wait_for(fake.was_cancelled.wait(), 60)
 
 
-async def test_a_cancelled_reader_is_cancelled_and_not_told_of_an_error(client, fake):
+async def test_a_cancelled_reader_is_cancelled_without_an_error(client, fake):
     stream = client.generate("HANG on")
     await anext(stream)
     reader = asyncio.ensure_future(anext(stream))

@@ -68,7 +68,7 @@ def test_single_runs_get_a_ratio_and_no_verdict(compare):
     assert lines[-1].endswith("0.750  ms/step, lower is better, one run each")
 
 
-def test_other_machines_and_versions_are_told_before_the_figures(compare):
+def test_other_machines_and_versions_are_printed_before_the_figures(compare):
     other = content(machine={"gpu": "NVIDIA L4", "driver": "580"}, versions={"torch": "2.13.0"})
     assert compare(content(), other)[:3] == [
         "gpu: NVIDIA H200 -> NVIDIA L4",
@@ -77,7 +77,7 @@ def test_other_machines_and_versions_are_told_before_the_figures(compare):
     ]
 
 
-def test_other_commits_and_settings_are_told_without_a_warning(compare):
+def test_other_commits_and_settings_are_printed_without_a_warning(compare):
     other = content(commit="bbb", settings={"max_num_seqs": 16, "dtype": "float32"})
     assert compare(content(), other)[:3] == [
         "commit: aaa -> bbb",

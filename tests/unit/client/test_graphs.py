@@ -24,7 +24,7 @@ def shown(stats):
     return capture.get()
 
 
-def test_costs_hit_rate_and_padding_are_told_as_a_whole_and_by_graph():
+def test_costs_hit_rate_and_padding_are_reported_as_a_whole_and_by_graph():
     stats = engine_pb2.GetStatsResponse(
         cudagraph_mode="FULL_AND_PIECEWISE",
         num_graphs_planned=3,
@@ -55,7 +55,7 @@ def test_costs_hit_rate_and_padding_are_told_as_a_whole_and_by_graph():
     assert "steps without a graph: 2 oversize, 3 uncaptured" in text
 
 
-def test_what_is_covered_is_told_in_a_line():
+def test_the_coverage_is_printed_in_a_line():
     stats = engine_pb2.GetStatsResponse(
         num_graphs_planned=2,
         decode_coverage=engine_pb2.GraphCoverage(sizes=[8, 512], limit=256),
@@ -79,7 +79,7 @@ def test_a_graph_that_was_given_up_says_why():
     assert "the graph of 8 decodes is not used: input seq_lens moved" in text
 
 
-def test_graphs_of_drafting_are_told_from_those_of_their_steps():
+def test_graphs_of_drafting_differ_from_those_of_their_steps():
     stats = engine_pb2.GetStatsResponse(
         num_graphs_planned=2,
         num_steps=10,

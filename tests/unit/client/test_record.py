@@ -79,7 +79,7 @@ def record(tmp_path, capsys):
     return run
 
 
-def test_a_recording_stops_after_so_many_steps_and_tells_what_it_has(record):
+def test_a_recording_stops_after_its_number_of_steps_and_reports_its_content(record):
     with serving([opening(), *map(step, range(7, 12))]) as (engine, address):
         code, out, _, path = record(address, "--steps", "3")
     assert code == 0
@@ -93,7 +93,7 @@ def test_a_recording_stops_after_so_many_steps_and_tells_what_it_has(record):
     assert recording.snapshot.next_step_id == FIRST_STEP
 
 
-def test_a_recording_stops_after_so_many_seconds(record, monkeypatch):
+def test_a_recording_stops_after_its_time_limit(record, monkeypatch):
     add = _Recorder.add
 
     def add_and_let_time_pass(recorder, response):
@@ -120,7 +120,7 @@ def test_missed_steps_end_the_recording_and_what_came_before_is_kept(record, lat
 @pytest.mark.parametrize(
     ("ending", "message"), [("ended", "worker stopped"), ("failed", "is draining")]
 )
-def test_an_engine_that_goes_away_is_told_and_the_steps_are_kept(record, ending, message):
+def test_an_engine_that_goes_away_is_reported_and_the_steps_are_kept(record, ending, message):
     with serving([opening(), step(7), step(8)], ending=ending) as (_, address):
         code, _, err, path = record(address)
     assert code == 1
@@ -143,7 +143,7 @@ def test_an_engine_that_does_not_answer_leaves_no_file(record):
     assert not path.exists()
 
 
-def test_a_folder_that_does_not_exist_is_told(tmp_path, capsys):
+def test_a_folder_that_does_not_exist_is_reported(tmp_path, capsys):
     with pytest.raises(SystemExit) as exited:
         main(["record", "--out", str(tmp_path / "nowhere" / "trace.binpb")])
     assert exited.value.code == 2

@@ -32,7 +32,7 @@ async def served(stub: FrontendServiceStub) -> str:
             assert error.code() == grpc.StatusCode.UNAVAILABLE  # noqa: PT017  or it is ours
 
 
-async def test_a_connection_has_only_so_many_calls_and_the_others_wait_for_them():
+async def test_calls_of_a_connection_are_limited_and_others_wait():
     engine = FakeEngine()
     engine.pause()
     async with engine, frontend_stack(engine, max_streams_per_connection=2) as stack:

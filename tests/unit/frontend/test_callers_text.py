@@ -141,7 +141,7 @@ async def test_a_template_process_that_was_late_is_started_again_for_a_chat(monk
             assert "".join(outputs) == "hello world"
 
 
-async def test_a_model_whose_template_works_or_is_absent_tells_no_error():
+async def test_a_model_whose_template_works_or_is_absent_reports_no_error():
     for template in (None, "{{ messages[0].content }}"):
         engine = FakeEngine(files=tokenizer_files(chat_template=template))
         async with running(engine) as (_, stack, client):

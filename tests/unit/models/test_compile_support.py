@@ -41,6 +41,6 @@ def test_a_model_inherits_the_declaration():
     assert dict(dims) == {"input_ids": (0,), "positions": (0,)}
 
 
-def test_a_model_without_one_is_told_what_to_do():
+def test_a_model_without_one_is_refused_with_advice():
     with pytest.raises(ValueError, match="--enforce-eager"):
         dynamic_arg_dims_of(nn.Linear(1, 1))

@@ -264,7 +264,7 @@ def test_file_that_is_no_json_object_is_refused(tmp_path, content):
         ModelConfig.from_folder(tmp_path)
 
 
-def test_pipe_in_the_place_of_the_file_is_refused_without_waiting(tmp_path):
+def test_pipe_instead_of_the_file_is_refused_without_waiting(tmp_path):
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(ConfigError, match="not a regular file"):
         ModelConfig.from_folder(tmp_path)

@@ -52,7 +52,7 @@ def fail_in_a_forward_pass():
         raise ValueError("a layer failed")
 
 
-def test_failed_forward_pass_leaves_no_context_behind():
+def test_failed_forward_pass_leaves_no_context():
     with pytest.raises(ValueError, match="a layer failed"):
         fail_in_a_forward_pass()
     with pytest.raises(RuntimeError, match="no forward context"):

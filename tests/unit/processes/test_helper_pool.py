@@ -136,7 +136,7 @@ async def test_a_question_that_finds_no_free_process_is_refused_in_time():
             await hanging
 
 
-async def test_a_caller_that_goes_away_leaves_no_answer_behind():
+async def test_a_caller_that_goes_away_leaves_no_answer():
     async with running() as pool:
         before = await ask(pool, b"pid")
         leaving = asyncio.create_task(ask(pool, b"echo old"))
@@ -159,7 +159,7 @@ async def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch):
         assert await ask(pool, b"echo on") == b"on"
 
 
-async def test_a_refused_opening_is_told_to_each_question():
+async def test_a_refused_opening_is_the_answer_to_each_question():
     async with running(b"refuse") as pool:
         with pytest.raises(HelperOpeningError, match=r"^no opening$"):
             await pool.start()

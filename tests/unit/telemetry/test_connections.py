@@ -12,7 +12,7 @@ def taken(connections: Connections, host: str) -> Place:
     return place
 
 
-def test_places_are_counted_in_all_and_by_address() -> None:
+def test_slots_are_counted_in_all_and_by_address() -> None:
     counts = LocalCounts()
     connections = Connections(counts, "c", limit=3, limit_per_address=2)
     first, *_ = taken(connections, "192.0.2.1"), taken(connections, "192.0.2.1")
@@ -25,7 +25,7 @@ def test_places_are_counted_in_all_and_by_address() -> None:
     assert counts.held("c") == 3
 
 
-def test_who_has_waited_longest_gives_way_and_who_works_does_not() -> None:
+def test_the_longest_idle_connection_gives_way_and_a_busy_one_does_not() -> None:
     connections = Connections(LocalCounts(), "c", limit=3, limit_per_address=3)
     places = [taken(connections, f"192.0.2.{i}") for i in range(3)]
     closed: list[int] = []
@@ -49,7 +49,7 @@ def test_an_address_at_its_limit_closes_its_own_connections_only() -> None:
     assert connections.take("192.0.2.2") is None
 
 
-def test_a_place_that_was_left_does_not_wait() -> None:
+def test_a_slot_that_was_left_does_not_wait() -> None:
     connections = Connections(LocalCounts(), "c", limit=1, limit_per_address=1)
     place = taken(connections, "192.0.2.1")
     place.leave()

@@ -59,7 +59,7 @@ def contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     return server.ssl_context(), ssl.create_default_context(cafile=authority.cert)
 
 
-async def test_a_place_comes_back_when_its_connection_is_lost():
+async def test_a_lost_connection_frees_its_slot():
     counts = LocalCounts()
     async with listening(counts, None) as port:
         async with connected(port) as reader:
@@ -85,7 +85,7 @@ async def test_a_handshake_that_stalls_gives_way(tmp_path):
         await until(lambda: not counts.held("c"))
 
 
-async def test_a_handshake_that_takes_too_long_or_is_none_gives_its_place_back(tmp_path):
+async def test_a_handshake_that_is_too_slow_or_invalid_frees_its_slot(tmp_path):
     counts = LocalCounts()
     server, _ = contexts(tmp_path)
     async with listening(counts, server, timeout_s=0.01) as port:

@@ -19,7 +19,7 @@ async def test_time_that_passes_beside_the_loop_is_a_wait():
     assert lag.waits.sum >= 100 - TICK_S
 
 
-async def test_cpu_of_the_loops_thread_is_told(monkeypatch):
+async def test_cpu_of_the_loops_thread_is_reported(monkeypatch):
     seconds = itertools.count(step=3)
     lag = LoopLag()
     monkeypatch.setattr(time, "thread_time", lambda: next(seconds))

@@ -44,7 +44,7 @@ async def scrape(metrics: Metrics) -> httpx.Response:
         await asyncio.to_thread(metrics.close)
 
 
-async def test_every_kind_of_family_is_told():
+async def test_every_kind_of_family_is_exported():
     families = Families("octavo", model_name="m")
     histogram = Histogram([0.1, 1.0])
     for value in (0.05, 0.5, 5.0):
@@ -125,7 +125,7 @@ async def get_securely(port, authority, pair=None):
         return await client.get(f"https://{LOOPBACK}:{port}/metrics")
 
 
-async def test_with_tls_only_who_shows_a_certificate_is_answered(authority, secure_port, capfd):
+async def test_with_tls_only_a_caller_with_a_certificate_is_answered(authority, secure_port, capfd):
     answer = await get_securely(secure_port, authority, authority.issue("reader", "prometheus"))
     assert "process_resident_memory_bytes" in answer.text
     with pytest.raises((httpx.HTTPError, ssl.SSLError)):

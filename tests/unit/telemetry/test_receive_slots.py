@@ -35,7 +35,7 @@ class Messages:
         return task, is_complete
 
 
-async def test_a_free_place_goes_to_the_caller_that_holds_the_fewest():
+async def test_a_free_slot_goes_to_the_caller_with_the_fewest():
     messages = Messages(max_slots=2, fair_s=FOREVER_S)
     first, first_done = await messages.begin("alice", "a1")
     second, second_done = await messages.begin("alice", "a2")

@@ -1,4 +1,4 @@
-"""Which graphs a worker captures: what was asked for, less what its model and device cannot."""
+"""The graphs that a worker captures: the configured ones that model and device support."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +14,9 @@ from services.engine.config.compilation_level import CompilationLevel
 log = structlog.get_logger()
 
 FEW_REQUESTS = 32
-"""Room of the graphs of steps with prompts that are not for as many requests as there can be.
+"""Requests of the small graphs of steps with prompts.
 
-Attention's programs start for all requests that a graph has room for. One prompt of 128 tokens took
+Attention starts programs for all requests of a graph, used or not. One prompt of 128 tokens took
 1352 us with room for one, 1433 with room for 32, and 2700 instead of 1929 for 256 with 512 tokens
 (H200, Qwen3-0.6B, 2026-11).
 """
@@ -26,9 +26,8 @@ Attention's programs start for all requests that a graph has room for. One promp
 class GraphSupport:
     """The graphs that can be captured.
 
-    full_decode: attention of a decode step's query tokens can be part of a graph.
-    pieces: the model can be captured around its attention.
-    prompts: attention of any step can be part of a graph.
+    full_decode: whole decode steps, attention included. pieces: the model around its attention.
+    prompts: any whole step, attention included.
     """
 
     full_decode: bool
@@ -44,10 +43,10 @@ def graph_support(
     has_plain_caches: bool,
     on_cpu: bool,
 ) -> GraphSupport:
-    """Returns what can be captured.
+    """Returns the graphs that can be captured.
 
     Args:
-        attention: what its implementation allows.
+        attention: support of its implementation.
         level: how much of the model is compiled.
         decode_q_len: query tokens of each request in a decode step.
         has_plain_caches: every layer caches keys and values in the model's dtype.
@@ -71,10 +70,10 @@ def graph_support(
 
 
 def supported_mode(wanted: CUDAGraphMode, support: GraphSupport) -> CUDAGraphMode:
-    """Returns the mode that comes closest to the one asked for; warns if it is another one.
+    """Returns the supported mode closest to the wanted one; logs a warning if they differ.
 
-    FULL, the default, asks for whole steps with prompts only where they are supported. Decodes that
-    cannot be whole graphs run in pieces; then so do all other steps, whose sizes they share.
+    FULL, the default, includes whole steps with prompts only if supported. Decodes without whole
+    graphs run in pieces; then all other steps do too, as they share sizes.
     """
     if wanted is CUDAGraphMode.FULL and not support.prompts:
         wanted = CUDAGraphMode.FULL_AND_PIECEWISE
@@ -103,7 +102,7 @@ def supported_mode(wanted: CUDAGraphMode, support: GraphSupport) -> CUDAGraphMod
 
 
 def full_decode_key(batch_size: int, q_len: int = 1) -> GraphKey:
-    """Returns the key of the graph of a whole decode step, `q_len` query tokens per request."""
+    """Returns the key of a whole decode step, `q_len` query tokens per request."""
     return GraphKey(
         kind=GraphKind.DECODE,
         num_tokens=batch_size * q_len,
@@ -113,9 +112,9 @@ def full_decode_key(batch_size: int, q_len: int = 1) -> GraphKey:
 
 
 def mixed_keys(num_tokens: int, max_num_seqs: int) -> list[GraphKey]:
-    """Returns the keys of the graphs of whole steps with prompts, of `num_tokens` tokens.
+    """Returns the keys of whole steps with prompts of `num_tokens` tokens.
 
-    One has room for as many requests as possible. If that is many, another has room for few.
+    One holds the most requests possible; if these are many, another holds few.
     """
     most = min(max_num_seqs, num_tokens - 1)
     rooms = (most, FEW_REQUESTS) if most > 2 * FEW_REQUESTS else (most,)
@@ -144,12 +143,12 @@ def planned_keys(
     max_num_seqs: int,
     decode_q_len: int = 1,
 ) -> list[GraphKey]:
-    """Returns the graphs to capture: whole decode steps first, and of each kind large ones first.
+    """Returns the graphs to capture: whole decode steps first, larger ones of a kind first.
 
     Args:
         mode: a supported one.
         decode_sizes: batch sizes of whole decode steps.
-        token_sizes: numbers of query tokens of other steps.
+        token_sizes: query tokens of other steps.
         max_num_seqs: most requests in a step.
         decode_q_len: query tokens of each request in a decode step.
     """
@@ -165,14 +164,14 @@ def planned_keys(
 
 
 def with_draft_keys(keys: Sequence[GraphKey]) -> list[GraphKey]:
-    """Adds to planned graphs, after those of decode steps, the graphs of their drafting."""
+    """Adds the draft graphs of planned decode graphs, after these."""
     decodes = [key for key in keys if key.kind is GraphKind.DECODE]
     drafts = [replace(key, kind=GraphKind.DRAFT) for key in decodes]
     return [*decodes, *drafts, *keys[len(decodes) :]]
 
 
 def wire_key(key: GraphKey) -> batch.GraphKey:
-    """Returns a key as it travels."""
+    """Returns a key in its wire form."""
     return batch.GraphKey(
         kind=batch.GraphKind.Name(key.kind),
         num_tokens=key.num_tokens,
@@ -182,10 +181,10 @@ def wire_key(key: GraphKey) -> batch.GraphKey:
 
 
 def read_key(key: batch.GraphKey) -> GraphKey:
-    """Returns a key that travelled.
+    """Returns a key from its wire form.
 
     Raises:
-        ValueError: it has no kind, or an unknown one.
+        ValueError: its kind is missing or unknown.
     """
     return GraphKey(
         kind=GraphKind(key.kind),

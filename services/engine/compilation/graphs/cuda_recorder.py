@@ -27,20 +27,18 @@ class CUDARecording:
         self.graph.replay()
 
     def shared(self) -> "CUDARecording":
-        """Returns this recording, but leaves the memory of its output to those made after it."""
+        """Returns this recording with its output's memory released to later recordings."""
         return CUDARecording(self.graph, tree_map_only(Tensor, _Aliases(), self.output))
 
 
 class _Part(Protocol):
-    """A graph, or a call between two graphs."""
-
     def replay(self) -> None:
         """Runs it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class _EagerCall:
-    """An operator's call; the memory of its tensors is the graphs'."""
+    """An operator's call; the graphs own the memory of its tensors."""
 
     call: Callable[..., Any]
     args: tuple[Any, ...]
@@ -52,7 +50,7 @@ class _EagerCall:
 
 @dataclass(frozen=True, slots=True)
 class CUDAPartsRecording:
-    """Captured CUDA graphs and the operators between them, replayed on the current stream."""
+    """Captured CUDA graphs and the operators between them."""
 
     parts: tuple[_Part, ...]
     output: Any
@@ -63,15 +61,15 @@ class CUDAPartsRecording:
             part.replay()
 
     def shared(self) -> "CUDAPartsRecording":
-        """Returns this recording, but leaves the memory of its output to those made after it."""
+        """Returns this recording with its output's memory released to later recordings."""
         return CUDAPartsRecording(self.parts, tree_map_only(Tensor, _Aliases(), self.output))
 
 
 class CUDAGraphRecorder:
     """Captures programs on a stream of its own; all graphs share one memory pool.
 
-    Sharing needs graphs to be replayed one at a time and in stream order, as a worker's steps are:
-    a graph's temporary memory is that of every other graph.
+    Graphs share their temporary memory, so they must be replayed one at a time and in stream order,
+    as a worker's steps are.
     """
 
     checks_every_replay = False
@@ -80,7 +78,7 @@ class CUDAGraphRecorder:
         """Makes a stream and a pool.
 
         Args:
-            device: where programs run.
+            device: runs the programs.
             dtype: of their matrix products.
         """
         self._device = device
@@ -90,7 +88,7 @@ class CUDAGraphRecorder:
         self._load_libraries(dtype)
 
     def warm_up(self, program: Program) -> Any:
-        """Runs a program on the current stream: what it loads lazily cannot be captured.
+        """Runs a program on the current stream, because lazy loading cannot be captured.
 
         Raises:
             GraphFaultError: it waits for the device.
@@ -99,10 +97,10 @@ class CUDAGraphRecorder:
             return program()
 
     def record(self, program: Program) -> CUDARecording:
-        """Captures a program, which computes nothing.
+        """Captures a program without computing it.
 
         Raises:
-            GraphFaultError: it does something that CUDA refuses.
+            GraphFaultError: CUDA refuses one of its operations.
         """
         with self._on_own_stream(), self._capturing() as graphs:
             graphs.begin()
@@ -110,10 +108,10 @@ class CUDAGraphRecorder:
             return CUDARecording(graphs.end(), output)
 
     def record_around(self, program: Program, operators: Collection[str]) -> CUDAPartsRecording:
-        """Captures what a program does between the calls of some operators; it computes nothing.
+        """Captures a program between the calls of some operators, without computing it.
 
         Raises:
-            GraphFaultError: it does something that CUDA refuses, or calls none of the operators.
+            GraphFaultError: CUDA refuses an operation, or the program calls none of the operators.
         """
         parts: list[_Part] = []
         aliases = _Aliases()
@@ -134,15 +132,12 @@ class CUDAGraphRecorder:
         return CUDAPartsRecording(tuple(parts), output)
 
     def num_used_bytes(self) -> int:
-        """Returns the bytes that are not free, including the driver's memory for graphs."""
+        """Returns the used bytes, including the driver's memory for graphs."""
         free, total = torch.cuda.mem_get_info(self._device)
         return total - free
 
     def _load_libraries(self, dtype: torch.dtype) -> None:
-        """Has the libraries of matrix products allocate their workspaces for the stream.
-
-        They must not be in the pool.
-        """
+        """Makes matrix libraries allocate their workspaces for the stream, outside the pool."""
         with torch.cuda.stream(self._stream):
             x = torch.zeros(16, 16, dtype=dtype, device=self._device)
             torch.addmm(x[0], x, x)
@@ -151,9 +146,9 @@ class CUDAGraphRecorder:
 
     @contextmanager
     def _on_own_stream(self) -> Iterator[None]:
-        """Runs the block after the current stream's work, whose later work follows the block.
+        """Runs the block between earlier and later work of the current stream.
 
-        An error of CUDA in the block becomes a GraphFaultError.
+        CUDA errors in the block become GraphFaultErrors.
         """
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
@@ -165,7 +160,7 @@ class CUDAGraphRecorder:
 
     @contextmanager
     def _capturing(self) -> Iterator["_Captures"]:
-        """Lets the block capture one graph after the other; a failed one costs the pool."""
+        """Lets the block capture graphs one after the other; a failure costs the pool."""
         captures = _Captures(self._pool)
         with _without_collections():
             self._hold_pool()
@@ -173,15 +168,15 @@ class CUDAGraphRecorder:
                 yield captures
             except BaseException:
                 captures.abandon()
-                # Later graphs get another pool.
+                # Later graphs use a new pool.
                 self._pool, self._pool_holder = torch.cuda.graph_pool_handle(), None
                 raise
 
     def _hold_pool(self) -> None:
-        """Captures nothing into the pool once, so that a graph uses it at any time.
+        """Captures an empty graph, so that the pool is always in use.
 
-        Nothing can be captured into a pool whose last graph was dropped while its outputs live
-        (torch 2.11, CUDACachingAllocator.cpp, beginAllocateToPool).
+        torch cannot capture into a pool whose last graph was dropped while its outputs live (torch
+        2.11, CUDACachingAllocator.cpp, beginAllocateToPool).
         """
         if self._pool_holder is None:
             graph = torch.cuda.CUDAGraph()
@@ -193,16 +188,13 @@ class CUDAGraphRecorder:
 
 
 class _Captures:
-    """Begins and ends captures on the current stream, into one memory pool."""
-
     def __init__(self, pool: Any) -> None:
         self._pool = pool
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def begin(self) -> None:
-        """Captures what is launched from now on."""
         graph = torch.cuda.CUDAGraph()
-        # Other threads may go on using the device: only this one's calls are watched.
+        # Other threads may use the device: only this thread's calls are checked.
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         self._graph = graph
 
@@ -214,7 +206,7 @@ class _Captures:
         return graph
 
     def abandon(self) -> None:
-        """Takes the stream out of capture mode, if it is in it."""
+        """Takes the stream out of capture mode, if necessary."""
         graph, self._graph = self._graph, None
         if graph is not None:
             with suppress(RuntimeError):  # CUDA reports the failed capture once more
@@ -222,7 +214,7 @@ class _Captures:
 
 
 class _Memory:
-    """Memory of a storage that torch may meanwhile give to others."""
+    """Memory of a storage that torch may reuse."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -234,16 +226,16 @@ class _Memory:
 
 
 class _Aliases:
-    """Makes tensors of the same elements that do not keep their memory from being given to others.
+    """Makes tensors over the same elements that do not own their memory.
 
-    Those of one recording share what is made for a storage: attention's inputs are views of few.
+    Views of one storage share one alias of it.
     """
 
     def __init__(self) -> None:
         self._memory: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """Returns the alias of a tensor, or a parameter itself: its memory is never given away."""
+        """Returns a tensor's alias, or a parameter itself, whose memory is never reused."""
         if isinstance(tensor, torch.nn.Parameter) or not tensor.numel():
             return tensor
         storage = tensor.untyped_storage()
@@ -257,7 +249,7 @@ class _Aliases:
 
 @contextmanager
 def _as_fault() -> Iterator[None]:
-    """Makes a GraphFaultError of what CUDA refuses; running out of memory is another matter."""
+    """Turns CUDA errors into GraphFaultErrors, except shortages of memory."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -268,9 +260,9 @@ def _as_fault() -> Iterator[None]:
 
 @contextmanager
 def _refusing_waits() -> Iterator[None]:
-    """Makes what waits for the device fail here.
+    """Makes waits for the device fail here.
 
-    Failing in the middle of a capture would leave torch's random generator in capture mode.
+    A failure during a capture would leave torch's random generator in capture mode.
     """
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
@@ -284,7 +276,7 @@ def _refusing_waits() -> Iterator[None]:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Keeps Python from destroying other graphs and events meanwhile, which would end a capture."""
+    """Prevents garbage collection: destroying other graphs or events would end a capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Captures graphs, tests each of them once, and replays the graphs that pass."""
+"""Captures graphs, tests each once, and replays the graphs that pass."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from services.engine.compilation.graphs.verdict import Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphOutcome:
-    """The end of a graph's capture; `fault` says why the graph must not be replayed.
+    """The end of a graph's capture; `fault` says why it must not be replayed.
 
     num_bytes: device memory that it added.
     """
@@ -33,7 +33,7 @@ class GraphOutcome:
 
 
 class StartedCapture:
-    """A graph that was captured and that the device is testing."""
+    """A captured graph under test on the device."""
 
     def __init__(
         self,
@@ -44,14 +44,14 @@ class StartedCapture:
         test: Verdict | GraphFaultError | torch.OutOfMemoryError,
         drop: Callable[[GraphKey], None],
     ) -> None:
-        """Takes over a graph.
+        """Starts with a graph under test.
 
         Args:
             key: names it.
-            capture_s: what it has taken so far.
+            capture_s: time spent so far.
             num_bytes: device memory that it added.
-            test: of its outputs, or why there are none.
-            drop: forgets the graph.
+            test: of its outputs, or the error of the capture.
+            drop: removes the graph.
         """
         self.key = key
         self._capture_s = capture_s
@@ -60,7 +60,7 @@ class StartedCapture:
         self._drop = drop
 
     def finish(self) -> GraphOutcome:
-        """Waits for the test; a graph that failed it is forgotten."""
+        """Waits for the test and drops the graph if it failed."""
         started_s = time.monotonic()
         fault = "" if isinstance(self._test, Verdict) else str(self._test)
         if isinstance(self._test, Verdict):
@@ -88,8 +88,8 @@ def start_capture(
 
     Args:
         key: names it.
-        capture: does so; returns the bytes that it added and the test of its outputs.
-        drop: forgets the graph.
+        capture: captures it; returns the bytes it added and the test of its outputs.
+        drop: removes the graph.
     """
     started_s = time.monotonic()
     test: Verdict | GraphFaultError | torch.OutOfMemoryError
@@ -108,7 +108,7 @@ def start_capture(
 
 
 Implied = Callable[[tuple[Tensor, ...]], Sequence[Tensor]]
-"""Takes a graph's outputs and returns those of them that are integers, computed without it."""
+"""Computes the integer outputs from a graph's outputs, without the graph."""
 
 UNWRITTEN = -(2**30)
 """Fills integer outputs before the test of a graph; no program computes it."""
@@ -124,7 +124,7 @@ class _Graph:
 class GraphRunner:
     """The graphs of whole forward passes, by key.
 
-    Programs return a tuple of tensors, and a graph's test compares all of them.
+    Programs return a tuple of tensors; a graph's test compares all of them.
     """
 
     def __init__(self, recorder: GraphRecorder) -> None:
@@ -146,26 +146,26 @@ class GraphRunner:
         *,
         implied: Implied | None = None,
     ) -> StartedCapture:
-        """Captures a program and has the device test the graph, which serves only after that.
+        """Captures a program and starts the graph's test; it serves only after that.
 
         Args:
             key: names the graph.
-            program: what to capture. Running it twice gives the same.
-            inputs: what it reads and others write.
-            fill_inputs: fills the inputs with content that may be computed with at any time; the
-                graph is recorded with one content, 0, and tested with another, 1.
-            implied: computes from a graph's outputs the integers that must be among them. Without
-                it they must be those of the program, which rounding could change.
+            program: the program; two runs give the same result.
+            inputs: the tensors that it reads and others write.
+            fill_inputs: fills the inputs with a content that can always be computed: 0 for the
+                recording, 1 for the test.
+            implied: computes the expected integers from a graph's outputs; by default they are the
+                program's own, which rounding could change.
         """
         return start_capture(
             key, lambda: self._capture(key, program, inputs, fill_inputs, implied), drop=self.drop
         )
 
     def replay(self, key: GraphKey, inputs: Inputs) -> tuple[Tensor, ...]:
-        """Runs a graph; the results are overwritten by the next replay of any graph.
+        """Runs a graph; the next replay of any graph overwrites the results.
 
         Raises:
-            GraphFaultError: an input is not where it was at the capture.
+            GraphFaultError: an input has moved since the capture.
         """
         graph = self._graphs[key]
         if not graph.is_checked or self._recorder.checks_every_replay:
@@ -176,7 +176,7 @@ class GraphRunner:
         return output
 
     def drop(self, key: GraphKey) -> None:
-        """Forgets a graph, if there is one."""
+        """Removes a graph, if present."""
         self._graphs.pop(key, None)
 
     def _capture(

@@ -1,8 +1,7 @@
 """Captures the pieces of a model between its attention layers.
 
-A compiled model brings its pieces, each of which becomes one graph here. A model that is not
-compiled in pieces is captured as it runs: a capture ends where an attention layer begins, and the
-next one begins after it ("breakable" capture).
+Each piece of a compiled model becomes one graph. A model that is not compiled in pieces is captured
+as it runs: the capture ends before each attention layer and resumes after it ("breakable" capture).
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -33,10 +32,10 @@ class _PieceGraph:
 
 
 class CUDAGraphWrapper:
-    """Stands in for one piece: runs it, captures it or replays it, as the forward context says.
+    """Runs, captures or replays one piece, as the forward context says.
 
-    In a pass in mode PIECEWISE, batch_descriptor names the graph; in any other the piece runs, and
-    may well become part of the graph of a whole forward pass.
+    In mode PIECEWISE, batch_descriptor names the graph. In any other mode the piece runs, possibly
+    inside the capture of a whole forward pass.
     """
 
     def __init__(
@@ -45,10 +44,10 @@ class CUDAGraphWrapper:
         """Starts without graphs.
 
         Args:
-            piece: what to run.
-            name: what errors call it.
+            piece: the wrapped piece.
+            name: its name in errors.
             graphs: the pieces of the same model.
-            around: operators that the piece calls and that must not be in a graph.
+            around: operators that the piece calls outside graphs.
         """
         self._piece = piece
         self._name = name
@@ -57,10 +56,10 @@ class CUDAGraphWrapper:
         self._graphs: dict[GraphKey, _PieceGraph] = {}
 
     def __call__(self, *args: Any) -> Any:
-        """Returns what the piece returns; a replay's result is overwritten by other replays.
+        """Returns the piece's result; other replays overwrite that of a replay.
 
         Raises:
-            GraphFaultError: an argument is not where it was at the capture, or there is no graph.
+            GraphFaultError: an argument has moved since the capture, or there is no graph.
         """
         context = get_forward_context()
         key = context.batch_descriptor
@@ -76,11 +75,11 @@ class CUDAGraphWrapper:
         return graph.recording.output
 
     def drop(self, key: GraphKey) -> None:
-        """Forgets a graph, if there is one."""
+        """Removes a graph, if present."""
         self._graphs.pop(key, None)
 
     def check_again(self, key: GraphKey) -> None:
-        """Has the next replay of a graph compare its arguments with those of the capture."""
+        """Makes the next replay of a graph compare its arguments with the capture's."""
         self._graphs[key].is_checked = False
 
     def _capture(self, key: GraphKey, args: tuple[Any, ...]) -> Any:
@@ -109,24 +108,24 @@ class PieceGraphs:
         return len(self._wrappers)
 
     def wrap(self, piece: Piece, info: PieceInfo) -> CUDAGraphWrapper:
-        """Puts a wrapper around a piece; a compiler's PieceWrapper."""
+        """Wraps a piece; a compiler's PieceWrapper."""
         return self._add(CUDAGraphWrapper(piece, f"piece {info.name}", self))
 
     def wrap_model(self, forward: Piece, around: Collection[str]) -> CUDAGraphWrapper:
-        """Puts one wrapper around a whole forward pass, to be captured around some operators.
+        """Wraps a whole forward pass, to be captured around some operators.
 
-        It represents all pieces: pieces that were wrapped before are forgotten.
+        It replaces all pieces wrapped before.
 
         Args:
-            forward: a model's, which calls them.
-            around: operators that must not be in a graph, as namespace::name.
+            forward: a model's forward pass.
+            around: operators to keep out of graphs, as namespace::name.
         """
         self._wrappers.clear()
         return self._add(CUDAGraphWrapper(forward, "the model", self, around=around))
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Lets forward passes inside the block capture what they do not find."""
+        """Lets forward passes in the block capture missing graphs."""
         self.is_capturing = True
         try:
             yield
@@ -134,12 +133,12 @@ class PieceGraphs:
             self.is_capturing = False
 
     def check_again(self, key: GraphKey) -> None:
-        """Has the next replay compare all arguments with those of the capture."""
+        """Makes the next replay compare all arguments with the capture's."""
         for wrapper in self._wrappers:
             wrapper.check_again(key)
 
     def drop(self, key: GraphKey) -> None:
-        """Forgets the graphs of one key."""
+        """Removes the graphs of a key."""
         for wrapper in self._wrappers:
             wrapper.drop(key)
 

@@ -1,8 +1,8 @@
-"""The contract of captured graphs, whatever records them.
+"""The contract of captured graphs on any device.
 
 A program takes no arguments: it reads tensors at fixed addresses and returns a tensor. Recording it
-runs it once; replaying repeats its operations on the same memory, whatever that holds by then.
-Python code, shapes and numbers are those of the recording.
+runs it once; a replay repeats its operations on the present content of the same memory. Results of
+Python code and shapes stay as recorded.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -18,7 +18,7 @@ Inputs: TypeAlias = Mapping[str, Tensor]
 
 
 class GraphFaultError(Exception):
-    """A graph cannot be captured, or would not compute what its program computes."""
+    """A graph cannot be captured, or would compute something else than its program."""
 
 
 class Recording(Protocol):
@@ -26,15 +26,15 @@ class Recording(Protocol):
 
     @property
     def output(self) -> Any:
-        """The program's result; each replay writes it again, at the same addresses."""
+        """The program's result; each replay overwrites it."""
 
     def replay(self) -> None:
         """Repeats the program's operations."""
 
     def shared(self) -> "Recording":
-        """Returns this recording, but leaves the memory of its output to those made after it.
+        """Returns this recording with its output's memory released to later recordings.
 
-        A replay's result is good until any graph that shares the memory is replayed.
+        A replay's result is valid until the next replay of a graph in the same memory.
         """
 
 
@@ -43,43 +43,43 @@ class GraphRecorder(Protocol):
 
     @property
     def checks_every_replay(self) -> bool:
-        """Whether inputs are compared before each replay, rather than before the first only."""
+        """Whether inputs are compared before every replay, not only before the first."""
 
     def warm_up(self, program: Program) -> Any:
-        """Runs a program as `record` will, which it must precede; returns what the program does.
+        """Runs a program as `record` will, which requires it; returns the program's result.
 
         Raises:
-            GraphFaultError: it does something that cannot be recorded.
+            GraphFaultError: it cannot be recorded.
         """
 
     def record(self, program: Program) -> Recording:
-        """Records what a program does. Whether it is computed too depends on the device.
+        """Records a program; it depends on the device whether this computes it.
 
         Raises:
-            GraphFaultError: it does something that cannot be repeated.
+            GraphFaultError: it cannot be repeated.
         """
 
     def record_around(self, program: Program, operators: Collection[str]) -> Recording:
-        """Records what a program does between the calls of some operators.
+        """Records a program between the calls of some operators.
 
-        A replay calls them again, with the tensors of the recording: they read the forward context
-        of the replay. They return nothing.
+        A replay calls these with the recorded tensors and its own forward context. They return
+        nothing.
 
         Args:
-            program: what to record. Whether it is computed too depends on the device.
+            program: as for `record`.
             operators: as namespace::name.
 
         Raises:
-            GraphFaultError: it does something that cannot be repeated, or calls none of them.
+            GraphFaultError: the program cannot be repeated, or calls none of the operators.
         """
 
     def num_used_bytes(self) -> int:
-        """Returns the device's memory in use, in bytes; only differences mean something."""
+        """Returns the device memory in use, in bytes; only differences are meaningful."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tensor lies and how it is read."""
+    """A tensor's address and layout."""
 
     address: int
     shape: tuple[int, ...]
@@ -88,15 +88,15 @@ class _Place:
 
 
 class FixedInputs:
-    """Remembers where inputs were when a graph was captured."""
+    """The addresses of inputs when a graph was captured."""
 
     def __init__(self, inputs: Inputs) -> None:
         self._places = {name: _place(tensor) for name, tensor in inputs.items()}
 
     def check(self, inputs: Inputs) -> None:
-        """Raises GraphFaultError unless the inputs are those of the capture, where they were."""
+        """Raises GraphFaultError unless the inputs are the same and at the same addresses."""
         if extra := sorted(inputs.keys() ^ self._places.keys()):
-            raise GraphFaultError(f"inputs {extra} are not those that the graph was captured with")
+            raise GraphFaultError(f"the graph was captured without or only with inputs {extra}")
         for name, tensor in inputs.items():
             then, now = self._places[name], _place(tensor)
             if now != then:

@@ -1,8 +1,8 @@
-"""Records programs on a CPU under the contract of CUDA graphs: it tests what a GPU will do.
+"""Records programs on a CPU under the contract of CUDA graphs, to test graphs without a GPU.
 
-The operations are taped as they run, with the tensors they saw. A replay runs them again on those
-very tensors and writes each result where the first one lies. As with a CUDA graph, no Python code
-of the program runs again: what it decided, and every number it computed, stays as it was.
+The recorder tapes each operation with its tensors. A replay repeats the operations on the same
+tensors and writes each result over the first one. As with a CUDA graph, Python code does not run
+again: its decisions and the numbers it computed are fixed.
 """
 
 from collections.abc import Collection, Iterable
@@ -21,22 +21,22 @@ from services.engine.compilation.graphs.recorder import GraphFaultError, Program
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One operation: what it was called with, and the tensors that it made.
+    """An operation with its arguments and new tensors.
 
-    context: the forward context it ran in; kernels inside of the operation read it.
+    context: its forward context, which kernels inside it read.
     """
 
     run: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     made: tuple[Tensor | None, ...]
-    """Each result that has memory of its own; None for views and for what was changed in place."""
+    """Results with memory of their own; None for views and in-place results."""
     context: ForwardContext | None
 
 
 @dataclass(frozen=True, slots=True)
 class TapeRecording:
-    """A program's operations on a CPU, in order."""
+    """A program's taped operations, in order."""
 
     calls: tuple[_Call, ...]
     output: Any
@@ -53,21 +53,21 @@ class TapeRecording:
                     then.copy_(now)
 
     def shared(self) -> "TapeRecording":
-        """Returns this recording: on a CPU each keeps its own memory."""
+        """Returns this recording: each keeps its own memory on a CPU."""
         return self
 
 
 class ReplayRecorder:
-    """Tapes programs; slow, and strict where a GPU would silently compute nonsense."""
+    """Tapes programs; slow, and strict about errors that a GPU would not notice."""
 
     checks_every_replay = True
 
     def warm_up(self, program: Program) -> Any:
-        """Runs a program; returns what it does."""
+        """Runs a program."""
         return program()
 
     def record(self, program: Program) -> TapeRecording:
-        """Runs a program and tapes it.
+        """Runs and tapes a program.
 
         Raises:
             GraphFaultError: it reads a tensor's content.
@@ -77,7 +77,7 @@ class ReplayRecorder:
         return TapeRecording(tuple(tape.calls), output)
 
     def record_around(self, program: Program, operators: Collection[str]) -> TapeRecording:
-        """Runs a program and tapes it: an operator on the tape reads the replay's context.
+        """Runs and tapes a program; taped operators read the replay's context.
 
         Raises:
             GraphFaultError: it reads a tensor's content, or calls none of the operators.
@@ -88,13 +88,11 @@ class ReplayRecorder:
         return recording
 
     def num_used_bytes(self) -> int:
-        """Returns 0: what graphs keep on a CPU is not counted."""
+        """Returns 0: memory of graphs is not counted on a CPU."""
         return 0
 
 
 class _Tape(DispatchMode):
-    """Writes down every operation that runs while it is entered."""
-
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[_Call] = []
@@ -117,7 +115,7 @@ class _Tape(DispatchMode):
 
 
 def _reads_content(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a GPU would have to bring the result, or its shape, to the host."""
+    """Whether the result, or its shape, depends on a read by the host."""
     if func is torch.ops.aten.index.Tensor:
         return any(tensor.dtype is torch.bool for tensor in _tensors(args[1]))
     tags = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}

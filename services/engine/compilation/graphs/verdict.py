@@ -1,4 +1,4 @@
-"""Compares what a graph computed with what its program computes, without waiting for the device."""
+"""Compares a graph's outputs with its program's, without waiting for the device."""
 
 from collections.abc import Sequence
 
@@ -8,21 +8,18 @@ from torch import Tensor
 from services.engine.compilation.graphs.recorder import GraphFaultError
 
 RELATIVE_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-"""Error allowed by dtype, relative to the largest output, where kernels do not add up in the same
-order twice. A graph that reads the wrong memory is off by about 1."""
+"""Error allowed by dtype, relative to the largest output, as kernels do not always add in the same
+order. A graph that reads the wrong memory is off by about 1."""
 
 
 class Verdict:
-    """Whether a graph's outputs are those expected, known once the device has compared them.
+    """The result of a graph's test, known once the device has compared the outputs.
 
-    Fractions may differ by rounding; integers, such as chosen tokens, may not differ at all.
+    Fractions may differ by rounding; integers, such as chosen tokens, must be equal.
     """
 
     def __init__(self, expected: Sequence[Tensor], actual: Sequence[Tensor]) -> None:
-        """Has the device compare tensors pair by pair, after the work it has been given so far.
-
-        Later work may overwrite them.
-        """
+        """Queues the comparison of tensors, pair by pair; later work may overwrite them."""
         pairs = zip(expected, actual, strict=True)
         errors = torch.stack([_error(*pair) for pair in pairs])
         self._tolerances = [RELATIVE_TOLERANCE.get(tensor.dtype) for tensor in expected]
@@ -48,14 +45,14 @@ class Verdict:
 
 
 def _error(expected: Tensor, actual: Tensor) -> Tensor:
-    """Returns how far two tensors are apart, float32: integers by how many of them differ."""
+    """Returns the difference of two tensors, float32; integers count unequal elements."""
     if expected.is_floating_point():
         return _relative_error(expected, actual)
     return (actual != expected).sum().float()
 
 
 def _relative_error(expected: Tensor, actual: Tensor) -> Tensor:
-    """Returns the largest difference, relative to the largest number; 0 if there is none."""
+    """Returns the largest difference relative to the largest element."""
     differences = (actual - expected).abs_()
     differences.masked_fill_(actual == expected, 0.0)  # infinities that are equal
     largest = differences.max().float()

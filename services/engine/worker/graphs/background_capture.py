@@ -8,18 +8,18 @@ from services.engine.worker.graphs.background_compile import BackgroundCompile
 from services.engine.worker.graphs.graph_set import GraphSet
 
 SERVING_SHARE = 4.0
-"""Under load, serving gets this many times the time that the last capture took before the next."""
+"""Under load, serving gets this multiple of the last capture's time before the next."""
 
 COMPILE_POLL_S = 2e-3
-"""Pause between looks at a compilation that is under way."""
+"""Pause between checks of a running compilation."""
 
 
 class BackgroundCapture:
-    """Decides when the next graph may be captured, and captures it.
+    """Decides when to capture the next graph, and captures it.
 
-    An idle worker captures one graph after the other, each while the device tests the one before.
-    Under load, captures take at most a fifth of the time, and a step waits for at most one capture.
-    Graphs hold the compiled model, so all captures wait for a compilation that is under way.
+    An idle worker captures continuously, each graph while the device tests the last. Under load,
+    captures take at most a fifth of the time, and a step waits for at most one. Graphs contain the
+    compiled model, so captures wait for a running compilation.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class BackgroundCapture:
 
     @property
     def max_wait_s(self) -> float | None:
-        """Longest time that an idle worker may wait for a step; None for no limit."""
+        """Longest time an idle worker may wait for a step; None for no limit."""
         if self._compilation is not None:
             return COMPILE_POLL_S
         return 0.0 if self.has_work else None
@@ -50,20 +50,20 @@ class BackgroundCapture:
         """Whether `run` has something to do now.
 
         Args:
-            is_idle: no step runs and none was ordered.
+            is_idle: no step is running or ordered.
         """
         if self._compilation is not None:
             return self._compilation.is_done
         return self.has_work and (is_idle or self._clock() >= self._next_s)
 
     def run(self, *, is_idle: bool) -> GraphOutcome | None:
-        """Captures one graph, or replaces the model by the compiled one.
+        """Captures one graph, or installs the compiled model.
 
         Args:
             is_idle: as for `is_due`.
 
         Returns:
-            The outcome of a graph; None if none is done.
+            The outcome of a finished graph, if any.
         """
         if self._compilation is not None:
             self._compilation.install()

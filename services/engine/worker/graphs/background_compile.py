@@ -1,4 +1,4 @@
-"""Builds kernels and compiles a model in a second thread while a worker serves."""
+"""Builds kernels and compiles a model in a thread while a worker serves."""
 
 import sys
 from collections.abc import Callable
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 SWITCH_INTERVAL_S = 500e-6
-"""Longest time for which the compiler holds Python's lock while a step waits for it."""
+"""Longest time the compiler holds Python's lock while a step waits for it."""
 
 
 class BackgroundCompile:
-    """A compilation under way; its result replaces the model between two steps."""
+    """A running compilation, whose result replaces the model between two steps."""
 
     def __init__(
         self,
@@ -27,9 +27,9 @@ class BackgroundCompile:
         """Starts to compile.
 
         Args:
-            compile_model: compiles without changing the model. Returns None if it only built
+            compile_model: compiles without changing the model; returns None if it only built
                 kernels.
-            install: makes later steps run the result; gets None without a result.
+            install: makes later steps run the result; receives None without one.
         """
         self._install = install
         self._switch_interval_s = sys.getswitchinterval()

@@ -1,4 +1,4 @@
-"""The program that follows a whole decode step: it verifies the drafts and makes the next ones."""
+"""The program after a whole decode step, which verifies the drafts and makes the next ones."""
 
 import numpy as np
 import torch
@@ -18,14 +18,14 @@ from services.engine.worker.inputs.transfer import to_device
 
 
 class DraftProgram:
-    """Drafts after a decode step; returns the accepted counts, the drafts and hidden states.
+    """Verifies and makes drafts; returns the accepted counts, the drafts and hidden states.
 
-    A graph finds the step's header where the step's own graph found it. Requests that fill the
-    graph use the dummy row, which holds no block. Besides the header and the tables, a graph reads
-    these tensors at fixed addresses, for k drafts of each request and q = k + 1 query tokens:
+    A graph reads the header and the tables of its step's graph. Requests that fill the graph use
+    the dummy row. Besides, a graph reads these tensors at fixed addresses, for k drafts of each
+    request and q = k + 1 query tokens:
 
-    hidden: [max_decodes * q, hidden], the hidden states of the step's query tokens. They are
-        copied because the step's graph shares its memory with this one.
+    hidden: [max_decodes * q, hidden], hidden states of the step's query tokens, copied because the
+    step's graph shares its memory with this one.
     sampled: [max_decodes, q] int32. drafts: [max_decodes, k] int32, padded with NO_DRAFT.
     """
 
@@ -51,10 +51,10 @@ class DraftProgram:
         self.drafts = torch.zeros_like(self.sampled[:, :-1])
 
     def write(self, key: GraphKey, *, hidden: Tensor, sampled: Tensor, drafts: Int32Array) -> None:
-        """Writes the inputs of R requests, and those of the dummies that fill the graph.
+        """Writes the inputs of R requests and of the dummies that fill the graph.
 
         Args:
-            key: the graph that reads them.
+            key: the graph.
             hidden: [R * q, hidden].
             sampled: [R * q] int32.
             drafts: [R, k].
@@ -94,8 +94,8 @@ class DraftProgram:
     def write_dummy(self, key: GraphKey, variant: int) -> None:
         """Writes dummy requests, some long, that accept from none to all of their drafts.
 
-        They write to the null block alone, and the result does not depend on their order: requests
-        of different length never share a slot, and requests of one length are alike.
+        They write only to the null block, and their order does not matter: requests of different
+        length never share a slot, and requests of one length are alike.
         """
         self._forward.refill_null_block()
         limits, q_len = self._limits, key.max_q_len
@@ -129,7 +129,6 @@ class DraftProgram:
         )
 
     def _own_inputs(self, key: GraphKey) -> dict[str, Tensor]:
-        """Returns the inputs besides the header and the tables."""
         return {
             "hidden": self.hidden[: key.num_tokens],
             "sampled": self.sampled[: key.graph_bs],
@@ -137,6 +136,6 @@ class DraftProgram:
         }
 
     def _hidden_of(self, positions: Tensor) -> Tensor:
-        """Returns hidden states that depend on T tokens' positions alone, [T, hidden]."""
+        """Returns hidden states [T, hidden] that depend only on T tokens' positions."""
         phases = torch.arange(self.hidden.shape[1], device=positions.device)
         return (positions[:, None] + phases).sin()

@@ -1,4 +1,4 @@
-"""Verifies the drafts of a step and makes the next ones."""
+"""Verifies a step's drafts and makes the next ones."""
 
 import torch
 from torch import Tensor
@@ -14,10 +14,9 @@ from services.engine.worker.inputs.input_buffers import InputBuffers, Inputs
 class Drafter:
     """Runs the draft layers after every step.
 
-    Each layer first takes all query tokens of the step, so that its cache has an entry for every
-    token that the model's cache has. If more drafts are wanted than there are layers, the last
-    layer then continues alone, one token at a time. Each draft is written into its row at once,
-    where the next layer reads its input.
+    Each layer first takes all query tokens of the step, so that its cache covers the same tokens as
+    the model's. If more drafts are wanted than there are layers, the last layer continues alone,
+    one token at a time. Each draft is written into its row, where the next layer reads it.
     """
 
     def __init__(
@@ -46,11 +45,11 @@ class Drafter:
         """Writes the newest token of S rows and the k tokens most likely to follow it.
 
         Args:
-            inputs: the step's T query tokens. The dummy row may be among its rows.
+            inputs: the step's T query tokens; its rows may include the dummy row.
             hidden: [T, hidden], the model's hidden states.
-            sampled: [S, k + 1] int32, sampled before each draft and after the last one.
+            sampled: [S, k + 1] int32, sampled before each draft and after the last.
             drafts: [S, k] int32, padded with NO_DRAFT.
-            key: the graph to record; None for none.
+            key: the graph to record, if any.
         """
         metadata = SpecDecodeMetadata(
             draft_token_ids=drafts,
@@ -67,7 +66,7 @@ class Drafter:
         with self._forward.context(inputs, key, metadata):
             num_accepted, past_end = _verify(sampled)
             newest, last_known = seq_lens + past_end, ends - 1 + past_end
-            # A row without a sound token (NO_TOKEN) gets one that can be looked up.
+            # A row with NO_TOKEN gets a token that can be looked up.
             token_ids = sampled.gather(1, num_accepted[:, None]).squeeze(1).clamp(min=0)
             self._write(row_ids, newest, token_ids)
             for depth in range(num_whole):
@@ -92,22 +91,22 @@ class Drafter:
     def _following(self, inputs: Inputs, distance: int) -> Tensor:
         """Returns the token `distance` positions after each query token, [T] int32.
 
-        Past a row's last token it is any token; no row uses the guess after it.
+        Past a row's last token it is arbitrary; no row uses the guess after it.
         """
         tokens = self._buffers.tokens
         positions = (inputs.positions + distance).clamp(max=tokens.shape[1] - 1)
         return tokens[inputs.row_ids.index_select(0, inputs.token_request), positions]
 
     def _choose(self, last: Tensor, depth: int, row_ids: Tensor, newest: Tensor) -> Tensor:
-        """Returns the most likely token of each row, [S] int32, and writes it into the row."""
+        """Writes the most likely token into each row and returns it, [S] int32."""
         token_ids = self._layers.compute_logits(last, depth).argmax(dim=-1).int()
         self._write(row_ids, newest + 1 + depth, token_ids)
         return token_ids
 
     def _write(self, row_ids: Tensor, positions: Tensor, token_ids: Tensor) -> None:
-        """Writes a token into each row; a token past the row's end goes to the last column.
+        """Writes a token into each row; tokens past the row's end go to the last column.
 
-        So do the tokens of the dummy row, whose content graphs are tested with.
+        Tokens of the dummy row also go there: graphs are tested with its content.
         """
         buffers = self._buffers
         last_column = buffers.tokens.shape[1] - 1
@@ -118,7 +117,7 @@ class Drafter:
     def _single_tokens(
         self, inputs: Inputs, token_ids: Tensor, row_ids: Tensor, positions: Tensor
     ) -> Inputs:
-        """Returns inputs of one token for each of S rows; all are [S], positions int64."""
+        """Returns inputs of one token per row; all are [S], positions int64."""
         positions = positions.clamp(max=self._max_model_len - 1)
         starts = torch.arange(len(row_ids) + 1, dtype=torch.int32, device=row_ids.device)
         return Inputs(
@@ -137,11 +136,11 @@ class Drafter:
 
 
 def _verify(sampled: Tensor) -> tuple[Tensor, Tensor]:
-    """Compares what S rows sampled, [S, k + 1], with the drafts of the forward context.
+    """Compares the samples of S rows, [S, k + 1], with the drafts of the forward context.
 
     Returns:
-        How many drafts of each row hold, [S] int64, and the distance from the row's last token
-        to its newest, [S] int64: 0 if all drafts hold, else negative.
+        The number of accepted drafts of each row, and the distance from its last token to its
+        newest: 0 if all are accepted, else negative. Both [S] int64.
     """
     metadata = get_forward_context().spec_decode_metadata
     assert metadata is not None, "draft passes have drafts"

@@ -21,7 +21,7 @@ class GraphFamily(Protocol):
     """The graphs of one kind."""
 
     def start_capture(self, key: GraphKey) -> StartedCapture:
-        """Captures one graph and starts its test; may run between any two steps."""
+        """Captures one graph between two steps and starts its test."""
 
     def replay(self, key: GraphKey, batch: Batch) -> tuple[Tensor, ...]:
         """Runs a captured graph over a batch whose header was written.
@@ -30,21 +30,20 @@ class GraphFamily(Protocol):
             Outputs at the graph's size, valid until the next replay.
 
         Raises:
-            GraphFaultError: the graph would read the wrong memory. The step may be run again.
+            GraphFaultError: the graph would read the wrong memory; the step may run again.
         """
 
     def warm_up(self, key: GraphKey) -> None:
-        """Runs the graph's program once without a graph, over dummy requests."""
+        """Runs the program once over dummy requests, without a graph."""
 
     def drop(self, key: GraphKey) -> None:
-        """Forgets a graph."""
+        """Removes a graph."""
 
 
 class GraphSet:
-    """Captures planned graphs one at a time and replays the graphs that the scheduler orders.
+    """Captures planned graphs one at a time and replays ordered ones.
 
-    It takes no decision about a step. It gives up a graph that turns out to be bad and reports
-    it; the graph's steps then run without it.
+    It gives up and reports a graph that turns out to be bad; the graph's steps then run without it.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class GraphSet:
         Args:
             planned: graphs to capture, in this order until a step misses one.
             families: captures and replays the planned graphs, by kind.
-            on_fault: takes each graph that was captured and is given up while serving.
+            on_fault: receives each captured graph that is given up while serving.
         """
         self.planned = tuple(planned)
         self._planned = frozenset(planned)
@@ -76,11 +75,11 @@ class GraphSet:
 
     @property
     def num_pending(self) -> int:
-        """Graphs that are still to be captured or under test."""
+        """Graphs to capture or under test."""
         return len(self._pending) + len(self._under_test)
 
     def require_planned(self, batch: Batch) -> None:
-        """Raises ValueError if a batch does not fit its graph or no such graph is planned."""
+        """Raises ValueError if a batch does not fit its graph or the graph is not planned."""
         key = batch.graph_key
         if key is None:
             return
@@ -100,7 +99,7 @@ class GraphSet:
         return key in self._captured
 
     def note_missed(self, batch: Batch) -> None:
-        """Makes the graph that would have served a batch more urgent."""
+        """Makes the graph that a batch missed more urgent."""
         if not self.num_pending:
             return
         for key in self._ascending:
@@ -109,22 +108,21 @@ class GraphSet:
                 return
 
     def capture_next(self) -> GraphOutcome:
-        """Captures the graph that most steps have missed; at first, the first one planned.
+        """Captures the graph missed by most steps; at first, the first one planned.
 
-        If a graph is under test already, ends its test instead.
+        If a graph is under test, ends its test instead.
         """
         return self._end_test() or self.capture(self._next())
 
     def capture_ahead(self, max_under_test: int = 1) -> GraphOutcome | None:
-        """Captures the graph that `capture_next` would, and leaves its test to the device.
+        """Captures the graph that `capture_next` would, without waiting for its test.
 
         Args:
-            max_under_test: most graphs under test at once; the expected outputs of each take
-                memory.
+            max_under_test: most graphs under test at once; each holds memory for its expected
+                outputs.
 
         Returns:
-            The outcome of the graph that has been under test longest, if there are more of them
-            or nothing is left to capture.
+            The outcome of the oldest test, if there are more of them or nothing is left to capture.
         """
         is_last = not self._pending
         if not is_last:
@@ -137,7 +135,7 @@ class GraphSet:
 
     @torch.inference_mode()
     def warm_up(self, keys: Iterable[GraphKey]) -> None:
-        """Runs the programs of graphs without graphs, so that later runs find their kernels."""
+        """Runs the programs of graphs without graphs, to build their kernels."""
         for key in keys:
             self._families[key.kind].warm_up(key)
 
@@ -158,14 +156,14 @@ class GraphSet:
             return None
 
     def give_up(self, key: GraphKey, error: GraphFaultError) -> None:
-        """Never runs a graph again and reports it."""
+        """Removes a graph for good and reports it."""
         self._captured.discard(key)
         self._families[key.kind].drop(key)
         log.error("graph_quarantined", num_tokens=key.num_tokens, fault=str(error))
         self._on_fault(GraphOutcome(key=key, fault=str(error)))
 
     def _end_test(self) -> GraphOutcome | None:
-        """Waits for the verdict on the graph that has been under test longest, if there is one."""
+        """Waits for the verdict of the oldest test, if any."""
         return self._finish(self._under_test.popleft()) if self._under_test else None
 
     def _next(self) -> GraphKey:
@@ -195,7 +193,6 @@ class GraphSet:
 
 
 def _has_room(key: GraphKey, batch: Batch) -> bool:
-    """Whether a graph can run a batch."""
     num_requests = len(batch.row_ids)
     return (
         batch.num_tokens <= key.num_tokens

@@ -1,4 +1,4 @@
-"""Steps whose pieces between attention layers are graphs, padded to a captured number of tokens."""
+"""Steps whose pieces between attention layers are graphs, padded to a captured size."""
 
 from torch import Tensor
 
@@ -17,8 +17,7 @@ from services.engine.worker.inputs.input_buffers import InputBuffers
 class StepPieces:
     """Captures and replays the pieces of steps of any kind.
 
-    Attention runs between them, on the step's own tokens; the padding after those writes no key
-    and no value.
+    Attention runs between them on the step's own tokens; padding writes no keys and values.
     """
 
     def __init__(
@@ -35,27 +34,27 @@ class StepPieces:
         self._limits = limits
 
     def start_capture(self, key: GraphKey) -> StartedCapture:
-        """Captures every piece for one number of tokens and starts the test."""
+        """Captures all pieces for one number of tokens and starts the test."""
         return start_capture(key, lambda: self._capture(key), drop=self.drop)
 
     def replay(self, key: GraphKey, batch: Batch) -> tuple[Tensor]:
         """Runs a step whose header was written.
 
         Returns:
-            The hidden states [num_tokens, hidden] of the step and its padding, valid until the
-            next replay.
+            The hidden states [num_tokens, hidden] of the step and its padding, valid until the next
+            replay.
 
         Raises:
-            GraphFaultError: a graph would read the wrong memory. The step may be run again.
+            GraphFaultError: a graph would read the wrong memory; the step may run again.
         """
         return (self._forward(self._buffers.gather_batch(batch, num_tokens=key.num_tokens), key),)
 
     def warm_up(self, key: GraphKey) -> None:
-        """Runs the pieces and the attention between them without graphs."""
+        """Runs the pieces and attention without graphs."""
         self._run_dummy(key)
 
     def drop(self, key: GraphKey) -> None:
-        """Forgets the graphs of one number of tokens."""
+        """Removes the graphs of one number of tokens."""
         self._pieces.drop(key)
 
     def _capture(self, key: GraphKey) -> tuple[int, Verdict]:
@@ -73,11 +72,11 @@ class StepPieces:
         return num_bytes, Verdict([expected], [replayed[:num_tokens]])
 
     def _run_dummy(self, key: GraphKey) -> tuple[int, Tensor]:
-        """Runs a dummy step without graphs; returns its query tokens and their hidden states."""
+        """Runs a dummy step without graphs; returns its query tokens and hidden states."""
         batch = self._write_dummy(key, 1)
         inputs = self._buffers.gather_batch(batch, num_tokens=key.num_tokens)
         if attention_cudagraph_support(inputs.positions.device) is AttentionCGSupport.NEVER:
-            # The reference of attention waits for the device, which only a graph must not do.
+            # The reference of attention waits for the device, which is forbidden only in a graph.
             return batch.num_tokens, self._forward(inputs)
         hidden: Tensor = self._pieces.recorder.warm_up(lambda: self._forward(inputs))
         return batch.num_tokens, hidden
@@ -85,8 +84,8 @@ class StepPieces:
     def _write_dummy(self, key: GraphKey, variant: int) -> Batch:
         """Writes the header of dummy requests that fill the graph, as far as rows allow.
 
-        If one token of each request fills it, the step is one of short decodes, whose attention,
-        which is not in the graphs, is one kernel.
+        If one token per request fills it, the step is one of short decodes, whose attention is one
+        kernel outside the graphs.
         """
         self._forward.refill_null_block()
         limits, row_id, num_tokens = self._limits, self._buffers.dummy_row, key.num_tokens

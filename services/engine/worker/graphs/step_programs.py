@@ -16,11 +16,10 @@ from services.engine.worker.inputs.input_buffers import InputBuffers
 
 
 class DecodeProgram:
-    """A decode step: every request has one query token, or one and its drafts.
+    """A decode step: every request has one query token and its drafts, if any.
 
     Returns hidden states [T, hidden], logits [T, V] and the most likely token after each query
-    token, [T] int32. With one query token a request, it writes the tokens of the requests that
-    sample into their rows.
+    token, [T] int32. Without drafts it also writes the tokens of sampling requests into their rows.
     """
 
     def __init__(
@@ -32,11 +31,11 @@ class DecodeProgram:
         self._limits = limits
 
     def implied(self, outputs: tuple[Tensor, ...]) -> Sequence[Tensor]:
-        """Returns the tokens of a graph's own logits: rounding may swap two nearly equal ones."""
+        """Returns the tokens of a graph's own logits, as rounding may swap two near-equal ones."""
         return [greedy(outputs[1]).int()]
 
     def inputs(self, key: GraphKey) -> Inputs:
-        """Returns what a graph reads."""
+        """Returns the tensors that a graph reads."""
         return self._buffers.fixed(key)
 
     def program(self, key: GraphKey) -> Program:
@@ -77,8 +76,8 @@ class DecodeProgram:
 class MixedProgram:
     """A step of any requests, up to its hidden states [T, hidden].
 
-    It always launches attention of single tokens, of chunks that begin a sequence and of later
-    ones; kernel programs without work end at once.
+    It always launches attention of single tokens, of first chunks and of later ones; kernel
+    programs without work end at once.
     """
 
     implied = None
@@ -89,7 +88,7 @@ class MixedProgram:
         self._limits = limits
 
     def inputs(self, key: GraphKey) -> Inputs:
-        """Returns what a graph reads."""
+        """Returns the tensors that a graph reads."""
         return self._buffers.fixed(key)
 
     def program(self, key: GraphKey) -> Program:

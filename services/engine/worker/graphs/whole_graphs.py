@@ -1,4 +1,4 @@
-"""Graphs of whole programs: one replay runs all of it, from the step's header to its outputs."""
+"""Graphs of whole programs, from the step's header to its outputs."""
 
 from typing import Protocol
 
@@ -11,27 +11,27 @@ from services.engine.worker.inputs.batch import Batch
 
 
 class GraphProgram(Protocol):
-    """The program that the graphs of one kind capture."""
+    """The program of one kind of graph."""
 
     @property
     def implied(self) -> Implied | None:
-        """Computes the integer outputs from the others; None if they must be the program's own."""
+        """Computes the integer outputs from the others; None if they must equal the program's."""
 
     def inputs(self, key: GraphKey) -> Inputs:
         """Returns the tensors at fixed addresses that a graph reads and others write."""
 
     def program(self, key: GraphKey) -> Program:
-        """Returns the program to capture; it returns a tuple of tensors."""
+        """Returns the program to capture, which returns a tuple of tensors."""
 
     def write_dummy(self, key: GraphKey, variant: int) -> None:
-        """Fills the inputs with one of two contents that any moment can compute with."""
+        """Fills the inputs with one of two contents that can always be computed."""
 
 
 class WholeGraphs:
     """Captures and replays the graphs of one program.
 
-    Like the program, a graph gathers its tokens from the tables itself, so a step needs one copy,
-    of its header, and one replay. Its attention is planned for the longest sequence.
+    A graph gathers its tokens from the tables, so a step needs one copy, of its header, and one
+    replay. Its attention is planned for the longest sequence.
     """
 
     def __init__(self, program: GraphProgram, recorder: GraphRecorder) -> None:
@@ -39,7 +39,7 @@ class WholeGraphs:
         self._graphs = GraphRunner(recorder)
 
     def start_capture(self, key: GraphKey) -> StartedCapture:
-        """Captures one graph and starts its test; live blocks keep their content."""
+        """Captures one graph and starts its test; live blocks are not changed."""
         return self._graphs.start(
             key,
             self._program.program(key),
@@ -49,7 +49,7 @@ class WholeGraphs:
         )
 
     def replay(self, key: GraphKey, batch: Batch) -> tuple[Tensor, ...]:
-        """Runs the graph over the inputs that were written for the batch.
+        """Runs the graph over the inputs written for the batch.
 
         Returns:
             The program's outputs at the graph's size, valid until the next replay.
@@ -60,10 +60,10 @@ class WholeGraphs:
         return self._graphs.replay(key, self._program.inputs(key))
 
     def warm_up(self, key: GraphKey) -> None:
-        """Runs the program without a graph, which builds all of its kernels."""
+        """Runs the program without a graph, which builds its kernels."""
         self._program.write_dummy(key, 0)
         self._program.program(key)()
 
     def drop(self, key: GraphKey) -> None:
-        """Forgets a graph."""
+        """Removes a graph."""
         self._graphs.drop(key)

@@ -38,12 +38,12 @@ Int64Array = npt.NDArray[np.int64]
 class Drafts:
     """Drafts of the S requests that sample, at most k of each.
 
-    A request samples k + 1 tokens: one after its last query token that is no draft and one after
-    each draft. A request with fewer drafts repeats its last query token.
+    A request samples k + 1 tokens: after its last query token that is no draft, and after each
+    draft. A request with fewer drafts repeats its last query token.
 
     token_ids: [S, k], padded with NO_DRAFT.
     token_indices: [S, k + 1], the query tokens after which the step samples.
-    row_ids: [S, k + 1]. positions: [S, k + 1], where in its row each sampled token goes.
+    row_ids: [S, k + 1]. positions: [S, k + 1], of the sampled tokens in their rows.
     """
 
     token_ids: Int32Array
@@ -62,15 +62,15 @@ class Drafts:
         sample_indices: Int32Array,
         vocab_size: int,
     ) -> "Drafts":
-        """Lays a step's drafts out.
+        """Arranges a step's drafts.
 
         Args:
             metadata: the drafts.
-            query_start_loc: [R + 1], of the step, as are the other arrays.
+            query_start_loc: [R + 1], of the step, like the other arrays.
             seq_lens: [R].
             row_ids: [R].
             sample_indices: [S].
-            vocab_size: drafts are below it.
+            vocab_size: upper bound of drafts.
 
         Raises:
             ValueError: the drafts contradict the step.
@@ -187,7 +187,6 @@ class Batch:
         return replace(batch, drafts=drafts)
 
     def _check_sizes(self, batch_size: int, limits: StepLimits) -> None:
-        """Raises ValueError unless the arrays' sizes fit each other."""
         sizes = (len(self.query_start_loc) - 1, len(self.seq_lens), len(self.row_ids))
         if sizes != (batch_size,) * 3:
             _refuse(f"arrays of {sizes} requests, not {batch_size}")
@@ -197,7 +196,6 @@ class Batch:
             _refuse(f"{self.num_tokens} tokens")
 
     def _check_values(self, limits: StepLimits) -> None:
-        """Raises ValueError unless every value is in its range."""
         # Plain slices and few reductions: this runs on every step's critical path.
         q_lens = self.query_start_loc[1:] - self.query_start_loc[:-1]
         longest = int(q_lens.max())
@@ -277,7 +275,6 @@ def read_assignments(descriptor: BatchDescriptor, limits: StepLimits) -> Sequenc
 
 
 def _ordered_graph(descriptor: BatchDescriptor) -> GraphKey | None:
-    """Returns the graph that a step orders; None if it runs without one."""
     mode, key = descriptor.cudagraph_runtime_mode, descriptor.graph_key
     if mode == _NO_GRAPH:
         return None
@@ -287,7 +284,7 @@ def _ordered_graph(descriptor: BatchDescriptor) -> GraphKey | None:
 
 
 def _require_supported(descriptor: BatchDescriptor, limits: StepLimits) -> None:
-    """Raises ValueError if the step asks for a feature that this worker did not announce."""
+    """Raises ValueError if the step needs a feature that this worker did not announce."""
     num_spec_steps = descriptor.spec_decode_metadata.num_spec_steps
     if num_spec_steps != limits.num_speculative_tokens:
         _refuse(f"num_spec_steps {num_spec_steps}, not {limits.num_speculative_tokens}")
@@ -295,12 +292,10 @@ def _require_supported(descriptor: BatchDescriptor, limits: StepLimits) -> None:
 
 
 def _is_below(values: Int32Array | Int64Array, limit: int) -> bool:
-    """Returns whether all values are in [0, limit)."""
     return not len(values) or bool(values.min() >= 0 and values.max() < limit)
 
 
 def _require(condition: bool, found: str) -> None:
-    """Raises ValueError that names what was found, unless the condition holds."""
     if not condition:
         _refuse(found)
 

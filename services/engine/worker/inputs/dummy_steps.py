@@ -1,6 +1,6 @@
 """Batches of dummy requests that a worker may compute at any time.
 
-They write to the null block alone, and their results do not depend on the order of the requests.
+They write only to the null block, and their results do not depend on the order of requests.
 """
 
 import numpy as np
@@ -33,9 +33,9 @@ def dummy_decodes(
         limits: the worker's.
         batch_size: number of requests.
         q_len: query tokens of each.
-        row_id: the row of all requests; it holds no block.
-        variant: each variant has other lengths.
-        max_keys: bound of requests times the tokens of the longest; it always has a block.
+        row_id: the row of all requests; it has no block.
+        variant: selects the lengths.
+        max_keys: bound of requests times the tokens of the longest; one block is always allowed.
     """
     block_size, max_model_len = limits.block_size, limits.max_model_len
     # The slot of each last token; the tokens before it take the slots down to the next one.
@@ -52,12 +52,12 @@ def dummy_decodes(
 
 
 def dummy_prompts(limits: StepLimits, *, num_tokens: int, row_id: int, variant: int) -> Batch:
-    """Returns equal chunks of prompts that have `num_tokens` tokens, or as many as rows allow.
+    """Returns equal chunks of prompts with `num_tokens` tokens, or as many as rows allow.
 
     Args:
         limits: the worker's.
         num_tokens: query tokens of all requests.
-        row_id: the row of all requests; it holds no block.
+        row_id: the row of all requests; it has no block.
         variant: 0: the chunks begin their sequences; 1: they follow a block of other tokens.
     """
     q_len = min(limits.block_size, limits.max_model_len, num_tokens)
@@ -99,7 +99,7 @@ def dummy_chunks(
 def dummy_batch(
     query_start_loc: np.ndarray, seq_lens: np.ndarray, row_id: int, *, is_prefill: bool
 ) -> Batch:
-    """Returns a batch of requests in one row, of which none samples."""
+    """Returns a batch of requests in one row, without sampling."""
     return Batch(
         query_start_loc=query_start_loc.astype(np.int32),
         seq_lens=seq_lens.astype(np.int32),

@@ -112,23 +112,20 @@ class ForwardPass:
     def _by_layer(
         self, group_metadata: Sequence[AttentionMetadata]
     ) -> tuple[AttentionMetadata, ...]:
-        """Returns each layer's metadata; empty if all layers have the same."""
+        """Returns each layer's metadata; empty if all are equal."""
         if len(group_metadata) == 1:
             return ()
         groups = self._group_of_layer
         return tuple(group_metadata[groups[layer]] for layer in range(len(groups)))
 
     def refill_null_block(self) -> None:
-        """Resets the null block, so that passes over dummy requests repeat their results.
-
-        No request reads the null block.
-        """
+        """Resets the null block, so that passes over dummy requests repeat their results."""
         blocks, fillings = self._null_block
         torch._foreach_copy_(blocks, fillings)
 
     @cached_property
     def _null_block(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The null block of every layer, and the content that it is reset to."""
+        """Returns the null block of every layer and its reset content."""
         blocks = [tensor[0] for layer in self.kv_cache_data for tensor in layer.tensors().values()]
         # Varied values: a kernel that reads the wrong ones, or none, changes the result.
         fillings = {

@@ -1,11 +1,11 @@
-"""The worker's tables and the inputs of one step, at addresses that never change.
+"""The worker's tables and the inputs of one step, at constant addresses.
 
-Everything is allocated once, at its largest; a step only writes into it and hands out slices, as a
-captured graph reads the addresses that it was captured with. One small copy per step brings the
-header to the device; the rest is gathered from the tables there.
+Everything is allocated once, at its largest; steps write into it and use slices, because a captured
+graph reads fixed addresses. One small copy per step brings the header to the device; the rest is
+gathered from the tables there.
 
-The tables have one row more than there are requests: the dummy row, which owns no block. Requests
-that only fill a step up to the size of a graph use it, so that they write to the null block.
+One more row than requests, the dummy row, owns no block. Requests that fill a step up to the size
+of a graph use it, so they write to the null block.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from services.engine.worker.inputs.batch import Batch, Int32Array
 from services.engine.worker.inputs.transfer import overwrite, to_device
 
 MAX_MADE_SLICES = 1024
-"""Views of the header that are kept, by their sizes; steps repeat the same few."""
+"""Cached views of the header, by size; steps repeat the same few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class InputBuffers:
         torch.arange(limits.max_model_len + 1, out=self.tokens[self.dummy_row])
         self.tokens[self.dummy_row].remainder_(limits.vocab_size)
         self.block_table = zeros(rows + 1, limits.block_table_width)
-        # The parts of a header lie side by side: one copy a step.
+        # The parts of a header are adjacent: one copy a step.
         self._header = zeros(5 * requests + 1)
         self._offsets = (0, *(part * requests + 1 for part in range(1, 5)))
         self._last_column = self._max_model_len = limits.max_model_len
@@ -115,14 +115,14 @@ class InputBuffers:
     def write(self, batch: Batch, key: GraphKey | None = None) -> Header:
         """Writes a step's tables, drafts and header.
 
-        The header is filled up with dummy requests to the size of a whole graph.
+        Dummy requests fill the header up to the size of a whole graph.
 
         Args:
             batch: the step.
-            key: the graph that reads the header; None: no graph does.
+            key: the graph that reads the header, if any.
 
         Returns:
-            The header without the dummies, which follow the step's requests.
+            The header without the dummies, which come last.
         """
         self.write_tables(batch.assignments, batch.block_writes)
         if batch.drafts is not None:
@@ -139,7 +139,7 @@ class InputBuffers:
         return self.header(len(batch.row_ids), len(batch.sample_indices))
 
     def header(self, num_requests: int, num_sampling: int = 0) -> Header:
-        """Returns views of the header; they take 10 us to make, so a step finds them made."""
+        """Returns views of the header, cached because making them takes 10 us."""
         sizes = num_requests, num_sampling
         header = self._made_slices.get(sizes)
         if header is None:
@@ -149,12 +149,12 @@ class InputBuffers:
         return header
 
     def num_requests(self, key: GraphKey) -> int:
-        """Returns the requests that a whole graph computes, dummies included."""
+        """Returns the requests of a whole graph, dummies included."""
         is_mixed = key.kind is GraphKind.MIXED
         return key.graph_bs + self._max_padding_requests if is_mixed else key.graph_bs
 
     def fixed(self, key: GraphKey) -> Mapping[str, Tensor]:
-        """Returns what a whole graph reads, by name."""
+        """Returns the tensors that a whole graph reads, by name."""
         header = self.header(self.num_requests(key))
         return {
             "query_start_loc": header.query_start_loc,
@@ -170,8 +170,7 @@ class InputBuffers:
 
         Args:
             batch: the step.
-            num_tokens: pads input_ids and positions to the size of a graph, with tokens that
-                earlier steps left there and that belong to no request.
+            num_tokens: pads input_ids and positions to the size of a graph, with arbitrary tokens.
         """
         inputs = self.gather(
             self.header(len(batch.row_ids), len(batch.sample_indices)),
@@ -247,9 +246,8 @@ class InputBuffers:
         row_ids: Int32Array,
         sample_indices: Int32Array,
     ) -> None:
-        """Writes a header to its fixed place on the device."""
         is_shared = self._device.type == "cpu"
-        # A fresh pinned buffer each time: the copy of the step before may still be under way.
+        # A fresh pinned buffer each time: the previous step's copy may still be running.
         host = (
             self._header
             if is_shared
@@ -281,7 +279,7 @@ class InputBuffers:
     def _filled_with_decodes(
         self, batch: Batch, key: GraphKey
     ) -> tuple[Int32Array, Int32Array, Int32Array]:
-        """Appends dummies that have as many query tokens as each of the step's requests."""
+        """Appends dummies with as many query tokens as the step's requests."""
         ones = np.ones(key.graph_bs - len(batch.row_ids), np.int32)
         return (
             np.arange(key.graph_bs + 1, dtype=np.int32) * key.max_q_len,
@@ -292,7 +290,7 @@ class InputBuffers:
     def _filled_with_prompts(
         self, batch: Batch, key: GraphKey
     ) -> tuple[Int32Array, Int32Array, Int32Array]:
-        """Appends dummies that take the graph's padding; those left without a token come last."""
+        """Appends dummies that take the graph's padding; dummies without a token come last."""
         missing = key.num_tokens - batch.num_tokens
         num_dummies = self.num_requests(key) - len(batch.row_ids)
         ends = np.minimum(np.arange(1, num_dummies + 1) * self._max_model_len, missing)

@@ -21,7 +21,7 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
 
 
 def overwrite(target: Tensor, array: npt.NDArray[Any]) -> None:
-    """Writes an array over a tensor of its shape; as for `to_device`, it may be dropped at once."""
+    """Writes an array over a tensor of its shape; as in `to_device`, it may be dropped at once."""
     if target.device.type == "cpu":
         target.numpy()[...] = array
         return
@@ -31,7 +31,7 @@ def overwrite(target: Tensor, array: npt.NDArray[Any]) -> None:
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """Returns a copy in host memory that holds the content once the current stream got there."""
+    """Returns a copy in host memory, valid once the current stream has made it."""
     if tensor.device.type == "cpu":
         return tensor.clone()
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

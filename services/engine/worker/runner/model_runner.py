@@ -33,14 +33,14 @@ from services.engine.worker.runner.step_sampler import StepSampler
 _FOLLOWED = FallbackReason.FALLBACK_REASON_UNSPECIFIED
 
 OutputWatcher = Callable[[Tensor, Tensor | None], None]
-"""Gets a step's hidden states, [T, hidden], and the logits of the n tokens it samples, [n, V]."""
+"""Takes a step's hidden states, [T, hidden], and the logits of its n samples, [n, V]."""
 
 
 class ModelRunner:
     """A model, its KV cache and the rows of running requests.
 
-    Steps run in the order of their calls. On CUDA `execute` only queues work: a step may be
-    executed while earlier ones are still running, and its inputs come from their sampled tokens.
+    Steps run in the order of calls. On CUDA `execute` only queues work: a step may be queued while
+    earlier ones run, and reads their sampled tokens.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class ModelRunner:
         """Starts without graphs.
 
         Args:
-            model: has draft layers if the limits have draft tokens.
+            model: with draft layers if the limits have draft tokens.
             kv_cache_data: each layer's cache.
             limits: the worker's.
-            device: holds the model and the cache.
+            device: of the model and the cache.
         """
         self.model = model
         self.device = device
@@ -81,7 +81,7 @@ class ModelRunner:
         self._on_outputs: OutputWatcher = lambda hidden, logits: None
 
     def graph_families(self, pieces: PieceGraphs) -> dict[GraphKind, GraphFamily]:
-        """Returns what captures and replays graphs of this runner's steps, by kind.
+        """Returns the families that capture and replay graphs of this runner's steps, by kind.
 
         Args:
             pieces: the model's; their recorder records all graphs.
@@ -102,7 +102,7 @@ class ModelRunner:
         self._graphs = graphs
 
     def watch_outputs(self, watcher: OutputWatcher) -> None:
-        """Shows `watcher` each step's output, valid until the next step."""
+        """Passes each step's output, valid until the next step, to `watcher`."""
         self._on_outputs = watcher
 
     @torch.inference_mode()
@@ -143,7 +143,6 @@ class ModelRunner:
         )
 
     def _run(self, batch: Batch, header: Header) -> ForwardOutput:
-        """Replays the ordered graph, or runs the model without one."""
         key, reason = batch.graph_key, _FOLLOWED
         outputs = None if key is None else self._graphs.replay(key, batch)
         chosen: list[Tensor] = []
@@ -175,7 +174,7 @@ class ModelRunner:
         )
 
     def _sampled_tokens(self, batch: Batch, header: Header) -> Tensor | None:
-        """Returns the query tokens after which the step samples, [n]; None means all of them."""
+        """Returns the query tokens after which the step samples, [n]; None for all."""
         num_sampling, num_tokens = len(batch.sample_indices), batch.num_tokens
         if batch.drafts is not None:
             indices = batch.drafts.token_indices.ravel()

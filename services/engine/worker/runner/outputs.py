@@ -31,8 +31,7 @@ class ForwardOutput:
 class Sampled:
     """The tokens that a step sampled.
 
-    token_ids: [n] int32. logprobs: of these tokens, if a request wants any. prompt_logprobs: of
-        prompt tokens, likewise.
+    token_ids: [n] int32. logprobs, prompt_logprobs: of these and of prompt tokens, if wanted.
     """
 
     token_ids: Tensor

@@ -98,7 +98,6 @@ class PendingResult:
 
 
 def _on_host(logprobs: Logprobs | None) -> Logprobs | None:
-    """Starts to copy log-probabilities to the host."""
     if logprobs is None:
         return None
     return Logprobs(

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompt tokens, for requests that ask for them."""
+"""Log-probabilities of prompt tokens."""
 
 from collections.abc import Callable, Sequence
 
@@ -51,7 +51,7 @@ def prompt_logprobs(
 
 
 def joined(slices: Sequence[Logprobs]) -> Logprobs:
-    """Returns log-probabilities of several slices as one."""
+    """Concatenates the log-probabilities of slices."""
     return Logprobs(
         chosen=torch.cat([each.chosen for each in slices]),
         top_token_ids=torch.cat([each.top_token_ids for each in slices]),

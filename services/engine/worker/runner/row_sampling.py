@@ -1,7 +1,7 @@
-"""Sampling parameters of all rows, kept on the host and on the device.
+"""Sampling parameters of all rows, on the host and on the device.
 
-The host's copy decides what a step needs (any truncation, any edit, how many log-probabilities)
-without asking the device; the device's copy is what sampling computes with.
+The host's copy decides what work a step needs without asking the device; the device's copy is for
+the sampling itself.
 """
 
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ class RowSamplingTable:
         """Gives rows to new requests.
 
         Raises:
-            ValueError: a row's biases or end tokens do not fit or lie outside the vocabulary.
+            ValueError: a row's biases or end tokens do not fit or are outside the vocabulary.
         """
         if not assignments:
             return
@@ -144,7 +144,6 @@ class RowSamplingTable:
         return max(0, int(self._wholes.host[sampled.host_row_ids, _Whole.NUM_LOGPROBS].max()))
 
     def _write(self, row: int, num_prompt_tokens: int, sampling: RowSampling) -> None:
-        """Writes one row on the host."""
         penalties = (
             sampling.repetition_penalty,
             sampling.frequency_penalty,
@@ -177,7 +176,6 @@ class RowSamplingTable:
             )
 
     def _logit_bias(self, row_ids: Tensor, num_columns: int) -> tuple[Tensor, Tensor]:
-        """Returns the logit biases of E rows."""
         num_biases = self._wholes.device[:, _Whole.NUM_BIASES].index_select(0, row_ids)
         values = self._bias_values.device[:, :num_columns].index_select(0, row_ids)
         token_ids = self._bias_ids.device[:, :num_columns].index_select(0, row_ids)
@@ -186,7 +184,7 @@ class RowSamplingTable:
     def _min_tokens_bias(
         self, row_ids: Tensor, seq_lens: Tensor, num_columns: int
     ) -> tuple[Tensor, Tensor]:
-        """Returns -inf for the end tokens of those of E rows that are too short to end."""
+        """Returns -inf for the end tokens of rows that are too short to end."""
         wholes = self._wholes.columns(row_ids)
         num_output = seq_lens - wholes[_Whole.NUM_PROMPT_TOKENS]
         is_short = num_output < wholes[_Whole.MIN_TOKENS]
@@ -196,7 +194,6 @@ class RowSamplingTable:
         return token_ids, values.masked_fill(is_end & is_short[:, None], -torch.inf)
 
     def _penalties(self, row_ids: Tensor, seq_lens: Tensor, tokens: Tensor) -> Penalties:
-        """Returns the penalties of E rows."""
         reals = self._reals.columns(row_ids)
         return Penalties(
             tokens=tokens,
@@ -229,21 +226,21 @@ class _Mirror:
 
 
 class _LastUpload:
-    """The last array that was copied to the device, which most steps use again."""
+    """The last array copied to the device, which most steps use again."""
 
     def __init__(self, device: torch.device) -> None:
         self._host: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._copy = to_device(self._host, device)
 
     def on_device(self, array: npt.NDArray[np.int64]) -> Tensor:
-        """Returns the array on the device; copies nothing if it equals the last one."""
+        """Returns the array on the device, without a copy if it equals the last one."""
         if not np.array_equal(array, self._host):
             self._host, self._copy = array, to_device(array, self._copy.device)
         return self._copy
 
 
 def _write_front(row: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
-    """Writes values to the front of a row; the rest of the row is never used."""
+    """Writes values to the front of a row, whose rest is never used."""
     if len(values) > len(row):
         raise ValueError(f"sampling lists {len(values)} tokens; the limit is {len(row)}")
     row[: len(values)] = values

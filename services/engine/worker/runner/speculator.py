@@ -1,4 +1,4 @@
-"""Speculation in the worker: verifies a step's drafts and makes the next ones."""
+"""Speculation in the worker: verifies and makes drafts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -22,7 +22,7 @@ from services.engine.worker.inputs.transfer import to_device
 from services.engine.worker.runner.outputs import ForwardOutput, Sampled
 
 DraftWatcher = Callable[[tuple[Tensor, ...]], None]
-"""Gets the hidden states that chose each of the k drafts of S rows: k of [S, hidden]."""
+"""Takes the hidden states that chose each of the k drafts of S rows: k of [S, hidden]."""
 
 
 class Speculator(Protocol):
@@ -47,16 +47,15 @@ class NoSpeculation:
     def draft(
         self, batch: Batch, output: ForwardOutput, sampled: Sampled, graphs: GraphSet
     ) -> None:
-        """Does nothing: there are no drafts."""
+        """Does nothing."""
 
 
 class DraftLayers:
     """Speculation with a model's draft layers.
 
-    Every step has drafts, if only none for some requests, and makes the next ones. Drafts are
-    written after the known tokens of their rows, so that they are query tokens like any others.
-    Sampling after a draft sees the drafts before it: penalties, biases and log-probabilities are
-    those of the row with them.
+    Every step verifies drafts, possibly none, and makes the next ones. Drafts are written after the
+    known tokens of their rows, as ordinary query tokens. Penalties, biases and log-probabilities of
+    a sample after a draft include the drafts before it.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class DraftLayers:
     def _replay(
         self, batch: Batch, output: ForwardOutput, sampled: Sampled, graphs: GraphSet
     ) -> Drafted | None:
-        """Drafts by the graph that belongs to the step's own; None if that graph cannot run."""
+        """Drafts by the graph of the step's own; None if it cannot run."""
         key, num_requests = batch.graph_key, len(batch.row_ids)
         if key is None or key.kind is not GraphKind.DECODE or output.fallback_reason:
             return None
@@ -113,7 +112,6 @@ class DraftLayers:
         )
 
     def _run(self, batch: Batch, output: ForwardOutput, sampled: Sampled) -> Drafted:
-        """Drafts without a graph."""
         inputs = self._buffers.gather(
             output.header,
             batch.num_tokens,

@@ -1,4 +1,4 @@
-"""Samples a step's tokens from its logits, with the parameters of its rows."""
+"""Samples a step's tokens from its logits."""
 
 from collections.abc import Callable, Sequence
 
@@ -46,7 +46,7 @@ class StepSampler:
     def sample(self, batch: Batch, output: ForwardOutput) -> Sampled:
         """Samples for the requests that are due.
 
-        Without drafts, also writes the tokens into their rows; with drafts, verification does.
+        Without drafts, also writes the tokens into their rows; otherwise verification does.
         """
         sampling, logits, logprobs = batch.sampling, output.logits, None
         if logits is None:
@@ -62,7 +62,7 @@ class StepSampler:
             chosen = self._choose(sampling, rows, logits)
             token_ids = chosen.int()
             if batch.drafts is None or sampling.needs_logprobs:
-                # The next step looks up a token of every row, also of one that has NO_TOKEN.
+                # The next step looks up a token of every row, even after NO_TOKEN.
                 chosen = chosen.clamp(min=0)
             if batch.drafts is None:
                 self._buffers.append_tokens(rows.row_ids, rows.seq_lens, chosen.int())
@@ -116,7 +116,6 @@ class StepSampler:
         return sample(logits, self._table.choice(rows))
 
     def _prompt_logprobs(self, batch: Batch, hidden: Tensor) -> Logprobs | None:
-        """Returns the log-probabilities of prompt tokens that the step is asked for."""
         if not batch.sampling.prompt_logprob_requests:
             return None
         return prompt_logprobs(
@@ -130,7 +129,7 @@ class StepSampler:
 
 
 def _needs_choice(sampling: SamplingMetadata) -> bool:
-    """Whether a step wants more of its logits than each row's most likely token."""
+    """Whether a step needs more than each row's most likely token."""
     return (
         not sampling.all_greedy
         or sampling.needs_logit_edits

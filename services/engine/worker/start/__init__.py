@@ -1,1 +1,1 @@
-"""From a configuration to a worker that serves: device, memory, kernels, graphs."""
+"""Starts a worker from a configuration: device, memory, kernels, graphs."""

@@ -1,9 +1,8 @@
-"""Processes that build kernels for this one, each on a processor of its own.
+"""Processes that build kernels for this one, one per processor.
 
-Python's lock keeps the threads of one process from building kernels at the same time. A process
-whose threads use CUDA cannot be forked, and a new one takes seconds to import torch. So a worker
-forks one child, the template, before it has such threads, and the template forks the builders when
-there is something to build. None of them touches CUDA.
+Python's lock keeps threads of one process from building in parallel. A process whose threads use
+CUDA cannot be forked, and a new one takes seconds to import torch. So a worker forks one child, the
+template, before it has such threads, and the template forks the builders. None of them uses CUDA.
 """
 
 import multiprocessing
@@ -22,23 +21,23 @@ from services.processes.parent_death import die_with_parent
 
 MAX_PROCESSES = 16
 BUILD_TIMEOUT_S = 120.0
-"""Longest time for all builds of one order; then the caller builds them itself."""
+"""Time limit for the builds of one order; then the caller builds them itself."""
 
 _STANDARD_FDS = 3
 
 
 class Build(Protocol):
-    """Something to build that can be pickled, such as a `KernelBuild` of a Triton kernel."""
+    """A picklable build, such as a `KernelBuild` of a Triton kernel."""
 
     def build(self) -> None:
-        """Builds it to where it will be found."""
+        """Stores the result where it will be found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildReport:
     """The outcome of some builds.
 
-    error: the first one's; empty if nothing failed.
+    error: the first one; empty if none failed.
     """
 
     num_built: int
@@ -47,7 +46,7 @@ class BuildReport:
 
 
 class BuildProcesses:
-    """Builders in waiting: `fork`, then `begin` and `wait` as often as needed, then `stop`."""
+    """Processes that build: `fork`, then `begin` and `wait` any number of times, then `stop`."""
 
     def __init__(self, pid: int, connection: Connection) -> None:
         self._pid = pid
@@ -57,10 +56,10 @@ class BuildProcesses:
 
     @classmethod
     def fork(cls, prepare: Callable[[], None]) -> "BuildProcesses":
-        """Forks the template. This process must have no other threads of Python's.
+        """Forks the template; this process must have no other Python threads.
 
         Args:
-            prepare: what the template does first, so that no builder has to.
+            prepare: run first by the template, so that no builder has to.
         """
         ours, theirs = multiprocessing.Pipe()
         parent = os.getpid()
@@ -76,10 +75,10 @@ class BuildProcesses:
         finally:
             if sys.exc_info()[0] is not None:
                 traceback.print_exc()
-            os._exit(1)  # nothing of the worker's is to be cleaned up here
+            os._exit(1)  # skips the worker's cleanup
 
     def begin(self, builds: Sequence[Build], *, niceness: int = 0) -> range:
-        """Orders builds, which begin in this order, after all builds that were ordered before.
+        """Orders builds, which start in this order after all earlier ones.
 
         Args:
             builds: at least one.
@@ -97,10 +96,10 @@ class BuildProcesses:
         return numbers
 
     def wait(self, numbers: Collection[int]) -> BuildReport:
-        """Waits for builds. The caller builds the missing ones itself.
+        """Waits for builds; the caller builds missing ones itself.
 
         Args:
-            numbers: of the builds; others may still be under way afterwards.
+            numbers: of the builds; others may still run afterwards.
         """
         until_s = time.monotonic() + BUILD_TIMEOUT_S
         trouble = ""
@@ -123,21 +122,21 @@ class BuildProcesses:
         )
 
     def stop(self) -> None:
-        """Ends the processes, whatever they are doing. May be called again."""
+        """Kills the processes; may be called again."""
         if self._connection.closed:
             return
         self._connection.close()
-        os.kill(self._pid, signal.SIGKILL)  # its builders follow
+        os.kill(self._pid, signal.SIGKILL)  # its builders die with it
         os.waitpid(self._pid, 0)
 
 
 def num_processes(num_builds: int) -> int:
-    """Returns how many processes make `num_builds` builds."""
+    """Returns the number of processes for `num_builds` builds."""
     return min(len(os.sched_getaffinity(0)), MAX_PROCESSES, num_builds)
 
 
 def _serve(connection: Connection) -> None:
-    """Builds in the order of requests, and reports each build, until the requests end."""
+    """Builds and reports in the order of requests, until the requests end."""
     while True:
         try:
             first, builds, niceness = connection.recv()
@@ -148,7 +147,7 @@ def _serve(connection: Connection) -> None:
 
 
 def _build_all(builds: Sequence[Build], niceness: int) -> Iterator[tuple[int, str]]:
-    """Builds each in a process of its own; yields its place and error, empty if there is none."""
+    """Builds each in its own process; yields index and error, empty on success."""
     waiting = deque(enumerate(builds))
     running: dict[Connection, int] = {}
     while waiting or running:
@@ -161,7 +160,7 @@ def _build_all(builds: Sequence[Build], niceness: int) -> Iterator[tuple[int, st
 
 
 def _fork_builder(build: Build, niceness: int) -> Connection:
-    """Begins to build in another process, which sends its error."""
+    """Starts a build in another process, which sends its error."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     parent = os.getpid()
     if os.fork():
@@ -178,7 +177,7 @@ def _fork_builder(build: Build, niceness: int) -> Connection:
 
 
 def _outcome(connection: Connection) -> str:
-    """Returns the error of a builder that has ended."""
+    """Returns the error of a finished builder."""
     with connection:
         try:
             error: str = connection.recv()
@@ -189,6 +188,6 @@ def _outcome(connection: Connection) -> str:
 
 
 def _close_all_but(fd: int) -> None:
-    """Closes what was inherited: a socket that a child holds does not show its owner's death."""
+    """Closes inherited descriptors: a socket held by a child would hide its owner's death."""
     os.closerange(_STANDARD_FDS, fd)
     os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))

@@ -1,4 +1,4 @@
-"""Where a worker's model runs, and in which dtype."""
+"""Chooses a worker's device and dtypes."""
 
 import torch
 
@@ -9,14 +9,14 @@ from services.engine.config.checkpoint import CheckpointConfig
 from services.engine.config.worker import WorkerConfig
 
 FP8_CAPABILITY = (8, 9)
-"""Compute capability from which GPUs convert 8-bit floats."""
+"""First compute capability that converts 8-bit floats."""
 
 
 def choose_device(config: WorkerConfig, rank: int) -> torch.device:
     """Returns the device of a rank.
 
     Raises:
-        ValueError: the configuration wants CUDA and there is none.
+        ValueError: CUDA is configured and missing.
     """
     has_cuda = torch.cuda.is_available()
     if config.device == "cpu" or (config.device == "auto" and not has_cuda):
@@ -43,11 +43,11 @@ def choose_dtype(
 def choose_cache_dtype(
     config: CacheConfig, model_config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> torch.dtype:
-    """Returns the dtype of cached keys and values, for a model that runs in `dtype`.
+    """Returns the dtype of cached keys and values for a model in `dtype`.
 
     Raises:
-        ValueError: the configuration wants 8-bit floats, and the model's cache or the device has
-            no form for them.
+        ValueError: 8-bit floats are configured, and the model's cache or the device does not
+            support them.
     """
     if config.kv_cache_dtype == "auto":
         return dtype
@@ -65,5 +65,5 @@ def choose_cache_dtype(
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Returns the name of a dtype as configurations write it."""
+    """Returns a dtype's name in configurations."""
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Prepares a worker's graphs: plans them, makes their recorders, and reports them."""
+"""Plans a worker's graphs, makes their recorders, and reports the graphs."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -39,22 +39,22 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 MIN_GRAPH_BYTES = 2**20
-"""The least memory of a graph: the driver keeps its nodes."""
+"""Least memory of a graph, for its nodes in the driver."""
 
 MAX_UNDER_TEST = 4
-"""Graphs under test while nothing is served: large ones keep the device busy for longer than the
+"""Graphs under test before serving: large ones keep the device busy for longer than the
 host, small ones the other way round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedGraphs:
-    """The graphs to capture, none of them captured yet."""
+    """The graphs to capture, before any capture."""
 
     mode: CUDAGraphMode
     graphs: GraphSet
 
     def capture_all(self, report_progress: Callable[[str], None]) -> list[GraphOutcome]:
-        """Captures all planned graphs; small ones reuse the memory of larger ones of their kind."""
+        """Captures all planned graphs; smaller ones reuse the memory of larger ones."""
         outcomes: list[GraphOutcome] = []
         num_planned = len(self.graphs.planned)
         while self.graphs.num_pending:
@@ -74,7 +74,7 @@ class PreparedGraphs:
         return outcomes
 
     def no_graphs_reason(self, *, enforce_eager: bool) -> batch.FallbackReason:
-        """Returns why steps run without graphs when none is planned."""
+        """Returns why steps run without graphs if none is planned."""
         if self.graphs.planned:
             return batch.FallbackReason.FALLBACK_REASON_UNSPECIFIED
         if enforce_eager:
@@ -91,19 +91,19 @@ def prepare_graphs(
     on_fault: Callable[[GraphOutcome], None],
     keys: Sequence[GraphKey] | None = None,
 ) -> PreparedGraphs:
-    """Plans a runner's graphs and lets it use them as they are captured.
+    """Plans a runner's graphs and lets it use them once captured.
 
     Args:
         runner: the worker's.
-        config: what was asked for.
+        config: the wanted graphs.
         limits: the worker's.
-        pieces: the model's, which may come later; their recorder records all graphs.
+        pieces: the model's, possibly wrapped later; their recorder records all graphs.
         on_fault: receives a graph that is given up while serving.
-        keys: graphs of the configuration's mode to capture, those of decodes first; those of its
-            sizes when absent.
+        keys: graphs of the configured mode to capture, decode graphs first; by default those of the
+            configured sizes.
 
     Raises:
-        ValueError: pieces would hold attention, which changes from step to step.
+        ValueError: pieces would contain attention, which changes from step to step.
     """
     support = _support(runner, config.level, limits)
     mode = supported_mode(config.graph_mode(runner.device.type), support)
@@ -138,9 +138,9 @@ def install_model(
     config: CompilationConfig,
     pieces: PieceGraphs,
 ) -> None:
-    """Has a runner's steps run what was compiled; without that, the model as it is.
+    """Makes a runner run the compiled model, or the model itself without one.
 
-    A model that was not compiled in pieces is captured around its splitting operators, as it runs.
+    A model that was not compiled in pieces is captured around its splitting operators.
     """
     forward = runner.forward
     if compiled is not None:
@@ -150,7 +150,7 @@ def install_model(
 
 
 def build_uncaptured_kernels(prepared: PreparedGraphs, limits: StepLimits) -> None:
-    """Runs decode steps on a GPU whose kernels no capture will build."""
+    """Runs decode steps on a GPU whose kernels no capture builds."""
     if prepared.mode.decode_mode() is CUDAGraphMode.FULL:
         return
     powers = [1 << exponent for exponent in range(limits.max_decodes.bit_length())]
@@ -160,11 +160,11 @@ def build_uncaptured_kernels(prepared: PreparedGraphs, limits: StepLimits) -> No
 def warm_up_first_graphs(
     runner: ModelRunner, config: CompilationConfig, *, limits: StepLimits
 ) -> None:
-    """Runs, without graphs, what graphs hold that are captured before a worker is ready.
+    """Runs the programs of graphs that are captured before a worker is ready, without graphs.
 
     Args:
         runner: as for `estimate_graph_bytes`.
-        config: what will be captured.
+        config: the wanted graphs.
         limits: the worker's.
     """
     pieces = piece_graphs(runner.device, runner.model.lm_head.weight.dtype)
@@ -182,13 +182,13 @@ def warm_up_first_graphs(
 def estimate_graph_bytes(
     runner: ModelRunner, config: CompilationConfig, *, limits: StepLimits
 ) -> int:
-    """Returns the memory that a model's graphs will take, from the two largest of each kind.
+    """Estimates the memory of a model's graphs from the two largest of each kind.
 
-    The second of a kind shows what a graph adds that finds most of its memory in the pool.
+    The second shows the cost of a graph that finds most of its memory in the pool.
 
     Args:
-        runner: of the same model and limits, with any cache. It is of no use afterwards.
-        config: what will be captured.
+        runner: of the same model and limits, with any cache; unusable afterwards.
+        config: the wanted graphs.
         limits: the worker's.
     """
     pieces = piece_graphs(runner.device, runner.model.lm_head.weight.dtype)
@@ -206,7 +206,7 @@ def estimate_graph_bytes(
 
 
 def graph_report(outcome: GraphOutcome) -> GraphReport:
-    """Returns what became of a graph, as it travels."""
+    """Returns a graph's outcome in its wire form."""
     state = GraphState.GRAPH_STATE_QUARANTINED if outcome.fault else GraphState.GRAPH_STATE_CAPTURED
     return GraphReport(
         key=wire_key(outcome.key),
@@ -218,7 +218,7 @@ def graph_report(outcome: GraphOutcome) -> GraphReport:
 
 
 def piece_graphs(device: torch.device, dtype: torch.dtype) -> PieceGraphs:
-    """Returns what wraps the pieces of a model of a dtype, with the device's recorder."""
+    """Returns the wrapper of a model's pieces, with the device's recorder."""
     if device.type == "cuda":
         return PieceGraphs(CUDAGraphRecorder(device, dtype))
     return PieceGraphs(ReplayRecorder())
@@ -234,7 +234,6 @@ def _require_splits_at_attention(runner: ModelRunner, splitting_ops: Collection[
 
 
 def _support(runner: ModelRunner, level: CompilationLevel, limits: StepLimits) -> GraphSupport:
-    """Returns what can be captured of a runner's steps."""
     return graph_support(
         attention_cudagraph_support(runner.device),
         level,

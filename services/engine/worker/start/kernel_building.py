@@ -1,8 +1,8 @@
-"""Has the kernels of a worker's steps built before the steps run, in other processes.
+"""Builds the kernels of a worker's steps in other processes, before the steps run.
 
-Dummy steps show which kernels are needed. Where Triton has kept them, these steps
-load them. Where one is missing, the steps run again with every launch skipped, which takes nothing
-but the host's time, and what they would have launched is built, each kernel in a process.
+Dummy steps show the needed kernels and load those in Triton's cache. If one is missing, the steps
+run again with all launches skipped, which takes only host time, and each missing kernel is built in
+a process.
 """
 
 import os
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 BACKGROUND_NICENESS = 10
-"""Niceness of builds beside a worker that serves."""
+"""Niceness of builds while a worker serves."""
 
 WarmUp = Callable[[], None]
 """Runs dummy steps."""
@@ -38,13 +38,13 @@ _ZEROED: dict[Any, Callable[..., Any]] = {
 
 
 class KernelBuilding:
-    """Builds kernels in other processes; `fork`, `build_first`, `build_others`, in this order."""
+    """Builds kernels in other processes: `fork`, `build_first`, `build_others`, in this order."""
 
     def __init__(self, processes: BuildProcesses | None) -> None:
-        """Starts to load what every launch takes, beside the caller.
+        """Starts to load what every launch needs, in parallel to the caller.
 
         Args:
-            processes: build; None on a machine without kernels or with a single processor.
+            processes: the builders; None on a machine without kernels or with one processor.
         """
         self._processes = processes
         self._loaded: Future[None] | None = None
@@ -56,20 +56,20 @@ class KernelBuilding:
 
     @classmethod
     def fork(cls, config: WorkerConfig) -> "KernelBuilding":
-        """Forks what will build, while this process has no other threads."""
+        """Forks the builders, while this process has no other threads."""
         may_have_kernels = HAS_TRITON and torch.version.cuda and config.device != "cpu"
         if not may_have_kernels or len(os.sched_getaffinity(0)) == 1:
             return cls(None)
         return cls(BuildProcesses.fork(_load_kernel_functions))
 
     def build_first(self, first: WarmUp, *, next_: WarmUp, soon: WarmUp, others: WarmUp) -> None:
-        """Returns when all that the first steps launch is loaded.
+        """Builds and loads all kernels of the first steps.
 
         Args:
-            first: steps whose kernels show whether the others are kept too.
-            next_: all else that runs before the worker is ready. If something is missing it runs
-                without launches here, as do the two that follow.
-            soon: steps whose kernels are built at the same time and not waited for.
+            first: steps that show whether Triton's cache has the kernels.
+            next_: other steps before the worker is ready. If a kernel is missing, these and the
+                next two run here without launches.
+            soon: steps whose kernels are built at the same time, without waiting for them.
             others: steps whose kernels are built after that.
         """
         if self._processes is None:
@@ -82,7 +82,7 @@ class KernelBuilding:
             first()
 
     def build_others(self) -> None:
-        """Waits for what is still being built, and ends the processes."""
+        """Waits for the remaining builds and ends the processes."""
         if self._processes is None:
             return
         if self._ordered is not None:
@@ -91,13 +91,13 @@ class KernelBuilding:
         self._processes = None
 
     def _build(self, processes: BuildProcesses, warm_ups: Sequence[Sequence[WarmUp]]) -> None:
-        """Builds what the first of three groups of steps launch, and orders the rest."""
+        """Builds the kernels of the first of three groups of steps, and orders the rest."""
         started_s = time.monotonic()
         urgent, soon = (_missing_of(found_in(group)) for group in warm_ups[:2])
         soon = {name: build for name, build in soon.items() if name not in urgent}
         ordered = processes.begin([*urgent.values(), *soon.values()])
         collect_s = time.monotonic() - started_s
-        # Found while the first are built.
+        # Collected while the first are built.
         others = _missing_of(found_in(warm_ups[2]))
         others = {name: build for name, build in others.items() if name not in urgent | soon}
         self._wait(
@@ -135,7 +135,7 @@ class KernelBuilding:
 
 
 def found_in(warm_ups: Collection[WarmUp]) -> "dict[str, KernelBuild]":
-    """Returns what steps launch, by name, without launching it."""
+    """Returns the kernels that steps launch, by name, without launching them."""
     from models.ops.triton.launching.kernel_builds import launches_skipped
 
     with launches_skipped() as builds, _ZeroedTensors():
@@ -145,15 +145,15 @@ def found_in(warm_ups: Collection[WarmUp]) -> "dict[str, KernelBuild]":
 
 
 def _missing_of(builds: "dict[str, KernelBuild]") -> "dict[str, KernelBuild]":
-    """Returns what is not kept, first what takes long: it is not to be begun last."""
+    """Returns the kernels missing in the cache, slow builds first."""
     missing = [(name, build) for name, build in builds.items() if not build.is_kept]
     return dict(sorted(missing, key=lambda each: each[1].num_characters, reverse=True))
 
 
 class _ZeroedTensors(TorchFunctionMode):
-    """Makes tensors without values zeros: a place in a table that no kernel has written is 0.
+    """Zeroes new tensors, because skipped kernels do not write them.
 
-    Steps look up tokens, slots and positions where skipped kernels were to write them.
+    Steps look up tokens, slots and positions in them.
     """
 
     def __torch_function__(
@@ -163,12 +163,12 @@ class _ZeroedTensors(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Calls a function of torch, or the one that makes zeros instead."""
+        """Replaces torch functions that make tensors without values."""
         return _ZEROED.get(func, func)(*args, **(kwargs or {}))
 
 
 def _has_all_kept(warm_up: WarmUp) -> bool:
-    """Runs steps if all their kernels are in Triton's cache; else up to the first that is not."""
+    """Runs steps up to the first kernel missing in Triton's cache; returns whether none is."""
     # Triton is imported on first use: a CPU installation has none.
     from models.ops.triton.launching.kernel_builds import MissingKernelError, only_kept_kernels
 

@@ -1,4 +1,4 @@
-"""How many blocks the KV cache has, and their memory."""
+"""The number of blocks of the KV cache, and their memory."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,10 +16,10 @@ from services.engine.worker.start.warm_up import largest_step
 log = structlog.get_logger()
 
 MIN_BLOCKS = 2
-"""The null block and one that a request can use."""
+"""The null block and one for requests."""
 
 MAX_BLOCKS_FROM_MEMORY = 2**20
-"""Where sizing from memory stops: a small model on a large GPU would get tens of millions of
+"""Most blocks sized from memory: a small model on a large GPU would get tens of millions of
 blocks, and the scheduler keeps a record of each."""
 
 
@@ -30,9 +30,9 @@ def block_bytes(
     dtype: torch.dtype,
     groups: Sequence[LayerGroup] = (),
 ) -> int:
-    """Returns the bytes of one block, all that a group of layers caches of its tokens in `dtype`.
+    """Returns the bytes of one block: all that a group of layers caches of its tokens in `dtype`.
 
-    Without groups that is all that all layers cache.
+    Without groups, all layers are one group.
     """
     specs = model.cache_specs()
     if len(groups) > 1:
@@ -49,13 +49,12 @@ def allocate_kv_cache(
     device: torch.device,
     groups: Sequence[LayerGroup] = (),
 ) -> list[CacheData]:
-    """Returns each layer's cache, zeroed: masked attention multiplies what it does not see by 0.
+    """Returns each layer's cache, zeroed: masked attention multiplies unseen values by 0.
 
-    The first layers of all groups have the same cache, as have the second ones and so on; their
-    blocks are different ones.
+    The n-th layers of all groups share a cache and use different blocks of it.
 
     Raises:
-        ValueError: layers that should share a cache do not cache the same.
+        ValueError: layers that share a cache differ in what they cache.
     """
     specs = model.cache_specs()
     place = {layer: layer for layer in range(len(specs))}
@@ -80,19 +79,19 @@ def choose_num_blocks(
     graph_bytes: Callable[[ModelRunner], int],
     step_bytes: int | None = None,
 ) -> int:
-    """Returns how many blocks the configuration or the memory allows, the null block included.
+    """Returns the number of blocks by configuration or memory, the null block included.
 
     Args:
-        config: the engine's; num_kv_blocks wins where it is set.
+        config: the engine's; num_kv_blocks wins if set.
         model: loaded, on `device`.
         limits: the worker's.
         dtype: of the cache.
-        device: where the cache will be.
-        graph_bytes: measures the memory that graphs will take, with a runner that is made for it.
-        step_bytes: what `largest_step_bytes` returned, if it was asked.
+        device: of the cache.
+        graph_bytes: measures the memory of graphs with a runner made for it.
+        step_bytes: the result of `largest_step_bytes`, if measured.
 
     Raises:
-        ValueError: there is no memory for even one usable block.
+        ValueError: the memory is too small for one usable block.
     """
     bytes_each = block_bytes(
         model, block_size=limits.block_size, dtype=dtype, groups=limits.layer_groups
@@ -106,7 +105,7 @@ def choose_num_blocks(
             runner = probe_runner(model, limits=limits, dtype=dtype, device=device)
             if step_bytes is None:
                 step_bytes = largest_step_bytes(runner, limits)
-            torch.cuda.synchronize(device)  # nothing may run while graphs are captured
+            torch.cuda.synchronize(device)  # captures need an idle device
             needed = step_bytes + graph_bytes(runner)
             del runner
             available = _available_cuda_bytes(config.gpu_memory_utilization, needed, device)
@@ -130,7 +129,7 @@ def choose_num_blocks(
 def probe_runner(
     model: CausalLM, *, limits: StepLimits, dtype: torch.dtype, device: torch.device
 ) -> ModelRunner:
-    """Returns a runner whose cache is the null block: it runs any step of rows without blocks."""
+    """Returns a runner with only the null block, for steps of rows without blocks."""
     cache = allocate_kv_cache(
         model,
         num_blocks=1,
@@ -143,14 +142,14 @@ def probe_runner(
 
 
 def largest_step_bytes(runner: ModelRunner, limits: StepLimits) -> int:
-    """Runs the largest step on a GPU; returns the most that was allocated, weights included."""
+    """Runs the largest step on a GPU; returns the peak allocation, weights included."""
     torch.cuda.reset_peak_memory_stats(runner.device)
     runner.execute(largest_step(limits))
     return torch.cuda.max_memory_allocated(runner.device)
 
 
 def _available_cuda_bytes(share: float, num_needed_bytes: int, device: torch.device) -> int:
-    """Returns what is left of a share of a GPU's memory, for what this process needs of it."""
+    """Returns the unused part of a share of a GPU's memory."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     # Neither free nor ours: the CUDA context, libraries and other processes.

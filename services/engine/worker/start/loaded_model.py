@@ -1,4 +1,4 @@
-"""Loads a model, compiles it and makes runners of it, for a worker and for `octavo replay`."""
+"""Loads and compiles a model and makes its runners, for a worker and for `octavo replay`."""
 
 import time
 from collections.abc import Callable
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 EXAMPLE_NUM_TOKENS = 8
-"""Length of the inputs that a model is traced with; compiled code runs any length."""
+"""Length of the traced inputs; compiled code runs any length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class LoadedModel:
         )
 
     def compile(self, settings: CompilationConfig, pieces: PieceGraphs) -> "CompiledModel | None":
-        """Compiles the model; returns None at level 0. Any thread may call this."""
+        """Compiles the model; returns None at level 0. Any thread may call it."""
         if settings.level == CompilationLevel.NO_COMPILATION:
             return None
         # The compiler takes 2 s to import, which a worker that compiles nothing must not wait for.
@@ -138,7 +138,7 @@ class LoadedModel:
         )
 
     def make_runner(self, num_blocks: int) -> ModelRunner:
-        """Allocates a KV cache and the tables that steps need, and returns their runner."""
+        """Allocates a KV cache and a runner's tables."""
         cache = allocate_kv_cache(
             self.model,
             num_blocks=num_blocks,

@@ -1,4 +1,4 @@
-"""How a worker gets from its configuration to the first step."""
+"""Brings a worker from its configuration to the first step."""
 
 import time
 from collections.abc import Callable
@@ -50,7 +50,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedWorker:
-    """A runner that is ready for steps, its announcement, and the graphs still to capture."""
+    """A runner ready for steps, its announcement, and the graphs still to capture."""
 
     runner: ModelRunner
     ready: WorkerReady
@@ -58,22 +58,21 @@ class StartedWorker:
 
 
 class StageClock:
-    """Times stages that follow each other."""
+    """Times consecutive stages."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begins the first stage."""
         self._clock = clock
         self._begun_s = self._ended_s = clock()
         self._stages: dict[str, float] = {}
 
     def end(self, stage: str) -> None:
-        """Ends a stage; the next one begins."""
+        """Ends a stage and begins the next."""
         now_s = self._clock()
         self._stages[f"{stage}_s"] = round(now_s - self._ended_s, 3)
         self._ended_s = now_s
 
     def seconds(self) -> dict[str, float]:
-        """Returns the time of all stages that have ended, and of each, for a line of the log."""
+        """Returns the total and each ended stage's time, for a log line."""
         return {"start_s": round(self._ended_s - self._begun_s, 3), **self._stages}
 
 
@@ -90,7 +89,7 @@ def start_worker(
 
     Args:
         config: the engine's.
-        rank: number of the GPU; an engine has one worker, of rank 0.
+        rank: number of the GPU; 0 for an engine's only worker.
         report_progress: receives each stage.
         on_fault: receives a graph that is given up while serving.
 
@@ -163,10 +162,10 @@ def _warn_of_idle_flags(settings: CompilationConfig, device: torch.device) -> No
 def _build_first_kernels(
     loaded: LoadedModel, settings: CompilationConfig, kernels: KernelBuilding
 ) -> int | None:
-    """Builds the kernels that take a part before the worker is ready, and those of first steps.
+    """Builds the kernels used before the worker is ready and by first steps.
 
     Returns:
-        The memory of the largest step, in bytes; None if it was not measured.
+        The memory of the largest step, in bytes; None if not measured.
     """
     limits, runner = loaded.limits, loaded.make_runner(1)
     step_bytes = []

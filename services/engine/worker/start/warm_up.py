@@ -1,6 +1,6 @@
 """Dummy steps that measure memory and build kernels before serving.
 
-Their rows hold no blocks: all keys and values go to the null block.
+Their rows have no blocks: all keys and values go to the null block.
 """
 
 from bisect import bisect_right
@@ -25,13 +25,13 @@ from services.engine.request import SamplingParams
 from services.engine.worker.runner.model_runner import ModelRunner
 
 FIRST_STEPS = ((1,), (128,))
-"""Lengths of the prompts of steps that a worker must not wait for when its first request comes."""
+"""Prompt lengths of the steps whose kernels the first request needs."""
 
 OTHER_STEPS = (
     *((1, 1), (2, 2), (33,), (256,), (512,), (600,)),
     *((1,) * 8, (1,) * 16, (1,) * 32, (1,) * 64, (1,) * 128),
 )
-"""Those of steps whose kernels differ from these; see the tables in models.ops.triton."""
+"""Prompt lengths of steps with other kernels; see the tables in models.ops.triton."""
 
 _EVERYTHING = SamplingParams(
     temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=1, seed=0, max_tokens=1
@@ -40,11 +40,10 @@ _GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=1)
 
 
 def other_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]]:
-    """Returns the lengths of the prompts of each step to run beside FIRST_STEPS.
+    """Returns the prompt lengths of each step to run besides FIRST_STEPS.
 
-    Attention goes its ways at numbers of requests that depend on how many heads there are, experts
-    at numbers of tokens that depend on how many experts: a way that no other step goes gets a step
-    of its own.
+    The kernels of attention depend on the numbers of requests and heads, those of experts on the
+    numbers of tokens and experts. Each kernel variant without a step gets one.
     """
     fitting = [q_lens for q_lens in (*FIRST_STEPS, *OTHER_STEPS) if _fits(q_lens, limits)]
     single = [len(q_lens) for q_lens in fitting if max(q_lens) == 1]
@@ -58,16 +57,15 @@ def other_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]
 
 
 def _untaken(firsts: Sequence[int], counts: Iterable[int]) -> list[int]:
-    """Returns the first number of each way that none of the counts goes."""
+    """Returns the first number of each variant that none of the counts uses."""
     taken = {bisect_right(firsts, count) - 1 for count in counts}
     return [first for way, first in enumerate(firsts) if way not in taken]
 
 
 def largest_step(limits: StepLimits) -> BatchDescriptor:
-    """Builds a step with as many tokens and as many sampling rows as there can be.
+    """Builds a step with the most tokens and sampling rows.
 
-    Each row has penalties, draws with top-p and reports log-probabilities, so that the memory of
-    all three is counted.
+    Each row has penalties, top-p and log-probabilities, so that all of their memory is measured.
     """
     remaining = limits.max_num_batched_tokens
     num_requests = min(limits.max_num_seqs, remaining)
@@ -79,7 +77,7 @@ def largest_step(limits: StepLimits) -> BatchDescriptor:
 
 
 def small_step_of_everything(limits: StepLimits) -> BatchDescriptor:
-    """Builds the largest step of a few tokens: all that its rows want, in little memory."""
+    """Builds the largest step of a few tokens, with all features of sampling."""
     few = min(8, limits.max_num_seqs)
     return largest_step(replace(limits, max_num_seqs=few, max_num_batched_tokens=few))
 
@@ -87,7 +85,7 @@ def small_step_of_everything(limits: StepLimits) -> BatchDescriptor:
 def run_small_steps(
     runner: ModelRunner, limits: StepLimits, kinds: Iterable[Sequence[int]]
 ) -> None:
-    """Queues small steps of prompts of these lengths; steps over the limits are left out."""
+    """Queues small steps with these prompt lengths; skips steps over the limits."""
     if runner.device.type == "cuda":
         torch.cuda.set_device(runner.device)  # this may be a new thread
     for q_lens in kinds:
@@ -96,13 +94,13 @@ def run_small_steps(
 
 
 def prompts_of(num_tokens: int, limits: StepLimits) -> tuple[int, ...]:
-    """Returns the lengths of prompts of a block each that have `num_tokens` tokens together."""
+    """Returns the lengths of prompts of one block each with `num_tokens` tokens in all."""
     q_len = min(limits.block_size, limits.max_model_len, num_tokens)
     return (q_len,) * min(num_tokens // q_len, limits.max_num_seqs)
 
 
 def _prompts(num_tokens: int, max_model_len: int) -> tuple[int, ...]:
-    """Returns the lengths of as few prompts as can have `num_tokens` tokens together."""
+    """Returns the lengths of the fewest prompts with `num_tokens` tokens in all."""
     num_whole, rest = divmod(num_tokens, max_model_len)
     return (max_model_len,) * num_whole + ((rest,) if rest else ())
 
@@ -122,10 +120,10 @@ def _step(
     *,
     has_grammars: bool = False,
 ) -> BatchDescriptor:
-    """Builds a step of new requests whose prompts have these lengths; all of them sample.
+    """Builds a step of new requests with these prompt lengths, all sampling.
 
-    It writes the null block where it already is, as that takes a kernel too. With grammars, one
-    that allows all tokens decides every token.
+    It rewrites null block entries unchanged, to run that kernel too. With grammars, one that allows
+    all tokens decides every token.
     """
     builder = BatchBuilder()
     builder.update_blocks(0, 0, [0])

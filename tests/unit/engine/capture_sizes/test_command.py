@@ -103,7 +103,7 @@ def test_what_cannot_be_planned_is_an_error():
         make_plans(history(decodes=DECODES, decode_graphs={8: 0}), memory_mb=100)
 
 
-def test_the_command_reads_what_an_engine_tells_and_names_the_flags():
+def test_the_command_reads_an_engines_report_and_names_the_flags():
     answer = plan(stats=engine_stats(decode_steps=DECODES, other_steps=OTHERS))
     text = answer.stdout.decode()
     assert answer.returncode == 0, answer.stderr

@@ -117,7 +117,7 @@ def test_a_size_of_its_own_is_compiled_ahead_and_used_for_that_size_only(folder)
         torch.testing.assert_close(run_prefill(driver, num_tokens), run_prefill(eager, num_tokens))
 
 
-def test_each_piece_is_wrapped_once_and_knows_its_place(folder, eager):
+def test_each_piece_is_wrapped_once_and_knows_its_position(folder, eager):
     infos, calls = [], []
 
     def wrap(piece, info):

@@ -45,7 +45,9 @@ def config_of(folder, **flags):
         ({"compilation_level": 3, "enforce_eager": True}, False),
     ],
 )
-async def test_a_worker_compiles_as_told_and_gives_the_same_tokens(checkpoint, flags, compiles):
+async def test_a_worker_compiles_as_configured_and_gives_the_same_tokens(
+    checkpoint, flags, compiles
+):
     folder, reference = checkpoint
     executor, driver, stages = WorkerExecutor(config_of(folder, **flags)), StepDriver(folder), []
     try:

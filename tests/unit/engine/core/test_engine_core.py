@@ -288,7 +288,7 @@ class TestDrain:
             assert (report.num_finished, report.num_aborted) == (0, 1)
             assert isinstance(sink.outputs[-1].error, EngineUnavailableError)
 
-    async def test_tells_its_listeners_once(self):
+    async def test_notifies_its_listeners_once(self):
         async with running_core() as engine:
             calls = []
             engine.core.add_drain_listener(lambda: calls.append("drain"))

@@ -100,7 +100,7 @@ def test_a_fault_stays_with_what_its_graph_had_cost():
     assert (figures.fault, figures.capture_s, figures.num_bytes) == ("planted", 0.5, 1024)
 
 
-def test_it_is_told_once_when_no_capture_is_left():
+def test_the_end_of_captures_is_reported_once():
     planned = [full(4), full(8)]
     with capture_logs() as logs:
         ledger = GraphLedger(WorkerReady(planned_graphs=planned, graphs=[captured(full(8))]))

@@ -53,7 +53,7 @@ def test_tokens_that_come_together_share_the_gap():
     assert latencies.inter_token_latency.sum == pytest.approx(1.0)
 
 
-def test_a_request_that_ends_tells_its_phases():
+def test_a_request_that_ends_reports_its_phases():
     latencies, request = Latencies(), arrived()
     request.started = StepMark(1, 11.0)
     step(latencies, 13.0, request)

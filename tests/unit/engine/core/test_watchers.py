@@ -25,7 +25,7 @@ async def test_a_watcher_sees_steps_in_order_until_the_end():
     assert [seen.descriptor.step_id async for seen in watcher] == [1, 2]
 
 
-async def test_token_ids_are_shown_only_to_those_who_may_see_them():
+async def test_token_ids_are_shown_only_with_permission():
     watchers = StepWatchers()
     full, bare = (watchers.add(include_token_ids=include) for include in (True, False))
     watchers.publish(*step(1))
@@ -38,7 +38,7 @@ async def test_token_ids_are_shown_only_to_those_who_may_see_them():
     assert not seen.descriptor.row_assignments[0].token_ids
 
 
-async def test_a_watcher_that_lags_is_told_how_many_steps_it_missed():
+async def test_a_watcher_that_lags_receives_the_number_of_missed_steps():
     watchers = StepWatchers()
     watcher = watchers.add(include_token_ids=True)
     for step_id in range(MAX_QUEUED_STEPS + 3):

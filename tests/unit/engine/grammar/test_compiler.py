@@ -196,7 +196,7 @@ async def test_a_grammar_that_meets_a_limit_while_it_is_followed_ends_with_a_rea
         assert "grammar any further" in str(walk.error)
 
 
-async def test_equal_grammars_compile_once_and_a_caller_who_leaves_ends_it_for_no_other():
+async def test_equal_grammars_compile_once_and_a_caller_that_leaves_ends_it_for_no_other():
     async with running_compiler() as compiler:
         first = asyncio.create_task(compiler.constrain(NUMBER))
         second = asyncio.create_task(compiler.constrain(NUMBER))
@@ -206,7 +206,7 @@ async def test_equal_grammars_compile_once_and_a_caller_who_leaves_ends_it_for_n
         assert len(compiler._known) == 1
 
 
-async def test_only_so_many_requests_may_have_a_grammar():
+async def test_requests_with_a_grammar_are_limited():
     async with running_compiler(max_live=2) as compiler:
         held = [await compiler.constrain(NUMBER) for _ in range(2)]
         with pytest.raises(QueueFullError, match="the limit is 2"):
@@ -215,7 +215,7 @@ async def test_only_so_many_requests_may_have_a_grammar():
         await compiler.constrain(NUMBER)
 
 
-async def test_a_place_is_given_back_however_a_constraint_ends():
+async def test_a_slot_is_freed_however_a_constraint_ends():
     counts = LocalCounts()
     async with running_compiler(counts=counts) as compiler:
         hostile = '{"type": "integer", "multipleOf": 99999989}'

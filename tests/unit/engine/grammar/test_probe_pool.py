@@ -100,7 +100,7 @@ async def test_where_no_process_can_be_started_the_request_may_come_again(monkey
         assert "a" in await pool.check(regex("a"))
 
 
-async def test_callers_who_leave_cost_no_process_and_no_turn(started):
+async def test_callers_that_leave_cost_no_process_and_no_turn(started):
     async with running_pool() as pool:
         await pool.check(regex("a"))
         for i in range(4 * NUM_PROBES):

@@ -19,14 +19,14 @@ def follow(known: set[bytes], changes: PrefixChanges) -> set[bytes]:
     return (base - set(changes.removed)) | set(changes.added)
 
 
-def test_the_first_reading_tells_all_keys():
+def test_the_first_reading_returns_all_keys():
     index = PrefixIndex()
     index.add(key(1), 1)
     changes = index.changes_since(None, max_keys=MANY)
     assert (changes.is_reset, changes.added) == (True, (key(1),))
 
 
-def test_nothing_is_told_twice():
+def test_nothing_is_reported_twice():
     index = PrefixIndex()
     index.add(key(1), 1)
     cursor = index.changes_since(None, max_keys=MANY).cursor

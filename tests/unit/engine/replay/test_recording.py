@@ -115,7 +115,7 @@ def test_steps_that_do_not_follow_each_other_are_refused(tmp_path, step_ids):
         Recording.open(path)
 
 
-def test_damage_before_the_end_is_told_with_its_place(path):
+def test_damage_before_the_end_is_reported_with_its_position(path):
     content = bytearray(path.read_bytes())
     # A wire type that does not exist, in the middle of the file.
     content[content.index(pack_int32([2, 3])) - 2] = 0x0F

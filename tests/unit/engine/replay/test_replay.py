@@ -259,7 +259,7 @@ def test_the_final_hidden_states_are_named_when_all_attention_agrees(folder, tra
     assert "first tensor: final hidden states" in report
 
 
-def test_a_graph_that_fails_its_test_is_told_and_counts_as_a_difference(folder, trace):
+def test_a_graph_that_fails_its_test_is_reported_and_counts_as_a_difference(folder, trace):
     def load(config):
         loaded = LoadedModel.load(config)
         model = loaded.model

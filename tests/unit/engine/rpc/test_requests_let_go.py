@@ -128,7 +128,7 @@ def slow_grammar(monkeypatch):
         break_the_protocol,
     ],
 )  # fmt: skip
-async def test_requests_give_their_places_back_and_leave_nothing(end):
+async def test_requests_free_their_slots_and_leave_nothing(end):
     async with tiny_service(max_structured_requests=ROUNDS) as service:
         with collector_off():
             for _ in range(ROUNDS + 1):  # once more than the limit
@@ -137,7 +137,7 @@ async def test_requests_give_their_places_back_and_leave_nothing(end):
             await until(lambda: not num_alive(*KINDS))
 
 
-async def test_requests_that_end_while_there_is_no_worker_give_their_places_back():
+async def test_requests_that_end_while_there_is_no_worker_free_their_slots():
     async with tiny_service(max_structured_requests=1) as service:
         with collector_off():
             for _ in range(2):
@@ -145,7 +145,7 @@ async def test_requests_that_end_while_there_is_no_worker_give_their_places_back
                 await until(lambda: not counts(service).held(LIVE))
 
 
-async def test_drained_requests_give_their_places_back():
+async def test_drained_requests_free_their_slots():
     async with tiny_service() as service:
         frontend = await Frontend(service.stub).open()
         await frontend.submit(1, max_tokens=400, sampling={"structured_output": LONG})

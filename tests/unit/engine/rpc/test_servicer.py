@@ -144,7 +144,7 @@ class TestGenerate:
                 await collect(call)
             assert error.value.code() is grpc.StatusCode.UNAVAILABLE
 
-    async def test_a_bug_of_ours_is_told_as_an_id_only(self):
+    async def test_an_internal_error_is_reported_as_an_id_only(self):
         async with running_service(model=model_folder(default_sampling=None)) as service:
             with pytest.raises(grpc.aio.AioRpcError, match=r"internal error [0-9a-f]{12}") as error:
                 await collect(service.stub.Generate(ask()))
@@ -153,7 +153,7 @@ class TestGenerate:
 
 
 class TestInformation:
-    async def test_model_info_tells_limits_and_hash(self):
+    async def test_model_info_has_limits_and_hash(self):
         model = model_folder(eos_token_ids=frozenset({9, 4}))
         async with running_service(model=model) as service:
             info = await service.stub.GetModelInfo(GetModelInfoRequest())

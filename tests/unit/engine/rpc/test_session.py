@@ -103,7 +103,7 @@ def expected(prompt=(1, 2, 3), max_tokens=8):
 
 
 class TestHappyPath:
-    async def test_hello_tells_names_and_limits(self):
+    async def test_hello_has_names_and_limits(self):
         async with running_service(engine_config(credit_window=5)) as service:
             hello = (await Frontend(service.stub).open()).hello
             assert (hello.model, hello.engine_id) == ("fake", service.core.engine_id)
@@ -153,7 +153,7 @@ class TestHappyPath:
             assert (last.step_age_ms, last.num_running, last.ready) == (0, 0, True)
             assert last.num_free_blocks == service.core.load().num_free_blocks
 
-    async def test_heartbeats_tell_the_age_of_the_last_step_of_a_hung_worker(self):
+    async def test_heartbeats_have_the_age_of_the_last_step_of_a_hung_worker(self):
         async with running_service() as service:
             frontend = await Frontend(service.stub).open()
             service.executors.last.hang()
@@ -443,7 +443,7 @@ def wanting_prefixes(version):
 
 
 class TestPrefixes:
-    async def test_heartbeats_tell_what_can_be_found_where_hello_asks_for_it(self):
+    async def test_heartbeats_have_cached_prefixes_if_hello_asks_for_them(self):
         async with running_service(engine_config(block_size=4)) as service:
             frontend = Frontend(service.stub)
             await frontend.send(hello=wanting_prefixes(PREFIX_KEY_VERSION))

@@ -40,7 +40,7 @@ def test_steps_merge_into_one_entry_per_request():
     assert unpack(step.token_ids) == [10, 11, 20]
 
 
-def test_an_ending_tells_reason_usage_and_stop_token():
+def test_an_ending_has_reason_usage_and_stop_token():
     columns = StepColumns()
     ended = request(3)
     columns.add(RequestOutput(ended, [9], finish_reason=FinishReason.STOP, stop_token_id=9))

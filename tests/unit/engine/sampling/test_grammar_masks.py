@@ -48,7 +48,7 @@ def test_masks_that_do_not_fit_the_step_are_refused(rows, masks):
         apply_grammars(torch.zeros(3, VOCAB), metadata(rows, masks), VOCAB)
 
 
-def test_among_rows_with_drafts_a_grammar_decides_the_first_place_of_its_row():
+def test_among_rows_with_drafts_a_grammar_decides_the_first_token_of_its_row():
     logits = torch.zeros(6, VOCAB)  # two rows of one token and two drafts each
     masks = metadata([1], [mask_of([5], VOCAB)], num_sampling=2)
     masked = apply_grammars(logits, masks, VOCAB)

@@ -80,7 +80,7 @@ def test_any_parameters_have_the_distribution_of_transformers(seed, temperature,
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-6)
 
 
-def test_a_top_p_that_is_almost_one_keeps_what_a_float32_sum_can_tell():
+def test_a_top_p_of_almost_one_keeps_what_a_float32_sum_can_distinguish():
     params = {"temperature": 0.25, "top_p": 0.9999999999999999}
     logits = random_logits(1, seed=0)
     ours = probabilities(logits, token_choice([params]))[0]
@@ -116,7 +116,7 @@ def test_greedy_rows_in_a_mixed_batch_are_the_argmax_and_ties_go_to_the_lowest_i
     assert greedy(logits).tolist() == [7, 7, 7]
 
 
-def test_a_row_draws_the_same_token_whatever_stands_beside_it():
+def test_a_row_draws_the_same_token_beside_any_other_row():
     rows = [
         {"temperature": 1.0 + index / 9, "top_k": index % 4 * 10, "seed": index, "position": 5}
         for index in range(20)

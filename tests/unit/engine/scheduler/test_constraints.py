@@ -47,7 +47,7 @@ def test_masks_travel_for_its_row_alone():
     assert not sampling.grammar_masks
 
 
-def test_its_place_survives_a_preemption():
+def test_its_position_survives_a_preemption():
     rig = Rig(num_blocks=5, max_num_batched_tokens=32)
     first = make_request(7, max_tokens=9)
     second = constrained(prompt=7, max_tokens=9)

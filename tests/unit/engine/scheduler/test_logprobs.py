@@ -10,7 +10,7 @@ def told(request):
     return [entry for output in request.sink.outputs for entry in output.prompt_logprobs]
 
 
-def test_each_prompt_token_but_the_first_is_told_once_before_or_with_the_first_output_token():
+def test_each_prompt_token_but_the_first_is_reported_once_before_or_with_the_first_output_token():
     rig = Rig(max_num_batched_tokens=5)
     request = make_request(list(range(18)), prompt_logprobs=2)
     rig.add(request)
@@ -38,7 +38,7 @@ def test_cached_blocks_are_not_used_for_it_but_what_it_computes_is_cached():
     assert after.num_cached_tokens == 8
 
 
-def test_a_request_that_is_preempted_in_its_prompt_is_told_nothing_twice():
+def test_a_request_that_is_preempted_in_its_prompt_receives_nothing_twice():
     rig = Rig(num_blocks=7, max_num_batched_tokens=6)
     first = make_request(6, max_tokens=18)
     asking = make_request(list(range(500, 512)), prompt_logprobs=1, max_tokens=4)
@@ -51,7 +51,7 @@ def test_a_request_that_is_preempted_in_its_prompt_is_told_nothing_twice():
     assert [entry.logprob for entry in told(asking)] == [prompt_logprob(t) for t in range(501, 512)]
 
 
-def test_a_prompt_of_one_token_has_nothing_to_tell():
+def test_a_prompt_of_one_token_has_no_log_probabilities():
     rig = Rig()
     request = make_request([7], prompt_logprobs=5, max_tokens=2)
     rig.add(request)

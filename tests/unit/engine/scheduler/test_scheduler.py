@@ -52,7 +52,7 @@ def test_a_full_queue_refuses_and_says_when_to_try_again():
     assert refusal.value.retry_after_ms == 1000
 
 
-def test_a_refused_request_leaves_nothing_behind():
+def test_a_refused_request_leaves_nothing():
     rig = Rig()
     with pytest.raises(InvalidRequestError):
         rig.add(make_request(64))
@@ -77,7 +77,7 @@ def test_decodes_come_before_prompts_and_prompts_take_what_is_left():
     assert step.descriptor.context.is_prefill
 
 
-def test_a_prompt_being_computed_leaves_a_token_for_everyone_behind_it():
+def test_a_prompt_being_computed_leaves_a_token_for_each_later_request():
     rig = Rig(max_num_batched_tokens=8)
     urgent = make_request(30, priority=1)
     rig.add(make_request(3), make_request(3))
@@ -330,7 +330,7 @@ def test_only_requests_that_asked_get_log_probabilities():
     assert silent.sink.outputs[0].logprobs == ()
 
 
-def test_sampling_flags_speak_of_those_who_sample_in_the_step():
+def test_sampling_flags_describe_the_requests_that_sample_in_the_step():
     rig = Rig(max_num_batched_tokens=6)
     rig.add(make_request(4), make_request(9, temperature=1.0, logit_bias=((1, 1.0),), logprobs=0))
     first, second, third = rig.send(), rig.send(), rig.send()

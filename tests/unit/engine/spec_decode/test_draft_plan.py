@@ -52,7 +52,7 @@ def test_a_request_with_a_grammar_runs_without_drafts():
 
 
 @pytest.mark.parametrize("status", [RequestStatus.WAITING, RequestStatus.FINISHED])
-def test_who_does_not_run_starts_over_without_drafts(status):
+def test_a_request_that_does_not_run_starts_over_without_drafts(status):
     request = running(8)
     request.status, request.num_computed_tokens = status, 0
     settle(request)

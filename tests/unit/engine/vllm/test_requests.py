@@ -127,7 +127,7 @@ def test_what_a_message_leaves_out_is_neutral():
     )
 
 
-def test_each_output_has_an_id_and_a_seed_of_its_own_and_the_first_tells_of_the_prompt():
+def test_each_output_has_an_id_and_a_seed_and_the_first_reports_the_prompt():
     samples = list(to_samples(message(n=3, seed=-2, prompt_logprobs=1)))
     assert [sample.request_id for sample in samples] == ["r", "r#1", "r#2"]
     assert [sample.sampling.seed for sample in samples] == [2**64 - 2, 2**64 - 1, 0]

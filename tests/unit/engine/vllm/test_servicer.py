@@ -73,7 +73,7 @@ async def test_an_output_that_is_not_streamed_comes_as_a_whole():
         assert complete.WhichOneof("matched_stop") is None
 
 
-async def test_a_stream_tells_each_token_once_and_ends_with_a_reason():
+async def test_a_stream_sends_each_token_once_and_ends_with_a_reason():
     async with gateway() as (_, stub):
         told = await responses(stub.Generate(ask(stream=True)))
         assert [response.WhichOneof("response") for response in told[-2:]] == ["chunk", "complete"]
@@ -147,7 +147,7 @@ async def test_the_output_follows_a_grammar():
             assert re.fullmatch("[0-9]{4}", decoded(complete.output_ids))
 
 
-async def test_abort_ends_every_output_and_tells_so():
+async def test_abort_ends_every_output_and_reports_it():
     async with gateway(num_steps=1) as (service, stub):
         call = stub.Generate(ask(n=2, max_tokens=LONG, stream=True))
         await call.read()
@@ -211,7 +211,7 @@ async def test_one_output_too_many_for_the_queue_refuses_all_of_them():
         assert service.core.load().num_waiting == 0
 
 
-async def test_the_model_and_the_engine_tell_of_themselves():
+async def test_the_model_and_the_engine_describe_themselves():
     async with gateway(model=TINY, vocab_size=TINY.vocab_size) as (service, stub):
         info = await stub.GetModelInfo(vllm_engine_pb2.GetModelInfoRequest())
         assert info.served_model_name == "tiny"
@@ -229,7 +229,7 @@ async def test_the_model_and_the_engine_tell_of_themselves():
         assert (health.healthy, health.message) == (False, "draining")
 
 
-async def test_loads_tell_of_requests_and_blocks():
+async def test_loads_report_requests_and_blocks():
     async with gateway(num_steps=1) as (_, stub):
         call = stub.Generate(ask(n=2, max_tokens=LONG, stream=True))
         await call.read()

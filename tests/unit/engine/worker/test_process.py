@@ -118,7 +118,7 @@ class TestOutOfMemory:
         monkeypatch.setattr(device, "execute", execute_unless_first)
         return device
 
-    def test_is_told_and_what_builds_on_the_step_is_skipped(self, service_end, full_device):
+    def test_is_reported_and_later_steps_are_skipped(self, service_end, full_device):
         service, _, _ = service_end
         order(service, 1)
         order(service, 2)

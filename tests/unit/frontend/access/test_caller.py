@@ -72,7 +72,7 @@ def test_what_was_never_run_costs_nothing(clock):
     alice.begin().charge_prompt(60)
 
 
-def test_places_are_counted_until_they_are_given_back(clock):
+def test_slots_are_counted_until_they_are_freed(clock):
     alice = caller(clock, max_live_requests=2)
     first, _ = alice.begin(), alice.begin()
     with pytest.raises(OverloadedError, match="2 unfinished requests; its limit is 2") as refused:
@@ -115,7 +115,7 @@ def test_a_removed_key_stops_what_runs_and_refuses_what_comes(clock):
         alice.begin()
 
 
-def test_frontends_that_share_counts_share_a_keys_places_and_tokens(clock):
+def test_frontends_that_share_counts_share_a_keys_slots_and_tokens(clock):
     counts = LocalCounts(clock=clock)
     limits = Limits(max_live_requests=1, tokens_per_minute=60)
     one, other = (Caller("alice", limits, counts=counts, account="a") for _ in range(2))

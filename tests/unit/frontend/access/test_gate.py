@@ -28,7 +28,7 @@ def path(tmp_path) -> Path:
     return write(tmp_path / "keys.toml", alice=ALICE, bob=BOB)
 
 
-def test_a_key_tells_its_name(path):
+def test_a_key_has_a_name(path):
     gate = Gate(path)
     assert gate.authenticate(f"Bearer {ALICE}").name == "alice"
     assert gate.authenticate(f"bearer  {BOB} ").name == "bob"

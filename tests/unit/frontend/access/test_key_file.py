@@ -63,7 +63,7 @@ def test_salts_are_keyed_for_the_whole_file_or_for_single_keys(tmp_path):
         (f'[keys.alice]\nkey = "{SECRET}"\n#' + "x" * 2**22, "over the limit"),
     ],
 )
-def test_a_wrong_file_is_refused_by_place_and_without_its_content(tmp_path, text, message):
+def test_a_wrong_file_is_refused_by_line_and_without_its_content(tmp_path, text, message):
     with pytest.raises(KeyFileError) as refused:
         read(tmp_path, text)
     assert message in str(refused.value)

@@ -20,7 +20,7 @@ class Names:
 @pytest.mark.parametrize(
     "target", ["10.0.0.1:50051", "[::1]:50051", "localhost:50051", "unix:/run/octavo", "dns:///a:1"]
 )
-async def test_what_is_no_plain_name_is_one_engine_as_it_stands(target):
+async def test_an_address_that_is_no_plain_name_is_one_engine_unchanged(target):
     book = AddressBook([target], lookup=Names())
     await book.refresh()
     assert book.addresses == [EngineAddress(target)]

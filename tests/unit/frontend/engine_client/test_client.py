@@ -50,7 +50,7 @@ async def restarted(engine: FakeEngine, **changes: object):
 
 
 @pytest.mark.parametrize("has_keys", [False, True])
-async def test_callers_with_keys_are_not_told_where_engines_are(tmp_path, has_keys):
+async def test_callers_with_keys_do_not_receive_the_addresses_of_engines(tmp_path, has_keys):
     engine = FakeEngine()
     await engine.start()
     await engine.die()
@@ -81,7 +81,7 @@ async def test_a_frontend_without_engine_lives_but_is_not_ready():
         await engine.die()
 
 
-async def test_readiness_follows_the_engine_and_watchers_hear_of_it():
+async def test_readiness_follows_the_engine_and_watchers_are_notified():
     async with (
         FakeEngine(is_ready=False) as engine,
         frontend_stack(engine, wait_ready=False) as stack,
@@ -209,7 +209,7 @@ def tokenizer_folder(tmp_path):
     return tmp_path
 
 
-async def test_a_local_tokenizer_serves_in_place_of_the_engines(tokenizer_folder):
+async def test_a_local_tokenizer_serves_instead_of_the_engines(tokenizer_folder):
     async with FakeEngine() as engine, frontend_stack(engine, tokenizer=tokenizer_folder) as stack:
         assert await answer(stack) == "hello world"
 
@@ -224,7 +224,7 @@ async def test_a_local_tokenizer_that_is_not_the_engines_is_refused(tokenizer_fo
             assert await health(stack) == NOT_SERVING
 
 
-async def test_closing_the_frontend_leaves_no_task_behind():
+async def test_closing_the_frontend_leaves_no_task():
     before = asyncio.all_tasks()
     async with FakeEngine() as engine:
         async with frontend_stack(engine) as stack:

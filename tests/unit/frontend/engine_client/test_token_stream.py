@@ -186,7 +186,7 @@ class TestInMidStream:
             assert error.code() == grpc.StatusCode.UNAVAILABLE
             assert "another cannot go on: it has a smaller cache" in error.details()
 
-    async def test_without_another_engine_the_loss_is_told(self):
+    async def test_without_another_engine_the_loss_is_reported(self):
         async with pair() as (first, second, stack):
             await second.die()
             await until(lambda: not stack.server.engine.engines[1].is_ready)

@@ -109,7 +109,7 @@ async def run(scripts: list[ScriptedEngine]) -> tuple[list[int], FrontendError |
 
 
 @given(st.lists(engines, min_size=1, max_size=8))
-def test_tokens_come_once_and_in_order_or_the_loss_is_told(scripts):
+def test_tokens_come_once_and_in_order_or_the_loss_is_reported(scripts):
     tokens, error, num_used = asyncio.run(run(scripts))
     assert tokens == OUTPUT[: len(tokens)]
     assert (error is None) == (tokens == OUTPUT)

@@ -72,7 +72,7 @@ async def test_a_stream_says_who_speaks_then_the_text_then_the_usage():
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
 
 
-async def test_a_stream_without_the_wish_tells_no_usage():
+async def test_a_stream_sends_no_usage_unless_asked():
     wish = COMPLETION | {"stream": True}
     async with (
         http_stack() as (_, client),
@@ -240,7 +240,7 @@ async def test_large_bodies_other_types_other_paths_and_methods_are_refused():
     assert embeddings.json()["error"]["code"] == "unsupported_endpoint"
 
 
-async def test_models_and_health_are_told():
+async def test_models_and_health_are_reported():
     async with http_stack() as (stack, client):
         models = (await client.get("/v1/models")).json()
         model = (await client.get("/v1/models/fake")).json()
@@ -318,7 +318,7 @@ async def test_a_client_that_goes_away_cancels_its_request(stream):
     assert len(stack.engine.aborted) == 1
 
 
-async def test_requests_over_the_limit_are_refused_and_the_place_is_free_again():
+async def test_requests_over_the_limit_are_refused_and_the_slot_is_free_again():
     async with http_stack(FakeEngine(script=ENDLESS), max_live_requests=1) as (stack, client):
         stack.engine.pause()
         first = asyncio.create_task(client.post("/v1/completions", json=COMPLETION))
@@ -345,7 +345,7 @@ async def test_a_drain_lets_requests_finish_and_refuses_new_ones():
     assert refused.status_code == 503
 
 
-async def test_what_is_left_after_the_drain_is_told():
+async def test_requests_left_after_the_drain_are_reported():
     async with http_stack(FakeEngine(script=ENDLESS), drain_timeout_s=0) as (stack, client):
         stack.engine.pause()
         running = asyncio.create_task(client.post("/v1/completions", json=COMPLETION))
@@ -397,7 +397,7 @@ async def test_a_port_that_is_taken_is_an_error_at_the_start():
 @pytest.mark.parametrize(
     ("path", "wish"), [("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)]
 )
-async def test_a_huge_n_is_refused_before_there_is_a_place_for_each_sample(path, wish):
+async def test_a_huge_n_is_refused_before_memory_is_allocated_for_each_sample(path, wish):
     async with http_stack() as (_, client):
         response = await client.post(path, json=wish | {"n": 10**12})
     assert response.status_code == 400

@@ -33,7 +33,7 @@ def test_one_accounts_bodies_leave_room_for_others():
     filled(bodies, "alice")
 
 
-def test_all_bodies_together_have_a_limit_and_what_is_refused_leaves_nothing_behind():
+def test_all_bodies_together_have_a_limit_and_refused_ones_leave_nothing():
     counts = LocalCounts()
     bodies = Bodies(counts, max_bytes=10)
     held = [filled(bodies, f"{i}") for i in range(MAX_BODIES)]
@@ -78,7 +78,7 @@ async def listening(tmp_path: Path, limits: str):
                     await writer.wait_closed()
 
 
-async def test_a_key_at_its_limit_takes_no_place_with_bodies_that_do_not_come(tmp_path):
+async def test_a_key_at_its_limit_takes_no_slot_with_bodies_that_do_not_come(tmp_path):
     async with listening(tmp_path, "max_live_requests = 1") as (post, counts):
         # It waits for its body: the server asks for it.
         first = await post(ALICE, b"", 100, b"expect: 100-continue")

@@ -187,7 +187,7 @@ async def test_a_caller_that_leaves_does_not_leave_an_answer_to_the_next_one(rea
     assert (await read(reader, large("next"))).prompt == "next"
 
 
-async def test_only_so_many_bytes_wait():
+async def test_waiting_bytes_are_limited():
     counts = LocalCounts()
     reader = BodyReader(max_prompt_bytes=1, max_samples=1, counts=counts)
     assert counts.take("large_body_bytes", MAX_WAITING_BYTES - 10, limit=None)

@@ -72,7 +72,7 @@ async def test_an_unfinished_character_is_shown_once():
     assert choice["text"] == "ab\ufffdab"
 
 
-def test_a_token_that_the_tokenizer_adds_takes_no_place():
+def test_a_token_that_the_tokenizer_adds_takes_no_position():
     library = tokenizers.Tokenizer.from_str(tokenizer_json())
     library.post_processor = processors.TemplateProcessing(
         single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 0), ("<|im_end|>", 1)]

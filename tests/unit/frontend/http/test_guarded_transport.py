@@ -53,7 +53,7 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_client_that_takes_nothing_is_cut_however_its_request_stands(raw, guarded):
+async def test_a_client_that_takes_nothing_is_cut_in_every_state_of_its_request(raw, guarded):
     time = LoopTime()
     guarded.write(b" " * 10)
     guarded.expect_reader()

@@ -8,7 +8,7 @@ from services.frontend.errors import SlowReaderError
 from services.frontend.http.writer import ResponseWriter
 
 
-async def test_a_client_that_does_not_read_is_cut_and_told_nothing_more():
+async def test_a_client_that_does_not_read_is_cut_without_another_message():
     sent = []
 
     async def send(message) -> None:

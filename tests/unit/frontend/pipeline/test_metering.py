@@ -51,7 +51,7 @@ def batch(*token_ids: int, **fields: object) -> TokenBatch:
     return made
 
 
-async def test_the_last_batch_gives_the_place_back(caller):
+async def test_the_last_batch_frees_the_slot(caller):
     stream = metered(Script(batch(1), batch(2, finish_reason=STOP)), caller.begin())
     await anext(stream)
     with pytest.raises(OverloadedError):
@@ -72,7 +72,7 @@ async def test_a_failure_an_abort_and_a_reader_that_leaves_give_it_back(caller):
     caller.begin()
 
 
-async def test_several_streams_of_one_request_share_its_place(caller):
+async def test_several_streams_of_one_request_share_its_slot(caller):
     lease = caller.begin()
     streams = [metered(Script(batch(1, finish_reason=STOP)), lease) for _ in range(2)]
     await anext(streams[0])

@@ -110,7 +110,7 @@ async def test_the_parent_is_taken_from_where_the_caller_puts_it_and_passed_on()
     assert passed_on == [PARENT, PARENT, PARENT, OTHER]
 
 
-async def test_a_request_has_a_span_that_the_engine_is_told():
+async def test_a_request_has_a_span_that_the_engine_receives():
     with OtlpCollector() as collector:
         async with watched_stack(otlp_endpoint=collector.endpoint) as (stack, _):
             sampling = SamplingParams(max_tokens=2)

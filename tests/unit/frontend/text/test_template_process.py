@@ -113,7 +113,7 @@ async def test_a_request_that_waits_for_one_that_hangs_is_refused_with_a_retry()
     assert {type(end) for end in ends} == {InvalidRequestError, OverloadedError}
 
 
-async def test_a_caller_that_goes_away_leaves_no_answer_behind_for_the_next():
+async def test_a_caller_that_goes_away_leaves_no_answer_for_the_next():
     async with running("{{ messages[0].content }}") as template:
         leaving = asyncio.create_task(template.render(HANG, max_bytes=100))
         await asyncio.sleep(0)

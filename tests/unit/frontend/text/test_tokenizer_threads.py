@@ -34,7 +34,7 @@ async def test_short_texts_do_not_wait_for_long_ones(held):
     assert await asyncio.gather(*long) == [True] * 5
 
 
-async def test_only_so_many_long_texts_wait(held):
+async def test_waiting_long_texts_are_limited(held):
     threads, gate = held
     long = [asyncio.create_task(threads.run(LONG, gate.wait)) for _ in range(MAX_LONG_TEXTS)]
     await asyncio.sleep(0)
@@ -46,7 +46,7 @@ async def test_only_so_many_long_texts_wait(held):
     assert await threads.run(LONG, lambda: "taken again") == "taken again"
 
 
-async def test_who_leaves_leaves_the_queue(held):
+async def test_a_caller_that_leaves_leaves_the_queue(held):
     threads, gate = held
     began = threading.Event()
 

@@ -50,7 +50,7 @@ def biased(config, group):
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: f"rank{group.rank}")
-def test_experts_one_by_one_fill_the_same_places_as_all_at_once(config, group):
+def test_experts_one_by_one_fill_the_same_tensors_as_all_at_once(config, group):
     moe = config.moe
     gate_up = torch.randn(moe.num_experts, 2 * moe.intermediate_size, config.hidden_size)
     down = torch.randn(moe.num_experts, config.hidden_size, moe.intermediate_size)

@@ -57,7 +57,7 @@ def values(experts, expert):
     ]
 
 
-def test_kept_experts_stand_for_the_dequantised_numbers(fp8_folder):
+def test_kept_experts_represent_the_dequantised_values(fp8_folder):
     kept, plain = (experts_of(load(fp8_folder, keep_quantized=each)) for each in (True, False))
     assert kept.gate_up_proj.dtype == kept.down_proj.dtype == FP8
     for expert in range(len(kept.down_proj)):

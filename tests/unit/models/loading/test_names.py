@@ -127,5 +127,5 @@ def test_stored_names_are_replaced_part_by_part(llama_config, stored, ours):
         ("model.norm.weight", False),
     ],
 )
-def test_layers_past_the_configured_number_are_told_apart(llama_config, name, is_past):
+def test_layers_past_the_configured_number_are_distinguished(llama_config, name, is_past):
     assert is_past_the_last_layer(name, with_experts(PerExpert, llama_config)) is is_past

@@ -78,7 +78,7 @@ def test_other_draft_layers_are_captured_too(tmp_path, variant, num_draft_layers
 
 
 @pytest.mark.parametrize("sampling", [{"logprobs": 2}, {"repetition_penalty": 1.3}], ids=str)
-def test_what_is_told_beside_the_tokens_is_not_lost_in_a_graph(folder, sampling):
+def test_log_probabilities_beside_the_tokens_are_not_lost_in_a_graph(folder, sampling):
     eager, by_graph = engine(folder, 2), captured(folder, 2, *SIZES)
     assert by_graph.run(PROMPTS, NUM_OUTPUT, **sampling) == eager.run(
         PROMPTS, NUM_OUTPUT, **sampling

@@ -33,7 +33,7 @@ def test_a_token_is_sampled_after_each_draft_and_before_the_first():
     assert drafts.row_ids.tolist() == [[5, 5, 5], [7, 7, 7]]
 
 
-def test_a_prompts_last_token_is_the_only_place_of_a_request_without_drafts():
+def test_a_request_without_drafts_samples_after_its_prompts_last_token_only():
     drafts = read([0, 0, 0], [])
     assert drafts.token_indices.tolist() == [[2, 2, 2], [8, 8, 8]]
     assert drafts.positions.tolist() == [[10, 10, 10], [30, 30, 30]]

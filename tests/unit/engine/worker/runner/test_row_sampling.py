@@ -68,5 +68,5 @@ def test_min_tokens_edits_a_row_until_it_has_them():
     assert parameters.edits(rows([7, 5], [4, 4]), TOKENS) is None
 
 
-def test_the_most_log_probabilities_that_a_row_wants_are_told():
+def test_the_most_log_probabilities_that_a_row_wants_are_returned():
     assert table().num_logprobs(rows([7, 4], [5, 5])) == 3

@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 TINY = ModelConfig.from_folder(TINY_CHECKPOINT)
 
 
-def test_the_cache_is_in_the_models_dtype_unless_told_otherwise():
+def test_the_cache_is_in_the_models_dtype_by_default():
     assert choose_cache_dtype(CacheConfig(), TINY, torch.bfloat16, CPU) == torch.bfloat16
     config = CacheConfig(kv_cache_dtype="fp8_e4m3")
     assert choose_cache_dtype(config, TINY, torch.bfloat16, CPU) == FP8_CACHE_DTYPE

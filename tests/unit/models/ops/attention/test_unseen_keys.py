@@ -14,7 +14,7 @@ def test_content_after_the_last_key_is_cleared_and_nothing_else():
     assert torch.equal(gathered, expected)
 
 
-def test_a_chunks_last_query_tells_where_its_keys_end():
+def test_a_chunks_last_query_gives_the_end_of_its_keys():
     gathered = torch.full((1, 4, 3), torch.nan)
     gathered[:, :3] = 1
     mask = torch.ones(2, 4, dtype=torch.bool).tril(diagonal=1)

@@ -16,7 +16,7 @@ def test_packed_mxfp4_has_the_numbers_that_transformers_reads():
 
 
 @pytest.mark.parametrize(("rows", "size"), [(128, 256), (200, 130)])
-def test_fp8_parts_that_stand_above_each_other_have_blocks_of_their_own(rows, size):
+def test_stacked_fp8_parts_have_blocks_of_their_own(rows, size):
     parts = [torch.randn(rows, size).to(FP8) for _ in range(2)]
     scales = [torch.rand(-(-rows // BLOCK), -(-size // BLOCK)) for _ in range(2)]
     together = expert_values(torch.cat(parts), torch.cat(scales), torch.float32, num_parts=2)

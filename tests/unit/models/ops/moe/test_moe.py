@@ -99,7 +99,7 @@ def test_operator_passes_torchs_own_checks(routing, is_clamped):
 
 
 @pytest.mark.parametrize(("kind", "inner"), [("fp8", 200), ("mxfp4", 96)])
-def test_quantised_experts_compute_with_the_numbers_they_stand_for(kind, inner):
+def test_quantised_experts_compute_with_the_values_they_represent(kind, inner):
     experts = make_quantized_experts(kind, inner=inner, is_clamped=True)
     weights, ids = route(*make_logits(8, ROUTINGS["softmax"]), ROUTINGS["softmax"])
     hidden = torch.randn(8, 64)

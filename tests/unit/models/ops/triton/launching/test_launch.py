@@ -105,6 +105,6 @@ def test_a_launch_that_triton_skips_is_not_remembered(kernel, launch, monkeypatc
     assert not kernel.launched
 
 
-def test_constants_that_stand_before_other_parameters_are_refused(kernel):
+def test_constants_before_other_parameters_are_refused(kernel):
     with pytest.raises(AssertionError, match="come last"):
         Launch(kernel, x_ptr=3, dependent=False)
