@@ -1,6 +1,7 @@
-"""The pieces that a reply consists of."""
+"""The pieces of a reply."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +37,50 @@ class CallArguments:
 
 
 Delta = Content | Reasoning | CallStart | CallArguments
+
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """More of one tool call; its first piece has its id and name."""
+
+    index: int
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyPiece:
+    """More of a reply."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: Sequence[CallPiece] = ()
+    """At most one piece of each call."""
+
+
+def piece_of(deltas: Sequence[Delta]) -> ReplyPiece:
+    """Gathers the deltas of one step."""
+    calls = [
+        CallPiece(delta.index, delta.call_id, delta.name)
+        if isinstance(delta, CallStart)
+        else CallPiece(delta.index, arguments=delta.text)
+        for delta in deltas
+        if isinstance(delta, CallStart | CallArguments)
+    ]
+    return ReplyPiece(
+        "".join(delta.text for delta in deltas if isinstance(delta, Content)),
+        "".join(delta.text for delta in deltas if isinstance(delta, Reasoning)),
+        joined_calls(calls),
+    )
+
+
+def joined_calls(pieces: Iterable[CallPiece]) -> list[CallPiece]:
+    """Joins the pieces of each call, in the order of the calls."""
+    of_call: dict[int, list[CallPiece]] = {}
+    for piece in pieces:
+        of_call.setdefault(piece.index, []).append(piece)
+    return [
+        replace(of_one[0], arguments="".join(piece.arguments for piece in of_one))
+        for of_one in of_call.values()
+    ]

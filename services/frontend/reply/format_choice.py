@@ -7,7 +7,7 @@ from services.frontend.reply.formats.glm4 import KEY, Glm4Reader
 from services.frontend.reply.formats.harmony import HarmonyReader
 from services.frontend.reply.formats.hermes import OPENING, HermesReader
 from services.frontend.reply.formats.llama3_json import PYTHON_TAG, Llama3JsonReader
-from services.frontend.reply.formats.mistral import MistralReader
+from services.frontend.reply.formats.mistral import MistralReader, MistralV11Reader
 from services.frontend.reply.formats.plain import PlainReader
 from services.frontend.reply.formats.pythonic import START, PythonicReader
 from services.frontend.reply.reply_reader import ReplyReader
@@ -17,13 +17,14 @@ FORMATS: Mapping[str, type[ReplyReader]] = {
     "llama3_json": Llama3JsonReader,
     "pythonic": PythonicReader,
     "mistral": MistralReader,
+    "mistral_v11": MistralV11Reader,
     "deepseek_v3": DeepseekV3Reader,
     "deepseek_v31": DeepseekV31Reader,
     "glm4": Glm4Reader,
     "harmony": HarmonyReader,
     "plain": PlainReader,
 }
-"""Readers by the name of their format."""
+"""Readers by the name of their format; --reply-format has the same names."""
 
 
 def format_of_template(source: str) -> str:
@@ -37,7 +38,7 @@ def format_of_template(source: str) -> str:
     if CALLS in source:
         return "deepseek_v3" if "```json" in source else "deepseek_v31"
     if "[TOOL_CALLS]" in source:
-        return "mistral"
+        return "mistral_v11" if "[ARGS]" in source else "mistral"
     if KEY in source:
         return "glm4"
     if OPENING in source:

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from typing import Any, ClassVar
 
+from services.frontend.reply.call_form import CallForm
 from services.frontend.reply.deltas import CallArguments, CallStart, Content, Delta, Reasoning
 from services.frontend.reply.incoming_text import (
     CutOffError,
@@ -28,6 +29,12 @@ class ReplyReader(ABC):
     """Special tokens of the format, which the reader must get as text."""
     think: ClassVar[tuple[str, str]] = ("<think>", "</think>")
     """The markers around reasoning."""
+    call_form: ClassVar[CallForm | None] = None
+    """How calls are written, for grammars; None if their arguments are not JSON objects."""
+    has_calls: ClassVar[bool] = True
+    """Whether the format has tool calls."""
+    always_reasons: ClassVar[bool] = False
+    """Whether replies may have reasoning whatever the chat template says."""
 
     def __init__(self, tools: Tools, *, is_reasoning: bool = False) -> None:
         """Starts a reply.
@@ -44,6 +51,12 @@ class ReplyReader(ABC):
         self._num_calls = 0
         self._has_arguments = False
         self._reading = self._read(is_reasoning=is_reasoning)
+
+    @classmethod
+    def preamble(cls, *, is_call: bool) -> tuple[str, str]:
+        """Returns the texts around the reasoning before calls, or before an answer."""
+        del is_call
+        return cls.think
 
     @property
     def num_calls(self) -> int:

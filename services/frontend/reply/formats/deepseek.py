@@ -3,6 +3,7 @@
 Source: the chat templates of deepseek-ai/DeepSeek-V3-0324 and DeepSeek-V3.1.
 """
 
+from services.frontend.reply.call_form import CallForm
 from services.frontend.reply.incoming_text import Wait
 from services.frontend.reply.reply_reader import ReplyReader
 
@@ -18,6 +19,9 @@ class DeepseekV31Reader(ReplyReader):
     """Reads calls of the form `name<sep>{...}`."""
 
     special_tokens = (CALLS, CALLS_END, CALL, CALL_END, SEPARATOR)
+    call_form = CallForm(
+        f"{CALL}NAME{SEPARATOR}", CALL_END, begin=CALLS, end=CALLS_END, trigger=CALLS
+    )
 
     def _read_reply(self) -> Wait:
         while (marker := (yield from self._read_content(*self.special_tokens))) is not None:
@@ -32,6 +36,15 @@ class DeepseekV31Reader(ReplyReader):
 
 class DeepseekV3Reader(DeepseekV31Reader):
     """Reads calls of the form `function<sep>name` with the arguments in a block of code."""
+
+    call_form = CallForm(
+        f"{CALL}function{SEPARATOR}NAME\n```json\n",
+        f"\n```{CALL_END}",
+        begin=CALLS,
+        separator="\n",
+        end=CALLS_END,
+        trigger=CALLS,
+    )
 
     def _read_call(self) -> Wait:
         yield from self._text.text_until(SEPARATOR)

@@ -5,6 +5,7 @@ Source: OpenAI cookbook, "OpenAI harmony response format".
 
 import re
 
+from services.frontend.reply.call_form import CallForm
 from services.frontend.reply.incoming_text import Wait
 from services.frontend.reply.reply_reader import ReplyReader
 
@@ -18,10 +19,23 @@ class HarmonyReader(ReplyReader):
     """Reads messages by their channel and recipient: reasoning, calls and content."""
 
     special_tokens = (CHANNEL, MESSAGE, START, CONSTRAIN, *ENDS)
+    think = (f"{CHANNEL}analysis{MESSAGE}", ENDS[0])
+    always_reasons = True
+    # The token that ends a call ends the reply.
+    call_form = CallForm(
+        f"{CHANNEL}commentary to=functions.NAME {CONSTRAIN}json{MESSAGE}", "", is_single=True
+    )
+
+    @classmethod
+    def preamble(cls, *, is_call: bool) -> tuple[str, str]:
+        """Returns the texts around the analysis, to where a call or the final answer begins."""
+        answer = "" if is_call else f"{CHANNEL}final{MESSAGE}"
+        return cls.think[0], f"{ENDS[0]}{START}assistant{answer}"
 
     def _read(self, *, is_reasoning: bool) -> Wait:
-        del is_reasoning  # the channel says it
-        return self._read_reply()
+        if is_reasoning:
+            yield from self._read_reasoning(*ENDS)
+        yield from self._read_reply()
 
     def _read_reply(self) -> Wait:
         while (marker := (yield from self._read_content(START, CHANNEL, *ENDS))) is not None:

@@ -3,6 +3,7 @@
 Source: NousResearch/Hermes-Function-Calling, README; the chat templates of Qwen2.5 and Qwen3.
 """
 
+from services.frontend.reply.call_form import CallForm
 from services.frontend.reply.incoming_text import Wait
 from services.frontend.reply.reply_reader import ReplyReader
 
@@ -14,6 +15,12 @@ class HermesReader(ReplyReader):
     """Reads calls as JSON objects between tags."""
 
     special_tokens = (OPENING, CLOSING)
+    call_form = CallForm(
+        f'{OPENING}\n{{"name": "NAME", "arguments": ',
+        f"}}\n{CLOSING}",
+        separator="\n",
+        trigger=OPENING,
+    )
 
     def _read_reply(self) -> Wait:
         while (yield from self._read_content(OPENING)) is not None:

@@ -3,6 +3,7 @@
 Source: Llama 3.1 model card and prompt formats, "JSON based tool calling".
 """
 
+from services.frontend.reply.call_form import CallForm
 from services.frontend.reply.incoming_text import UnexpectedTextError, Wait
 from services.frontend.reply.reply_reader import ReplyReader
 
@@ -13,6 +14,7 @@ class Llama3JsonReader(ReplyReader):
     """Reads a reply that begins as a JSON object with the name of a tool as calls."""
 
     special_tokens = (PYTHON_TAG,)
+    call_form = CallForm('{"name": "NAME", "parameters": ', "}", separator="; ")
 
     def _read_reply(self) -> Wait:
         tag = yield from self._text.accept(PYTHON_TAG)

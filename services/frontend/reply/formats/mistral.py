@@ -6,6 +6,7 @@ Source: mistral-common, tokens/tokenizers/instruct.py (versions 3 and 11).
 import secrets
 import string
 
+from services.frontend.reply.call_form import CallForm
 from services.frontend.reply.incoming_text import Wait
 from services.frontend.reply.reply_reader import ReplyReader
 
@@ -20,6 +21,14 @@ class MistralReader(ReplyReader):
 
     special_tokens = (OPENING, ARGUMENTS, CALL_ID, "[THINK]", "[/THINK]")
     think = ("[THINK]", "[/THINK]")
+    call_form = CallForm(
+        '{"name": "NAME", "arguments": ',
+        "}",
+        begin=f"{OPENING} [",
+        separator=", ",
+        end="]",
+        trigger=OPENING,
+    )
 
     def _read_reply(self) -> Wait:
         while (yield from self._read_content(OPENING)) is not None:
@@ -43,3 +52,9 @@ class MistralReader(ReplyReader):
 
     def _new_call_id(self) -> str:
         return "".join(secrets.choice(ID_CHARACTERS) for _ in range(9))
+
+
+class MistralV11Reader(MistralReader):
+    """Reads the same; models of this version write each call after a marker of its own."""
+
+    call_form = CallForm(f"{OPENING}NAME{ARGUMENTS}", "", trigger=OPENING)

@@ -7,5 +7,7 @@ from services.frontend.reply.reply_reader import ReplyReader
 class PlainReader(ReplyReader):
     """Reads all that is not reasoning as content."""
 
+    has_calls = False
+
     def _read_reply(self) -> Wait:
         yield from self._read_content()
