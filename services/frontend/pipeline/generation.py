@@ -103,7 +103,7 @@ class Generation:
         """Divides the text of new output into content, reasoning and calls."""
         deltas = reader.push(output.text)
         if self._is_over:
-            deltas += reader.finish()
+            deltas += reader.finish(is_cut=output.finish_reason != STOP)
         piece = piece_of(deltas)
         output.text, output.reasoning, output.calls = piece.content, piece.reasoning, piece.calls
 

@@ -33,16 +33,19 @@ class IncomingText:
 
     def __init__(self) -> None:
         self._buffer = ""
-        self._is_over = False
+        self._is_over = self._is_cut = False
         self._kept: list[str] | None = None
 
     def push(self, text: str) -> None:
         """Adds text at the end."""
         self._buffer += text
 
-    def end(self) -> None:
-        """Says that nothing follows."""
-        self._is_over = True
+    def end(self, *, is_cut: bool = False) -> None:
+        """Ends the text.
+
+        With `is_cut` it was to go on: half a marker at its end is dropped.
+        """
+        self._is_over, self._is_cut = True, is_cut
 
     def keep(self) -> None:
         """Keeps what is read from now on, for `unread`."""
@@ -71,7 +74,9 @@ class IncomingText:
                 self._emit(match.start(), emit)
                 return self._take(len(match[0]))
             if self._is_over:
-                self._emit(len(self._buffer), emit)
+                num_held = self._num_held(markers) if self._is_cut else 0
+                self._emit(len(self._buffer) - num_held, emit)
+                self.rest()
                 return None
             self._emit(len(self._buffer) - self._num_held(markers), emit)
             yield

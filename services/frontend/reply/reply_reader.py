@@ -69,9 +69,12 @@ class ReplyReader(ABC):
         next(self._reading, None)
         return self._take_deltas()
 
-    def finish(self) -> list[Delta]:
-        """Ends the reply and returns what was held back."""
-        self._text.end()
+    def finish(self, *, is_cut: bool = False) -> list[Delta]:
+        """Ends the reply and returns what was held back.
+
+        With `is_cut` the reply was to go on: half a marker at its end is dropped.
+        """
+        self._text.end(is_cut=is_cut)
         for _ in self._reading:
             raise AssertionError("the reader waits for text after the end of the reply")
         if self._has_content and not self._num_calls and self._space:

@@ -246,6 +246,14 @@ def test_a_prompt_that_opens_the_reasoning_needs_no_marker() -> None:
     assert (reasoning_of(deltas), content_of(deltas)) == ("Hm.", "Yes.")
 
 
+def test_half_a_marker_is_content_unless_the_reply_was_cut_off() -> None:
+    for reply in ("I look. <tool_ca", "<think>Hm</think>I look. <tool_ca"):
+        for is_cut, content in ((False, "I look. <tool_ca"), (True, "I look.")):
+            reader = HermesReader(TOOLS)
+            deltas = reader.push(reply) + reader.finish(is_cut=is_cut)
+            assert content_of(deltas).rstrip() == content
+
+
 def test_calls_have_ids_of_their_own() -> None:
     kind, reply, _, _ = REPLIES["mistral"]
     ids = [delta.call_id for delta in read(kind(TOOLS), [reply]) if isinstance(delta, CallStart)]
