@@ -61,6 +61,13 @@ class ReplyPiece:
 
 def piece_of(deltas: Sequence[Delta]) -> ReplyPiece:
     """Gathers the deltas of one step."""
+    match deltas:
+        case []:
+            return ReplyPiece()
+        case [Content(text)]:
+            return ReplyPiece(text)
+        case [CallArguments(index, text)]:
+            return ReplyPiece(calls=(CallPiece(index, arguments=text),))
     calls = [
         CallPiece(delta.index, delta.call_id, delta.name)
         if isinstance(delta, CallStart)

@@ -4,6 +4,7 @@ A reader is a generator: it yields where it needs more text, and goes on when th
 format's grammar is straight code, and text is passed on as soon as it can mean only one thing.
 """
 
+import functools
 import json
 import re
 from collections.abc import Callable, Generator
@@ -18,6 +19,17 @@ _IN_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 _OUT_OF_STRING = re.compile(r'[^"{}\[\],]*')
 _OUT_OF_PYTHON_STRING = re.compile(r"[^\"'(){}\[\],]*")
 _SCALAR = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null")
+
+
+@functools.cache
+def _marker_pattern(markers: tuple[str, ...]) -> re.Pattern[str]:
+    """Returns the expression of a marker (its group 1), or of half a marker at the end."""
+    halves = {marker[:length] for marker in markers for length in range(1, len(marker))}
+    whole, half = (
+        "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)"
+        for texts in (markers, halves)
+    )
+    return re.compile(rf"({whole})|(?:{half})\Z")
 
 
 class UnexpectedTextError(Exception):
@@ -66,19 +78,18 @@ class IncomingText:
         Returns:
             The marker; None if the reply ended without one.
         """
-        longest_first = sorted(markers, key=len, reverse=True)
-        found = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        pattern = _marker_pattern(markers)
         while True:
-            match = found.search(self._buffer)
-            if match is not None:
-                self._emit(match.start(), emit)
-                return self._take(len(match[0]))
+            match = pattern.search(self._buffer)
+            end = len(self._buffer) if match is None else match.start()
+            if match is not None and match[1]:
+                self._emit(end, emit)
+                return self._take(len(match[1]))
             if self._is_over:
-                num_held = self._num_held(markers) if self._is_cut else 0
-                self._emit(len(self._buffer) - num_held, emit)
-                self.rest()
+                self._emit(end if self._is_cut else len(self._buffer), emit)
+                self._buffer = ""
                 return None
-            self._emit(len(self._buffer) - self._num_held(markers), emit)
+            self._emit(end, emit)
             yield
 
     def text_until(self, marker: str) -> Generator[None, None, str]:
@@ -149,10 +160,6 @@ class IncomingText:
             if self._buffer or self._is_over:
                 return
             yield
-
-    def rest(self) -> str:
-        """Returns the text that is there, and reads it."""
-        return self._take(len(self._buffer))
 
     def json_value(self, emit: Emit) -> Wait:
         """Passes one JSON value on as it comes, to the letter.
@@ -281,11 +288,3 @@ class IncomingText:
     def _emit(self, length: int, emit: Emit) -> None:
         if length:
             emit(self._take(length))
-
-    def _num_held(self, markers: tuple[str, ...]) -> int:
-        """Returns how many characters at the end may be the beginning of a marker."""
-        longest = min(max(map(len, markers), default=1) - 1, len(self._buffer))
-        for length in range(longest, 0, -1):
-            if any(marker.startswith(self._buffer[-length:]) for marker in markers):
-                return length
-        return 0

@@ -10,6 +10,8 @@ from openai import AsyncOpenAI
 
 from protos.common.v1.sampling_pb2 import FINISH_REASON_STOP
 from protos.frontend.v1 import frontend_pb2
+from services.client.client import OctavoClient
+from services.client.requests import Message, Tool
 from tests.support.byte_tokenizer import tokenizer_files
 from tests.support.fake_engine import FakeEngine, says
 from tests.support.frontend_stack import frontend_stack
@@ -131,6 +133,17 @@ async def test_a_reply_over_chat_and_session():
             for index in (0, 1):
                 arguments = "".join(p.arguments for p in pieces if p.index == index)
                 assert json.loads(arguments) == {"a": index + 1}
+
+
+async def test_our_client_joins_the_pieces():
+    tools = [Tool(name="add")]
+    async with running() as (_, stack, _), OctavoClient(stack.address) as client:
+        messages = [Message(role="user", content="1?")]
+        answer = await client.chat(messages, tools=tools).completion()
+        assert (answer.reasoning, answer.text) == ("Sums.", "I add.")
+        assert [json.loads(call.arguments) for call in answer.tool_calls] == [{"a": 1}, {"a": 2}]
+        again = [*messages, Message(role="assistant", tool_calls=answer.tool_calls)]
+        assert (await client.chat(again, tools=tools).completion()).tool_calls
 
 
 async def test_a_model_without_reasoning_is_read_only_with_tools():
