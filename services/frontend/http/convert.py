@@ -152,7 +152,8 @@ def _options(
 
 
 def _template_variables(request: ChatCompletionRequest) -> dict[str, Any]:
-    variables = dict(request.chat_template_kwargs or {})
+    given = request.chat_template_kwargs or {}
+    variables = {name: value for name, value in given.items() if value is not None}
     effort = request.reasoning_effort
     if effort is not None:
         if variables.get("reasoning_effort", effort) != effort:

@@ -180,8 +180,9 @@ async def test_a_prompt_that_opens_the_reasoning_begins_in_it():
         )
         message = response.json()["choices"][0]["message"]
         assert (message["reasoning_content"], message["content"]) == ("So.", "Yes.")
-        closed = await client.post(PATH, json=body())
-        assert closed.json()["choices"][0]["message"]["content"] == "So.</think>Yes."
+        for changes in ({}, {"chat_template_kwargs": {"enable_thinking": None, "unknown": None}}):
+            closed = await client.post(PATH, json=body(**changes))
+            assert closed.json()["choices"][0]["message"]["content"] == "So.</think>Yes."
 
 
 async def test_an_answer_of_ours_may_be_sent_back():
