@@ -2,10 +2,11 @@
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from protos.common.v1 import sampling_pb2
 from protos.frontend.v1 import frontend_pb2
+from services.client.requests import ToolCall
 
 
 class FinishReason(enum.Enum):
@@ -42,6 +43,16 @@ class PositionLogprobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallPiece:
+    """More of one tool call; its first piece has its id and name."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """One output's news since its last chunk. The last chunk of all has `usage`."""
 
@@ -49,6 +60,8 @@ class Chunk:
     index: int = 0
     """Which output of the prompt this is more of; each ends with a `finish_reason` of its own."""
     text: str
+    reasoning: str = ""
+    tool_calls: Sequence[ToolCallPiece] = ()
     token_ids: Sequence[int]
     logprobs: Sequence[PositionLogprobs] = ()
     prompt_logprobs: Sequence[PositionLogprobs] = ()
@@ -64,6 +77,8 @@ class Completion:
 
     request_id: str = ""
     text: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
@@ -77,6 +92,12 @@ class Completion:
         """Appends the next chunk."""
         self.request_id = chunk.request_id
         self.text += chunk.text
+        self.reasoning += chunk.reasoning
+        for piece in chunk.tool_calls:
+            if piece.index == len(self.tool_calls):
+                self.tool_calls.append(ToolCall(id=piece.id, name=piece.name, arguments=""))
+            call = self.tool_calls[piece.index]
+            self.tool_calls[piece.index] = replace(call, arguments=call.arguments + piece.arguments)
         self.token_ids.extend(chunk.token_ids)
         self.logprobs.extend(chunk.logprobs)
         self.prompt_logprobs.extend(chunk.prompt_logprobs)
@@ -114,6 +135,13 @@ def chunk_of(output: frontend_pb2.Output) -> Chunk:
         request_id=output.request_id,
         index=output.index,
         text=output.text,
+        reasoning=output.reasoning,
+        tool_calls=tuple(
+            ToolCallPiece(
+                index=piece.index, id=piece.id, name=piece.name, arguments=piece.arguments
+            )
+            for piece in output.tool_calls
+        ),
         token_ids=tuple(output.token_ids),
         logprobs=tuple(_position(item) for item in output.logprobs),
         prompt_logprobs=tuple(_position(item) for item in output.prompt_logprobs),

@@ -105,6 +105,7 @@ class GrammarKind(enum.Enum):
     REGEX = "regex"
     LARK = "lark"
     CHOICE = "choice"
+    TAGGED = "tagged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,12 @@ class StructuredOutput:
 
     kind: GrammarKind
     texts: tuple[str, ...] = ()
-    """The schema, expression or grammar; all texts of a choice; empty for a JSON object."""
+    """The schema, expression or grammar; all texts of a choice; empty for a JSON object.
+
+    For a tagged text, its fields as JSON; see `tagged_grammar`.
+    """
+    preamble: tuple[str, str] | None = None
+    """Begin and end of free text before the form."""
 
 
 class Constraint(Protocol):

@@ -77,6 +77,11 @@ class FrontendConfig(BaseSettings):
     """An HTTP connection whose request line and headers take longer is closed."""
     template_timeout_s: float = Field(default=2.0, gt=0)
     """A chat template that takes longer to render a conversation is stopped."""
+    reply_format: Literal[
+        "auto", "hermes", "llama3_json", "pythonic", "mistral", "mistral_v11", "deepseek_v3",
+        "deepseek_v31", "glm4", "harmony", "plain",
+    ] = "auto"  # fmt: skip
+    """Format of tool calls and reasoning in chats; auto chooses it from the chat template."""
     max_live_requests: int = Field(default=1024, ge=1)
     """Requests that one client session, or HTTP as a whole, may have unfinished."""
     max_samples: int = Field(default=16, ge=1, le=128)

@@ -84,6 +84,7 @@ class FrontendServer:
             max_samples=config.max_samples,
             num_tokenizer_threads=config.num_tokenizer_threads,
             template_timeout_s=config.template_timeout_s,
+            reply_format=config.reply_format,
             gate=self._gate,
         )
         self._lag = LoopLag()

@@ -1,10 +1,13 @@
 """Reads the structured output of a request."""
 
+import json
+
 from protos.common.v1 import sampling_pb2
 from services.engine.errors import InvalidRequestError
 from services.engine.request import GrammarKind, StructuredOutput
 
 MAX_CHOICES = 1024
+MAX_TAGS = 128
 
 
 def structured_output_of(
@@ -31,13 +34,41 @@ def structured_output_of(
                     f"{MAX_CHOICES}"
                 )
             texts = tuple(message.choice.texts)
+        case "tagged":
+            texts = (_tagged(message.tagged),)
         case _:
             texts = (getattr(message, kind),)
     if not all(texts):
         raise InvalidRequestError(f"structured_output.{kind} has an empty text")
-    num_bytes = sum(len(text.encode()) for text in texts)
+    preamble = _preamble(message)
+    num_bytes = sum(len(text.encode()) for text in (*texts, *(preamble or ())))
     if num_bytes > max_bytes:
         raise InvalidRequestError(
             f"structured_output.{kind} has {num_bytes} bytes; the limit is {max_bytes}"
         )
-    return StructuredOutput(GrammarKind(kind), texts)
+    return StructuredOutput(GrammarKind(kind), texts, preamble)
+
+
+def _preamble(message: sampling_pb2.StructuredOutput) -> tuple[str, str] | None:
+    if not message.HasField("preamble"):
+        return None
+    if not message.preamble.end:
+        raise InvalidRequestError("structured_output.preamble.end is empty")
+    return message.preamble.begin, message.preamble.end
+
+
+def _tagged(message: sampling_pb2.TaggedText) -> str:
+    """Returns the fields of a tagged text as JSON."""
+    if not 1 <= len(message.tags) <= MAX_TAGS:
+        raise InvalidRequestError(
+            f"structured_output.tagged has {len(message.tags)} tags; it must have 1 to {MAX_TAGS}"
+        )
+    fields = {
+        "begin": message.begin,
+        "separator": message.separator,
+        "end": message.end,
+        "trigger": message.trigger,
+        "stop_after_first": message.stop_after_first,
+        "tags": [(tag.begin, tag.json_schema, tag.end) for tag in message.tags],
+    }
+    return json.dumps(fields, ensure_ascii=False)

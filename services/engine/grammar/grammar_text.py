@@ -8,6 +8,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from services.engine.errors import InvalidRequestError
 from services.engine.grammar.schema import read_schema
+from services.engine.grammar.tagged import Tokens, tagged_grammar, with_preamble
 from services.engine.request import GrammarKind, StructuredOutput
 
 _JSON_OPTIONS = {
@@ -27,17 +28,22 @@ _EXCERPT = re.compile(r"\n *\d+ \| .*", re.DOTALL)
 _SCHEMA_AT = "at 1(8): failed to compile JSON schema: "
 
 
-def grammar_text(wanted: StructuredOutput) -> str:
+def grammar_text(wanted: StructuredOutput, special_tokens: Tokens | None = None) -> str:
     """Returns an output's grammar in llguidance's form, unvalidated.
+
+    Args:
+        wanted: the output.
+        special_tokens: those that may be spelled in the fixed texts of tags and preambles.
 
     Raises:
         InvalidRequestError: a schema is not JSON, or has a keyword that is not enforced.
     """
+    special = special_tokens or {}
     match wanted.kind:
         case GrammarKind.JSON_SCHEMA:
-            grammar = _of_schema(read_schema(wanted.texts[0]))
+            grammar = f"start: {_of_schema(read_schema(wanted.texts[0]))}"
         case GrammarKind.JSON_OBJECT:
-            grammar = _of_schema({"type": "object"})
+            grammar = f"start: {_of_schema({'type': 'object'})}"
         case GrammarKind.REGEX:
             [own] = json.loads(LLMatcher.grammar_from_regex(wanted.texts[0]))["grammars"]
             grammar = own["lark_grammar"]
@@ -47,6 +53,12 @@ def grammar_text(wanted: StructuredOutput) -> str:
             # Lark's literals are written like those of JSON.
             texts = (json.dumps(text, ensure_ascii=False) for text in wanted.texts)
             grammar = "start: " + " | ".join(texts)
+        case GrammarKind.TAGGED:
+            grammar = tagged_grammar(
+                json.loads(wanted.texts[0]), lambda text: _of_schema(read_schema(text)), special
+            )
+    if wanted.preamble is not None:
+        grammar = with_preamble(grammar, *wanted.preamble, special)
     # The last line, so that a caller's lines keep their numbers in messages.
     return f"{grammar}\n{_NO_FORCING}"
 
@@ -58,7 +70,7 @@ def _of_schema(schema: dict[str, Any]) -> str:
         text = json.dumps({**schema, "x-guidance": options}, allow_nan=False)
     except ValueError:
         raise InvalidRequestError("json_schema has a number that is too large") from None
-    return f"start: %json {text}"
+    return f"%json {text}"
 
 
 def compile_grammar(tokenizer: LLTokenizer, text: str) -> LLMatcher:
@@ -111,6 +123,12 @@ def make_tokenizer(
     if plain:
         tokenizer_json = json.dumps({**content, "added_tokens": list(added.values())})
     return LLTokenizer(tokenizer_json, n_vocab=size, eos_token=eos_token_ids or None)
+
+
+def special_tokens_of(tokenizer_json: str) -> dict[str, int]:
+    """Returns the ids of a tokenizer's special tokens by their spelling."""
+    added = json.loads(tokenizer_json).get("added_tokens", ())
+    return {token["content"]: token["id"] for token in added if token.get("special")}
 
 
 def _special_token(token_id: int, text: str) -> dict[str, Any]:

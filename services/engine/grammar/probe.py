@@ -13,6 +13,7 @@ from services.engine.grammar.grammar_text import (
     grammar_text,
     make_tokenizer,
     shown,
+    special_tokens_of,
 )
 from services.engine.request import GrammarKind, StructuredOutput
 from services.processes.helper_program import Refusal, limit_resources, run_helper
@@ -32,17 +33,20 @@ def open_probe(opening: bytes) -> Callable[[bytes], bytes]:
     """
     # A panic of the Rust library is an answer of its own: the process is gone.
     limit_resources(max_memory_bytes=MAX_MEMORY_BYTES, may_start_threads=True)
+    settings = json.loads(opening)
     try:
-        tokenizer = make_tokenizer(**json.loads(opening))
+        tokenizer = make_tokenizer(**settings)
     except ValueError as error:
         raise Refusal(shown(str(error))) from None
+
+    special_tokens = special_tokens_of(settings["tokenizer_json"])
 
     def probe(question: bytes) -> bytes:
         wanted = json.loads(question)
         try:
-            text = grammar_text(
-                StructuredOutput(GrammarKind(wanted["kind"]), tuple(wanted["texts"]))
-            )
+            preamble = tuple(wanted["preamble"]) if wanted["preamble"] else None
+            output = StructuredOutput(GrammarKind(wanted["kind"]), tuple(wanted["texts"]), preamble)
+            text = grammar_text(output, special_tokens)
         except InvalidRequestError as error:
             raise Refusal(str(error)) from None
         matcher = compile_grammar(tokenizer, text)

@@ -61,7 +61,9 @@ class ProbePool:
             UnsupportedError: the model's tokenizer allows no grammars.
             QueueFullError: no process can be started, or all are busy.
         """
-        question = json.dumps({"kind": wanted.kind.value, "texts": wanted.texts}).encode()
+        question = json.dumps(
+            {"kind": wanted.kind.value, "texts": wanted.texts, "preamble": wanted.preamble}
+        ).encode()
         try:
             grammar = await self._pool.ask(
                 question,

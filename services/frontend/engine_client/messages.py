@@ -13,8 +13,11 @@ from protos.common.v1.failure_pb2 import Failure
 from protos.common.v1.sampling_pb2 import (
     FinishReason,
     PositionLogprobs,
+    Preamble,
     SamplingParams,
     StructuredOutput,
+    Tag,
+    TaggedText,
     TextChoice,
     Usage,
 )
@@ -36,8 +39,11 @@ __all__ = [
     "FinishReason",
     "ModelInfo",
     "PositionLogprobs",
+    "Preamble",
     "SamplingParams",
     "StructuredOutput",
+    "Tag",
+    "TaggedText",
     "TextChoice",
     "TokenBatch",
     "TokenSink",

@@ -118,6 +118,8 @@ class ChatAnswer:
         self._logprobs = ChatLogprobs(model.tokenizer) if has_logprobs else None
         self._prompt_logprobs = PromptLogprobs(model.tokenizer) if tells_prompt else None
         self._num_samples = num_samples
+        self._calling: set[int] = set()
+        """Samples with tool calls."""
         self._usage_field: Body = {"usage": None} if streams_usage else {}
 
     def opening(self) -> list[Body]:
@@ -136,7 +138,7 @@ class ChatAnswer:
         """Returns new output as a chunk."""
         choice = {
             "index": output.index,
-            "delta": {"content": output.text} if output.text else {},
+            "delta": _delta(output),
             **self._ending(output),
         }
         return {**self._chunk_envelope, "choices": [choice], **self._usage_field}
@@ -150,7 +152,7 @@ class ChatAnswer:
         choices = [
             {
                 "index": output.index,
-                "message": {"role": "assistant", "content": output.text, "refusal": None},
+                "message": {"role": "assistant", **_message(output), "refusal": None},
                 **self._ending(output),
             }
             for output in outputs
@@ -163,8 +165,51 @@ class ChatAnswer:
     def _ending(self, output: Output) -> Body:
         return {
             "logprobs": None if self._logprobs is None else self._logprobs.push(output),
-            "finish_reason": _finish_reason(output),
+            "finish_reason": self._finish_reason(output),
         }
+
+    def _finish_reason(self, output: Output) -> str | None:
+        if output.calls:
+            self._calling.add(output.index)
+        reason = _finish_reason(output)
+        return "tool_calls" if reason == "stop" and output.index in self._calling else reason
+
+
+def _delta(output: Output) -> Body:
+    """Returns new output as the part of a message."""
+    delta: Body = {"content": output.text} if output.text else {}
+    if output.reasoning:
+        delta["reasoning_content"] = output.reasoning
+    if output.calls:
+        delta["tool_calls"] = [
+            {
+                "index": call.index,
+                **({"id": call.call_id, "type": "function"} if call.call_id else {}),
+                "function": {
+                    **({"name": call.name} if call.name else {}),
+                    "arguments": call.arguments,
+                },
+            }
+            for call in output.calls
+        ]
+    return delta
+
+
+def _message(output: Output) -> Body:
+    """Returns a whole output as a message."""
+    message: Body = {"content": output.text or (None if output.calls else "")}
+    if output.reasoning:
+        message["reasoning_content"] = output.reasoning
+    if output.calls:
+        message["tool_calls"] = [
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in output.calls
+        ]
+    return message
 
 
 def usage_body(usage: Usage) -> Body:

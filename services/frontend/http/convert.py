@@ -8,12 +8,14 @@ from services.frontend.http.schema import (
     ChatCompletionRequest,
     ChatMessage,
     CompletionRequest,
+    NamedTool,
     ResponseFormat,
     SharedFields,
 )
 from services.frontend.http.structured_output import structured_output_of
 from services.frontend.pipeline.request import Conversation, Options, Prompt
 from services.frontend.pipeline.tools import tool_call_of, tool_of
+from services.frontend.reply.call_rules import CallRules
 from services.frontend.text.chat_template import Message
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -51,14 +53,24 @@ def conversation_of(request: ChatCompletionRequest) -> Conversation:
     Raises:
         InvalidRequestError: a tool call's arguments are not JSON, or a tool choice has no tools.
     """
-    if request.tool_choice is not None and request.tools is None:
-        raise InvalidRequestError("tool_choice needs tools", field="tool_choice")
+    choice = request.tool_choice
+    for field in ("tool_choice", "parallel_tool_calls"):
+        if getattr(request, field) is not None and request.tools is None:
+            raise InvalidRequestError(f"{field} needs tools", field=field)
     wanted = () if request.tool_choice == "none" else request.tools or ()
     tools = [
         tool_of(each.function.name, each.function.description, each.function.parameters)
         for each in wanted
     ]
-    return Conversation([_message_of(each) for each in request.messages], tools)
+    named = choice.function.name if isinstance(choice, NamedTool) else ""
+    rules = CallRules(
+        is_required=bool(named) or choice == "required",
+        name=named,
+        is_single=bool(wanted) and (bool(named) or request.parallel_tool_calls is False),
+        strict=frozenset(each.function.name for each in wanted if each.function.strict),
+    )
+    messages = [_message_of(each) for each in request.messages]
+    return Conversation(messages, tools, rules, _template_variables(request))
 
 
 def completion_options(request: CompletionRequest, request_id: str) -> Options:
@@ -139,11 +151,27 @@ def _options(
     )
 
 
+def _template_variables(request: ChatCompletionRequest) -> dict[str, Any]:
+    given = request.chat_template_kwargs or {}
+    variables = {name: value for name, value in given.items() if value is not None}
+    effort = request.reasoning_effort
+    if effort is not None:
+        if variables.get("reasoning_effort", effort) != effort:
+            raise InvalidRequestError(
+                "reasoning_effort and chat_template_kwargs contradict each other",
+                field="reasoning_effort",
+            )
+        variables["reasoning_effort"] = effort
+    return variables
+
+
 def _message_of(message: ChatMessage) -> Message:
     content = message.content
     if isinstance(content, list):
         content = "".join(part.text for part in content)
     read: dict[str, Any] = {"role": message.role, "content": content}
+    if message.reasoning_content is not None:
+        read["reasoning_content"] = message.reasoning_content
     if message.tool_calls:
         read["tool_calls"] = [
             tool_call_of(call.id, call.function.name, call.function.arguments)

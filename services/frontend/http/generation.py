@@ -24,6 +24,7 @@ from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Output
 from services.frontend.pipeline.samples import Samples
+from services.frontend.reply.deltas import joined_calls
 from services.telemetry.connections import address_of
 from services.telemetry.tracing import TRACEPARENT, checked_traceparent
 
@@ -155,6 +156,8 @@ class _Response:
             self._pieces[output.index].append(output)
         elif (
             output.text
+            or output.reasoning
+            or output.calls
             or output.logprobs
             or output.prompt_logprobs
             or output.finish_reason is not None
@@ -185,6 +188,8 @@ def _joined(pieces: list[Output]) -> Output:
     return dataclasses.replace(
         pieces[-1],
         text="".join(piece.text for piece in pieces),
+        reasoning="".join(piece.reasoning for piece in pieces),
+        calls=joined_calls(call for piece in pieces for call in piece.calls),
         token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
         logprobs=[position for piece in pieces for position in piece.logprobs],
         prompt_logprobs=[position for piece in pieces for position in piece.prompt_logprobs],

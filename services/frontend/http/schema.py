@@ -148,7 +148,7 @@ class FunctionDefinition(Body):
     name: Annotated[str, Field(min_length=1, max_length=64)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Literal[False] | None = None
+    strict: bool | None = None
 
 
 class Tool(Body):
@@ -156,6 +156,19 @@ class Tool(Body):
 
     type: Literal["function"]
     function: FunctionDefinition
+
+
+class FunctionName(Body):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """A tool that the model must call."""
+
+    type: Literal["function"]
+    function: FunctionName
 
 
 class ChatMessage(Body):
@@ -169,12 +182,13 @@ class ChatMessage(Body):
         None
     )
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     """OpenAI's own responses carry an empty list."""
 
     @model_validator(mode="after")
     def _check_content(self) -> Self:
-        if self.content is None and not self.tool_calls:
+        if self.content is None and not self.tool_calls and self.reasoning_content is None:
             raise ValueError("a message must have content, or tool_calls")
         return self
 
@@ -214,7 +228,10 @@ class ChatCompletionRequest(SharedFields):
     tools: (
         Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)] | None
     ) = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
 
 
 _Request = TypeVar("_Request", bound=SharedFields)

@@ -8,6 +8,8 @@ from services.frontend.engine_client.messages import STOP, TokenBatch, Usage
 from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.errors import EngineFaultError, FrontendError
 from services.frontend.pipeline.request import Output
+from services.frontend.reply.deltas import piece_of
+from services.frontend.reply.reply_reader import ReplyReader
 from services.frontend.text.output_text import OutputText, TextPiece
 
 
@@ -22,12 +24,17 @@ class Generation:
         *,
         lease: Lease,
         prompt_token_ids: Sequence[int],
+        reader: ReplyReader | None = None,
     ) -> None:
-        """Attaches the stream to the lease, which several generations may share."""
+        """Attaches the stream to the lease, which several generations may share.
+
+        With a `reader`, the text is a chat's reply to be read.
+        """
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
         self._stream = stream
         self._text = text
+        self._reader = reader
         self._lease = lease
         self._num_output_tokens = 0
         self._is_over = False
@@ -58,7 +65,7 @@ class Generation:
         else:
             self._num_output_tokens += len(batch.token_ids)
         self._is_over = batch.finish_reason is not None
-        return Output(
+        output = Output(
             request_id=self.request_id,
             text=piece.text,
             token_ids=batch.token_ids,
@@ -69,6 +76,9 @@ class Generation:
             stop_string=piece.stop_string,
             stop_token_id=batch.stop_token_id,
         )
+        if self._reader is not None:
+            self._read_reply(output, self._reader)
+        return output
 
     async def admitted(self) -> None:
         """Waits until an engine admits the request.
@@ -88,6 +98,14 @@ class Generation:
         if not self._is_over:
             self._is_over = True
             self.cancel()
+
+    def _read_reply(self, output: Output, reader: ReplyReader) -> None:
+        """Divides the text of new output into content, reasoning and calls."""
+        deltas = reader.push(output.text)
+        if self._is_over:
+            deltas += reader.finish(is_cut=output.finish_reason != STOP)
+        piece = piece_of(deltas)
+        output.text, output.reasoning, output.calls = piece.content, piece.reasoning, piece.calls
 
     async def _read(self) -> TokenBatch:
         try:

@@ -17,6 +17,7 @@ from services.frontend.errors import EngineUnavailableError, UnknownModelError
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.prompt_size import MAX_PROMPT_TOKENS
 from services.frontend.pipeline.prompts import Prompts
+from services.frontend.pipeline.reply_plan import plan_reply
 from services.frontend.pipeline.request import (
     Conversation,
     Options,
@@ -27,6 +28,7 @@ from services.frontend.pipeline.request import (
 from services.frontend.pipeline.request_log import RequestLog, RequestRecord
 from services.frontend.pipeline.samples import Samples, sample_id, sampling_of
 from services.frontend.pipeline.served_model import ServedModel
+from services.frontend.reply.reply_format import AUTO
 from services.frontend.text.detokenizer import Detokenizer
 from services.frontend.text.output_text import OutputText
 from services.frontend.text.stop_strings import StopStrings
@@ -62,6 +64,7 @@ class Pipeline:
         max_samples: int = 16,
         num_tokenizer_threads: int = 2,
         template_timeout_s: float = 2.0,
+        reply_format: str = AUTO,
         gate: Gate | None = None,
         tracing: "Tracing | None" = None,
     ) -> None:
@@ -73,6 +76,7 @@ class Pipeline:
         """Checks what callers may do."""
         self._max_samples = max_samples
         self._template_timeout_s = template_timeout_s
+        self._reply_format = reply_format
         self._prompts = Prompts(
             max_prompt_bytes=max_prompt_bytes, num_tokenizer_threads=num_tokenizer_threads
         )
@@ -100,7 +104,10 @@ class Pipeline:
             if known is None or not known.has_same_text(info):
                 try:
                     new = await ServedModel.load(
-                        info, files, template_timeout_s=self._template_timeout_s
+                        info,
+                        files,
+                        template_timeout_s=self._template_timeout_s,
+                        reply_format=self._reply_format,
                     )
                 except TokenizerFilesError as error:
                     raise EngineUnavailableError(str(error)) from None
@@ -177,7 +184,11 @@ class Pipeline:
         record.note_tokenized()
         lease.charge_prompt(len(token_ids))
         packed = pack_uint32(token_ids)
+        reply = plan_reply(model.reply_format, prompt, token_ids, options.sampling)
         token_bytes = model.tokenizer.token_bytes(show_special_tokens=options.show_special_tokens)
+        if reply is not None and not options.show_special_tokens:
+            token_bytes = reply.token_bytes
+        sampling = options.sampling if reply is None else reply.sampling
         min_tokens = _min_tokens(options, model.info)
         caller = lease.caller
         generations: list[Generation] = []
@@ -186,7 +197,7 @@ class Pipeline:
                 request = EngineRequest(
                     request_id=caller.engine_request_id(sample_id(options.request_id, index)),
                     prompt_token_ids=packed,
-                    sampling=sampling_of(options.sampling, index),
+                    sampling=sampling_of(sampling, index),
                     priority=options.priority,
                     cache_salt=caller.cache_salt(options.cache_salt),
                     deadline_s=deadline_s,
@@ -204,6 +215,7 @@ class Pipeline:
                         text,
                         lease=lease,
                         prompt_token_ids=token_ids,
+                        reader=None if reply is None else reply.new_reader(),
                     )
                 )
             for generation in generations:

@@ -43,7 +43,9 @@ async def check_text_size(prompt: str | Conversation, *, max_bytes: int) -> None
 def _checking(prompt: str | Conversation, max_bytes: int) -> Iterator[None]:
     """Checks a prompt; yields between its steps."""
     if isinstance(prompt, Conversation):
-        num_bytes = yield from _num_bytes([prompt.messages, prompt.tools])
+        num_bytes = yield from _num_bytes(
+            [prompt.messages, prompt.tools, prompt.template_variables]
+        )
     else:
         num_bytes = len(prompt.encode(errors="surrogatepass"))
     if num_bytes > max_bytes:

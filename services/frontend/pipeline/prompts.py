@@ -9,6 +9,7 @@ from services.frontend.pipeline.parts import in_parts
 from services.frontend.pipeline.prompt_size import check_num_tokens, check_text_size
 from services.frontend.pipeline.request import Conversation, Prompt, check_vocabulary
 from services.frontend.pipeline.served_model import ServedModel
+from services.frontend.pipeline.template_variables import check_template_variables
 from services.frontend.pipeline.tools import check_tools
 from services.frontend.text.content_marks import MarkedText
 from services.frontend.text.literal_encoder import LiteralEncodingError
@@ -93,9 +94,11 @@ class Prompts:
         self, model: ServedModel, conversation: Conversation, *, marks_content: bool
     ) -> str | MarkedText:
         messages, tools = conversation.messages, conversation.tools
+        variables = conversation.template_variables
         if not messages:
             raise InvalidRequestError("the conversation has 0 messages; it must have at least 1")
-        check_tools(messages, tools)
+        check_tools(messages, tools, conversation.call_rules)
+        check_template_variables(variables)
         if model.template_error:
             raise InvalidRequestError(
                 f"the model {model.info.model!r} takes text alone: {model.template_error}"
@@ -108,6 +111,7 @@ class Prompts:
         rendered = await model.template.render(
             messages,
             tools=tools,
+            variables=variables,
             max_bytes=2 * self._max_prompt_bytes,
             marks_content=marks_content,
         )

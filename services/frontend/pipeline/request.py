@@ -1,10 +1,13 @@
 """Requests and their output, independent of gRPC and HTTP."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from services.frontend.engine_client.messages import SamplingParams, TokenBatch
 from services.frontend.errors import InvalidRequestError
+from services.frontend.reply.call_rules import CallRules
+from services.frontend.reply.deltas import CallPiece
 from services.frontend.text.chat_template import Message
 
 MAX_STOP_STRINGS = 16
@@ -27,6 +30,9 @@ class Conversation:
 
     messages: Sequence[Message]
     tools: Sequence[Message] = ()
+    call_rules: CallRules = field(default_factory=CallRules)
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    """Variables for the chat template, such as enable_thinking."""
 
 
 Prompt = str | list[int] | Conversation
@@ -58,6 +64,8 @@ class Output(TokenBatch):
     index: int = 0
     """Index of the sample."""
     text: str
+    reasoning: str = ""
+    calls: Sequence[CallPiece] = ()
     stop_string: str | None = None
 
 

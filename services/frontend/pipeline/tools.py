@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.frontend.errors import InvalidRequestError
+from services.frontend.reply.call_rules import CallRules
+from services.frontend.reply.reply_reader import Tools
 from services.frontend.text.chat_template import Message
 
 MAX_TOOLS = 128
@@ -64,13 +66,29 @@ def _whole_number(digits: str) -> int:
     return int(digits)
 
 
-def check_tools(messages: Sequence[Message], tools: Sequence[Message]) -> None:
-    """Checks that tool calls and results match.
+def schemas_of(tools: Sequence[Message]) -> Tools:
+    """Returns the JSON Schema of the parameters of each tool."""
+    functions = (tool["function"] for tool in tools)
+    return {function["name"]: function.get("parameters", {}) for function in functions}
+
+
+def check_tools(messages: Sequence[Message], tools: Sequence[Message], rules: CallRules) -> None:
+    """Checks that tool calls and results match, and that a demanded tool is there.
 
     Raises:
-        InvalidRequestError: there are too many tools, a message of another role has a call, or a
-            result answers no earlier call.
+        InvalidRequestError: there are too many tools, a message of another role has a call, a
+            result answers no earlier call, or a demanded tool is missing.
     """
+    names = {tool["function"]["name"] for tool in tools}
+    if rules.is_required and not names:
+        raise InvalidRequestError(
+            "tool_choice demands a call and there are no tools", field="tools"
+        )
+    if rules.name and rules.name not in names:
+        raise InvalidRequestError(
+            f"tool_choice names {rules.name[:64]!r}, which is not among the tools",
+            field="tool_choice",
+        )
     if len(tools) > MAX_TOOLS:
         raise InvalidRequestError(
             f"there are {len(tools)} tools; the limit is {MAX_TOOLS}", field="tools"
@@ -78,6 +96,11 @@ def check_tools(messages: Sequence[Message], tools: Sequence[Message]) -> None:
     known: set[str] = set()
     for message in messages:
         calls = message.get("tool_calls", ())
+        if "reasoning_content" in message and message["role"] != "assistant":
+            raise InvalidRequestError(
+                f"a message of {message['role']!r} has reasoning; only the assistant's may",
+                field="messages",
+            )
         if calls and message["role"] != "assistant":
             raise InvalidRequestError(
                 f"a message of {message['role']!r} has tool calls; only the assistant's may",

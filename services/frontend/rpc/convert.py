@@ -13,6 +13,7 @@ from services.frontend.errors import InvalidRequestError
 from services.frontend.pipeline.prompt_size import check_json_texts, check_num_tokens
 from services.frontend.pipeline.request import MAX_MESSAGES, Conversation, Options, Output, Prompt
 from services.frontend.pipeline.tools import json_object, tool_call_of, tool_of
+from services.frontend.reply.call_rules import CallRules
 from services.frontend.text.chat_template import Message
 from services.telemetry.tracing import checked_traceparent
 
@@ -98,11 +99,53 @@ def conversation_of(source: frontend_pb2.ChatRequest | frontend_pb2.Conversation
         )
         for tool in source.tools
     ]
-    return Conversation([_message_of(message) for message in source.messages], tools)
+    messages = [_message_of(message) for message in source.messages]
+    rules = CallRules()
+    if isinstance(source, frontend_pb2.ChatRequest):
+        rules = _call_rules(source)
+        tools = [] if source.tool_use == frontend_pb2.TOOL_USE_NONE else tools
+    return Conversation(messages, tools, rules, _template_variables(source))
+
+
+def _call_rules(request: frontend_pb2.ChatRequest) -> CallRules:
+    """Reads the rules for calls.
+
+    Raises:
+        InvalidRequestError: they contradict each other, or there are no tools.
+    """
+    if request.tool_use not in frontend_pb2.ToolUse.values():
+        raise InvalidRequestError(f"tool_use is {request.tool_use}, which this frontend lacks")
+    is_off = request.tool_use == frontend_pb2.TOOL_USE_NONE
+    if is_off and request.required_tool:
+        raise InvalidRequestError("tool_use is none and required_tool names a tool")
+    for field in ("tool_use", "required_tool", "parallel_tool_calls"):
+        is_given = field in (given.name for given, _ in request.ListFields())
+        if is_given and not request.tools:
+            raise InvalidRequestError(f"{field} needs tools", field=field)
+    may_repeat = request.parallel_tool_calls or not request.HasField("parallel_tool_calls")
+    return CallRules(
+        is_required=bool(
+            request.tool_use == frontend_pb2.TOOL_USE_REQUIRED or request.required_tool
+        ),
+        name=request.required_tool,
+        is_single=not is_off and (bool(request.required_tool) or not may_repeat),
+        strict=frozenset(tool.name for tool in request.tools if tool.strict and not is_off),
+    )
+
+
+def _template_variables(
+    source: frontend_pb2.ChatRequest | frontend_pb2.Conversation,
+) -> dict[str, Any]:
+    if not source.HasField("template_variables"):
+        return {}
+    check_json_texts([source.template_variables], "the template_variables")
+    return json_object(source.template_variables, "template_variables")
 
 
 def _message_of(message: frontend_pb2.ChatMessage) -> Message:
     read: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.HasField("reasoning"):
+        read["reasoning_content"] = message.reasoning
     if message.tool_calls:
         read["content"] = message.content or None
         read["tool_calls"] = [
@@ -133,6 +176,13 @@ def output_to_proto(output: Output) -> frontend_pb2.Output:
         request_id=output.request_id,
         index=output.index,
         text=output.text,
+        reasoning=output.reasoning,
+        tool_calls=[
+            frontend_pb2.ToolCallPiece(
+                index=call.index, id=call.call_id, name=call.name, arguments=call.arguments
+            )
+            for call in output.calls
+        ],
         token_ids=output.token_ids,
         logprobs=output.logprobs,
         prompt_logprobs=output.prompt_logprobs,

@@ -18,6 +18,8 @@ from services.frontend.text.template_forms import TemplateForms
 Message = Mapping[str, Any]
 """A message of a conversation, or a tool, with the keys that templates expect."""
 
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""Names of a message's reasoning in templates."""
 _MAX_PROBE_BYTES = 2**20
 _FAILURES = (
     ArithmeticError,
@@ -52,11 +54,14 @@ class ChatTemplate:
         self._environment = TemplateEnvironment()
         try:
             syntax = self._environment.parse(source)
-            self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(syntax)
+            self._known = jinja2.meta.find_undeclared_variables(syntax)
+            self.takes_tools = "tools" in self._known
             """Whether the template uses tools."""
             self.takes_tool_calls = "tool_calls" in source
             """Whether it uses tool calls of the assistant."""
-            self._marker = ContentMarker(special_tokens, set(text_constants(syntax)))
+            constants = set(text_constants(syntax))
+            self._reasoning_key = next((key for key in _REASONING_KEYS if key in constants), None)
+            self._marker = ContentMarker(special_tokens, constants)
             self._template = self._environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(
@@ -74,6 +79,7 @@ class ChatTemplate:
         messages: Sequence[Message],
         *,
         tools: Sequence[Message] = (),
+        variables: Mapping[str, Any] | None = None,
         max_bytes: int,
         marks_content: bool = False,
         now: datetime.datetime | None = None,
@@ -83,6 +89,7 @@ class ChatTemplate:
         Args:
             messages: the conversation; arguments of tool calls are JSON text.
             tools: tools for the model.
+            variables: the caller's variables for the template.
             max_bytes: limit of the prompt without marks.
             marks_content: returns a mark, then the prompt with marked caller text.
             now: the local time; None reads the clock.
@@ -90,14 +97,18 @@ class ChatTemplate:
         Raises:
             TemplateError: the template fails, refuses or ignores its input, or renders too much.
         """
+        variables = variables or {}
         self._check_tools(messages, tools)
+        self._check_variables(variables)
         try:
-            fitted, shown_tools = self._forms.fit(messages), list(tools)
+            fitted = self._forms.fit([self._with_reasoning(message) for message in messages])
+            shown_tools = list(tools)
             mark = ""
             if marks_content:
-                mark = self._marker.free_mark(fitted, shown_tools, self._source)
+                mark = self._marker.free_mark(fitted, shown_tools, variables, self._source)
                 fitted = self._marker.marked(fitted, mark)
                 shown_tools = self._marker.marked(shown_tools, mark)
+                variables = self._marker.marked(variables, mark)
         except RecursionError:
             raise TemplateError("the conversation is nested too deeply") from None
         except ValueError as error:
@@ -105,20 +116,24 @@ class ChatTemplate:
         self._environment.now = now or datetime.datetime.now()
         self._environment.mark = mark
         try:
-            return mark + self._generate(fitted, shown_tools, max_bytes)
+            return mark + self._generate(fitted, shown_tools, variables, max_bytes)
         except TemplateError as error:
             # The template's text may repeat the caller's.
             raise TemplateError(str(error).replace(mark, "") if mark else str(error)) from None
 
     def _generate(
-        self, messages: Sequence[Message], tools: Sequence[Message], max_bytes: int
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message],
+        variables: Mapping[str, Any],
+        max_bytes: int,
     ) -> str:
         mark = self._environment.mark
         pieces = []
         num_bytes = 0
         try:
             for piece in self._template.generate(
-                self._variables,
+                {**variables, **self._variables},
                 messages=list(messages),
                 tools=list(tools) or None,
                 documents=None,
@@ -142,9 +157,27 @@ class ChatTemplate:
         """Renders an example; None if the template fails."""
         self._environment.mark = ""
         try:
-            return self._generate(messages, (), _MAX_PROBE_BYTES)
+            return self._generate(messages, (), {}, _MAX_PROBE_BYTES)
         except TemplateError:
             return None
+
+    def _with_reasoning(self, message: Message) -> Message:
+        """Returns a message with its reasoning under the template's name for it."""
+        if "reasoning_content" not in message:
+            return message
+        renamed = dict(message)
+        reasoning = renamed.pop("reasoning_content")
+        if self._reasoning_key is not None:
+            return {**renamed, self._reasoning_key: reasoning}
+        if "</think>" in self._source:
+            return renamed  # the template drops earlier reasoning from contents, too
+        raise TemplateError("the model's chat template takes no reasoning_content")
+
+    def _check_variables(self, variables: Mapping[str, Any]) -> None:
+        """Refuses variables that the template would ignore."""
+        for name in variables:
+            if name not in self._known:
+                raise TemplateError(f"the model's chat template takes no variable {name!r}")
 
     def _check_tools(self, messages: Sequence[Message], tools: Sequence[Message]) -> None:
         """Refuses tools that the template would leave out."""

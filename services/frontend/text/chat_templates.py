@@ -39,6 +39,7 @@ class ChatTemplates:
         return template.render(
             messages,
             tools=tools,
+            variables=conversation["variables"],
             max_bytes=conversation["max_bytes"],
             marks_content=conversation["marks_content"],
             now=datetime.datetime.fromisoformat(conversation["now"]),

@@ -5,7 +5,8 @@ A thread is not enough: 9**9**9 in a template holds Python's lock, and threads c
 
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import structlog
 
@@ -66,6 +67,7 @@ class TemplateProcess:
         messages: Sequence[Message],
         *,
         tools: Sequence[Message] = (),
+        variables: Mapping[str, Any] | None = None,
         max_bytes: int,
         marks_content: bool = False,
     ) -> str:
@@ -83,6 +85,7 @@ class TemplateProcess:
         question = {
             "messages": list(messages),
             "tools": list(tools),
+            "variables": dict(variables or {}),
             "max_bytes": max_bytes,
             "marks_content": marks_content,
             # The process has no environment and thus no time zone.

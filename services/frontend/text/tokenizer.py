@@ -1,7 +1,7 @@
 """Converts text to token ids and back, with Hugging Face tokenizer files."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -52,10 +52,11 @@ class Tokenizer:
                 f"{MAX_TOKEN_IDS} ids"
             )
         added = self._tokenizer.get_added_tokens_decoder()
-        special_ids = {token_id for token_id, token in added.items() if token.special}
+        self._special = {i: token.content for i, token in added.items() if token.special}
         self._shown = _token_bytes(self._tokenizer, json.loads(content).get("decoder"), size)
         self._hidden = [
-            b"" if token_id in special_ids else shown for token_id, shown in enumerate(self._shown)
+            b"" if token_id in self._special else shown
+            for token_id, shown in enumerate(self._shown)
         ]
 
     @property
@@ -71,6 +72,16 @@ class Tokenizer:
     def token_bytes(self, *, show_special_tokens: bool) -> Sequence[bytes]:
         """Returns the UTF-8 bytes of each token id; a token may hold part of a character."""
         return self._shown if show_special_tokens else self._hidden
+
+    def token_bytes_with(self, shown: Collection[str]) -> Sequence[bytes]:
+        """Returns the bytes of each token id; of special tokens, only those of some spellings."""
+        visible = {i: text for i, text in self._special.items() if text in shown}
+        if not visible:
+            return self._hidden
+        table = list(self._hidden)
+        for token_id in visible:
+            table[token_id] = self._shown[token_id]
+        return table
 
     async def encode(
         self,

@@ -38,6 +38,12 @@ VALUES = {
     "messages.tool_calls.name": "add",
     "messages.tool_calls.arguments": "{}",
     "messages.tool_call_id": "call",
+    "messages.reasoning": "because",
+    "tools.strict": True,
+    "tool_use": frontend_pb2.TOOL_USE_REQUIRED,
+    "required_tool": "add",
+    "parallel_tool_calls": False,
+    "template_variables": '{"enable_thinking": true}',
     "tools.name": "add",
     "tools.description": "adds",
     "tools.parameters": "{}",
@@ -145,6 +151,9 @@ HTTP_VALUES = {
     "parse_special_tokens": [True, False],
     "tools": [[{"type": "function", "function": {"name": "add"}}]],
     "tool_choice": ["auto", "none", "required"],
+    "parallel_tool_calls": [False],
+    "chat_template_kwargs": [{"enable_thinking": True}],
+    "reasoning_effort": ["low"],
 }
 """Values for every field of the schema that are not what its absence means."""
 

@@ -105,7 +105,7 @@ async def test_the_template_gets_the_same_over_grpc():
         ({"tools": TOOLS * 129}, "tools"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools"),
-        ({"parallel_tool_calls": True}, "parallel_tool_calls"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"messages": [*CONVERSATION[:1], CONVERSATION[2]]}, "messages"),
         ({"messages": [{"role": "user", "content": None}]}, "messages"),
         ({"messages": [{**CONVERSATION[1], "role": "user"}]}, "messages"),

@@ -43,6 +43,16 @@ VALUES = {
     "sampling.structured_output.regex": "a",
     "sampling.structured_output.lark": "start: /a/",
     "sampling.structured_output.choice.texts": ["a"],
+    "sampling.structured_output.tagged.begin": "a",
+    "sampling.structured_output.tagged.separator": "a",
+    "sampling.structured_output.tagged.end": "a",
+    "sampling.structured_output.tagged.trigger": "a",
+    "sampling.structured_output.tagged.stop_after_first": True,
+    "sampling.structured_output.tagged.tags.begin": "a",
+    "sampling.structured_output.tagged.tags.json_schema": "{}",
+    "sampling.structured_output.tagged.tags.end": "a",
+    "sampling.structured_output.preamble.begin": "a",
+    "sampling.structured_output.preamble.end": "a",
 }
 """A value for every field that is not what its absence means. A new field needs one."""
 

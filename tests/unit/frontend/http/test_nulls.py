@@ -41,7 +41,7 @@ CHAT = {
     "stream_options": {"include_usage": True},
 }
 COMPLETION = {"model": "fake", "prompt": "one", "structured_outputs": {"regex": "a"}, "n": 2}
-UNKNOWN = ["refusal", "audio", "function_call", "name", "reasoning_content", "wish"]
+UNKNOWN = ["refusal", "audio", "function_call", "name", "thinking_blocks", "wish"]
 
 
 def objects_of(value, *, of_caller=False):

@@ -61,7 +61,12 @@ def test_conversations_with_tools_have_a_template_of_their_own():
 def test_a_model_with_a_template_for_tools_only_refuses_other_conversations():
     source = found({"chat_template": {"tool_use": "{{ tools | length }}"}})
     templates = ChatTemplates(source.opening())
-    ask = {"messages": [{"role": "user", "content": "x"}], "max_bytes": 9, "marks_content": False}
+    ask = {
+        "messages": [{"role": "user", "content": "x"}],
+        "max_bytes": 9,
+        "marks_content": False,
+        "variables": {},
+    }
     now = {"now": "2026-01-31T00:00:00"}
     assert templates.render({**ask, **now, "tools": [{}]}) == "1"
     with pytest.raises(TemplateError, match="for tools only"):
@@ -71,7 +76,12 @@ def test_a_model_with_a_template_for_tools_only_refuses_other_conversations():
 def test_a_broken_template_for_tools_costs_conversations_with_tools_alone():
     source = found({"chat_template": {"default": "fine", "tool_use": "{% if %}"}})
     templates = ChatTemplates(source.opening())
-    ask = {"messages": [{"role": "user", "content": "x"}], "max_bytes": 9, "marks_content": False}
+    ask = {
+        "messages": [{"role": "user", "content": "x"}],
+        "max_bytes": 9,
+        "marks_content": False,
+        "variables": {},
+    }
     now = {"now": "2026-01-31T00:00:00"}
     assert templates.render({**ask, **now, "tools": []}) == "fine"
     with pytest.raises(TemplateError, match=r"template for tools: .* line 1"):

@@ -1,0 +1,104 @@
+"""Plans the reading of a chat's reply."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.frontend.engine_client.messages import SamplingParams, TaggedText
+from services.frontend.errors import InvalidRequestError
+from services.frontend.pipeline.request import Conversation, Prompt
+from services.frontend.pipeline.tools import schemas_of
+from services.frontend.reply.call_rules import CallRules
+from services.frontend.reply.reply_format import ReasoningState, ReplyFormat
+from services.frontend.reply.reply_reader import ReplyReader, Tools
+
+_PLAIN_NAME = re.compile(r"[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyPlan:
+    """How the replies to one conversation are sampled and read."""
+
+    form: ReplyFormat
+    tools: Tools
+    is_reasoning: bool
+    sampling: SamplingParams | None
+    """The caller's sampling, with the grammar of demanded calls."""
+
+    @property
+    def token_bytes(self) -> Sequence[bytes]:
+        """The text of each token, with the special tokens of the format."""
+        return self.form.token_bytes
+
+    def new_reader(self) -> ReplyReader:
+        """Returns a reader for one reply."""
+        return self.form.reader(self.tools, is_reasoning=self.is_reasoning)
+
+
+def plan_reply(
+    form: ReplyFormat | None,
+    prompt: Prompt,
+    token_ids: Sequence[int],
+    sampling: SamplingParams | None,
+) -> ReplyPlan | None:
+    """Returns the plan for the replies to a conversation; None passes their text on.
+
+    Raises:
+        InvalidRequestError: the format cannot keep the rules for calls.
+    """
+    if form is None or not isinstance(prompt, Conversation):
+        return None
+    tools = schemas_of(prompt.tools)
+    calls = _calls(form, prompt.call_rules, tools, sampling)
+    if not form.reads(tools):
+        return None
+    reasoning = form.reasoning_after(token_ids)
+    own = SamplingParams()
+    if sampling is not None:
+        own.CopyFrom(sampling)
+    if calls is not None:
+        own.structured_output.tagged.CopyFrom(calls)
+    wanted = own.structured_output
+    if own.HasField("structured_output") and not wanted.HasField("preamble"):
+        preamble = form.preamble(reasoning, is_call=calls is not None)
+        if preamble is not None:
+            wanted.preamble.CopyFrom(preamble)
+    return ReplyPlan(form, tools, reasoning is ReasoningState.OPEN, own)
+
+
+def _calls(
+    form: ReplyFormat, rules: CallRules, tools: Tools, sampling: SamplingParams | None
+) -> TaggedText | None:
+    """Returns the grammar that keeps the rules; None if they need none.
+
+    Raises:
+        InvalidRequestError: the format has no such grammar, or the caller gives another one.
+    """
+    if not rules.need_grammar:
+        return None
+    field = "tool_choice" if rules.is_required else "parallel_tool_calls"
+    field = "tools" if not rules.is_required and rules.strict else field
+    if sampling is not None and sampling.HasField("structured_output"):
+        if not rules.is_required:
+            return None  # the caller's grammar leaves no calls
+        raise InvalidRequestError("a demanded call allows no other form of output", field=field)
+    own = form.reader.call_form
+    if own is None or not (rules.is_required or own.trigger):
+        what = "demanded calls" if rules.is_required else "strict or single calls beside text"
+        raise InvalidRequestError(
+            f"{what} are not supported with the model's format of calls, {form.name}", field=field
+        )
+    for name in tools:
+        if not _PLAIN_NAME.fullmatch(name):
+            raise InvalidRequestError(
+                f"the tool {name!r} has characters other than letters, digits and _.-, which no"
+                " grammar of calls can have",
+                field="tools",
+            )
+    is_exact = {name: rules.is_required or name in rules.strict for name in tools}
+    schemas = {
+        name: schema if is_exact[name] else {}
+        for name, schema in tools.items()
+        if rules.name in ("", name)
+    }
+    return own.tagged_text(schemas, is_required=rules.is_required, is_single=rules.is_single)

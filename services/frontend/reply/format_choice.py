@@ -1,0 +1,50 @@
+"""Chooses the format of a model's replies, by name or from its chat template."""
+
+from collections.abc import Mapping
+
+from services.frontend.reply.formats.deepseek import CALLS, DeepseekV3Reader, DeepseekV31Reader
+from services.frontend.reply.formats.glm4 import KEY, Glm4Reader
+from services.frontend.reply.formats.harmony import HarmonyReader
+from services.frontend.reply.formats.hermes import OPENING, HermesReader
+from services.frontend.reply.formats.llama3_json import PYTHON_TAG, Llama3JsonReader
+from services.frontend.reply.formats.mistral import MistralReader, MistralV11Reader
+from services.frontend.reply.formats.plain import PlainReader
+from services.frontend.reply.formats.pythonic import START, PythonicReader
+from services.frontend.reply.reply_reader import ReplyReader
+
+FORMATS: Mapping[str, type[ReplyReader]] = {
+    "hermes": HermesReader,
+    "llama3_json": Llama3JsonReader,
+    "pythonic": PythonicReader,
+    "mistral": MistralReader,
+    "mistral_v11": MistralV11Reader,
+    "deepseek_v3": DeepseekV3Reader,
+    "deepseek_v31": DeepseekV31Reader,
+    "glm4": Glm4Reader,
+    "harmony": HarmonyReader,
+    "plain": PlainReader,
+}
+"""Readers by the name of their format; --reply-format has the same names."""
+
+
+def format_of_template(source: str) -> str:
+    """Returns the name of the format that a chat template writes earlier calls in.
+
+    A template that writes none has the plain format, whose replies have no calls.
+    """
+    # In this order: GLM's tag for a call is that of Hermes, too.
+    if "<|channel|>" in source and "functions." in source:
+        return "harmony"
+    if CALLS in source:
+        return "deepseek_v3" if "```json" in source else "deepseek_v31"
+    if "[TOOL_CALLS]" in source:
+        return "mistral_v11" if "[ARGS]" in source else "mistral"
+    if KEY in source:
+        return "glm4"
+    if OPENING in source:
+        return "hermes"
+    if START in source or "func_name1(" in source:
+        return "pythonic"
+    if PYTHON_TAG in source or '"parameters": ' in source:
+        return "llama3_json"
+    return "plain"

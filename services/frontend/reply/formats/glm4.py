@@ -1,0 +1,56 @@
+"""GLM-4.5: `<tool_call>name`, then pairs of `<arg_key>` and `<arg_value>`, `</tool_call>`.
+
+Source: the chat template of zai-org/GLM-4.5.
+"""
+
+import json
+from typing import Any
+
+from services.frontend.reply.incoming_text import Wait
+from services.frontend.reply.reply_reader import ReplyReader
+
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
+KEY, KEY_END = "<arg_key>", "</arg_key>"
+VALUE, VALUE_END = "<arg_value>", "</arg_value>"
+
+
+class Glm4Reader(ReplyReader):
+    """Reads calls whose arguments are pairs of tags; each pair is passed on when it is complete."""
+
+    special_tokens = (OPENING, CLOSING, KEY, KEY_END, VALUE, VALUE_END, "<think>", "</think>")
+
+    def _read_reply(self) -> Wait:
+        while (yield from self._read_content(OPENING)) is not None:
+            yield from self._try_call(self._read_call(), closing=CLOSING, opening=OPENING)
+
+    def _read_call(self) -> Wait:
+        name = yield from self._text.word()
+        marker = yield from self._text.expect(KEY, CLOSING)
+        self._start_call(name)
+        opening = "{"
+        while marker == KEY:
+            key = (yield from self._text.text_until(KEY_END)).strip()
+            yield from self._text.expect(VALUE)
+            written = yield from self._text.text_until(VALUE_END)
+            value = _json_of(written, self._schema(name, key))
+            self._emit_arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: {value}")
+            opening = ", "
+            marker = yield from self._text.expect(KEY, CLOSING)
+        self._emit_arguments("{}" if opening == "{" else "}")
+
+    def _schema(self, name: str, key: str) -> Any:
+        properties = self._tools.get(name, {}).get("properties", {})
+        return properties.get(key, {}) if isinstance(properties, dict) else {}
+
+
+def _json_of(written: str, schema: Any) -> str:
+    """Returns a value as JSON: the template writes strings bare and all else as JSON."""
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    if kind != "string":
+        try:
+            json.loads(written)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            return written.strip()
+    return json.dumps(written, ensure_ascii=False)

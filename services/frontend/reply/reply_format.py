@@ -1,0 +1,77 @@
+"""The format of a served model's replies."""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.frontend.engine_client.messages import Preamble
+from services.frontend.reply.format_choice import FORMATS, format_of_template
+from services.frontend.reply.reply_reader import ReplyReader, Tools
+from services.frontend.text.template_source import TemplateSource
+from services.frontend.text.tokenizer import Tokenizer
+
+AUTO = "auto"
+"""The name that leaves the choice to the chat template."""
+_TAIL_TOKENS = 16
+"""Last prompt tokens in which an opened reasoning shows."""
+
+
+class ReasoningState(enum.Enum):
+    """Whether a reply has reasoning."""
+
+    POSSIBLE = enum.auto()
+    """It may begin with reasoning."""
+    OPEN = enum.auto()
+    """It begins inside reasoning, which the prompt has opened."""
+    CLOSED = enum.auto()
+    """It has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFormat:
+    """Makes readers of replies."""
+
+    name: str
+    """Its name in FORMATS."""
+    reader: type[ReplyReader]
+    has_reasoning: bool
+    """Whether replies may have reasoning."""
+    token_bytes: Sequence[bytes]
+    """The text of each token; special tokens are hidden, except those of the format."""
+    shown_bytes: Sequence[bytes]
+    """The same with all special tokens."""
+
+    @classmethod
+    def find(cls, source: TemplateSource, tokenizer: Tokenizer, *, name: str) -> "ReplyFormat":
+        """Returns the format of a name, or that of a chat template if the name is AUTO."""
+        text = source.text + (source.tool_text or "")
+        name = format_of_template(text) if name == AUTO else name
+        reader = FORMATS[name]
+        return cls(
+            name,
+            reader,
+            reader.always_reasons or reader.think[1] in text,
+            tokenizer.token_bytes_with({*reader.special_tokens, *reader.think}),
+            tokenizer.token_bytes(show_special_tokens=True),
+        )
+
+    def reads(self, tools: Tools) -> bool:
+        """Whether replies are read; otherwise a reply is its text."""
+        return self.has_reasoning or bool(tools and self.reader.has_calls)
+
+    def preamble(self, reasoning: ReasoningState, *, is_call: bool) -> Preamble | None:
+        """Returns the reasoning before a grammar; None if there is none."""
+        if reasoning is ReasoningState.CLOSED:
+            return None
+        begin, end = self.reader.preamble(is_call=is_call)
+        return Preamble(begin="" if reasoning is ReasoningState.OPEN else begin, end=end)
+
+    def reasoning_after(self, prompt_token_ids: Sequence[int]) -> ReasoningState:
+        """Returns the state of the reasoning at the end of a prompt."""
+        if not self.has_reasoning:
+            return ReasoningState.CLOSED
+        tail = b"".join(self.shown_bytes[each] for each in prompt_token_ids[-_TAIL_TOKENS:])
+        opening, closing = (marker.encode() for marker in self.reader.think)
+        if tail.rstrip().endswith(opening):
+            return ReasoningState.OPEN
+        return ReasoningState.CLOSED if tail.rstrip().endswith(closing) else ReasoningState.POSSIBLE

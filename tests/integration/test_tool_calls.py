@@ -1,0 +1,194 @@
+"""Tool calls of real services: a copy of the embedded model with a chat template that has tools.
+
+The model was never taught tools: its calls are right because the grammar leaves nothing else.
+"""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Iterator
+
+import grpc
+import jsonschema
+import openai
+import pytest
+
+from protos.frontend.v1 import frontend_pb2
+from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
+from services.engine.config.checkpoint import TINY_CHECKPOINT
+from tests.support.processes import Stack, free_port, stack
+
+TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}<|im_start|>assistant
+<think>
+{% if not enable_thinking %}
+</think>
+
+{% endif %}
+"""
+"""Reasoning is closed unless enable_thinking opens it, as in the template of Qwen3."""
+SCHEMAS = {
+    "get_weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 12},
+            "days": {"type": "integer", "minimum": 1, "maximum": 14},
+            "unit": {"enum": ["C", "F"]},
+        },
+        "required": ["city", "days", "unit"],
+        "additionalProperties": False,
+    },
+    "now": {"type": "object", "properties": {}, "additionalProperties": False},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": schema}}
+    for name, schema in SCHEMAS.items()
+]
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+NUM_SEEDS = 6
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory) -> Iterator[tuple[Stack, str]]:
+    folder = tmp_path_factory.mktemp("tiny-tools") / "model"
+    shutil.copytree(TINY_CHECKPOINT, folder)
+    config_path = folder / "tokenizer_config.json"
+    config = json.loads(config_path.read_text())
+    config_path.write_text(json.dumps(config | {"chat_template": TEMPLATE}))
+    port = free_port()
+    engine = {"model": folder, "max_num_seqs": 8, "grammar_timeout_s": 30}
+    with stack(engine=engine, frontend={"http_port": port}) as running:
+        yield running, f"http://127.0.0.1:{port}/v1"
+
+
+@pytest.fixture
+async def client(services):
+    async with openai.AsyncOpenAI(base_url=services[1], api_key="none", timeout=120) as connected:
+        yield connected
+
+
+async def ask(client, seed, **changes):
+    models = await client.models.list()
+    return await client.chat.completions.create(
+        model=models.data[0].id,
+        messages=[{"role": "user", "content": f"What is the weather in town {seed}?"}],
+        tools=TOOLS,
+        seed=seed,
+        max_tokens=400,
+        **changes,
+    )
+
+
+async def streamed(client, seed, **changes):
+    """Returns content, reasoning, names and arguments, and the finish reason of a stream."""
+    content, reasoning, calls, finish = "", "", [], None
+    async for chunk in await ask(client, seed, stream=True, **changes):
+        [choice] = chunk.choices
+        content += choice.delta.content or ""
+        reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+        for call in choice.delta.tool_calls or ():
+            if call.id:
+                calls.append([call.function.name, ""])
+            calls[call.index][1] += call.function.arguments
+        finish = choice.finish_reason or finish
+    return content, reasoning, calls, finish
+
+
+def told(answer):
+    [choice] = answer.choices
+    message = choice.message
+    calls = [[call.function.name, call.function.arguments] for call in message.tool_calls or ()]
+    reasoning = getattr(message, "reasoning_content", None) or ""
+    return message.content or "", reasoning, calls, choice.finish_reason
+
+
+@pytest.mark.parametrize(
+    "demand",
+    [
+        {"tool_choice": "required", "parallel_tool_calls": False},
+        {"tool_choice": NAMED},
+        {"tool_choice": NAMED, "temperature": 0},
+    ],
+    ids=["required", "named", "greedy"],
+)
+async def test_demanded_calls_always_parse_and_are_the_same_streamed(client, demand):
+    async def check(seed):
+        whole = told(await ask(client, seed, **demand))
+        assert await streamed(client, seed, **demand) == whole
+        content, reasoning, [(name, arguments)], finish = whole
+        assert (content, reasoning, finish) == ("", "", "tool_calls")
+        assert name in SCHEMAS
+        assert name == "get_weather" or demand["tool_choice"] == "required"
+        jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+
+    for seed in range(NUM_SEEDS):  # one at a time: a seed repeats up to rounding in other batches
+        await check(seed)
+
+
+async def test_several_demanded_calls_all_parse(client):
+    async def check(seed):
+        content, _, calls, finish = told(await ask(client, seed, tool_choice="required"))
+        complete = calls if finish == "tool_calls" else calls[:-1]
+        assert content == ""
+        for name, arguments in complete:
+            jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+
+    await asyncio.gather(*(check(seed) for seed in range(NUM_SEEDS)))
+
+
+async def test_a_demanded_call_comes_after_opened_reasoning(client):
+    thinking = {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}
+    answer = told(await ask(client, 1, tool_choice=NAMED, **thinking))
+    content, reasoning, calls, finish = answer
+    assert content == ""
+    assert reasoning
+    assert "<" not in reasoning
+    if finish == "tool_calls":  # the untaught model may go on reasoning
+        jsonschema.validate(json.loads(calls[0][1]), SCHEMAS["get_weather"])
+
+
+async def test_a_plain_answer_beside_tools_is_content(client):
+    for seed in range(3):
+        whole = told(await ask(client, seed))
+        assert await streamed(client, seed) == whole
+        assert whole[2:] == ([], "stop") or whole[3] in ("length", "tool_calls")
+
+
+async def test_a_demanded_call_over_grpc(services):
+    request = frontend_pb2.ChatRequest(
+        options={"sampling": {"seed": 1, "max_tokens": 200}},
+        messages=[{"role": "user", "content": "What is the weather?"}],
+        tools=[
+            {"name": name, "parameters": json.dumps(schema)} for name, schema in SCHEMAS.items()
+        ],
+        required_tool="get_weather",
+    )
+    async with grpc.aio.insecure_channel(services[0].frontend.address) as channel:
+        chat = FrontendServiceStub(channel).Chat
+        pieces = [piece async for each in chat(request) for piece in each.output.tool_calls]
+    assert pieces[0].name == "get_weather"
+    arguments = "".join(piece.arguments for piece in pieces)
+    jsonschema.validate(json.loads(arguments), SCHEMAS["get_weather"])
+
+
+async def test_a_schema_that_is_not_enforced_is_refused(client):
+    models = await client.models.list()
+    tool = {"name": "f", "parameters": {"type": "object", "if": {}}}
+    with pytest.raises(openai.BadRequestError, match="tag 0: json_schema has 'if'"):
+        await client.chat.completions.create(
+            model=models.data[0].id,
+            messages=[{"role": "user", "content": "hi"}],
+            tools=[{"type": "function", "function": tool}],
+            tool_choice="required",
+        )
