@@ -33,7 +33,7 @@ def grammar_text(wanted: StructuredOutput, special_tokens: Tokens | None = None)
 
     Args:
         wanted: the output.
-        special_tokens: those that may be spelled in the fixed texts of tags and preambles.
+        special_tokens: tokens that may be spelled in the fixed texts of tags and preambles.
 
     Raises:
         InvalidRequestError: a schema is not JSON, or has a keyword that is not enforced.

@@ -40,7 +40,7 @@ class ReplyReader(ABC):
         """Starts a reply.
 
         Args:
-            tools: those that the model may call.
+            tools: tools that the model may call.
             is_reasoning: the prompt has opened the reasoning.
         """
         self._tools = tools
