@@ -1,0 +1,32 @@
+"""The service process and the worker work out the same limits, each from its own reading."""
+
+import json
+import shutil
+
+import torch
+
+from services.engine.checkpoint.model_folder import ModelFolder
+from services.engine.config.checkpoint import TINY_CHECKPOINT
+from services.engine.limits import StepLimits
+from services.engine.worker.start.loaded_model import LoadedModel
+from tests.support.engine_harness import engine_config
+
+
+def test_service_and_worker_have_the_same_limits_with_windows_too(tmp_path):
+    torch.set_num_threads(1)
+    folder = shutil.copytree(TINY_CHECKPOINT, tmp_path / "windows")
+    path = folder / "config.json"
+    fields = json.loads(path.read_text())
+    windows = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
+    path.write_text(json.dumps({**fields, **windows, "layer_types": None}))
+    config = engine_config(model=folder, device="cpu", max_model_len=None)
+    model = ModelFolder.open(folder, name="m", max_model_len=None)
+    limits = StepLimits.of(
+        config,
+        max_model_len=model.max_model_len,
+        vocab_size=model.vocab_size,
+        sliding_windows=model.sliding_windows,
+    )
+    assert limits.windows == (None, 64, 64)
+    assert limits.block_table_width == 3 * limits.max_blocks_per_seq
+    assert LoadedModel.load(config).limits == limits
