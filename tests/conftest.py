@@ -12,6 +12,9 @@ hypothesis.settings.load_profile("repeatable")
 
 # A shell lets what it starts in the background ignore Ctrl-C, and so would all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Likewise nohup and SIGHUP: a handler, unlike SIG_IGN, is not inherited.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 # Steps of tests would spoil what is planned for engines that this machine's user runs.
 os.environ["OCTAVO_ENGINE_HISTOGRAM_DIR"] = ""

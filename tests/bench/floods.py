@@ -29,7 +29,7 @@ import psutil
 from protos.common.v1.sampling_pb2 import SamplingParams
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
-from services.engine.config import EngineConfig
+from services.engine.config.grammar import GrammarConfig
 from services.frontend.config import FrontendConfig
 from tests.bench import machine
 from tests.bench.flood_attacks import ATTACKS, LEFTOVERS, LIMITED_KEY, UNLIMITED_KEY, flood
@@ -155,7 +155,7 @@ async def _round(
 
 async def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Runs all attacks, each `rounds` times in turn."""
-    frontend, engine = FrontendConfig.model_fields, EngineConfig.model_fields
+    frontend, engine = FrontendConfig.model_fields, GrammarConfig.model_fields
     # Elsewhere tests set these higher, for machines that hold a process up.
     silence, template, grammar = (
         frontend["engine_silence_timeout_s"].default,

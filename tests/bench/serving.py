@@ -161,11 +161,12 @@ def running_services(
     Raises:
         ServiceFailedError: one did not start.
     """
-    fields = json.loads(config.model_dump_json(exclude_defaults=True))
-    fields.pop("port", None)
+    sections = json.loads(config.model_dump_json(exclude_defaults=True))
     flags = {
         name: value if isinstance(value, str | int | float) else json.dumps(value)
-        for name, value in fields.items()
+        for section in sections.values()
+        for name, value in section.items()
+        if name != "port"
     }
     engine = ServiceProcess("services.engine", flags, ready_timeout_s=ready_timeout_s)
     frontend_flags = {"engine_address": engine.address, "log_level": "warning"}

@@ -64,8 +64,13 @@ class Settings:
 
         And by how much lengths were divided, for then nothing is comparable with anything else.
         """
-        fields = json.loads(self.config.model_dump_json())
-        settings = {name: value for name, value in fields.items() if name not in PLACES}
+        sections = json.loads(self.config.model_dump_json())
+        settings = {
+            name: value
+            for section in sections.values()
+            for name, value in section.items()
+            if name not in PLACES
+        }
         return settings | {"divide_by": getattr(self.arguments, "divide_by", 1)}
 
 
