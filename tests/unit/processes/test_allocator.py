@@ -1,5 +1,6 @@
 """Memory that threads have freed is there for other threads."""
 
+import platform
 import subprocess
 import sys
 
@@ -37,7 +38,7 @@ def num_arenas(*, shares: bool) -> int:
     return result.stdout.count("<heap nr=")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has arenas")
 def test_threads_share_two_arenas():
     assert num_arenas(shares=False) > 2
     assert num_arenas(shares=True) <= 2
