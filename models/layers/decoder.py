@@ -1,7 +1,8 @@
 """The decoder-only transformer around its attention: the shared part of all model files."""
 
+import copy
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, cast
+from typing import ClassVar, TypeVar, cast
 
 import torch
 from torch import nn
@@ -16,6 +17,8 @@ from models.layers.rotary import RotaryEmbedding, Rotation
 from models.layers.stream import Stream, StreamLayer, pass_through
 from models.layers.weight import ExpertTensor
 from models.parallel.group import ParallelGroup
+
+_Module = TypeVar("_Module", bound=nn.Module)
 
 
 class GatedMLP(StreamLayer):
@@ -76,6 +79,13 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(layers)
         """The layers, then draft layers if the loader appended some."""
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def with_layers(self, indices: Sequence[int]) -> "Decoder":
+        """Returns a decoder of some of the layers; it shares all modules."""
+        layers = nn.ModuleList(self.layers[index] for index in indices)
+        decoder = _replaced(self, layers=layers)
+        decoder._num_layers = len(layers)
+        return decoder
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Maps [T] token ids at [T] positions to [T, hidden]."""
@@ -138,7 +148,23 @@ class CausalLM(nn.Module):
         layers = cast("Iterable[DecoderLayer]", self.model.layers)
         return [cast("CacheSpec", layer.self_attn.cache_spec) for layer in layers]
 
+    @property
+    def decoder_layers(self) -> list[nn.Module]:
+        """The layers without draft layers."""
+        return list(self.model.layers)[: self.config.num_hidden_layers]
+
+    def with_layers(self, indices: Sequence[int]) -> "CausalLM":
+        """Returns a model of some of the layers; it shares all modules."""
+        return _replaced(self, model=self.model.with_layers(indices))
+
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [S, hidden] to [S, vocab], of the hidden states' dtype."""
         logits: torch.Tensor = self.lm_head(hidden)
         return logits
+
+
+def _replaced(module: _Module, **submodules: nn.Module) -> _Module:
+    """Returns a copy of a module that shares everything but some submodules."""
+    copied = copy.copy(module)
+    copied._modules = {**module._modules, **submodules}
+    return copied

@@ -15,6 +15,8 @@ import torch
 NAMESPACE = "octavo"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]  # torch
 
+_CALLS: dict[Any, Callable[..., Any]] = {}
+
 Interrupt = Callable[[Callable[..., Any], tuple[Any, ...]], None]
 """Takes an operator's function and the arguments of an interrupted call."""
 
@@ -85,7 +87,13 @@ def direct_register_custom_op(
             return operator(*args)
         return implementation(*args)
 
+    _CALLS[operator] = call
     return call
+
+
+def direct_call(operator: Any) -> Callable[..., Any] | None:
+    """Returns the function of one of our operators, which skips torch's dispatcher; else None."""
+    return _CALLS.get(operator)
 
 
 def _make_nothing(*args: Any, **kwargs: Any) -> None:

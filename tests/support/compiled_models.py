@@ -4,9 +4,12 @@ import torch
 from torch import nn
 
 from models.compile_support import support_torch_compile
-from services.engine.compilation.backend import OctavoBackend
+from services.engine.compilation.backend import trace_model
 from services.engine.compilation.compile_model import compile_model
 from services.engine.compilation.compiler_interface import EagerAdaptor, LoadError
+from services.engine.compilation.linked_program import LinkedProgram
+from services.engine.compilation.piece_compiler import PieceCompiler
+from services.engine.compilation.program import read_program
 from tests.support.compilation import compilation_config
 
 MAX_TOKENS = 64
@@ -87,12 +90,11 @@ class CountingCompiler:
         return self.graphs[handle]
 
 
-def trace(model, manager, *inputs, splitting_ops=(), **options) -> OctavoBackend:
-    """Traces a model through a backend and returns that."""
-    backend = OctavoBackend(manager, splitting_ops=splitting_ops, **options)
-    for each in inputs:
-        torch._dynamo.decorators.mark_unbacked(each, 0, shape_id="num_tokens")
-    with torch.no_grad():
-        torch.compile(model.forward, backend=backend, fullgraph=True)(*inputs)
-    torch._dynamo.reset()
-    return backend
+def traced_program(model, *inputs, splitting_ops=()):
+    """Traces a model; returns its program."""
+    return read_program(trace_model(model, inputs), splitting_ops)
+
+
+def linked(program, manager):
+    """Compiles a program's pieces; returns its forward."""
+    return LinkedProgram(program, PieceCompiler(manager).compile(program))

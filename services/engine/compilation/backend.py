@@ -1,150 +1,102 @@
-"""The torch.compile backend: splits a traced model and compiles the pieces."""
+"""Traces a model once with Dynamo, for any number of tokens."""
 
+import inspect
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-import structlog
 import torch
-from torch import fx
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from services.engine.compilation.compiler_manager import CompilerManager
-from services.engine.compilation.debug_dump import DebugDump
-from services.engine.compilation.piece_info import PieceInfo, PieceWrapper
-from services.engine.compilation.piecewise_backend import PiecewiseBackend
-from services.engine.compilation.split_graph import SplitItem, split_graph
+from models.compile_support import DynamicArgDims, dynamic_arg_dims_of
+from services.engine.compilation.purity import check_inputs_are_unchanged, no_side_effects
 
-log = structlog.get_logger()
+TYPICAL_NUM_TOKENS = 256
+"""Number of tokens that general kernels are tuned for."""
 
 
-class PiecewiseCompileInterpreter(fx.Interpreter):
-    """Walks a split graph with its traced inputs and replaces each part by a compiled piece."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A traced forward pass.
 
-    def __init__(
-        self,
-        whole: GraphModule,
-        items: Sequence[SplitItem],
-        *,
-        manager: CompilerManager,
-        compile_sizes: Sequence[int],
-        piece_wrapper: PieceWrapper | None,
-        dump: DebugDump | None,
-    ) -> None:
-        super().__init__(whole)
-        self._whole = whole
-        self._items = {item.submod_name: item for item in items}
-        self._piece_names = [item.submod_name for item in items if not item.is_splitting_graph]
-        self._manager = manager
-        self._compile_sizes = compile_sizes
-        self._wrap = piece_wrapper
-        self._dump = dump
+    graph: its placeholders are the weights, the inputs and symbolic sizes.
+    args: the traced value of each placeholder.
+    inputs: the traced inputs.
+    """
 
-    def compile(self) -> None:
-        """Compiles the pieces and inserts them into the split graph."""
-        placeholders = self._whole.graph.find_nodes(op="placeholder")
-        self.run(*(node.meta["example_value"] for node in placeholders))
-
-    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compiles one part for its inputs; returns its traced outputs."""
-        assert not kwargs, "split_module passes inputs in order"
-        item = self._items[target]
-        if item.is_splitting_graph:
-            run: Callable[..., Any] = item.graph.forward
-        else:
-            run = self._compile(item, args)
-        # An attribute of the instance goes before the submodule of the same name, and a plain
-        # function is called faster than a module.
-        self._whole.__dict__[target] = run
-        outputs: Any = item.graph.graph.output_node().args[0]
-        return fx.node.map_arg(outputs, lambda node: node.meta["example_value"])
-
-    def _compile(self, item: SplitItem, args: Sequence[Any]) -> Callable[..., Any]:
-        info = PieceInfo(
-            name=item.submod_name,
-            index=self._piece_names.index(item.submod_name),
-            num_pieces=len(self._piece_names),
-        )
-
-        def compile_piece() -> PiecewiseBackend:
-            return PiecewiseBackend(
-                item.graph,
-                args,
-                manager=self._manager,
-                compile_sizes=self._compile_sizes,
-            )
-
-        piece = self._dump.piece(item, compile_piece) if self._dump else compile_piece()
-        return piece if self._wrap is None else self._wrap(piece, info)
+    graph: GraphModule
+    args: tuple[Any, ...]
+    inputs: tuple[Tensor, ...]
 
 
 class OctavoBackend:
-    """A torch.compile backend for one model; it can be called once.
+    """A torch.compile backend that keeps a model's graph; it can be called once.
 
-    It does not run the graph: the caller of torch.compile uses `whole`.
+    It computes nothing: tracing has no cache and no forward context to run the model.
     """
 
-    def __init__(
-        self,
-        manager: CompilerManager,
-        *,
-        splitting_ops: Sequence[str],
-        compile_sizes: Sequence[int] = (),
-        piece_wrapper: PieceWrapper | None = None,
-        debug_dump_path: Path | None = None,
-    ) -> None:
-        self._manager = manager
-        self._splitting_ops = splitting_ops
-        self._compile_sizes = compile_sizes
-        self._piece_wrapper = piece_wrapper
-        self._dump = DebugDump(debug_dump_path) if debug_dump_path else None
+    def __init__(self) -> None:
         self.graph: GraphModule | None = None
-        """The traced graph."""
-        self.whole: Callable[..., Sequence[Any]] | None = None
-        """Runs the compiled model on the inputs of `graph`, in order."""
-        self.traced_call: TracedCall | None = None
-        """Replaces the graph while Dynamo traces."""
-        self.items: list[SplitItem] = []
-        """The parts of the graph."""
+        self.args: tuple[Any, ...] = ()
+        """The traced value of each placeholder of the graph."""
+        self.num_outputs = 0
 
-    def __call__(self, graph: GraphModule, example_inputs: Sequence[Any]) -> "TracedCall":
-        """Compiles a traced model; returns a stand-in for it while Dynamo traces."""
+    def __call__(self, graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Keeps a traced graph; Dynamo calls `run` in its place."""
         del example_inputs  # the graph's metadata has them
         if self.graph is not None:
             raise RuntimeError(
                 "the model was traced a second time; a backend compiles one model for one trace"
             )
         self.graph = graph
-        whole, self.items = split_graph(graph, self._splitting_ops)
-        if self._dump:
-            self._dump.graph("traced_graph", graph)
-            self._dump.graph("split_graph", whole)
-        PiecewiseCompileInterpreter(
-            whole,
-            self.items,
-            manager=self._manager,
-            compile_sizes=self._compile_sizes,
-            piece_wrapper=self._piece_wrapper,
-            dump=self._dump,
-        ).compile()
-        self.whole = whole.forward
-        self.traced_call = TracedCall(graph)
-        return self.traced_call
-
-
-class TracedCall:
-    """Replaces a compiled graph while it is traced, and keeps its arguments.
-
-    It returns empty tensors: tracing has no cache and no forward context to run the model.
-    """
-
-    def __init__(self, graph: GraphModule) -> None:
         outputs = graph.graph.output_node().args[0]
         assert isinstance(outputs, (tuple, list)), "Dynamo's graphs return a tuple"
         self.num_outputs = len(outputs)
-        self.args: tuple[Any, ...] = ()
+        return self.run
 
-    def __call__(self, *args: Any) -> Sequence[Any]:
+    def run(self, *args: Any) -> Sequence[Any]:
         """Keeps the arguments; returns an empty tensor for each output."""
         self.args = args
         return (torch.empty(0),) * self.num_outputs
+
+
+def trace_model(model: nn.Module, inputs: Sequence[Tensor]) -> Trace:
+    """Traces a model's forward pass; the model is unchanged and may run meanwhile.
+
+    Args:
+        model: its class declares @support_torch_compile.
+        inputs: arguments of forward with the kinds of a step's, any content.
+
+    Raises:
+        ValueError: the model declares nothing, or does not return one tensor.
+        ImpureForwardError: its forward changes buffers, attributes or globals.
+    """
+    mark_num_tokens(inspect.signature(model.forward), dynamic_arg_dims_of(model), inputs)
+    backend = OctavoBackend()
+    try:
+        with torch.no_grad(), no_side_effects():
+            torch.compile(model.forward, backend=backend, fullgraph=True)(*inputs)
+    finally:
+        # Dynamo's own dispatch is never used again.
+        torch._dynamo.reset()
+    assert backend.graph is not None, "tracing calls the backend"
+    if backend.num_outputs != 1:
+        raise ValueError(f"forward returns {backend.num_outputs} tensors; it must return one")
+    check_inputs_are_unchanged(backend.graph)
+    return Trace(graph=backend.graph, args=backend.args, inputs=tuple(inputs))
+
+
+def mark_num_tokens(
+    signature: inspect.Signature, dynamic_dims: DynamicArgDims, inputs: Sequence[Tensor]
+) -> None:
+    """Makes the number of tokens a symbol without any bound, not even above 1."""
+    arguments = signature.bind(*inputs).arguments
+    for name, dims in dynamic_dims.items():
+        tensor = arguments.get(name)
+        if not isinstance(tensor, Tensor):
+            continue
+        for dim in dims:
+            torch._dynamo.decorators.mark_unbacked(
+                tensor, dim % tensor.dim(), shape_id="num_tokens", hint_override=TYPICAL_NUM_TOKENS
+            )

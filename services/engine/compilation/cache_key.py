@@ -61,7 +61,7 @@ def compute_factors(config: EngineConfig, device: torch.device) -> Factors:
         device: runs the pieces.
     """
     facts: dict[str, Any] = {}
-    facts |= _prefixed("engine", _flag_facts(config))
+    facts |= _prefixed("engine", _flag_facts(config, device))
     facts |= _prefixed("model", _model_facts(ModelConfig.from_folder(config.checkpoint.model)))
     facts |= _prefixed("source", source_digests(_sources()))
     facts |= _prefixed("device", _device_facts(device))
@@ -91,9 +91,9 @@ def _sources() -> list[Path]:
     ]
 
 
-def _flag_facts(config: EngineConfig) -> dict[str, Any]:
+def _flag_facts(config: EngineConfig, device: torch.device) -> dict[str, Any]:
     """Returns the flags that pieces depend on, and the level after --enforce-eager."""
-    flags = {**config.flags(), "compilation_level": config.compilation.level}
+    flags = {**config.flags(), "compilation_level": config.compilation.level_on(device.type)}
     return {flag: flags[flag] for flag in flags if flag not in IRRELEVANT_FLAGS}
 
 

@@ -14,6 +14,7 @@ RELEVANT_FLAGS = {
     "num_threads": "code for a CPU is generated for a number of threads",
     "compilation_level": "whether the model is split, and traced at all",
     "splitting_ops": "where the model is split",
+    "compile_ranges": "which steps run the same pieces",
     "use_inductor": "which compiler makes the pieces",
     "inductor_compile_config": "settings of the compiler",
 }

@@ -19,6 +19,7 @@ DEFAULT_SPLITTING_OPS = (
 """Attention reads metadata that changes from step to step and brings kernels of its own."""
 
 Size = Annotated[int, Field(ge=1)]
+Level = Annotated[int, Field(ge=0, le=3)]
 OperatorName = Annotated[str, Field(pattern=r"^\w+::\w+$")]
 CaptureSizes = Annotated[
     list[Size] | Literal["auto"],
@@ -32,14 +33,17 @@ class CompilationConfig(ConfigSection):
 
     enforce_eager: bool = False
     """Run the model as it is written: no compilation and no graphs, whatever else is asked."""
-    compilation_level: int = Field(default=0, ge=0, le=3)
-    """0 none, 1 traced only, 2 compiled as a whole, 3 compiled in pieces around attention."""
+    compilation_level: Level | Literal["auto"] = "auto"
+    """0 none, 1 traced only, 2 compiled as a whole, 3 compiled in pieces around attention;
+    auto: 3 on CUDA, 0 on a CPU."""
     use_inductor: bool = True
     """Compile with Inductor; otherwise run traced graphs as they are. Works on levels 2 and 3."""
     splitting_ops: list[OperatorName] = Field(default=list(DEFAULT_SPLITTING_OPS))
     """Operators that pieces end at, as namespace::name. Works on levels 0, 2 and 3."""
     compile_sizes: list[Size | Literal["cudagraph_capture_sizes"]] = Field(default=[])
     """Numbers of tokens that get tuned kernels of their own before serving. Works on level 3."""
+    compile_ranges: list[Size] = Field(default=[])
+    """Largest numbers of tokens of ranges that are compiled apart. Works on levels 2 and 3."""
     inductor_compile_config: dict[str, Any] = Field(default={})
     """Settings of torch._inductor.config, as JSON. Works on levels 2 and 3 with Inductor."""
     debug_dump_path: Path | None = None
@@ -75,7 +79,7 @@ class CompilationConfig(ConfigSection):
         """Refuses a flag without effect; the fields that decide this come first."""
         assert others.field_name is not None, "it validates fields"
         level = others.data.get("compilation_level")
-        if level is None or others.data.get("enforce_eager") or not value:
+        if level in (None, AUTO) or others.data.get("enforce_eager") or not value:
             return value
         reach = FLAG_REACH[others.field_name]
         use_inductor = others.data.get("use_inductor", True)
@@ -86,8 +90,18 @@ class CompilationConfig(ConfigSection):
 
     @property
     def level(self) -> CompilationLevel:
-        """How much of the model is compiled."""
+        """How much of the model is compiled; the level must be chosen, see `level_on`."""
+        assert self.compilation_level != "auto", "the worker chooses the level for its device"
         return CompilationLevel(0 if self.enforce_eager else self.compilation_level)
+
+    def level_on(self, device_type: str) -> CompilationLevel:
+        """Returns how much of the model is compiled on a device, "cpu" or "cuda"."""
+        if self.enforce_eager:
+            return CompilationLevel.NO_COMPILATION
+        if self.compilation_level == "auto":
+            is_cuda = device_type == "cuda"
+            return CompilationLevel.PIECEWISE if is_cuda else CompilationLevel.NO_COMPILATION
+        return CompilationLevel(self.compilation_level)
 
     def graph_mode(self, device_type: str) -> CUDAGraphMode:
         """Returns which graphs to capture on a device.
@@ -111,7 +125,7 @@ class CompilationConfig(ConfigSection):
         for flag, reach in FLAG_REACH.items():
             is_set = getattr(self, flag) != type(self).model_fields[flag].default
             has_effect = (reach is GRAPHS and names_sizes) or reach.holds(
-                self.level, use_inductor=self.use_inductor, has_graphs=has_graphs
+                self.level_on(device_type), use_inductor=self.use_inductor, has_graphs=has_graphs
             )
             if is_set and not has_effect:
                 yield flag, reach

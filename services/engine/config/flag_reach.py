@@ -62,6 +62,7 @@ FLAG_REACH = {
     "splitting_ops": Reach(levels=TRACED_ONCE_OR_NEVER),
     "use_inductor": Reach(levels=COMPILED),
     "compile_sizes": Reach(levels=PIECES, is_refused=True),
+    "compile_ranges": Reach(levels=COMPILED, is_refused=True),
     "inductor_compile_config": Reach(levels=COMPILED, needs_inductor=True, is_refused=True),
     "debug_dump_path": Reach(levels=COMPILED, is_refused=True),
     "compile_cache_dir": Reach(levels=COMPILED, needs_inductor=True),

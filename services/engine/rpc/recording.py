@@ -40,9 +40,9 @@ def engine_settings(
         max_model_len=model.max_model_len,
         block_size=config.cache.block_size,
         num_blocks=worker.num_blocks,
-        compilation_level=0
-        if config.compilation.enforce_eager
-        else config.compilation.compilation_level,
+        compilation_level=config.compilation.level_on(
+            "cpu" if worker.device_name == "cpu" else "cuda"
+        ),
         use_inductor=config.compilation.use_inductor,
         cudagraph_mode=worker.cudagraph_mode,
         num_speculative_tokens=config.speculation.num_speculative_tokens,

@@ -74,6 +74,10 @@ class CUDAGraphWrapper:
         graph.recording.replay()
         return graph.recording.output
 
+    def belong_to(self, graphs: "PieceGraphs") -> None:
+        """Makes this piece one of `graphs`."""
+        self._owner = graphs
+
     def drop(self, key: GraphKey) -> None:
         """Removes a graph, if present."""
         self._graphs.pop(key, None)
@@ -122,6 +126,12 @@ class PieceGraphs:
         """
         self._wrappers.clear()
         return self._add(CUDAGraphWrapper(forward, "the model", self, around=around))
+
+    def adopt(self, others: "PieceGraphs") -> None:
+        """Takes the wrappers of another set in place of its own, whose graphs are gone."""
+        self._wrappers = others._wrappers
+        for wrapper in self._wrappers:
+            wrapper.belong_to(self)
 
     @contextmanager
     def capturing(self) -> Iterator[None]:

@@ -63,6 +63,7 @@ class LoadedModel:
         """
         torch.set_num_threads(config.worker.num_threads)
         device = choose_device(config.worker, rank)
+        config = config.with_flags(compilation_level=int(config.compilation.level_on(device.type)))
         model_config = ModelConfig.from_folder(config.checkpoint.model)
         dtype = choose_dtype(config.checkpoint, model_config, device)
         cache_dtype = choose_cache_dtype(config.cache, model_config, dtype, device)
@@ -113,25 +114,36 @@ class LoadedModel:
             groups=self.limits.layer_groups,
         )
 
-    def compile(self, settings: CompilationConfig, pieces: PieceGraphs) -> "CompiledModel | None":
-        """Compiles the model; returns None at level 0. Any thread may call it."""
-        if settings.level == CompilationLevel.NO_COMPILATION:
+    def trace(self) -> "TracedModel | None":
+        """Traces the model; returns None on levels without a graph of it."""
+        settings = self.config.compilation
+        if settings.level not in (CompilationLevel.DYNAMO_ONCE, CompilationLevel.PIECEWISE):
             return None
-        # The compiler takes 2 s to import, which a worker that compiles nothing must not wait for.
-        from services.engine.compilation.cache_key import compute_factors
-        from services.engine.compilation.compile_model import compile_model
+        from services.engine.compilation.traced_model import TracedModel
 
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-        return compile_model(
+        return TracedModel.of(
             self.model,
             settings,
             example_inputs=[
                 torch.zeros(EXAMPLE_NUM_TOKENS, dtype=dtype, device=self.device)
                 for dtype in (torch.int32, torch.int64)
             ],
-            piece_wrapper=pieces.wrap if settings.graph_mode(self.device.type) else None,
             max_num_tokens=self.limits.max_num_batched_tokens,
+        )
+
+    def compile(
+        self, traced: "TracedModel", settings: CompilationConfig, pieces: PieceGraphs
+    ) -> "CompiledModel":
+        """Compiles a trace of the model. Any thread may call it."""
+        from services.engine.compilation.cache_key import compute_factors
+        from services.engine.compilation.compile_model import compile_traced
+
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        return compile_traced(
+            traced,
+            settings,
+            piece_wrapper=pieces.wrap if settings.graph_mode(self.device.type) else None,
             max_num_seqs=self.limits.max_num_seqs,
             factors=compute_factors(self.config, self.device),
             rank=self.rank,

@@ -2,10 +2,11 @@ import pytest
 import torch
 
 from models.ops.custom_op import direct_register_custom_op
+from services.engine.compilation.backend import OctavoBackend, trace_model
 from services.engine.compilation.compiler_interface import EagerAdaptor
 from services.engine.compilation.compiler_manager import CompilerManager
 from services.engine.compilation.split_graph import split_graph
-from tests.support.compiled_models import Toy, trace
+from tests.support.compiled_models import Toy, linked, traced_program
 
 
 def add_one_into(x: torch.Tensor, output: torch.Tensor) -> None:
@@ -42,38 +43,37 @@ def neighbours(_, x):
     return second * 2
 
 
-def backend_of(body):
-    return trace(
-        Toy(body), CompilerManager(EagerAdaptor(), {}), torch.ones(5, 4), splitting_ops=OPS
-    )
+def program_of(body):
+    return traced_program(Toy(body), torch.ones(5, 4), splitting_ops=OPS)
 
 
 def test_a_graph_is_split_at_packets_and_at_overloads():
-    items = backend_of(three_steps).items
+    items = [part.item for part in program_of(three_steps).parts]
     assert [item.is_splitting_graph for item in items] == [False, True, False, True, False]
     assert [item.submod_name for item in items] == [f"submod_{i}" for i in range(5)]
 
 
 def test_neighbours_share_a_part():
-    items = backend_of(neighbours).items
+    items = [part.item for part in program_of(neighbours).parts]
     assert [item.is_splitting_graph for item in items] == [False, True, False]
 
 
 @pytest.mark.parametrize("body", [three_steps, neighbours])
 def test_the_parts_together_compute_what_the_model_does(body):
-    backend = backend_of(body)
+    forward = linked(program_of(body), CompilerManager(EagerAdaptor(), {}))
     x = torch.randn(3, 4)
-    args = [3, x] if len(backend.traced_call.args) == 2 else [x]
-    torch.testing.assert_close(backend.whole(*args)[0], body(None, x))
+    torch.testing.assert_close(forward(x), body(None, x))
 
 
 def test_without_operators_to_split_at_the_graph_is_one_part():
-    graph = backend_of(three_steps).graph
+    graph = trace_model(Toy(three_steps), [torch.ones(5, 4)]).graph
     _, items = split_graph(graph, ())
     assert [item.is_splitting_graph for item in items] == [False]
 
 
 def test_a_backend_takes_one_trace():
-    backend = backend_of(three_steps)
-    with pytest.raises(RuntimeError, match="traced a second time"):
-        backend(backend.graph, [])
+    graph = trace_model(Toy(three_steps), [torch.ones(5, 4)]).graph
+    backend = OctavoBackend()
+    backend(graph, ())
+    with pytest.raises(RuntimeError, match="a second time"):
+        backend(graph, ())

@@ -11,6 +11,7 @@ from services.engine.config.flag_reach import FLAG_REACH
 REFUSED = {
     "cudagraph_copy_inputs": True,
     "compile_sizes": [8],
+    "compile_ranges": [64],
     "inductor_compile_config": {"max_autotune": True},
     "debug_dump_path": Path("dump"),
 }

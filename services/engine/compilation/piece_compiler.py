@@ -1,0 +1,74 @@
+"""Makes the code of a program's parts."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+from services.engine.compilation.compiler_interface import with_direct_calls
+from services.engine.compilation.compiler_manager import CompilerManager
+from services.engine.compilation.debug_dump import DebugDump
+from services.engine.compilation.piece_info import PieceInfo, PieceWrapper
+from services.engine.compilation.piecewise_backend import PiecewiseBackend
+from services.engine.compilation.program import Program
+from services.engine.compilation.split_graph import SplitItem
+
+
+class PieceCompiler:
+    """Compiles the pieces of programs, those with one graph once, and wraps each."""
+
+    def __init__(
+        self,
+        manager: CompilerManager,
+        *,
+        compile_sizes: Sequence[int] = (),
+        piece_wrapper: PieceWrapper | None = None,
+        dump: DebugDump | None = None,
+    ) -> None:
+        """Starts without pieces.
+
+        Args:
+            manager: compiles graphs or finds compiled ones.
+            compile_sizes: numbers of tokens with kernels of their own.
+            piece_wrapper: wraps each piece.
+            dump: receives the graphs and the generated code.
+        """
+        self._manager = manager
+        self._compile_sizes = compile_sizes
+        self._wrap = piece_wrapper
+        self._dump = dump
+        self._pieces: dict[GraphModule, PiecewiseBackend] = {}
+
+    def compile(self, program: Program) -> dict[str, Callable[..., Any]]:
+        """Returns the code of each part, by its name; splitting operators run as they are."""
+        runs: dict[str, Callable[..., Any]] = {}
+        index = 0
+        for part in program.parts:
+            item = part.item
+            if item.is_splitting_graph:
+                runs[item.submod_name] = with_direct_calls(item.graph).forward
+                continue
+            piece: Callable[..., Any] = self._piece(item)
+            if self._wrap is not None:
+                info = PieceInfo(name=item.submod_name, index=index, num_pieces=program.num_pieces)
+                piece = self._wrap(piece, info)
+            runs[item.submod_name] = piece
+            index += 1
+        return runs
+
+    def _piece(self, item: SplitItem) -> PiecewiseBackend:
+        piece = self._pieces.get(item.graph)
+        if piece is None:
+            dump = self._dump
+            piece = dump.piece(item, lambda: self._compile(item)) if dump else self._compile(item)
+            self._pieces[item.graph] = piece
+        return piece
+
+    def _compile(self, item: SplitItem) -> PiecewiseBackend:
+        placeholders = item.graph.graph.find_nodes(op="placeholder")
+        return PiecewiseBackend(
+            item.graph,
+            [node.meta["example_value"] for node in placeholders],
+            manager=self._manager,
+            compile_sizes=self._compile_sizes,
+        )
