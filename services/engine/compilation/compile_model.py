@@ -83,30 +83,6 @@ class CompiledForward:
         raise AssertionError(f"no input has the size {size}")
 
 
-class FixedAddressForward:
-    """A forward pass whose inputs are always at the same addresses."""
-
-    def __init__(
-        self, forward: Callable[..., Any], inputs: Sequence[Tensor], *, max_num_tokens: int
-    ) -> None:
-        """Allocates the inputs at their largest.
-
-        Args:
-            forward: the pass; each of its inputs varies in dimension 0 only.
-            inputs: example inputs.
-            max_num_tokens: their largest length.
-        """
-        self._forward = forward
-        self._fixed = [each.new_zeros(max_num_tokens, *each.shape[1:]) for each in inputs]
-
-    def __call__(self, *inputs: Tensor) -> Any:
-        """Copies a step's inputs to their fixed addresses and runs the model."""
-        places = [fixed[: len(each)] for fixed, each in zip(self._fixed, inputs, strict=True)]
-        for place, each in zip(places, inputs, strict=True):
-            place.copy_(each)
-        return self._forward(*places)
-
-
 class TracedForward:
     """A model's forward under plain torch.compile, traced in one graph and not compiled.
 
@@ -193,10 +169,7 @@ def compile_model(
         load_s=round(stats.load_s, 3),
         total_s=round(time.monotonic() - started_s, 3),
     )
-    forward: Callable[..., Any] = CompiledForward(backend, example_inputs)
-    if config.cudagraph_copy_inputs and is_piecewise:
-        forward = FixedAddressForward(forward, example_inputs, max_num_tokens=max_num_tokens)
-    return CompiledModel(forward=forward, stats=stats)
+    return CompiledModel(forward=CompiledForward(backend, example_inputs), stats=stats)
 
 
 def _make_manager(config: CompilationConfig, factors: Factors | None) -> CompilerManager:

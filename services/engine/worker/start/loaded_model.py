@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import torch
@@ -25,6 +25,7 @@ from services.engine.worker.start.device import (
     dtype_name,
 )
 from services.engine.worker.start.kv_memory import allocate_kv_cache, block_bytes
+from services.engine.worker.start.warm_up import run_small_steps
 
 if TYPE_CHECKING:
     from services.engine.compilation.compile_model import CompiledModel
@@ -33,6 +34,9 @@ log = structlog.get_logger()
 
 EXAMPLE_NUM_TOKENS = 8
 """Length of the traced inputs; compiled code runs any length."""
+
+TRACED_STEPS = ((1,), (1, 1), (2,), (7,), (1, 5))
+"""Prompt lengths of steps that level 1 runs before it serves: decodes, prompts, and both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +127,7 @@ class LoadedModel:
 
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        return compile_model(
+        compiled = compile_model(
             self.model,
             settings,
             example_inputs=[
@@ -136,6 +140,9 @@ class LoadedModel:
             factors=compute_factors(self.config, self.device),
             rank=self.rank,
         )
+        if settings.level == CompilationLevel.DYNAMO_AS_IS:
+            self._trace(compiled.forward)
+        return compiled
 
     def make_runner(self, num_blocks: int) -> ModelRunner:
         """Allocates a KV cache and a runner's tables."""
@@ -148,3 +155,16 @@ class LoadedModel:
             groups=self.limits.layer_groups,
         )
         return ModelRunner(self.model, cache, limits=self.limits, device=self.device)
+
+    def _trace(self, forward: Callable[..., Any]) -> None:
+        """Runs dummy steps through a forward that is traced at its first call.
+
+        Raises:
+            RuntimeError: a later kind of step is traced again.
+        """
+        runner = self.make_runner(1)
+        runner.forward.run_model = forward
+        first, *others = TRACED_STEPS
+        run_small_steps(runner, self.limits, (first,))
+        with torch.compiler.set_stance("fail_on_recompile"):
+            run_small_steps(runner, self.limits, others)
