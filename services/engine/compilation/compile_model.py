@@ -3,7 +3,7 @@
 import inspect
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -30,28 +30,6 @@ log = structlog.get_logger()
 Forward = Callable[..., Any]
 
 
-class FixedAddressForward:
-    """A forward pass whose inputs are always at the same addresses."""
-
-    def __init__(self, forward: Forward, inputs: Sequence[Tensor], *, max_num_tokens: int) -> None:
-        """Allocates the inputs at their largest.
-
-        Args:
-            forward: the pass; each of its inputs varies in dimension 0 only.
-            inputs: example inputs.
-            max_num_tokens: their largest length.
-        """
-        self._forward = forward
-        self._fixed = [each.new_zeros(max_num_tokens, *each.shape[1:]) for each in inputs]
-
-    def __call__(self, *inputs: Tensor) -> Any:
-        """Copies a step's inputs to their fixed addresses and runs the model."""
-        places = [fixed[: len(each)] for fixed, each in zip(self._fixed, inputs, strict=True)]
-        for place, each in zip(places, inputs, strict=True):
-            place.copy_(each)
-        return self._forward(*places)
-
-
 class TracedForward:
     """A model's forward under plain torch.compile, traced in one graph and not compiled.
 
@@ -74,7 +52,7 @@ class CompiledModel:
     """The function to call instead of a model's forward, and the compile time."""
 
     forward: Forward
-    stats: CompileStats
+    stats: CompileStats = field(default_factory=CompileStats)
 
 
 def compile_model(
@@ -108,9 +86,9 @@ def compile_model(
         ImpureForwardError: its forward changes buffers, attributes or globals.
     """
     if config.level == CompilationLevel.NO_COMPILATION:
-        return CompiledModel(forward=model.forward, stats=CompileStats())
+        return CompiledModel(forward=model.forward)
     if config.level == CompilationLevel.DYNAMO_AS_IS:
-        return CompiledModel(forward=TracedForward(model), stats=CompileStats())
+        return CompiledModel(forward=TracedForward(model))
     traced = TracedModel.of(
         model, config, example_inputs=example_inputs, max_num_tokens=max_num_tokens
     )
@@ -151,8 +129,6 @@ def compile_traced(
         dump=dump,
     )
     forward = _link(traced, compiler, dump)
-    if config.cudagraph_copy_inputs and is_piecewise:
-        forward = FixedAddressForward(forward, traced.trace.inputs, max_num_tokens=max_num_tokens)
     stats = manager.stats
     log.info(
         "model_compiled",

@@ -65,7 +65,8 @@ class CompilationConfig(ConfigSection):
     """One value N: capture 1, 2, 4, 8 and multiples of 16 up to N; several: these sizes.
     Works where graphs are captured."""
     cudagraph_copy_inputs: bool = False
-    """Copy the model's inputs to fixed addresses before compiled pieces run. Works on level 3."""
+    """Copy a step's inputs to addresses of their own before its graphs read them. Works on levels
+    0, 2 and 3 where graphs are captured."""
     capture_while_serving: bool = True
     """Be ready before anything is compiled or captured; that then happens between steps."""
     fail_on_late_build: bool = False

@@ -56,7 +56,7 @@ FLAG_REACH = {
     "cudagraph_capture_sizes": GRAPHS,
     "cudagraph_piece_sizes": GRAPHS,
     "cuda_graph_sizes": GRAPHS,
-    "cudagraph_copy_inputs": Reach(levels=PIECES, is_refused=True),
+    "cudagraph_copy_inputs": Reach(levels=TRACED_ONCE_OR_NEVER, needs_graphs=True, is_refused=True),
     "capture_while_serving": _EVERYWHERE,
     "fail_on_late_build": _EVERYWHERE,
     "splitting_ops": Reach(levels=TRACED_ONCE_OR_NEVER),

@@ -155,7 +155,7 @@ class Sides:
         self._settings = settings
         self._pieces = piece_graphs(loaded.device, loaded.dtype)
         compiled = loaded.compile(settings.compilation, self._pieces)
-        self.reference = Side("eager", loaded.make_runner(num_blocks))
+        self.reference = Side("eager", loaded.make_runner(num_blocks, loaded.model))
         tested_name = "repeated" if settings.against == "eager" else settings.against
         self.tested = Side(tested_name, loaded.make_runner(num_blocks))
         install_model(self.tested.runner, compiled, settings.compilation, self._pieces)

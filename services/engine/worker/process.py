@@ -127,6 +127,8 @@ class StepServer:
         """
         self._channel.send(WorkerEvent(ready=ready).SerializeToString())
         while True:
+            if not self._recompilations.is_armed and (capture is None or not capture.has_work):
+                self._recompilations.arm()
             content = self._channel.receive(self._max_wait_s(capture))
             if content is not None:
                 descriptor = BatchDescriptor.FromString(content)
@@ -141,8 +143,6 @@ class StepServer:
                 outcome = capture.run(is_idle=is_idle)
                 if outcome is not None:
                     self.report_graph(outcome)
-            if not self._recompilations.is_armed and (capture is None or not capture.has_work):
-                self._recompilations.arm()
 
     def _execute(self, runner: Runner, descriptor: BatchDescriptor) -> Pending:
         """Runs a step, unless memory does not suffice or the step builds on one that was not run.

@@ -235,6 +235,11 @@ class InputBuffers:
             is_prefill=is_prefill,
         )
 
+    @property
+    def model_inputs(self) -> tuple[Tensor, Tensor]:
+        """The memory of input_ids and positions, [max_num_batched_tokens] each."""
+        return self._input_ids, self._positions
+
     def append_tokens(self, row_ids: Tensor, positions: Tensor, token_ids: Tensor) -> None:
         """Writes one sampled token into each of S rows; all are [S] int32."""
         self.tokens.index_put_((row_ids, positions), token_ids)

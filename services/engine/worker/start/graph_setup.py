@@ -30,6 +30,7 @@ from services.engine.config.compilation import DEFAULT_SPLITTING_OPS, Compilatio
 from services.engine.config.compilation_level import CompilationLevel
 from services.engine.limits import StepLimits
 from services.engine.worker.graphs.graph_set import GraphSet
+from services.engine.worker.inputs.copied_inputs import CopiedInputs
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.start.warm_up import prompts_of, run_small_steps
 
@@ -140,13 +141,16 @@ def install_model(
 ) -> None:
     """Makes a runner run the compiled model, or the model itself without one.
 
-    A model that was not compiled in pieces is captured around its splitting operators.
+    A model that was not compiled in pieces is captured around its splitting operators. Copies of
+    inputs are made outside the graphs of pieces, which read them.
     """
     forward = runner.forward
     if compiled is not None:
         forward.run_model = compiled.forward
     if compiled is None or config.level != CompilationLevel.PIECEWISE:
         forward.run_model = pieces.wrap_model(forward.run_model, config.splitting_ops)
+    if config.cudagraph_copy_inputs and config.graph_mode(runner.device.type):
+        forward.run_model = CopiedInputs(forward.run_model, runner.buffers.model_inputs)
 
 
 def build_uncaptured_kernels(prepared: PreparedGraphs, limits: StepLimits) -> None:

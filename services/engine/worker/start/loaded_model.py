@@ -1,12 +1,15 @@
 """Loads and compiles a model and makes its runners, for a worker and for `octavo replay`."""
 
+import importlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import torch
+from torch import Tensor
 
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM
@@ -25,14 +28,24 @@ from services.engine.worker.start.device import (
     dtype_name,
 )
 from services.engine.worker.start.kv_memory import allocate_kv_cache, block_bytes
+from services.engine.worker.start.warm_up import run_small_steps
 
 if TYPE_CHECKING:
     from services.engine.compilation.compile_model import CompiledModel
+    from services.engine.compilation.traced_model import TracedModel
 
 log = structlog.get_logger()
 
+Forward = Callable[..., Tensor]
+"""Maps input ids [T] and positions [T] to hidden states [T, hidden]."""
+
 EXAMPLE_NUM_TOKENS = 8
 """Length of the traced inputs; compiled code runs any length."""
+
+TRACED_LEVELS = (CompilationLevel.DYNAMO_ONCE, CompilationLevel.PIECEWISE)
+
+TRACED_STEPS = ((1,), (1, 1), (2,), (7,), (1, 5))
+"""Prompt lengths of steps that level 1 runs before it serves: decodes, prompts, and both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +60,10 @@ class LoadedModel:
     dtype: torch.dtype
     cache_dtype: torch.dtype
     load_s: float
+    forward: Forward
+    """Computes hidden states until a compiled model does: as traced with all passes, or, on levels
+    without a trace, as written."""
+    traced: "TracedModel | None" = None
 
     @classmethod
     def load(
@@ -63,7 +80,10 @@ class LoadedModel:
         """
         torch.set_num_threads(config.worker.num_threads)
         device = choose_device(config.worker, rank)
-        config = config.with_flags(compilation_level=int(config.compilation.level_on(device.type)))
+        level = config.compilation.level_on(device.type)
+        config = config.with_flags(compilation_level=int(level))
+        if level in TRACED_LEVELS:
+            _import_compiler()
         model_config = ModelConfig.from_folder(config.checkpoint.model)
         dtype = choose_dtype(config.checkpoint, model_config, device)
         cache_dtype = choose_cache_dtype(config.cache, model_config, dtype, device)
@@ -93,7 +113,7 @@ class LoadedModel:
         )
         load_s = time.monotonic() - started_s
         log.info("weights_loaded", num_parameters=count_parameters(model), load_s=round(load_s, 3))
-        return cls(
+        loaded = cls(
             config=config,
             rank=rank,
             model=model,
@@ -102,7 +122,9 @@ class LoadedModel:
             dtype=dtype,
             cache_dtype=cache_dtype,
             load_s=load_s,
+            forward=model,
         )
+        return loaded._traced() if level in TRACED_LEVELS else loaded
 
     @property
     def block_bytes(self) -> int:
@@ -114,34 +136,38 @@ class LoadedModel:
             groups=self.limits.layer_groups,
         )
 
-    def trace(self) -> "TracedModel | None":
-        """Traces the model; returns None on levels without a graph of it."""
-        settings = self.config.compilation
-        if settings.level not in (CompilationLevel.DYNAMO_ONCE, CompilationLevel.PIECEWISE):
+    @property
+    def example_inputs(self) -> list[Tensor]:
+        """Inputs of the model with the kinds of a step's."""
+        kinds = (torch.int32, torch.int64)
+        return [torch.zeros(EXAMPLE_NUM_TOKENS, dtype=kind, device=self.device) for kind in kinds]
+
+    def compile(self, settings: CompilationConfig, pieces: PieceGraphs) -> "CompiledModel | None":
+        """Compiles the model; returns None where `forward` is all there is. Any thread may call it.
+
+        Args:
+            settings: of the level that the model was loaded for.
+            pieces: wraps the compiled pieces.
+        """
+        is_final = self.traced is not None and not settings.use_inductor
+        if settings.level == CompilationLevel.NO_COMPILATION or is_final:
             return None
-        from services.engine.compilation.traced_model import TracedModel
-
-        return TracedModel.of(
-            self.model,
-            settings,
-            example_inputs=[
-                torch.zeros(EXAMPLE_NUM_TOKENS, dtype=dtype, device=self.device)
-                for dtype in (torch.int32, torch.int64)
-            ],
-            max_num_tokens=self.limits.max_num_batched_tokens,
-        )
-
-    def compile(
-        self, traced: "TracedModel", settings: CompilationConfig, pieces: PieceGraphs
-    ) -> "CompiledModel":
-        """Compiles a trace of the model. Any thread may call it."""
+        # The compiler takes 2 s to import, which a worker that compiles nothing must not wait for.
         from services.engine.compilation.cache_key import compute_factors
-        from services.engine.compilation.compile_model import compile_traced
+        from services.engine.compilation.compile_model import (
+            CompiledModel,
+            TracedForward,
+            compile_traced,
+        )
 
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+        if self.traced is None:
+            compiled = CompiledModel(forward=TracedForward(self.model))
+            self._run_traced_steps(compiled.forward)
+            return compiled
         return compile_traced(
-            traced,
+            self.traced,
             settings,
             piece_wrapper=pieces.wrap if settings.graph_mode(self.device.type) else None,
             max_num_seqs=self.limits.max_num_seqs,
@@ -149,8 +175,13 @@ class LoadedModel:
             rank=self.rank,
         )
 
-    def make_runner(self, num_blocks: int) -> ModelRunner:
-        """Allocates a KV cache and a runner's tables."""
+    def make_runner(self, num_blocks: int, forward: Forward | None = None) -> ModelRunner:
+        """Allocates a KV cache and a runner's tables.
+
+        Args:
+            num_blocks: blocks of the cache.
+            forward: computes hidden states; by default `self.forward`.
+        """
         cache = allocate_kv_cache(
             self.model,
             num_blocks=num_blocks,
@@ -159,4 +190,42 @@ class LoadedModel:
             device=self.device,
             groups=self.limits.layer_groups,
         )
-        return ModelRunner(self.model, cache, limits=self.limits, device=self.device)
+        runner = ModelRunner(self.model, cache, limits=self.limits, device=self.device)
+        runner.forward.run_model = forward or self.forward
+        return runner
+
+    def _traced(self) -> "LoadedModel":
+        """Returns this model with its trace."""
+        from services.engine.compilation.compile_model import run_as_traced
+        from services.engine.compilation.traced_model import TracedModel
+
+        started_s = time.monotonic()
+        traced = TracedModel.of(
+            self.model,
+            self.config.compilation,
+            example_inputs=self.example_inputs,
+            max_num_tokens=self.limits.max_num_batched_tokens,
+        )
+        forward = run_as_traced(traced).forward
+        log.info("model_traced", trace_s=round(time.monotonic() - started_s, 3))
+        return replace(self, traced=traced, forward=forward)
+
+    def _run_traced_steps(self, forward: Callable[..., Any]) -> None:
+        """Runs dummy steps through a forward that is traced at its first call.
+
+        Raises:
+            RuntimeError: a later kind of step is traced again.
+        """
+        runner = self.make_runner(1)
+        runner.forward.run_model = forward
+        first, *others = TRACED_STEPS
+        run_small_steps(runner, self.limits, (first,))
+        with torch.compiler.set_stance("fail_on_recompile"):
+            run_small_steps(runner, self.limits, others)
+
+
+def _import_compiler() -> None:
+    """Begins to import the compiler, which takes 2 s, in parallel to the loading of weights."""
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compiler")
+    thread.submit(importlib.import_module, "services.engine.compilation.compile_model")
+    thread.shutdown(wait=False)

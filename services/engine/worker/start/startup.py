@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -12,6 +13,7 @@ from models.loading.parameter_count import count_parameters
 from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.compilation.graphs.capture_plan import wire_key
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
+from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.config.compilation import CompilationConfig
 from services.engine.config.compilation_level import CompilationLevel
 from services.engine.config.engine_config import EngineConfig
@@ -100,18 +102,16 @@ def start_worker(
     kernels = KernelBuilding.fork(config.worker)
     torch.set_num_interop_threads(1)
     loaded = LoadedModel.load(config, rank=rank, report_progress=report_progress)
-    settings = config.compilation
+    settings = loaded.config.compilation
     _warn_of_idle_flags(settings, loaded.device)
     pieces = piece_graphs(loaded.device, loaded.dtype)
     clock.end("load")
 
+    # The graphs of the model as traced stay in use while the compiled pieces are wrapped.
+    compiled_pieces = PieceGraphs(pieces.recorder)
+
     def compile_loaded() -> "CompiledModel | None":
-        kernels.build_others()
-        if loaded.device.type == "cuda":
-            others = other_steps(loaded.model.config, loaded.limits)
-            run_small_steps(loaded.make_runner(1), loaded.limits, others)
-            loaded.make_runner(1).execute(small_step_of_everything(loaded.limits))
-        return loaded.compile(settings, pieces)
+        return loaded.compile(settings, compiled_pieces)
 
     step_bytes = None
     if loaded.device.type == "cuda":
@@ -122,6 +122,7 @@ def start_worker(
     if not settings.capture_while_serving:
         if settings.level != CompilationLevel.NO_COMPILATION:
             report_progress("compiling the model")
+        _build_other_kernels(loaded, kernels)
         compiled = compile_loaded()
         clock.end("compile")
     report_progress("allocating the KV cache")
@@ -130,8 +131,10 @@ def start_worker(
     clock.end("memory")
 
     def install(compiled: "CompiledModel | None") -> None:
+        pieces.adopt(compiled_pieces)
         install_model(runner, compiled, settings, pieces)
 
+    install(compiled)
     prepared = prepare_graphs(
         runner, settings, limits=loaded.limits, pieces=pieces, on_fault=on_fault
     )
@@ -140,10 +143,11 @@ def start_worker(
     outcomes: list[GraphOutcome] = []
     capture = None
     if settings.capture_while_serving:
-        compilation = BackgroundCompile(compile_loaded, install)
+        compilation = BackgroundCompile(
+            partial(_build_other_kernels, loaded, kernels), compile_loaded, install
+        )
         capture = BackgroundCapture(prepared.graphs, compilation=compilation)
     else:
-        install(compiled)
         outcomes = prepared.capture_all(report_progress)
     ready = _announcement(loaded, num_blocks, prepared)
     ready.graphs.extend(graph_report(outcome) for outcome in outcomes)
@@ -176,6 +180,15 @@ def _build_first_kernels(
         others=lambda: run_small_steps(runner, limits, other_steps(loaded.model.config, limits)),
     )
     return step_bytes[0] if step_bytes else None
+
+
+def _build_other_kernels(loaded: LoadedModel, kernels: KernelBuilding) -> None:
+    """Builds the kernels of all other steps."""
+    kernels.build_others()
+    if loaded.device.type == "cuda":
+        others = other_steps(loaded.model.config, loaded.limits)
+        run_small_steps(loaded.make_runner(1), loaded.limits, others)
+        loaded.make_runner(1).execute(small_step_of_everything(loaded.limits))
 
 
 def _choose_num_blocks(

@@ -40,6 +40,8 @@ def config_of(folder, **flags):
     ("flags", "compiles"),
     [
         ({"compilation_level": 0}, False),
+        # It was traced before, or the first step would end the worker.
+        ({"compilation_level": 1, "fail_on_late_build": True}, True),
         ({"compilation_level": 2}, True),
         ({"compilation_level": 3}, True),
         ({"compilation_level": 3, "enforce_eager": True}, False),

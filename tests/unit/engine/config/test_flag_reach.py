@@ -79,5 +79,7 @@ def test_other_flags_without_effect_are_named():
     ]
     assert idle("cuda", cudagraph_capture_sizes=[4], cuda_graph_sizes=[8]) == []
     assert idle("cuda", compilation_level=1, splitting_ops=["octavo::other"]) == ["splitting_ops"]
+    assert idle(cudagraph_copy_inputs=True) == ["cudagraph_copy_inputs"]
+    assert idle("cuda", cudagraph_copy_inputs=True) == []
     by_name = {"compilation_level": 3, "compile_sizes": ["cudagraph_capture_sizes"]}
     assert idle(cudagraph_capture_sizes=[4], **by_name) == []

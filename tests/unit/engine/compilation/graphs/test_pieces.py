@@ -56,6 +56,24 @@ def test_whole_graphs_serve_decodes_and_pieces_the_rest(folder, expected, level)
     assert modes(engine) == {WireMode.CUDA_GRAPH_MODE_PIECEWISE, WireMode.CUDA_GRAPH_MODE_FULL}
 
 
+@pytest.mark.parametrize("mode", [CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL_AND_PIECEWISE])
+def test_graphs_that_read_copies_serve_inputs_that_moved(folder, expected, level, mode):
+    config = compilation_config(
+        level=level,
+        use_inductor=False,
+        cudagraph_mode=mode,
+        cudagraph_capture_sizes=(4, 64),
+        cudagraph_copy_inputs=True,
+    )
+    engine = GraphEngine(folder, config)
+    assert {outcome.fault for outcome in engine.capture()} == {""}
+    if mode is CUDAGraphMode.PIECEWISE:
+        buffers = engine.runner.buffers
+        buffers._positions = buffers._positions.clone()
+    assert engine.run(PROMPTS, NUM_OUTPUT) == expected
+    assert set(engine.reasons) == {FallbackReason.FALLBACK_REASON_UNSPECIFIED}
+
+
 def test_a_piece_whose_argument_moved_is_given_up_and_tokens_stay_right(folder, expected, level):
     engine = engine_in(folder, level, CUDAGraphMode.PIECEWISE, 64)
     engine.capture()
