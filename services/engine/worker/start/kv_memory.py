@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 import torch
+from torch import Tensor
 
 from models.kv_cache import CacheData
 from models.layers.decoder import CausalLM
@@ -78,6 +79,7 @@ def choose_num_blocks(
     device: torch.device,
     graph_bytes: Callable[[ModelRunner], int],
     step_bytes: int | None = None,
+    forward: Callable[..., Tensor] | None = None,
 ) -> int:
     """Returns the number of blocks by configuration or memory, the null block included.
 
@@ -89,6 +91,7 @@ def choose_num_blocks(
         device: of the cache.
         graph_bytes: measures the memory of graphs with a runner made for it.
         step_bytes: the result of `largest_step_bytes`, if measured.
+        forward: computes hidden states; by default the model.
 
     Raises:
         ValueError: the memory is too small for one usable block.
@@ -103,6 +106,7 @@ def choose_num_blocks(
             available = config.kv_cache_memory_mb * 2**20
         else:
             runner = probe_runner(model, limits=limits, dtype=dtype, device=device)
+            runner.forward.run_model = forward or model
             if step_bytes is None:
                 step_bytes = largest_step_bytes(runner, limits)
             torch.cuda.synchronize(device)  # captures need an idle device

@@ -203,6 +203,7 @@ def _choose_num_blocks(
         device=loaded.device,
         graph_bytes=lambda runner: estimate_graph_bytes(runner, settings, limits=limits),
         step_bytes=step_bytes,
+        forward=loaded.forward,
     )
     log.info(
         "kv_cache_allocated",
