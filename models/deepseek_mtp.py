@@ -6,13 +6,15 @@ others. GLM-4.5 has the same form.
 Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2.
 """
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
 from torch import nn
 
+from models.compile_support import support_torch_compile
 from models.config import ModelConfig
-from models.layers.decoder import CausalLM, DecoderLayer
+from models.layers.decoder import CausalLM, Decoder, DecoderLayer
 from models.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from models.layers.latent_attention import LatentAttention
 from models.layers.linear import MergedColumnParallelLinear
@@ -73,10 +75,31 @@ def _attention(config: ModelConfig, layer_index: int, group: ParallelGroup) -> n
     return SelfAttention(config, layer_index, group, has_head_norms=config.use_qk_norm)
 
 
-class DeepseekMTP(nn.Module):
+@support_torch_compile(dynamic_arg_dims={"token_ids": 0, "positions": 0, "hidden": 0})
+class DraftStep(nn.Module):
+    """One guess for each token: a draft layer and what it shares with the model."""
+
+    def __init__(self, decoder: Decoder, layer: DraftLayer) -> None:
+        super().__init__()
+        self.embed_tokens = layer.embed_tokens or decoder.embed_tokens
+        self.rotary = decoder.rotary
+        self.layer = layer
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor
+    ) -> torch.Tensor:
+        """Maps T token ids, their positions and hidden states [T, hidden] to [T, hidden]."""
+        joined = self.layer.join(self.embed_tokens(token_ids), hidden)
+        normed: torch.Tensor = self.layer.shared_head.norm(
+            self.layer(joined, self.rotary(positions))
+        )
+        return normed
+
+
+class DeepseekMTP:
     """The draft layers of a model that was loaded with them.
 
-    Must run inside `models.forward_context.forward_context`, like the model. The cache of draft
+    They run inside `models.forward_context.forward_context`, like the model. The cache of draft
     layer i is number num_hidden_layers + i.
     """
 
@@ -86,16 +109,17 @@ class DeepseekMTP(nn.Module):
         Raises:
             ValueError: it was loaded without.
         """
-        super().__init__()
         decoder = model.model
         layers = list(decoder.layers)[model.config.num_hidden_layers :]
         if not layers:
             raise ValueError(f"{model.config.architecture} was loaded without draft layers")
         self.num_layers = len(layers)
-        self._layers = nn.ModuleList(layers)
+        self.steps = [DraftStep(decoder, cast("DraftLayer", layer)) for layer in layers]
+        self.run_steps: list[Callable[..., torch.Tensor]] = list(self.steps)
+        """What runs for each step; compilation replaces it."""
         self._model = model
 
-    def forward(
+    def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor, depth: int
     ) -> torch.Tensor:
         """Computes one guess for each of T tokens.
@@ -107,20 +131,16 @@ class DeepseekMTP(nn.Module):
 
         Returns [T, hidden], normalised: for `compute_logits` and for the next depth.
         """
-        layer, decoder = self._layer(depth), self._model.model
-        embed = decoder.embed_tokens if layer.embed_tokens is None else layer.embed_tokens
-        joined = layer.join(embed(token_ids), hidden)
-        normed: torch.Tensor = layer.shared_head.norm(layer(joined, decoder.rotary(positions)))
-        return normed
+        return self.run_steps[self._number(depth)](token_ids, positions, hidden)
 
     def compute_logits(self, hidden: torch.Tensor, depth: int) -> torch.Tensor:
         """Maps [S, hidden] of a depth to the logits of the tokens it guesses, [S, vocab]."""
-        head = self._layer(depth).shared_head.head
+        head = self.steps[self._number(depth)].layer.shared_head.head
         logits: torch.Tensor = (self._model.lm_head if head is None else head)(hidden)
         return logits
 
-    def _layer(self, depth: int) -> DraftLayer:
-        return cast("DraftLayer", self._layers[min(depth, self.num_layers - 1)])
+    def _number(self, depth: int) -> int:
+        return min(depth, self.num_layers - 1)
 
 
 def append_draft_layers(model: CausalLM, group: ParallelGroup) -> None:

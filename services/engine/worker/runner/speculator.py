@@ -1,6 +1,6 @@
 """Speculation in the worker: verifies and makes drafts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -33,6 +33,9 @@ class Speculator(Protocol):
 
     programs: Mapping[GraphKind, GraphProgram]
 
+    def run_steps(self, forwards: Sequence[Callable[..., Tensor]]) -> None:
+        """Makes each draft layer run as one of `forwards`."""
+
     def draft(
         self, batch: Batch, output: ForwardOutput, sampled: Sampled, graphs: GraphSet
     ) -> Drafted | None:
@@ -43,6 +46,9 @@ class NoSpeculation:
     """Speculation for steps without drafts."""
 
     programs: Mapping[GraphKind, GraphProgram] = {}
+
+    def run_steps(self, forwards: Sequence[Callable[..., Tensor]]) -> None:
+        """Does nothing."""
 
     def draft(
         self, batch: Batch, output: ForwardOutput, sampled: Sampled, graphs: GraphSet
@@ -69,6 +75,10 @@ class DraftLayers:
         self.programs: Mapping[GraphKind, GraphProgram] = {GraphKind.DRAFT: self._program}
         self.on_drafts: DraftWatcher = lambda _: None
         """Sees what the drafts of each step were chosen by, valid until the next step."""
+
+    def run_steps(self, forwards: Sequence[Callable[..., Tensor]]) -> None:
+        """Makes each draft layer run as one of `forwards`."""
+        self._layers.run_steps = list(forwards)
 
     def compute_logits(self, hidden: Tensor, depth: int) -> Tensor:
         """Maps [S, hidden] that chose a draft, after `depth` others, to [S, V]."""

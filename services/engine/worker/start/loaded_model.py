@@ -2,16 +2,17 @@
 
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import structlog
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.config import ModelConfig
+from models.deepseek_mtp import DeepseekMTP
 from models.layers.decoder import CausalLM
 from models.loading.loader import load_model
 from models.loading.parameter_count import count_parameters
@@ -64,6 +65,8 @@ class LoadedModel:
     """Computes hidden states until a compiled model does: as traced with all passes, or, on levels
     without a trace, as written."""
     traced: "TracedModel | None" = None
+    draft_forwards: tuple[Forward, ...] = ()
+    """The same for each draft layer; empty where they run as written. No compiler follows."""
 
     @classmethod
     def load(
@@ -192,23 +195,39 @@ class LoadedModel:
         )
         runner = ModelRunner(self.model, cache, limits=self.limits, device=self.device)
         runner.forward.run_model = forward or self.forward
+        if forward is None and self.draft_forwards:
+            runner.speculator.run_steps(self.draft_forwards)
         return runner
 
     def _traced(self) -> "LoadedModel":
         """Returns this model with its trace."""
         from services.engine.compilation.compile_model import run_as_traced
-        from services.engine.compilation.traced_model import TracedModel
 
         started_s = time.monotonic()
-        traced = TracedModel.of(
-            self.model,
+        inputs = self.example_inputs
+        traced = self._trace(self.model, inputs)
+        drafts = []
+        if self.limits.num_speculative_tokens:
+            hidden = torch.zeros(len(inputs[0]), self.model.config.hidden_size)
+            inputs.append(hidden.to(self.device, self.dtype))
+            drafts = [self._trace(step, inputs) for step in DeepseekMTP(self.model).steps]
+        log.info("model_traced", trace_s=round(time.monotonic() - started_s, 3))
+        return replace(
+            self,
+            traced=traced,
+            forward=run_as_traced(traced).forward,
+            draft_forwards=tuple(run_as_traced(each).forward for each in drafts),
+        )
+
+    def _trace(self, module: nn.Module, inputs: Sequence[Tensor]) -> "TracedModel":
+        from services.engine.compilation.traced_model import TracedModel
+
+        return TracedModel.of(
+            module,
             self.config.compilation,
-            example_inputs=self.example_inputs,
+            example_inputs=inputs,
             max_num_tokens=self.limits.max_num_batched_tokens,
         )
-        forward = run_as_traced(traced).forward
-        log.info("model_traced", trace_s=round(time.monotonic() - started_s, 3))
-        return replace(self, traced=traced, forward=forward)
 
     def _run_traced_steps(self, forward: Callable[..., Any]) -> None:
         """Runs dummy steps through a forward that is traced at its first call.
