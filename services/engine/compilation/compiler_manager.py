@@ -11,8 +11,14 @@ from torch.fx import GraphModule
 
 from services.engine.compilation.artifact_cache import ArtifactCache
 from services.engine.compilation.cache_key import Factors, digest
-from services.engine.compilation.compiler_interface import CompilerInterface, LoadError, Runnable
+from services.engine.compilation.compiler_interface import (
+    CompilerInterface,
+    EagerAdaptor,
+    LoadError,
+    Runnable,
+)
 from services.engine.compilation.graph_signature import graph_signature
+from services.engine.compilation.own_kernels import only_calls_own_kernels
 
 log = structlog.get_logger()
 
@@ -22,11 +28,12 @@ class CompileStats:
     """Counts and times of compilation so far.
 
     num_pieces: distinct pieces and sizes requested. num_loaded: of these, loaded from disk.
-    compile_s, load_s: seconds.
+    num_without_code: pieces of our operators alone. compile_s, load_s: seconds.
     """
 
     num_pieces: int = 0
     num_loaded: int = 0
+    num_without_code: int = 0
     compile_s: float = 0.0
     load_s: float = 0.0
 
@@ -66,10 +73,15 @@ class CompilerManager:
     ) -> Runnable:
         """Returns a graph compiled for any number of tokens, or for one.
 
-        Graphs that compute the same share one compiled piece.
+        Graphs that compute the same share one compiled piece. A graph of our operators alone, for
+        which a compiler has nothing to generate, runs as traced.
         """
         key = self._key(graph, runtime_shape)
         piece = self._pieces.get(key)
+        if piece is None and only_calls_own_kernels(graph):
+            self.stats.num_without_code += 1
+            piece, _ = EagerAdaptor().compile(graph, example_inputs, self._settings)
+            self._pieces[key] = piece
         if piece is None:
             self.stats.num_pieces += 1
             piece = self._load(key) or self._compile(key, graph, example_inputs, runtime_shape)
