@@ -1,6 +1,6 @@
 """The torch.compile backend: splits a traced model and compiles the pieces."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 
 from services.engine.compilation.compiler_manager import CompilerManager
 from services.engine.compilation.debug_dump import DebugDump
+from services.engine.compilation.passes.manager import PostGradPassManager
 from services.engine.compilation.piece_info import PieceInfo, PieceWrapper
 from services.engine.compilation.piecewise_backend import PiecewiseBackend
 from services.engine.compilation.split_graph import SplitItem, split_graph
@@ -92,12 +93,14 @@ class OctavoBackend:
         compile_sizes: Sequence[int] = (),
         piece_wrapper: PieceWrapper | None = None,
         debug_dump_path: Path | None = None,
+        passes: PostGradPassManager | None = None,
     ) -> None:
         self._manager = manager
         self._splitting_ops = splitting_ops
         self._compile_sizes = compile_sizes
         self._piece_wrapper = piece_wrapper
         self._dump = DebugDump(debug_dump_path) if debug_dump_path else None
+        self._passes = passes or PostGradPassManager(())
         self.graph: GraphModule | None = None
         """The traced graph."""
         self.whole: Callable[..., Sequence[Any]] | None = None
@@ -106,6 +109,8 @@ class OctavoBackend:
         """Replaces the graph while Dynamo traces."""
         self.items: list[SplitItem] = []
         """The parts of the graph."""
+        self.pass_matches: Mapping[str, int] = {}
+        """Matches of each compiler pass, by name."""
 
     def __call__(self, graph: GraphModule, example_inputs: Sequence[Any]) -> "TracedCall":
         """Compiles a traced model; returns a stand-in for it while Dynamo traces."""
@@ -115,9 +120,11 @@ class OctavoBackend:
                 "the model was traced a second time; a backend compiles one model for one trace"
             )
         self.graph = graph
-        whole, self.items = split_graph(graph, self._splitting_ops)
         if self._dump:
             self._dump.graph("traced_graph", graph)
+        self.pass_matches = self._passes.run(graph, self._dump)
+        whole, self.items = split_graph(graph, self._splitting_ops)
+        if self._dump:
             self._dump.graph("split_graph", whole)
         PiecewiseCompileInterpreter(
             whole,

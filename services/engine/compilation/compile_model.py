@@ -11,7 +11,7 @@ import structlog
 import torch
 from torch import SymInt, Tensor, nn
 
-from models.compile_support import DynamicArgDims, dynamic_arg_dims_of
+from models.compile_support import DynamicArgDims, dynamic_arg_dims_of, expected_passes_of
 from models.deepseek_mtp import DraftLayer
 from models.layers.attention import Attention
 from models.layers.latent_attention import LatentAttention
@@ -21,6 +21,9 @@ from services.engine.compilation.cache_key import Factors
 from services.engine.compilation.compiler_interface import CompilerInterface, EagerAdaptor
 from services.engine.compilation.compiler_manager import CompilerManager, CompileStats
 from services.engine.compilation.inductor_adaptor import InductorStandaloneAdaptor
+from services.engine.compilation.passes.graph_pass import CompileRange
+from services.engine.compilation.passes.manager import PostGradPassManager
+from services.engine.compilation.passes.selection import selected_passes
 from services.engine.compilation.piece_info import PieceWrapper
 from services.engine.compilation.purity import check_inputs_are_unchanged, no_side_effects
 from services.engine.compilation.split_graph import num_calls
@@ -158,8 +161,8 @@ def compile_model(
         rank: names the folder of this worker's debug dump.
 
     Raises:
-        ValueError: the model declares nothing, does not return one tensor, or lacks a splitting
-            operator.
+        ValueError: the model declares nothing, does not return one tensor, lacks a splitting
+            operator, or promises a match to a pass that has none.
         ImpureForwardError: its forward changes buffers, attributes or globals.
     """
     if config.level == CompilationLevel.NO_COMPILATION:
@@ -178,11 +181,18 @@ def compile_model(
         compile_sizes=sizes if is_piecewise else (),
         piece_wrapper=piece_wrapper if is_piecewise else None,
         debug_dump_path=_dump_folder(config, rank),
+        passes=PostGradPassManager(
+            selected_passes(config),
+            compile_range=CompileRange(end=max_num_tokens),
+            expected=expected_passes_of(model),
+            allows_unmatched=config.allow_unmatched_passes,
+        ),
     )
     _trace(model, backend, example_inputs)
     if is_piecewise:
         _check_splits(model, backend, config.splitting_ops)
     stats = manager.stats
+    stats.pass_matches = backend.pass_matches
     log.info(
         "model_compiled",
         level=config.level.name,
@@ -191,6 +201,7 @@ def compile_model(
         num_loaded=stats.num_loaded,
         compile_s=round(stats.compile_s, 3),
         load_s=round(stats.load_s, 3),
+        passes=dict(stats.pass_matches),
         total_s=round(time.monotonic() - started_s, 3),
     )
     forward: Callable[..., Any] = CompiledForward(backend, example_inputs)
