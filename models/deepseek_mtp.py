@@ -109,8 +109,8 @@ class DeepseekMTP(nn.Module):
         """
         layer, decoder = self._layer(depth), self._model.model
         embed = decoder.embed_tokens if layer.embed_tokens is None else layer.embed_tokens
-        stream = layer((layer.join(embed(token_ids), hidden), None), decoder.rotary(positions))
-        normed: torch.Tensor = layer.shared_head.norm.add(*stream)[0]
+        joined = layer.join(embed(token_ids), hidden)
+        normed: torch.Tensor = layer.shared_head.norm(layer(joined, decoder.rotary(positions)))
         return normed
 
     def compute_logits(self, hidden: torch.Tensor, depth: int) -> torch.Tensor:

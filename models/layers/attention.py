@@ -3,7 +3,6 @@
 import torch
 from torch import nn
 
-from models.layers.norm import RMSNorm
 from models.ops.attention.attention import unified_attention_with_output
 
 
@@ -24,31 +23,25 @@ class Attention(nn.Module):
         k: torch.Tensor,
         v: torch.Tensor,
         *,
-        rotation: tuple[torch.Tensor, torch.Tensor] | None = None,
-        norms: tuple[RMSNorm, RMSNorm] | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Maps q [T, Hq, D], k and v [T, Hk, D] to [T, Hq * D]; writes k and v to the cache.
 
-        rotation: cosine and signed sine, each [T, 1, D]; rotates q and k. Without it q is
-            contiguous.
-        norms: of the heads of q and of k before the rotation; of equal eps.
+        q: contiguous.
         sinks: [Hq], a score of each head without a key.
         """
         output = q.new_empty(q.shape)
-        cos, signed_sin = rotation or (None, None)
-        q_norm, k_norm = norms or (None, None)
         unified_attention_with_output(
             q,
             k,
             v,
             output,
             self.layer_index,
-            cos,
-            signed_sin,
-            None if q_norm is None else q_norm.weight,
-            None if k_norm is None else k_norm.weight,
-            0.0 if q_norm is None else q_norm.eps,
+            None,
+            None,
+            None,
+            None,
+            0.0,
             self.sliding_window,
             sinks,
         )

@@ -1,6 +1,7 @@
 """The decoder-only transformer around its attention: the shared part of all model files."""
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import ClassVar, cast
 
 import torch
@@ -10,15 +11,15 @@ from models.compile_support import support_torch_compile
 from models.config import ModelConfig
 from models.kv_cache import CacheSpec
 from models.layers.embedding import ParallelLMHead, VocabParallelEmbedding
-from models.layers.linear import GatedColumnParallelLinear, RowParallelLinear
+from models.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from models.layers.norm import RMSNorm
 from models.layers.rotary import RotaryEmbedding, Rotation
-from models.layers.stream import Stream, StreamLayer, pass_through
 from models.layers.weight import ExpertTensor
+from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.parallel.group import ParallelGroup
 
 
-class GatedMLP(StreamLayer):
+class GatedMLP(nn.Module):
     """Feed-forward layer down(silu(gate(x)) * up(x))."""
 
     def __init__(
@@ -27,25 +28,21 @@ class GatedMLP(StreamLayer):
         super().__init__()
         hidden, bias = config.hidden_size, config.mlp_bias
         inner = intermediate_size or config.intermediate_size
-        self.gate_up_proj = GatedColumnParallelLinear(hidden, inner, bias=bias, group=group)
+        self.gate_up_proj = MergedColumnParallelLinear(
+            hidden, [inner, inner], bias=bias, group=group
+        )
         self.down_proj = RowParallelLinear(inner, hidden, bias=bias, group=group)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [T, hidden] to [T, hidden]."""
-        output: torch.Tensor = self.down_proj(self.gate_up_proj(hidden))
+        output: torch.Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(hidden)))
         return output
-
-    def forward_stream(self, stream: Stream, norm: RMSNorm) -> Stream:
-        """Adds the layer's output for the normalised stream to the stream."""
-        gated, total = self.gate_up_proj.forward_normed(stream, norm)
-        return self.down_proj.add_to(total, gated)
 
 
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, each after a norm and added to the residual stream.
 
-    self_attn maps ([T, hidden], Rotation) to [T, hidden], mlp [T, hidden] to [T, hidden]; a
-    StreamLayer may fuse its norm and its sum.
+    self_attn maps ([T, hidden], Rotation) to [T, hidden], mlp [T, hidden] to [T, hidden].
     """
 
     def __init__(self, config: ModelConfig, self_attn: nn.Module, mlp: nn.Module) -> None:
@@ -55,10 +52,11 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, stream: Stream, rotation: Rotation) -> Stream:
-        """Returns the stream with the outputs of both sub-layers added."""
-        stream = pass_through(self.self_attn, stream, self.input_layernorm, rotation)
-        return pass_through(self.mlp, stream, self.post_attention_layernorm)
+    def forward(self, hidden: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        """Maps the residual stream, [T, hidden], to the one with both outputs added."""
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation)
+        output: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return output
 
 
 class Decoder(nn.Module):
@@ -79,11 +77,12 @@ class Decoder(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Maps [T] token ids at [T] positions to [T, hidden]."""
-        stream: Stream = self.embed_tokens(input_ids), None
+        hidden = self.embed_tokens(input_ids)
         rotation = self.rotary(positions)
-        for index in range(self._num_layers):
-            stream = self.layers[index](stream, rotation)
-        return self.norm.add(*stream)[0]
+        for layer in islice(self.layers, self._num_layers):
+            hidden = layer(hidden, rotation)
+        normed: torch.Tensor = self.norm(hidden)
+        return normed
 
 
 @support_torch_compile(dynamic_arg_dims={"input_ids": 0, "positions": 0})

@@ -45,5 +45,5 @@ class ParallelLMHead(VocabParallelEmbedding):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [S, hidden] to [S, vocab] on every rank."""
-        logits = self.group.all_gather(linear(hidden, self.weight))
+        logits = self.group.all_gather(linear(hidden, self.weight, None))
         return logits[:, : self.vocab_size]

@@ -13,7 +13,7 @@ from models.config_sections.mla import IndexConfig, MlaConfig
 from models.layers.linear import MergedColumnParallelLinear
 from models.layers.rotary import Rotation
 from models.layers.weight import Replicated, empty_parameter
-from models.ops.elementwise.rotary import apply_rotary
+from models.ops.elementwise.rotary import rotary
 from models.parallel.group import SINGLE
 
 KEY_NORM_EPS = 1e-6
@@ -46,14 +46,14 @@ class Indexer(nn.Module):
 
         compressed_q: [T, q_lora_rank], normalised.
         """
-        queries = self.wq_b(compressed_q).view(len(hidden), -1, self._index.head_dim)
+        queries = self.wq_b(compressed_q).view(hidden.shape[0], -1, self._index.head_dim)
         keys = self.k_norm(self.wk(hidden)).unsqueeze(1)
         weights = self.weights_proj(hidden).float() * self._scale
         queries, keys = (self._rotate(heads, rotation) for heads in (queries, keys))
         return queries, keys.squeeze(1), weights, self._index.top_k
 
     def _rotate(self, heads: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        rotated = apply_rotary(heads[..., : self._rope_dim], *rotation)
+        rotated = rotary(heads[..., : self._rope_dim], *rotation)
         return torch.cat((rotated, heads[..., self._rope_dim :]), dim=-1)
 
 

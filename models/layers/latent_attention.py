@@ -13,7 +13,7 @@ from models.layers.rotary import Rotation
 from models.layers.rotary_heads import RotaryColumnLinear, head_order
 from models.layers.weight import check_shape, empty_parameter
 from models.ops.attention.latent_attention import latent_attention_with_output
-from models.ops.elementwise.rotary import apply_rotary
+from models.ops.elementwise.rotary import rotary
 from models.parallel.group import SINGLE, ParallelGroup
 
 LATENT_NORM_EPS = 1e-6
@@ -86,16 +86,16 @@ class LatentAttention(nn.Module):
         mla = self._mla
         queries, compressed, compressed_q = self._project(hidden)
         q_plain, q_rotated = torch.split(
-            queries.view(len(hidden), self._num_heads, -1),
+            queries.view(hidden.shape[0], self._num_heads, -1),
             [mla.qk_nope_head_dim, mla.qk_rope_head_dim],
             dim=-1,
         )
         latent, k_rotated = torch.split(
             compressed, [mla.kv_lora_rank, mla.qk_rope_head_dim], dim=-1
         )
-        latent = self.kv_a_layernorm(latent.contiguous())
-        k_rotated = apply_rotary(k_rotated.unsqueeze(1), *rotation).squeeze(1)
-        q_rotated = apply_rotary(q_rotated, *rotation)
+        latent = self.kv_a_layernorm(latent)
+        k_rotated = rotary(k_rotated.unsqueeze(1), *rotation).squeeze(1)
+        q_rotated = rotary(q_rotated, *rotation)
         q = torch.cat((self.kv_b_proj.absorb(q_plain), q_rotated), dim=-1)
         attended = q.new_empty(*q.shape[:2], mla.kv_lora_rank)
         entry = torch.cat((latent, k_rotated), dim=-1)
@@ -116,7 +116,7 @@ class LatentAttention(nn.Module):
             return self.q_proj(hidden), self.kv_a_proj_with_mqa(hidden), None
         sizes = [mla.q_lora_rank, mla.kv_lora_rank + mla.qk_rope_head_dim]
         compressed_q, compressed = torch.split(self.qkv_a_proj(hidden), sizes, dim=-1)
-        compressed_q = self.q_a_layernorm(compressed_q.contiguous())
+        compressed_q = self.q_a_layernorm(compressed_q)
         return self.q_b_proj(compressed_q), compressed, compressed_q
 
 

@@ -5,17 +5,12 @@ single all-reduce (Shoeybi et al. 2019, "Megatron-LM", section 3).
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import nn
 
-from models.layers.norm import RMSNorm
 from models.layers.quantization import UNQUANTIZED, QuantizableLinear
-from models.layers.stream import Stream
 from models.layers.weight import check_shape, empty_parameter
-from models.ops.elementwise.silu_and_mul import silu_and_mul
-from models.ops.linear.linear import add_linear, linear, norm_linear
 from models.parallel.group import ParallelGroup
 
 
@@ -25,9 +20,6 @@ class MergedColumnParallelLinear(QuantizableLinear):
     Its output concatenates this rank's share of each projection. Shard ids are indices of the
     projections. replicas: for each projection, how many neighbouring ranks hold the same share.
     """
-
-    is_gated: ClassVar[bool] = False
-    """Whether the output is the SiLU of the first projection times the second."""
 
     def __init__(
         self,
@@ -53,23 +45,7 @@ class MergedColumnParallelLinear(QuantizableLinear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps [T, input_size] to [T, sum of local_sizes]."""
-        if self.method is UNQUANTIZED:
-            return linear(x, self.weight, self.bias, is_gated=self.is_gated)
-        product = self.method.product(x, self.weight, self.weight_scale, self.bias)
-        return silu_and_mul(product) if self.is_gated else product
-
-    def forward_normed(self, stream: Stream, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
-        """Projects the normalised stream; returns the result and the stream as one tensor."""
-        hidden, residual = stream
-        if residual is None and self.method is UNQUANTIZED:
-            input_norm = norm.as_input_norm()
-            projected = norm_linear(
-                hidden, input_norm, self.weight, self.bias, is_gated=self.is_gated
-            )
-            if projected is not None:
-                return projected, hidden
-        normed, total = norm.add(hidden, residual)
-        return self(normed), total
+        return self.method.product(x, self.weight, self.weight_scale, self.bias)
 
     def is_split_at(self, multiple: int) -> bool:
         """Returns whether shards and projections begin at multiples of `multiple` features."""
@@ -84,20 +60,6 @@ class MergedColumnParallelLinear(QuantizableLinear):
         target = param.narrow(0, sum(sizes[:shard_id]), sizes[shard_id])
         first = self._shares[shard_id] * sizes[shard_id]
         target.copy_(loaded.narrow(0, first, sizes[shard_id]))
-
-
-class GatedColumnParallelLinear(MergedColumnParallelLinear):
-    """The gate and up projections of a SwiGLU feed-forward layer: silu(gate(x)) * up(x).
-
-    Its output is [T, output_size / ranks]. Shard ids: 0 for the gate, 1 for up.
-    """
-
-    is_gated = True
-
-    def __init__(
-        self, input_size: int, output_size: int, *, bias: bool, group: ParallelGroup
-    ) -> None:
-        super().__init__(input_size, [output_size, output_size], bias=bias, group=group)
 
 
 class QKVParallelLinear(MergedColumnParallelLinear):
@@ -131,13 +93,7 @@ class QKVParallelLinear(MergedColumnParallelLinear):
 
     def forward_heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Maps [T, hidden] to this rank's q [T, Hq, D], k and v [T, Hk, D]."""
-        return self.split_heads(self(x))
-
-    def split_heads(
-        self, projected: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Views the layer's output as this rank's q [T, Hq, D], k and v [T, Hk, D]."""
-        heads = projected.view(projected.shape[0], -1, self._head_dim)
+        heads = self(x).view(x.shape[0], -1, self._head_dim)
         sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
         q, k, v = heads.split_with_sizes(sizes, dim=-2)
         return q, k, v
@@ -165,13 +121,6 @@ class RowParallelLinear(QuantizableLinear):
         product = self.method.product(x, self.weight, self.weight_scale, None)
         output = self._group.all_reduce(product)
         return output if self.bias is None else output + self.bias
-
-    def add_to(self, total: torch.Tensor, x: torch.Tensor) -> Stream:
-        """Returns the stream `total` [T, output_size] with the projection of x added to it."""
-        if self._group.size == 1 and self.method is UNQUANTIZED:
-            return add_linear(total, x, self.weight, self.bias)
-        # Not added here, or the stream would count once per rank.
-        return self(x), total
 
     def is_split_at(self, multiple: int) -> bool:
         """Returns whether shards begin at multiples of `multiple` features."""

@@ -4,8 +4,7 @@ import torch
 from torch import nn
 
 from models.layers.weight import Replicated, empty_parameter
-from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
-from models.ops.operands.input_norm import InputNorm
+from models.ops.elementwise.rms_norm import rms_norm
 
 
 class RMSNorm(Replicated, nn.Module):
@@ -19,15 +18,3 @@ class RMSNorm(Replicated, nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the normalised x, of its shape and dtype."""
         return rms_norm(x, self.weight, self.eps)
-
-    def add(
-        self, x: torch.Tensor, residual: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds x to the residual stream, if any; returns the normalised sum and the sum itself."""
-        if residual is None:
-            return self(x), x
-        return add_rms_norm(x, residual, self.weight, self.eps)
-
-    def as_input_norm(self) -> InputNorm:
-        """Returns the norm for an operation to apply to its input."""
-        return InputNorm(weight=self.weight, eps=self.eps)

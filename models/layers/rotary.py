@@ -29,7 +29,7 @@ class RotaryEmbedding(nn.Module):
         self.table: torch.Tensor
 
     def forward(self, positions: torch.Tensor) -> Rotation:
-        """Maps [T] positions to cosine and signed sine, each [T, 1, D], for apply_rotary."""
+        """Maps [T] positions to cosine and signed sine, each [T, 1, D], for the rotary operator."""
         cos, signed_sin = self.table.index_select(0, positions).chunk(2, dim=-1)
         return cos, signed_sin
 

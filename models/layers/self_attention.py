@@ -7,15 +7,14 @@ from models.config import ModelConfig
 from models.kv_cache import KVCacheSpec
 from models.layers.attention import Attention
 from models.layers.linear import RowParallelLinear
-from models.layers.norm import RMSNorm
 from models.layers.rotary import Rotation
 from models.layers.rotary_heads import RotaryHeadNorm, RotaryQKVLinear
-from models.layers.stream import Stream, StreamLayer
 from models.layers.weight import check_shape, empty_parameter
+from models.ops.elementwise.rotary import rotary
 from models.parallel.group import ParallelGroup
 
 
-class SelfAttention(StreamLayer):
+class SelfAttention(nn.Module):
     """Self-attention with rotary positions, several query heads to one kv head.
 
     has_head_norms: whether each query and key head is normalised before it is rotated.
@@ -66,28 +65,14 @@ class SelfAttention(StreamLayer):
 
     def forward(self, hidden: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Maps [T, hidden] to [T, hidden]."""
-        heads = self.qkv_proj.forward_heads(hidden)
-        output: torch.Tensor = self.o_proj(self._attend(heads, rotation))
+        q, k, v = self.qkv_proj.forward_heads(hidden)
+        if self._has_head_norms:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotary(q, *rotation), rotary(k, *rotation)
+        output: torch.Tensor = self.o_proj(self.attn(q, k, v, sinks=self.sinks))
         return output
-
-    def forward_stream(self, stream: Stream, norm: RMSNorm, rotation: Rotation) -> Stream:
-        """Adds the layer's output for the normalised stream to the stream."""
-        projected, total = self.qkv_proj.forward_normed(stream, norm)
-        heads = self.qkv_proj.split_heads(projected)
-        return self.o_proj.add_to(total, self._attend(heads, rotation))
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
         """Copies the sinks of this rank's heads."""
         check_shape(loaded, (self._num_heads,))
         param.copy_(loaded.narrow(0, self._group.rank * len(param), len(param)))
-
-    def _attend(
-        self, heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor], rotation: Rotation
-    ) -> torch.Tensor:
-        """Maps q [T, Hq, D], k and v [T, Hk, D] to the attended values, [T, Hq * D]."""
-        q, k, v = heads
-        norms = (self.q_norm, self.k_norm) if self._has_head_norms else None
-        attended: torch.Tensor = self.attn(
-            q, k, v, rotation=rotation, norms=norms, sinks=self.sinks
-        )
-        return attended

@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
 NAMESPACE = "octavo"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]  # torch
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 Interrupt = Callable[[Callable[..., Any], tuple[Any, ...]], None]
 """Takes an operator's function and the arguments of an interrupted call."""
@@ -36,17 +38,18 @@ _current = _Current()
 
 def direct_register_custom_op(
     op_name: str,
-    op_func: Callable[..., Any],
+    op_func: _Function,
     mutates_args: Sequence[str],
     fake_impl: Callable[..., Any] | None = None,
     target_lib: torch.library.Library | None = None,
     dispatch_key: str = "CompositeExplicitAutograd",
     tags: Sequence[torch.Tag] = (),
-) -> Callable[..., Any]:
+) -> _Function:
     """Makes `op_func` callable as torch.ops.octavo.<op_name>.
 
     Cheaper per call than torch.library.custom_op, which checks aliasing every time. The returned
-    function skips torch's dispatcher unless the program is traced or watched.
+    function takes positional arguments and skips torch's dispatcher unless the program is traced or
+    watched.
 
     Args:
         op_name: name inside the namespace of `target_lib`.
@@ -85,7 +88,7 @@ def direct_register_custom_op(
             return operator(*args)
         return implementation(*args)
 
-    return call
+    return cast("_Function", call)
 
 
 def _make_nothing(*args: Any, **kwargs: Any) -> None:

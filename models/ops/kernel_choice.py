@@ -1,4 +1,4 @@
-"""Decides whether an operation runs as one of our kernels or as its PyTorch reference."""
+"""Decides whether operators run as our kernels or as their PyTorch references."""
 
 import importlib.util
 
@@ -13,11 +13,3 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 def has_kernels(device: torch.device) -> bool:
     """Returns whether our kernels run on `device`."""
     return HAS_TRITON and device.type == "cuda"
-
-
-def runs_as_kernel(x: torch.Tensor) -> bool:
-    """Returns whether an operation that a compiler could fuse runs as our kernel on x.
-
-    Under a compiler the reference runs, as the compiler fuses plain PyTorch with its neighbours.
-    """
-    return HAS_TRITON and x.is_cuda and x.is_contiguous() and not torch.compiler.is_compiling()

@@ -3,7 +3,7 @@
 import torch
 
 from models.ops.elementwise.rms_norm import rms_norm
-from models.ops.elementwise.rotary import apply_rotary
+from models.ops.elementwise.rotary import rotary
 from models.ops.operands.head_transform import HeadTransform
 
 
@@ -15,4 +15,4 @@ def transform_heads(
         q = rms_norm(q, transform.q_weight, transform.eps)
         k = rms_norm(k, transform.k_weight, transform.eps)
     rotation = transform.cos, transform.signed_sin
-    return apply_rotary(q, *rotation), apply_rotary(k, *rotation)
+    return rotary(q, *rotation), rotary(k, *rotation)

@@ -1,27 +1,35 @@
-"""Root-mean-square normalisation, alone and with the residual sum before it."""
+"""Root-mean-square normalisation: octavo::rms_norm, and after a sum: octavo::add_rms_norm."""
 
 import torch
 from torch.nn import functional
 
-from models.ops.kernel_choice import runs_as_kernel
+from models.ops.custom_op import direct_register_custom_op
+from models.ops.kernel_choice import has_kernels
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Returns x / sqrt(mean(x^2) + eps) * weight over the last dimension.
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Returns x / sqrt(mean(x^2) + eps) * weight over the last dimension, contiguous.
 
     Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization".
     """
-    if runs_as_kernel(x):
+    x = x.contiguous()
+    if has_kernels(x.device):
+        # Imported on first use: a CPU installation has no Triton.
         from models.ops.triton.elementwise import rms_norm as kernel
 
         return kernel.rms_norm(x, weight, eps)
     return functional.rms_norm(x, weight.shape, weight, eps)
 
 
-def add_rms_norm(
+def _fake_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    del weight, eps
+    return x.new_empty(x.shape)
+
+
+def _add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Adds x to the residual stream; returns the normalised sum and the sum itself.
+) -> torch.Tensor:
+    """Adds x to the residual stream in place; returns the normalised sum.
 
     Args:
         x: [T, K], or its addends [S, T, K] in float32.
@@ -29,11 +37,22 @@ def add_rms_norm(
         weight: [K].
         eps: added to the mean square.
     """
-    if runs_as_kernel(x) and residual.is_contiguous():
+    if has_kernels(x.device) and residual.is_contiguous():
         from models.ops.triton.elementwise import rms_norm as kernel
 
-        return kernel.add_rms_norm(x, residual, weight, eps)
-    if x.dim() > residual.dim():
-        x = x.sum(0).to(residual.dtype)
-    residual = residual + x
-    return rms_norm(residual, weight, eps), residual
+        return kernel.add_rms_norm(x.contiguous(), residual, weight, eps)
+    residual.add_(x.sum(0) if x.dim() > residual.dim() else x)
+    return rms_norm(residual, weight, eps)
+
+
+def _fake_add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    del x, weight, eps
+    return residual.new_empty(residual.shape)
+
+
+rms_norm = direct_register_custom_op("rms_norm", _rms_norm, (), _fake_rms_norm)
+add_rms_norm = direct_register_custom_op(
+    "add_rms_norm", _add_rms_norm, ("residual",), _fake_add_rms_norm
+)

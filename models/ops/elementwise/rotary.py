@@ -1,18 +1,35 @@
-"""Rotary position embedding."""
+"""Rotary position embedding: octavo::rotary."""
 
 import torch
 
+from models.ops.custom_op import direct_register_custom_op
+from models.ops.kernel_choice import has_kernels
 
-def apply_rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+
+def _rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
     """Turns each pair (x[i], x[i + D/2]) of every head of x [T, H, D] by its token's angle.
 
     The table holds the sign of the first half's sine, so the rotation is three operations: x * cos
-    + swap_halves(x) * signed_sin.
+    + swap_halves(x) * signed_sin. The result is contiguous.
 
     cos: [T, 1, D], both halves equal.
     signed_sin: [T, 1, D], the first half negated.
 
     Source: Su et al. 2021, "RoFormer", with the halves layout of GPT-NeoX.
     """
+    if has_kernels(x.device):
+        # Imported on first use: a CPU installation has no Triton.
+        from models.ops.triton.elementwise import rotary as kernel
+
+        return kernel.rotary(x, cos, signed_sin)
+    x = x.contiguous()
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
     return torch.addcmul(x * cos, swapped, signed_sin)
+
+
+def _fake_rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+    del cos, signed_sin
+    return x.new_empty(x.shape)
+
+
+rotary = direct_register_custom_op("rotary", _rotary, (), _fake_rotary)

@@ -1,19 +1,29 @@
-"""The gate of a SwiGLU feed-forward layer."""
+"""The gate of a SwiGLU feed-forward layer: octavo::silu_and_mul."""
 
 import torch
 from torch.nn import functional
 
-from models.ops.kernel_choice import runs_as_kernel
+from models.ops.custom_op import direct_register_custom_op
+from models.ops.kernel_choice import has_kernels
 
 
-def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """Returns silu(gate) * up of [..., 2 * I] that holds gate, then up: [..., I].
+def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """Returns silu(gate) * up of [..., 2 * I] that holds gate, then up: [..., I], contiguous.
 
     Source: Shazeer 2020, "GLU Variants Improve Transformer".
     """
-    if runs_as_kernel(x):
+    x = x.contiguous()
+    if has_kernels(x.device):
+        # Imported on first use: a CPU installation has no Triton.
         from models.ops.triton.elementwise import silu_and_mul as kernel
 
         return kernel.silu_and_mul(x)
     gate, up = x.chunk(2, dim=-1)
     return functional.silu(gate) * up
+
+
+def _fake_silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+
+silu_and_mul = direct_register_custom_op("silu_and_mul", _silu_and_mul, (), _fake_silu_and_mul)

@@ -9,7 +9,7 @@ import torch
 class HeadTransform:
     """Rotary positions, after each head's norm if there are weights.
 
-    cos, signed_sin: [T, 1, D], see `models.ops.elementwise.rotary.apply_rotary`.
+    cos, signed_sin: [T, 1, D], see `models.ops.elementwise.rotary.rotary`.
     q_weight, k_weight: [D], of the norms; both or neither.
     eps: of the norms.
     """

@@ -50,11 +50,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the normalised sum and the sum; see models.ops.elementwise.rms_norm.add_rms_norm."""
-    normed, total = torch.empty_like(residual), torch.empty_like(residual)
-    _launch(x, residual, weight, eps, normed, total)
-    return normed, total
+) -> torch.Tensor:
+    """Runs models.ops.elementwise.rms_norm.add_rms_norm; x and residual are contiguous.
+
+    The sum may replace the residual: a thread reads the elements that it writes.
+    """
+    normed = torch.empty_like(residual)
+    _launch(x, residual, weight, eps, normed, residual)
+    return normed
 
 
 def _launch(

@@ -10,7 +10,6 @@ import torch
 import triton
 import triton.language as tl
 
-from models.ops.operands.input_norm import InputNorm
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -121,26 +120,31 @@ def vector_linear(
     bias: torch.Tensor | None,
     tiles: VectorTiles,
     *,
-    norm: InputNorm | None = None,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 0.0,
     is_gated: bool = False,
     residual: torch.Tensor | None = None,
+    output: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Computes models.ops.linear.linear.linear in one kernel that rounds once, [T, N].
 
-    Applies the norm to x first and adds the residual [T, N] last. All tensors are contiguous; T is
-    a power of two, and every token costs registers. A gated product has no bias.
+    Applies the norm of norm_weight [K] and eps to x first and adds the residual [T, N] last. All
+    tensors are contiguous; T is a power of two, and every token costs registers. A gated product
+    has no bias. The output may be the residual, whose elements only the program that writes them
+    reads, but not x, which every program reads.
     """
     num_tokens, num_inputs = x.shape
     num_outputs = weight.shape[0] // (2 if is_gated else 1)
-    output = x.new_empty(num_tokens, num_outputs)
+    if output is None:
+        output = x.new_empty(num_tokens, num_outputs)
     launch = _launcher(
-        num_outputs, num_inputs, num_tokens, bias is not None, norm is not None, is_gated,
+        num_outputs, num_inputs, num_tokens, bias is not None, norm_weight is not None, is_gated,
         residual is not None, tiles, x.device,
     )  # fmt: skip
     launch(
         (-(-num_outputs // tiles.rows), 1, 1),
-        x, weight, weight if bias is None else bias, weight if norm is None else norm.weight,
-        weight if residual is None else residual, output, 0.0 if norm is None else norm.eps,
+        x, weight, weight if bias is None else bias, weight if norm_weight is None else norm_weight,
+        weight if residual is None else residual, output, eps,
     )  # fmt: skip
     return output
 

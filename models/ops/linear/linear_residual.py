@@ -1,0 +1,136 @@
+"""Products that are added to the residual stream in place, with the norm or the product after it.
+
+octavo::linear_residual, octavo::linear_residual_norm and octavo::linear_residual_norm_linear.
+Layers do not call them: a compiler's passes insert them.
+"""
+
+import torch
+
+from models.ops.custom_op import direct_register_custom_op
+from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
+from models.ops.kernel_choice import has_kernels
+from models.ops.linear.linear import linear
+from models.ops.linear.norm_linear import gated_linear, norm_linear
+from models.ops.linear.product_tiles import tiles_of_few_tokens, tiles_of_many_tokens
+from models.ops.triton.linear.linear_configurations import VectorTiles
+
+_MANY_TOKENS = 512
+"""From this many tokens on torch's product adds to the residual stream faster than the next norm
+does."""
+
+
+def _linear_residual(
+    residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> None:
+    """Adds x @ weight^T + bias to the residual stream in place.
+
+    Args:
+        residual: [T, N].
+        x: [T, K].
+        weight: [N, K].
+        bias: [N].
+    """
+    product = _add_product(residual, x, weight, bias)
+    if product is not None:
+        residual.add_(product.sum(0) if product.dim() > residual.dim() else product)
+
+
+def _linear_residual_norm(
+    residual: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm_weight: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
+    """Runs linear_residual; returns rms_norm(residual)."""
+    product = _add_product(residual, x, weight, bias)
+    if product is None:
+        return rms_norm(residual, norm_weight, eps)
+    return add_rms_norm(product, residual, norm_weight, eps)
+
+
+def _fake_linear_residual_norm(residual: torch.Tensor, *others: object) -> torch.Tensor:
+    del others
+    return residual.new_empty(residual.shape)
+
+
+def _linear_residual_norm_linear(  # noqa: PLR0913  # an operator takes no dataclasses
+    residual: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm_weight: torch.Tensor,
+    eps: float,
+    next_weight: torch.Tensor,
+    next_bias: torch.Tensor | None,
+    is_gated: bool,
+) -> torch.Tensor:
+    """Runs linear_residual; returns norm_linear of the residual with the next weight and bias."""
+    product = _add_product(residual, x, weight, bias)
+    if product is None:
+        return norm_linear(residual, norm_weight, eps, next_weight, next_bias, is_gated)
+    normed = add_rms_norm(product, residual, norm_weight, eps)
+    return (gated_linear if is_gated else linear)(normed, next_weight, next_bias)
+
+
+def _fake_linear_residual_norm_linear(  # noqa: PLR0913  # as the operator
+    residual: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm_weight: torch.Tensor,
+    eps: float,
+    next_weight: torch.Tensor,
+    next_bias: torch.Tensor | None,
+    is_gated: bool,
+) -> torch.Tensor:
+    del x, weight, bias, norm_weight, eps, next_bias
+    num_outputs = next_weight.shape[0] // (2 if is_gated else 1)
+    return residual.new_empty((*residual.shape[:-1], num_outputs))
+
+
+def _add_product(
+    residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor | None:
+    """Adds x @ weight^T + bias to the residual, or leaves the sum to the next norm.
+
+    Returns:
+        None, or what is left to add: the product, perhaps in parts [S, T, N] float32.
+    """
+    # A kernel that writes the residual while others read x needs two tensors.
+    if x.data_ptr() == residual.data_ptr() or not residual.is_contiguous():
+        return linear(x, weight, bias)
+    tiles = tiles_of_few_tokens(x, weight, bias, is_gated=False)
+    # Imported on first use: a CPU installation has no Triton.
+    if isinstance(tiles, VectorTiles):
+        from models.ops.triton.linear.vector_linear import vector_linear
+
+        vector_linear(x, weight, bias, tiles, residual=residual, output=residual)
+        return None
+    if tiles is not None:
+        from models.ops.triton.linear.matrix_linear import matrix_linear
+
+        return matrix_linear(x, weight, bias, tiles)
+    wide = tiles_of_many_tokens(x, weight, bias, is_gated=False)
+    if wide is not None:
+        from models.ops.triton.linear.wide_linear import wide_linear
+
+        return wide_linear(x, weight, wide)
+    is_long = has_kernels(x.device) and x.dim() == 2 and x.shape[0] >= _MANY_TOKENS
+    if is_long and bias is None:
+        residual.addmm_(x, weight.t())
+        return None
+    return linear(x, weight, bias)
+
+
+linear_residual = direct_register_custom_op("linear_residual", _linear_residual, ("residual",))
+linear_residual_norm = direct_register_custom_op(
+    "linear_residual_norm", _linear_residual_norm, ("residual",), _fake_linear_residual_norm
+)
+linear_residual_norm_linear = direct_register_custom_op(
+    "linear_residual_norm_linear",
+    _linear_residual_norm_linear,
+    ("residual",),
+    _fake_linear_residual_norm_linear,
+)

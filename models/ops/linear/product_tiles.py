@@ -1,0 +1,47 @@
+"""Decides which products run as our kernels.
+
+A product of few tokens takes as long as reading its weights; on a GPU our kernels fuse its
+neighbours. Of products of more tokens, those with a gate or few outputs are ours, the others
+torch's.
+"""
+
+import torch
+
+from models.ops.kernel_choice import has_kernels
+from models.ops.triton.linear.linear_configurations import MOST_TOKENS, Tiles, skinny_tiles
+from models.ops.triton.linear.wide_configurations import WideTiles, wide_tiles
+
+
+def tiles_of_few_tokens(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, is_gated: bool
+) -> Tiles | None:
+    """Returns the tiles of our kernel for up to 64 tokens; None if another one is to be used.
+
+    is_gated: the weight is [2 * N, K], gate before up.
+    """
+    if not _is_ours(x, weight) or (is_gated and bias is not None):
+        return None
+    if x.shape[0] > MOST_TOKENS:  # not worth an entry of the cache
+        return None
+    size = _size(x, weight, is_gated=is_gated)
+    return skinny_tiles(*size, is_gated=is_gated, dtype=x.dtype, device=x.device)
+
+
+def tiles_of_many_tokens(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, is_gated: bool
+) -> WideTiles | None:
+    """Returns the tiles of our kernel for more tokens; None if the product is torch's."""
+    if not _is_ours(x, weight) or x.shape[0] <= MOST_TOKENS or bias is not None:
+        return None
+    size = _size(x, weight, is_gated=is_gated)
+    return wide_tiles(*size, is_gated=is_gated, dtype=x.dtype, device=x.device)
+
+
+def _is_ours(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Returns whether our kernels take a product's factors."""
+    return has_kernels(x.device) and x.dim() == 2 and x.is_contiguous() and weight.is_contiguous()
+
+
+def _size(x: torch.Tensor, weight: torch.Tensor, *, is_gated: bool) -> tuple[int, int, int]:
+    num_outputs, num_inputs = weight.shape
+    return x.shape[0], num_outputs // 2 if is_gated else num_outputs, num_inputs
