@@ -1,6 +1,7 @@
-"""Declares which dimensions of a model's inputs are as long as the step has tokens.
+"""What a model declares for the code that compiles it; the declarations do nothing by themselves.
 
-The declaration does nothing by itself; the code that compiles the model reads it.
+They say which dimensions of its inputs are as long as the step has tokens, and which compiler
+passes must find something in it.
 """
 
 import inspect
@@ -68,6 +69,19 @@ def dynamic_arg_dims_of(model: nn.Module) -> DynamicArgDims:
             "@support_torch_compile. Run it with --enforce-eager."
         )
     return declared
+
+
+def expected_passes_of(model: nn.Module) -> frozenset[str]:
+    """Returns the compiler passes that must match something in a model.
+
+    A model, or a layer in it, promises them with a method `expected_passes`, which returns names.
+    """
+    promised: set[str] = set()
+    for module in model.modules():
+        promise = getattr(module, "expected_passes", None)
+        if promise is not None:
+            promised.update(promise())
+    return frozenset(promised)
 
 
 def _is_tensor(annotation: Any) -> bool:

@@ -1,5 +1,6 @@
-"""Facts that compiled pieces depend on: settings, model, sources, device, versions, environment.
+"""Facts that compiled pieces depend on.
 
+They are settings, the model, sources, compiler passes, the device, versions and the environment.
 `key_fields` lists the settings among them.
 """
 
@@ -25,6 +26,7 @@ from services.engine.compilation.key_fields import (
     IRRELEVANT_MODEL_FIELDS,
     IRRELEVANT_SOURCES,
 )
+from services.engine.compilation.passes.selection import selected_passes
 from services.engine.config.checkpoint import REPOSITORY
 from services.engine.config.engine_config import EngineConfig
 
@@ -64,6 +66,9 @@ def compute_factors(config: EngineConfig, device: torch.device) -> Factors:
     facts |= _prefixed("engine", _flag_facts(config, device))
     facts |= _prefixed("model", _model_facts(ModelConfig.from_folder(config.checkpoint.model)))
     facts |= _prefixed("source", source_digests(_sources()))
+    facts |= _prefixed(
+        "pass", {each.name: each.uuid for each in selected_passes(config.compilation)}
+    )
     facts |= _prefixed("device", _device_facts(device))
     facts |= _prefixed("torch", _torch_facts())
     facts |= _prefixed("environment", {name: os.environ.get(name) for name in CODE_VARIABLES})

@@ -90,7 +90,11 @@ def compile_model(
     if config.level == CompilationLevel.DYNAMO_AS_IS:
         return CompiledModel(forward=TracedForward(model))
     traced = TracedModel.of(
-        model, config, example_inputs=example_inputs, max_num_tokens=max_num_tokens
+        model,
+        config,
+        example_inputs=example_inputs,
+        max_num_tokens=max_num_tokens,
+        dump=debug_dump(config, rank),
     )
     return compile_traced(
         traced,
@@ -113,15 +117,13 @@ def compile_traced(
 ) -> CompiledModel:
     """Compiles a traced model at level 2 or 3; arguments as for `compile_model`."""
     started_s = time.monotonic()
-    dump = _debug_dump(config, rank)
-    max_num_tokens = traced.programs[-1][0].last
+    dump = debug_dump(config, rank)
+    max_num_tokens = traced.programs[-1][0].end
     manager = _make_manager(config, factors)
     is_piecewise = config.level == CompilationLevel.PIECEWISE
     sizes = config.specialised_sizes(
         max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_tokens
     )
-    if dump:
-        dump.graph("traced_graph", traced.trace.graph)
     compiler = PieceCompiler(
         manager,
         compile_sizes=sizes if is_piecewise else (),
@@ -130,6 +132,7 @@ def compile_traced(
     )
     forward = _link(traced, compiler, dump)
     stats = manager.stats
+    stats.pass_matches = traced.pass_matches
     log.info(
         "model_compiled",
         level=config.level.name,
@@ -138,6 +141,7 @@ def compile_traced(
         num_loaded=stats.num_loaded,
         compile_s=round(stats.compile_s, 3),
         load_s=round(stats.load_s, 3),
+        passes=dict(stats.pass_matches),
         total_s=round(time.monotonic() - started_s, 3),
     )
     return CompiledModel(forward=forward, stats=stats)
@@ -161,7 +165,7 @@ def _link(traced: TracedModel, compiler: PieceCompiler, dump: DebugDump | None =
         linked = LinkedProgram(program, compiler.compile(program), traced.layers)
         if dump:
             dump.graph("split_graph", linked.graph)
-        forwards.append((compile_range.last, linked))
+        forwards.append((compile_range.end, linked))
     return forwards[0][1] if len(forwards) == 1 else RangedForward(forwards)
 
 
@@ -177,6 +181,7 @@ def _make_manager(config: CompilationConfig, factors: Factors | None) -> Compile
     )
 
 
-def _debug_dump(config: CompilationConfig, rank: int) -> DebugDump | None:
+def debug_dump(config: CompilationConfig, rank: int) -> DebugDump | None:
+    """Returns the folder of a worker's graphs and generated code, if any is wanted."""
     folder = config.debug_dump_path
     return None if folder is None else DebugDump(folder / f"rank_{rank}")

@@ -1,21 +1,19 @@
 """Ranges of numbers of tokens, each compiled on its own."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompileRange:
-    """The numbers of tokens from `first` to `last`, both included."""
+    """The numbers of tokens that a graph is compiled for, both ends included."""
 
-    first: int
-    last: int
+    start: int = 1
+    end: int = sys.maxsize
 
     def __contains__(self, num_tokens: int) -> bool:
-        return self.first <= num_tokens <= self.last
-
-    def __str__(self) -> str:
-        return f"{self.first} to {self.last} tokens"
+        return self.start <= num_tokens <= self.end
 
 
 def compile_ranges(ends: Sequence[int], max_num_tokens: int) -> list[CompileRange]:
@@ -24,5 +22,5 @@ def compile_ranges(ends: Sequence[int], max_num_tokens: int) -> list[CompileRang
     Ends past the most tokens are left out.
     """
     lasts = sorted({end for end in ends if end < max_num_tokens} | {max_num_tokens})
-    firsts = [1, *(last + 1 for last in lasts)]
-    return [CompileRange(first, last) for first, last in zip(firsts, lasts, strict=False)]
+    starts = [1, *(last + 1 for last in lasts)]
+    return [CompileRange(start=start, end=end) for start, end in zip(starts, lasts, strict=False)]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -29,6 +29,7 @@ class CompileStats:
 
     num_pieces: distinct pieces and sizes requested. num_loaded: of these, loaded from disk.
     num_without_code: pieces of our operators alone. compile_s, load_s: seconds.
+    compile_s, load_s: seconds. pass_matches: matches of each compiler pass, by name.
     """
 
     num_pieces: int = 0
@@ -36,6 +37,7 @@ class CompileStats:
     num_without_code: int = 0
     compile_s: float = 0.0
     load_s: float = 0.0
+    pass_matches: Mapping[str, int] = field(default_factory=dict)
 
 
 class CompilerManager:

@@ -15,6 +15,9 @@ RELEVANT_FLAGS = {
     "compilation_level": "whether the model is split, and traced at all",
     "splitting_ops": "where the model is split",
     "compile_ranges": "which steps run the same pieces",
+    "passes": "what is put together before the model is split",
+    "disable_pass": "as passes",
+    "max_num_streams": "whether shared experts get an operator with two streams",
     "use_inductor": "which compiler makes the pieces",
     "inductor_compile_config": "settings of the compiler",
 }
@@ -54,6 +57,7 @@ IRRELEVANT_FLAGS = {
     "cudagraph_copy_inputs": "inputs are copied before the pieces run",
     "num_speculative_tokens": "draft layers run after the model and are not compiled",
     "capture_while_serving": _GRAPHS,
+    "allow_unmatched_passes": "only decides whether to go on",
     "compile_sizes": "each size has an artifact of its own",
     "debug_dump_path": _PLACE,
     "compile_cache_dir": _PLACE,

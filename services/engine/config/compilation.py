@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from models.cudagraph_mode import CUDAGraphMode
 from services.engine.config.compilation_level import CompilationLevel
 from services.engine.config.flag_reach import FLAG_REACH, GRAPHS, Reach
+from services.engine.config.passes import PASS_NAMES, PassName
 from services.engine.config.section import ConfigSection
 
 AUTO = "auto"
@@ -40,6 +41,16 @@ class CompilationConfig(ConfigSection):
     """Compile with Inductor; otherwise run traced graphs as they are. Works on levels 2 and 3."""
     splitting_ops: list[OperatorName] = Field(default=list(DEFAULT_SPLITTING_OPS))
     """Operators that pieces end at, as namespace::name. Works on levels 0, 2 and 3."""
+    passes: list[PassName] = Field(default=list(PASS_NAMES))
+    """Compiler passes to run, always in this order. Works on levels 2 and 3."""
+    disable_pass: list[PassName] = Field(default=[])
+    """Compiler passes to leave out. Works on levels 2 and 3."""
+    max_num_streams: int = Field(default=2, ge=1)
+    """Most streams that a step runs on; with 2 the multi_stream pass runs shared experts beside
+    routed ones. Works on levels 2 and 3."""
+    allow_unmatched_passes: bool = False
+    """Warn, instead of refusing to compile, when a pass matches nothing that the model promises.
+    Works on levels 2 and 3."""
     compile_sizes: list[Size | Literal["cudagraph_capture_sizes"]] = Field(default=[])
     """Numbers of tokens that get tuned kernels of their own before serving. Works on level 3."""
     compile_ranges: list[Size] = Field(default=[])
@@ -103,6 +114,12 @@ class CompilationConfig(ConfigSection):
             is_cuda = device_type == "cuda"
             return CompilationLevel.PIECEWISE if is_cuda else CompilationLevel.NO_COMPILATION
         return CompilationLevel(self.compilation_level)
+
+    @property
+    def selected_passes(self) -> tuple[PassName, ...]:
+        """The compiler passes to run, in order."""
+        names = set(self.passes) - set(self.disable_pass)
+        return tuple(name for name in PASS_NAMES if name in names)
 
     def graph_mode(self, device_type: str) -> CUDAGraphMode:
         """Returns which graphs to capture on a device.

@@ -220,13 +220,16 @@ class LoadedModel:
         )
 
     def _trace(self, module: nn.Module, inputs: Sequence[Tensor]) -> "TracedModel":
+        from services.engine.compilation.compile_model import debug_dump
         from services.engine.compilation.traced_model import TracedModel
 
+        settings = self.config.compilation
         return TracedModel.of(
             module,
-            self.config.compilation,
+            settings,
             example_inputs=inputs,
             max_num_tokens=self.limits.max_num_batched_tokens,
+            dump=debug_dump(settings, self.rank) if module is self.model else None,
         )
 
     def _run_traced_steps(self, forward: Callable[..., Any]) -> None:

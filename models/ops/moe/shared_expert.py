@@ -1,0 +1,104 @@
+"""Routed experts with the expert that all tokens share beside them: octavo::fused_moe_with_shared.
+
+Few tokens leave most of a GPU idle in either, so they run on two streams.
+"""
+
+import functools
+
+import torch
+
+from models.ops.custom_op import direct_register_custom_op
+from models.ops.moe.moe import fused_moe
+
+
+def fused_moe_with_shared(  # noqa: PLR0913  # an operator takes no dataclasses
+    hidden: torch.Tensor,
+    router_logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    gate_up_scale: torch.Tensor | None,
+    down_scale: torch.Tensor | None,
+    correction_bias: torch.Tensor | None,
+    top_k: int,
+    is_sigmoid: bool,
+    is_normed: bool,
+    scaling: float,
+    num_groups: int,
+    top_groups: int,
+    alpha: float,
+    limit: float | None,
+    shared_gate_up: torch.Tensor,
+    shared_gate_up_scale: torch.Tensor | None,
+    shared_gate_up_bias: torch.Tensor | None,
+    shared_down: torch.Tensor,
+    shared_down_scale: torch.Tensor | None,
+    shared_down_bias: torch.Tensor | None,
+    is_blocked: bool,
+) -> torch.Tensor:
+    """Returns fused_moe plus the feed-forward layer that all tokens share, [T, H].
+
+    The first 17 arguments are those of `fused_moe`. A shared weight with a scale is FP8, by block
+    or by row, as in `fp8_linear`. On a GPU the shared layer runs on a second stream between two
+    events, also while a graph is captured.
+
+    shared_gate_up: [2 * I, H], gate before up; its bias [2 * I].
+    shared_down: [H, I]; its bias [H].
+    """
+    routed = (
+        hidden, router_logits, gate_up, down, gate_up_bias, down_bias, gate_up_scale, down_scale,
+        correction_bias, top_k, is_sigmoid, is_normed, scaling, num_groups, top_groups,
+        alpha, limit,
+    )  # fmt: skip
+    first = (shared_gate_up, shared_gate_up_scale, shared_gate_up_bias)
+    second = (shared_down, shared_down_scale, shared_down_bias)
+    if not hidden.is_cuda:
+        return fused_moe(*routed) + _shared(hidden, first, second, is_blocked=is_blocked)
+    main, side = torch.cuda.current_stream(hidden.device), _side_stream(hidden.device)
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        shared = _shared(hidden, first, second, is_blocked=is_blocked)
+    output = fused_moe(*routed)
+    main.wait_stream(side)
+    if not torch.cuda.is_current_stream_capturing():
+        # Its memory is the side stream's, which must not reuse it while the sum reads it. While a
+        # graph is captured nothing else uses the side stream.
+        shared.record_stream(main)
+    return output.add_(shared)
+
+
+Weight = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+"""A weight, its scale and its bias."""
+
+
+def _shared(
+    hidden: torch.Tensor, gate_up: Weight, down: Weight, *, is_blocked: bool
+) -> torch.Tensor:
+    inner = _product(hidden, gate_up, is_gated=True, is_blocked=is_blocked)
+    return _product(inner, down, is_gated=False, is_blocked=is_blocked)
+
+
+def _product(x: torch.Tensor, by: Weight, *, is_gated: bool, is_blocked: bool) -> torch.Tensor:
+    weight, scale, bias = by
+    output: torch.Tensor
+    if scale is None:
+        product = torch.ops.octavo.gated_linear if is_gated else torch.ops.octavo.linear
+        output = product(x, weight, bias)
+        return output
+    output = torch.ops.octavo.fp8_linear(x, weight, scale, bias, is_blocked)
+    return torch.ops.octavo.silu_and_mul(output) if is_gated else output
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Returns the second stream of a device, always the same."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch
+
+
+def _fake(hidden: torch.Tensor, *others: object) -> torch.Tensor:
+    del others
+    return torch.empty_like(hidden, memory_format=torch.contiguous_format)
+
+
+direct_register_custom_op("fused_moe_with_shared", fused_moe_with_shared, (), _fake)

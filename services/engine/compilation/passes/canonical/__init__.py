@@ -1,0 +1,1 @@
+"""Other spellings of what Octavo's operators compute."""

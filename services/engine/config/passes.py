@@ -1,0 +1,15 @@
+"""Names of the compiler passes, in the order in which they run."""
+
+from typing import Literal, get_args
+
+PassName = Literal[
+    "canonical",
+    "linear_gate",
+    "linear_residual",
+    "residual_norm",
+    "norm_linear",
+    "qk_norm_rope_cache",
+    "multi_stream",
+    "clean_up",
+]
+PASS_NAMES: tuple[PassName, ...] = get_args(PassName)
