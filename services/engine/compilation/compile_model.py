@@ -229,6 +229,8 @@ def _trace(model: nn.Module, backend: OctavoBackend, inputs: Sequence[Tensor]) -
     try:
         with torch.no_grad(), no_side_effects():
             torch.compile(model.forward, backend=backend, fullgraph=True)(*inputs)
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        raise error.inner_exception from error
     finally:
         # Dynamo's own dispatch is never used again.
         torch._dynamo.reset()
