@@ -192,7 +192,7 @@ def compile_model(
     if is_piecewise:
         _check_splits(model, backend, config.splitting_ops)
     stats = manager.stats
-    stats.pass_matches = backend.pass_matches
+    manager.take_matches(backend.pass_matches)
     log.info(
         "model_compiled",
         level=config.level.name,
