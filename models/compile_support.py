@@ -6,7 +6,7 @@ passes must find something in it.
 
 import inspect
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 import torch
@@ -71,17 +71,13 @@ def dynamic_arg_dims_of(model: nn.Module) -> DynamicArgDims:
     return declared
 
 
-def expected_passes_of(model: nn.Module) -> frozenset[str]:
+def expected_passes_of(model: nn.Module) -> Collection[str]:
     """Returns the compiler passes that must match something in a model.
 
-    A model, or a layer in it, promises them with a method `expected_passes`, which returns names.
+    A model promises them with a method `expected_passes`, which returns their names.
     """
-    promised: set[str] = set()
-    for module in model.modules():
-        promise = getattr(module, "expected_passes", None)
-        if promise is not None:
-            promised.update(promise())
-    return frozenset(promised)
+    promise: Callable[[], Collection[str]] | None = getattr(model, "expected_passes", None)
+    return () if promise is None else promise()
 
 
 def _is_tensor(annotation: Any) -> bool:

@@ -1,7 +1,7 @@
 """The decoder-only transformer around its attention: the shared part of all model files."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from typing import ClassVar, TypeVar, cast
 
@@ -14,6 +14,7 @@ from models.kv_cache import CacheSpec
 from models.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from models.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from models.layers.norm import RMSNorm
+from models.layers.quantization import UNQUANTIZED
 from models.layers.rotary import RotaryEmbedding, Rotation
 from models.layers.weight import ExpertTensor
 from models.ops.elementwise.silu_and_mul import silu_and_mul
@@ -41,6 +42,10 @@ class GatedMLP(nn.Module):
         output: torch.Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(hidden)))
         return output
 
+    def expected_passes(self) -> Collection[str]:
+        """Returns the compiler passes that must match something in the layer."""
+        return {"linear_gate"} if self.gate_up_proj.method is UNQUANTIZED else ()
+
 
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, each after a norm and added to the residual stream.
@@ -60,6 +65,13 @@ class DecoderLayer(nn.Module):
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation)
         output: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return output
+
+    def expected_passes(self) -> Collection[str]:
+        """Returns the compiler passes that must match something between the sub-layers."""
+        if not cast("RowParallelLinear", self.self_attn.o_proj).is_one_product:
+            return {"residual_norm"}
+        is_plain = isinstance(self.mlp, GatedMLP) and self.mlp.gate_up_proj.method is UNQUANTIZED
+        return {"linear_residual", "norm_linear"} if is_plain else {"linear_residual"}
 
 
 class Decoder(nn.Module):
@@ -93,6 +105,17 @@ class Decoder(nn.Module):
             hidden = layer(hidden, rotation)
         normed: torch.Tensor = self.norm(hidden)
         return normed
+
+    def expected_passes(self) -> Collection[str]:
+        """Returns the compiler passes that must match something in the layers, without drafts."""
+        layers = islice(self.layers, self._num_layers)
+        promises = [
+            promise
+            for layer in layers
+            for module in layer.modules()
+            if (promise := getattr(module, "expected_passes", None)) is not None
+        ]
+        return set().union(*(promise() for promise in promises))
 
 
 @support_torch_compile(dynamic_arg_dims={"input_ids": 0, "positions": 0})
@@ -141,6 +164,10 @@ class CausalLM(nn.Module):
         """Maps [T] int32 or int64 token ids at [T] int64 positions to [T, hidden]."""
         hidden: torch.Tensor = self.model(input_ids, positions)
         return hidden
+
+    def expected_passes(self) -> Collection[str]:
+        """Returns the compiler passes that must match something in the model."""
+        return self.model.expected_passes()
 
     def cache_specs(self) -> list[CacheSpec]:
         """Returns each layer's cache entry, draft layers last."""

@@ -122,6 +122,11 @@ class RowParallelLinear(QuantizableLinear):
         output = self._group.all_reduce(product)
         return output if self.bias is None else output + self.bias
 
+    @property
+    def is_one_product(self) -> bool:
+        """Whether the output is an unquantised product, without a sum over ranks."""
+        return self.method is UNQUANTIZED and self._group.size == 1
+
     def is_split_at(self, multiple: int) -> bool:
         """Returns whether shards begin at multiples of `multiple` features."""
         columns = self.weight.shape[1]

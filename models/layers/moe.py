@@ -1,6 +1,6 @@
 """Mixture of experts, as a layer: a router, its experts, and experts that all tokens share."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import nn
@@ -206,6 +206,14 @@ class FusedMoE(nn.Module):
         )
         output = self._group.all_reduce(output)
         return output if self.shared_experts is None else output + self.shared_experts(hidden)
+
+    def expected_passes(self) -> Collection[str]:
+        """Returns the compiler passes that must match something in the layer."""
+        shared = self.shared_experts
+        if shared is None or self._group.size > 1:
+            return ()
+        has_one_format = shared.gate_up_proj.method is shared.down_proj.method
+        return {"multi_stream"} if has_one_format else ()
 
 
 def feed_forward(config: ModelConfig, layer_index: int, group: ParallelGroup) -> nn.Module:

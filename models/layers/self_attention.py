@@ -1,5 +1,7 @@
 """Self-attention with its projections and the variants of families."""
 
+from collections.abc import Collection
+
 import torch
 from torch import nn
 
@@ -71,6 +73,10 @@ class SelfAttention(nn.Module):
         q, k = rotary(q, *rotation), rotary(k, *rotation)
         output: torch.Tensor = self.o_proj(self.attn(q, k, v, sinks=self.sinks))
         return output
+
+    def expected_passes(self) -> Collection[str]:
+        """Returns the compiler passes that must match something in the layer."""
+        return {"qk_norm_rope_cache"}
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
         """Copies the sinks of this rank's heads."""

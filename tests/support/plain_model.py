@@ -2,7 +2,7 @@
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from models.compile_support import support_torch_compile
 from models.kv_cache import KVCacheSpec
@@ -13,7 +13,7 @@ EPS = 1e-5
 
 
 def functional_norm(x, weight):
-    return F.rms_norm(x, weight.shape, weight, EPS)
+    return functional.rms_norm(x, weight.shape, weight, EPS)
 
 
 def transformers_norm(x, weight):
@@ -35,7 +35,7 @@ def float32_norm(x, weight):
 
 def chunk_gate(x):
     gate, up = x.chunk(2, dim=-1)
-    return F.silu(gate) * up
+    return functional.silu(gate) * up
 
 
 def split_gate(x):
@@ -44,7 +44,7 @@ def split_gate(x):
 
 
 def slice_gate(x):
-    return F.silu(x[..., :INNER]) * x[..., INNER:]
+    return functional.silu(x[..., :INNER]) * x[..., INNER:]
 
 
 def in_place(residual, x):

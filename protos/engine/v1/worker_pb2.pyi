@@ -18,20 +18,22 @@ GRAPH_STATE_CAPTURED: GraphState
 GRAPH_STATE_QUARANTINED: GraphState
 
 class WorkerEvent(_message.Message):
-    __slots__ = ("progress", "ready", "result", "failure", "graph", "recompilation")
+    __slots__ = ("progress", "ready", "result", "failure", "graph", "recompilation", "compiled")
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     RECOMPILATION_FIELD_NUMBER: _ClassVar[int]
+    COMPILED_FIELD_NUMBER: _ClassVar[int]
     progress: WorkerProgress
     ready: WorkerReady
     result: _batch_pb2.StepResult
     failure: WorkerFailure
     graph: GraphReport
     recompilation: Recompilation
-    def __init__(self, progress: _Optional[_Union[WorkerProgress, _Mapping]] = ..., ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., graph: _Optional[_Union[GraphReport, _Mapping]] = ..., recompilation: _Optional[_Union[Recompilation, _Mapping]] = ...) -> None: ...
+    compiled: CompileReport
+    def __init__(self, progress: _Optional[_Union[WorkerProgress, _Mapping]] = ..., ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., graph: _Optional[_Union[GraphReport, _Mapping]] = ..., recompilation: _Optional[_Union[Recompilation, _Mapping]] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ...) -> None: ...
 
 class WorkerProgress(_message.Message):
     __slots__ = ("stage",)
@@ -40,7 +42,7 @@ class WorkerProgress(_message.Message):
     def __init__(self, stage: _Optional[str] = ...) -> None: ...
 
 class WorkerReady(_message.Message):
-    __slots__ = ("num_blocks", "block_bytes", "num_parameters", "load_s", "device_name", "dtype", "graphs", "planned_graphs", "cudagraph_mode", "no_graphs_reason")
+    __slots__ = ("num_blocks", "block_bytes", "num_parameters", "load_s", "device_name", "dtype", "graphs", "planned_graphs", "cudagraph_mode", "no_graphs_reason", "compiled")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +53,7 @@ class WorkerReady(_message.Message):
     PLANNED_GRAPHS_FIELD_NUMBER: _ClassVar[int]
     CUDAGRAPH_MODE_FIELD_NUMBER: _ClassVar[int]
     NO_GRAPHS_REASON_FIELD_NUMBER: _ClassVar[int]
+    COMPILED_FIELD_NUMBER: _ClassVar[int]
     num_blocks: int
     block_bytes: int
     num_parameters: int
@@ -61,7 +64,21 @@ class WorkerReady(_message.Message):
     planned_graphs: _containers.RepeatedCompositeFieldContainer[_batch_pb2.GraphKey]
     cudagraph_mode: str
     no_graphs_reason: _batch_pb2.FallbackReason
-    def __init__(self, num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_parameters: _Optional[int] = ..., load_s: _Optional[float] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., graphs: _Optional[_Iterable[_Union[GraphReport, _Mapping]]] = ..., planned_graphs: _Optional[_Iterable[_Union[_batch_pb2.GraphKey, _Mapping]]] = ..., cudagraph_mode: _Optional[str] = ..., no_graphs_reason: _Optional[_Union[_batch_pb2.FallbackReason, str]] = ...) -> None: ...
+    compiled: CompileReport
+    def __init__(self, num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_parameters: _Optional[int] = ..., load_s: _Optional[float] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., graphs: _Optional[_Iterable[_Union[GraphReport, _Mapping]]] = ..., planned_graphs: _Optional[_Iterable[_Union[_batch_pb2.GraphKey, _Mapping]]] = ..., cudagraph_mode: _Optional[str] = ..., no_graphs_reason: _Optional[_Union[_batch_pb2.FallbackReason, str]] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ...) -> None: ...
+
+class CompileReport(_message.Message):
+    __slots__ = ("pass_matches",)
+    class PassMatchesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    PASS_MATCHES_FIELD_NUMBER: _ClassVar[int]
+    pass_matches: _containers.ScalarMap[str, int]
+    def __init__(self, pass_matches: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class GraphReport(_message.Message):
     __slots__ = ("key", "state", "capture_s", "num_bytes", "fault")

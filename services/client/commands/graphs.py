@@ -58,6 +58,8 @@ def report(address: str, stats: Stats) -> Group:
         parts.append(_table(stats))
     if stats.num_graphs_planned:
         parts.append(Text(_coverage(stats)))
+    if stats.pass_matches:
+        parts.append(Text(f"compiler passes: {_matches(stats)}"))
     misses = {name: count for name, count in stats.graph_dispatch.items() if name != "graph"}
     if misses:
         listed = ", ".join(f"{count} {name}" for name, count in sorted(misses.items()))
@@ -107,6 +109,11 @@ def _coverage(stats: Stats) -> str:
         for kind, unit, coverage in (("decodes", "", decodes), ("other steps", " tokens", others))
     ]
     return f"covers {parts[0]}, {parts[1]}"
+
+
+def _matches(stats: Stats) -> str:
+    """Lists the matches of each compiler pass."""
+    return ", ".join(f"{name} {count}" for name, count in sorted(stats.pass_matches.items()))
 
 
 def _table(stats: Stats) -> Table:
@@ -161,6 +168,7 @@ def _figures(stats: Stats) -> dict[str, object]:
         "hit_rate": hits / stats.num_steps if stats.num_steps else 0.0,
         "padding": padded / computed if computed else 0.0,
         "steps": dict(stats.graph_dispatch),
+        "passes": dict(stats.pass_matches),
         "coverage": {
             name: {
                 "sizes": list(coverage.sizes),

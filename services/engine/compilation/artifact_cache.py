@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from services.engine.compilation.cache_key import Factors
 log = structlog.get_logger()
 
 _FACTORS = "factors.json"
+_PASSES = "passes.json"
 _SUFFIX = ".piece"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -54,6 +55,18 @@ class ArtifactCache:
     def store(self, key: str, payload: bytes) -> None:
         """Writes an artifact; logs a warning if the disk fails."""
         self._write(key + _SUFFIX, hashlib.sha256(payload).digest() + payload)
+
+    def store_matches(self, matches: Mapping[str, int]) -> None:
+        """Writes the matches of each compiler pass, for `load_matches`."""
+        self._write(_PASSES, json.dumps(matches).encode())
+
+    def load_matches(self) -> Mapping[str, int]:
+        """Returns the matches of each compiler pass, by name; empty if unknown."""
+        try:
+            matches = json.loads((self.folder / _PASSES).read_text())
+        except (OSError, ValueError):
+            return {}
+        return matches if isinstance(matches, dict) else {}
 
     def describe(self, factors: Factors) -> None:
         """Writes the factors, for `stored_factors`."""

@@ -132,7 +132,7 @@ def compile_traced(
     )
     forward = _link(traced, compiler, dump)
     stats = manager.stats
-    stats.pass_matches = traced.pass_matches
+    manager.take_matches(traced.pass_matches)
     log.info(
         "model_compiled",
         level=config.level.name,

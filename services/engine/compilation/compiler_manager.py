@@ -90,6 +90,12 @@ class CompilerManager:
             self._pieces[key] = piece
         return piece
 
+    def take_matches(self, matches: Mapping[str, int]) -> None:
+        """Keeps the matches of each compiler pass, by name, with the pieces on disk."""
+        self.stats.pass_matches = matches
+        if self._cache is not None and self._cache.num_artifacts:
+            self._cache.store_matches(matches)
+
     def _key(self, graph: GraphModule, runtime_shape: int | None) -> str:
         compiler = (self._compiler.name, self._compiler_hash)
         parts = (*compiler, str(runtime_shape), graph_signature(graph))

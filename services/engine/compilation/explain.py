@@ -22,8 +22,8 @@ def explain(cache_dir: Path, factors: Factors) -> str:
         factors: the configuration's.
 
     Returns:
-        Lines for a person: the matching folder, or the nearest ones and their differences; then the
-        settings in the key and outside it.
+        Lines for a person: the matching folder with the matches of compiler passes, or the nearest
+        ones and their differences; then the settings in the key and outside it.
     """
     return "\n".join([*_comparison(cache_dir, factors), "", *_settings()])
 
@@ -32,7 +32,12 @@ def _comparison(cache_dir: Path, factors: Factors) -> list[str]:
     stored = list(stored_factors(cache_dir))
     for cache, other in stored:
         if other.key == factors.key:
-            return [f"{cache.folder}: {_pieces(cache)} for this configuration"]
+            lines = [f"{cache.folder}: {_pieces(cache)} for this configuration"]
+            matches = cache.load_matches()
+            if matches:
+                listed = ", ".join(f"{name} {count}" for name, count in matches.items())
+                lines.append(f"matches of compiler passes: {listed}")
+            return lines
     lines = [f"nothing compiled for this configuration in {cache_dir.expanduser()}"]
     nearest = sorted(stored, key=lambda pair: len(factors.differences(pair[1])))
     for cache, other in nearest[:_MAX_SHOWN]:

@@ -119,6 +119,8 @@ class CompilationConfig(ConfigSection):
     def selected_passes(self) -> tuple[PassName, ...]:
         """The compiler passes to run, in order."""
         names = set(self.passes) - set(self.disable_pass)
+        if self.max_num_streams == 1:
+            names.discard("multi_stream")
         return tuple(name for name in PASS_NAMES if name in names)
 
     def graph_mode(self, device_type: str) -> CUDAGraphMode:

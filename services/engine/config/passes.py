@@ -5,11 +5,11 @@ from typing import Literal, get_args
 PassName = Literal[
     "canonical",
     "linear_gate",
+    "multi_stream",
     "linear_residual",
     "residual_norm",
     "norm_linear",
     "qk_norm_rope_cache",
-    "multi_stream",
     "clean_up",
 ]
 PASS_NAMES: tuple[PassName, ...] = get_args(PassName)

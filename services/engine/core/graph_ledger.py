@@ -45,6 +45,8 @@ class GraphLedger:
         self.mode = ready.cudagraph_mode
         """Name of the worker's CUDAGraphMode."""
         self.num_planned = len(ready.planned_graphs)
+        self.pass_matches = dict(ready.compiled.pass_matches)
+        """Matches of each compiler pass in the worker's model, by name."""
         self.dispatcher = GraphDispatcher(
             planned=[key for key in ready.planned_graphs if key.kind != _DRAFT],
             without_graphs=ready.no_graphs_reason or FallbackReason.FALLBACK_REASON_UNSUPPORTED,

@@ -8,7 +8,7 @@ from typing import NoReturn, Protocol
 
 import structlog
 
-from protos.engine.v1.worker_pb2 import GraphReport, Recompilation
+from protos.engine.v1.worker_pb2 import CompileReport, GraphReport, Recompilation
 from services.engine.batch import BatchDescriptor, StepFailure, StepResult
 from services.engine.capture_sizes.history import StepHistory
 from services.engine.core.graph_ledger import GraphLedger
@@ -35,7 +35,7 @@ class StepChannel(Protocol):
     def send(self, descriptor: BatchDescriptor) -> None:
         """Orders a step; never blocks."""
 
-    async def receive(self) -> StepResult | GraphReport | Recompilation:
+    async def receive(self) -> StepResult | GraphReport | Recompilation | CompileReport:
         """Returns the next result, in the order of the steps sent, or another report."""
 
 
@@ -190,6 +190,8 @@ class StepLoop:
                 self._graphs.take(event)
             elif isinstance(event, Recompilation):
                 self._counters.num_late_builds += 1
+            elif isinstance(event, CompileReport):
+                self._graphs.pass_matches = dict(event.pass_matches)
             else:
                 self._results.append(event)
                 self._wake.set()

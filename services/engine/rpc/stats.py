@@ -47,6 +47,7 @@ def stats_to_proto(
         ready=stats.is_ready,
         cudagraph_mode=stats.graphs.mode,
         num_graphs_planned=stats.graphs.num_planned,
+        pass_matches=stats.graphs.pass_matches,
         graphs=[_graph_to_proto(figures) for figures in stats.graphs.figures],
         decode_coverage=_coverage_to_proto(stats.coverage.decodes),
         other_coverage=_coverage_to_proto(stats.coverage.others),

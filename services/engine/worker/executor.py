@@ -10,7 +10,13 @@ from pathlib import Path
 
 import structlog
 
-from protos.engine.v1.worker_pb2 import GraphReport, Recompilation, WorkerEvent, WorkerReady
+from protos.engine.v1.worker_pb2 import (
+    CompileReport,
+    GraphReport,
+    Recompilation,
+    WorkerEvent,
+    WorkerReady,
+)
 from services.engine.batch import BatchDescriptor, StepResult
 from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.wire import WireError, framed, read_message
@@ -91,7 +97,7 @@ class WorkerExecutor:
         if not self._writer.is_closing():
             self._writer.write(framed(descriptor.SerializeToString()))
 
-    async def receive(self) -> StepResult | GraphReport | Recompilation:
+    async def receive(self) -> StepResult | GraphReport | Recompilation | CompileReport:
         """Returns the next result, in the order of the steps sent, or other news.
 
         Raises:
@@ -103,6 +109,8 @@ class WorkerExecutor:
             return event.graph
         if kind == "recompilation":
             return event.recompilation
+        if kind == "compiled":
+            return event.compiled
         if kind != "result":
             raise WorkerDiedError(f"the worker sent {kind}, not a result")
         return event.result

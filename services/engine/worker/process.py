@@ -5,12 +5,13 @@ import gc
 import traceback
 from collections import deque
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import structlog
 import torch
 
 from protos.engine.v1.worker_pb2 import (
+    CompileReport,
     Recompilation,
     WorkerEvent,
     WorkerFailure,
@@ -25,6 +26,9 @@ from services.engine.worker.graphs.background_capture import BackgroundCapture
 from services.engine.worker.start.graph_setup import graph_report
 from services.engine.worker.start.startup import start_worker
 from services.engine.worker.wire import Channel
+
+if TYPE_CHECKING:
+    from services.engine.compilation.compile_model import CompiledModel
 
 log = structlog.get_logger()
 
@@ -50,6 +54,7 @@ def run_worker(config: EngineConfig, channel: Channel, *, rank: int) -> int:
             rank=rank,
             report_progress=server.report_progress,
             on_fault=server.report_graph,
+            on_compiled=server.report_compiled,
         )
         # torch and the model stay for good; a full collection walks them for 70 ms in mid-step.
         gc.freeze()
@@ -169,6 +174,11 @@ class StepServer:
     def report_graph(self, outcome: GraphOutcome) -> None:
         """Reports a graph that was captured or given up to the service."""
         self._channel.send(WorkerEvent(graph=graph_report(outcome)).SerializeToString())
+
+    def report_compiled(self, compiled: "CompiledModel") -> None:
+        """Reports a model that was compiled while serving to the service."""
+        report = CompileReport(pass_matches=compiled.stats.pass_matches)
+        self._channel.send(WorkerEvent(compiled=report).SerializeToString())
 
     def _report_recompilations(self) -> None:
         """Reports recompilations during the last step to the service.

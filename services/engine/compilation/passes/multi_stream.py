@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import torch
 from torch.fx import Graph, Node
 
-import models.ops.moe.shared_expert  # noqa: F401  # registers the operator
 from services.engine.compilation.passes.graph_pass import GraphPass
 from services.engine.compilation.passes.pattern import Call, Match, Operand, find
 from services.engine.compilation.passes.rewriting import insert_operator, replace
@@ -59,8 +58,6 @@ class MultiStreamPass(GraphPass):
 
     def run(self, graph: Graph) -> int:
         """Rewrites every match; returns how many there were."""
-        if self._max_num_streams == 1:
-            return 0
         matches = ((node, find(*_SUMS, at=node)) for node in graph.nodes)
         return sum(match is not None and _fuse(node, match) for node, match in matches)
 

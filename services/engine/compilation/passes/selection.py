@@ -17,11 +17,11 @@ def selected_passes(config: CompilationConfig) -> list[GraphPass]:
     every: list[GraphPass] = [
         CanonicalPass(),
         LinearGatePass(),
+        MultiStreamPass(config.max_num_streams),
         LinearResidualPass(),
         ResidualNormPass(),
         NormLinearPass(),
         QkNormRopeCachePass(),
-        MultiStreamPass(config.max_num_streams),
         CleanUpPass(),
     ]
     return [each for each in every if each.name in config.selected_passes]

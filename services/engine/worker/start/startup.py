@@ -10,7 +10,7 @@ import structlog
 import torch
 
 from models.loading.parameter_count import count_parameters
-from protos.engine.v1.worker_pb2 import WorkerReady
+from protos.engine.v1.worker_pb2 import CompileReport, WorkerReady
 from services.engine.compilation.graphs.capture_plan import wire_key
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
@@ -84,6 +84,7 @@ def start_worker(
     rank: int,
     report_progress: Report,
     on_fault: Callable[[GraphOutcome], None],
+    on_compiled: Callable[["CompiledModel"], None],
 ) -> StartedWorker:
     """Loads the model and allocates everything that steps need.
 
@@ -94,6 +95,7 @@ def start_worker(
         rank: number of the GPU; 0 for an engine's only worker.
         report_progress: receives each stage.
         on_fault: receives a graph that is given up while serving.
+        on_compiled: receives a model that was compiled while serving.
 
     Raises:
         ValueError: the configuration does not fit the model or the machine.
@@ -144,12 +146,14 @@ def start_worker(
     capture = None
     if settings.capture_while_serving:
         compilation = BackgroundCompile(
-            partial(_build_other_kernels, loaded, kernels), compile_loaded, install
+            partial(_build_other_kernels, loaded, kernels),
+            compile_loaded,
+            _reporting(install, on_compiled),
         )
         capture = BackgroundCapture(prepared.graphs, compilation=compilation)
     else:
         outcomes = prepared.capture_all(report_progress)
-    ready = _announcement(loaded, num_blocks, prepared)
+    ready = _announcement(loaded, num_blocks, prepared, compiled)
     ready.graphs.extend(graph_report(outcome) for outcome in outcomes)
     clock.end("graphs")
     log.info("worker_ready", **clock.seconds())
@@ -214,8 +218,30 @@ def _choose_num_blocks(
     return num_blocks
 
 
-def _announcement(loaded: LoadedModel, num_blocks: int, prepared: PreparedGraphs) -> WorkerReady:
+def _reporting(
+    install: Callable[["CompiledModel | None"], None],
+    on_compiled: Callable[["CompiledModel"], None],
+) -> Callable[["CompiledModel | None"], None]:
+    """Returns a function that installs a compiled model and then reports it."""
+
+    def install_and_report(compiled: "CompiledModel | None") -> None:
+        install(compiled)
+        if compiled is not None:
+            on_compiled(compiled)
+
+    return install_and_report
+
+
+def _announcement(
+    loaded: LoadedModel,
+    num_blocks: int,
+    prepared: PreparedGraphs,
+    compiled: "CompiledModel | None",
+) -> WorkerReady:
     device = loaded.device
+    report = None
+    if compiled is not None:
+        report = CompileReport(pass_matches=compiled.stats.pass_matches)
     return WorkerReady(
         num_blocks=num_blocks,
         block_bytes=loaded.block_bytes,
@@ -228,4 +254,5 @@ def _announcement(loaded: LoadedModel, num_blocks: int, prepared: PreparedGraphs
         no_graphs_reason=prepared.no_graphs_reason(
             enforce_eager=loaded.config.compilation.enforce_eager
         ),
+        compiled=report,
     )

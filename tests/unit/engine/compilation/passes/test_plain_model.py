@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from services.engine.config.passes import PASS_NAMES
 from tests.support.compiled_models import compile_at
 from tests.support.paged_runner import PagedRunner
 from tests.support.plain_model import GATES, NORMS, NUM_LAYERS, SUMS, PlainModel
