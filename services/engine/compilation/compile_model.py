@@ -24,6 +24,7 @@ from services.engine.compilation.inductor_adaptor import InductorStandaloneAdapt
 from services.engine.compilation.piece_info import PieceWrapper
 from services.engine.compilation.purity import check_inputs_are_unchanged, no_side_effects
 from services.engine.compilation.split_graph import num_calls
+from services.engine.compilation.transformed_code import dumping_transformed_code
 from services.engine.config.compilation import DEFAULT_SPLITTING_OPS, CompilationConfig
 from services.engine.config.compilation_level import CompilationLevel
 
@@ -155,7 +156,8 @@ def compile_model(
         piece_wrapper=piece_wrapper if is_piecewise else None,
         debug_dump_path=_dump_folder(config, rank),
     )
-    _trace(model, backend, example_inputs)
+    with dumping_transformed_code(_dump_folder(config, rank)):
+        _trace(model, backend, example_inputs)
     if is_piecewise:
         _check_splits(model, backend, config.splitting_ops)
     stats = manager.stats
