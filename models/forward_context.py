@@ -161,6 +161,14 @@ class ForwardContext:
     """The graph to replay; `graph_key` on the wire."""
     cudagraph_runtime_mode: CUDAGraphMode = CUDAGraphMode.NONE
 
+    def __post_init__(self) -> None:
+        """Raises ValueError if a mode is that of no single pass, or graphs run without a key."""
+        mode = self.cudagraph_runtime_mode
+        if not mode.is_valid_runtime_mode():
+            raise ValueError(f"{mode} is the mode of several kinds of steps, not of one pass")
+        if mode and self.batch_descriptor is None:
+            raise ValueError(f"a pass in mode {mode} needs the key of its graph")
+
     def metadata_of(self, layer_index: int) -> AttentionMetadata:
         """Returns the metadata of one layer."""
         if not self.layer_attn_metadata:

@@ -3,7 +3,9 @@
 import torch
 from torch import nn
 
+from models.kv_cache import FP8_CACHE_DTYPE
 from models.ops.attention.attention import unified_attention_with_output
+from models.ops.attention.cudagraph_support import AttentionCGSupport, attention_cudagraph_support
 
 
 class Attention(nn.Module):
@@ -16,6 +18,12 @@ class Attention(nn.Module):
         super().__init__()
         self.layer_index = layer_index
         self.sliding_window = sliding_window
+
+    def cudagraph_support(
+        self, device: torch.device, cache_dtype: torch.dtype
+    ) -> AttentionCGSupport:
+        """Returns the steps whose graphs may contain this layer."""
+        return attention_cudagraph_support(device, caches_new_keys=cache_dtype == FP8_CACHE_DTYPE)
 
     def forward(
         self,

@@ -12,6 +12,7 @@ from models.layers.norm import RMSNorm
 from models.layers.rotary import Rotation
 from models.layers.rotary_heads import RotaryColumnLinear, head_order
 from models.layers.weight import check_shape, empty_parameter
+from models.ops.attention.cudagraph_support import AttentionCGSupport, attention_cudagraph_support
 from models.ops.attention.latent_attention import latent_attention_with_output
 from models.ops.elementwise.rotary import rotary
 from models.parallel.group import SINGLE, ParallelGroup
@@ -103,6 +104,13 @@ class LatentAttention(nn.Module):
         latent_attention_with_output(q, entry, attended, self._layer_index, self._scale, *index)
         output: torch.Tensor = self.o_proj(self.kv_b_proj.expand(attended).flatten(1))
         return output
+
+    def cudagraph_support(
+        self, device: torch.device, cache_dtype: torch.dtype
+    ) -> AttentionCGSupport:
+        """Returns the steps whose graphs may contain this layer."""
+        del cache_dtype
+        return attention_cudagraph_support(device, caches_new_keys=True)
 
     def _project(
         self, hidden: torch.Tensor

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from services.client.commands import profile
 from services.client.commands.bench import bench_compare, bench_serving
 from services.client.commands.cache import explain
 from services.client.commands.chat import chat
@@ -87,6 +88,11 @@ _graphs = typer.Typer(invoke_without_command=True)
 _graphs.callback()(expand_dataclasses(graphs))
 _graphs.command("plan")(expand_dataclasses(plan))
 app.add_typer(_graphs, name="graphs", rich_help_panel="Look after them")
+
+_profile = typer.Typer(no_args_is_help=True, help="Traces what the engine's worker does.")
+_profile.command("start")(expand_dataclasses(profile.start))
+_profile.command("stop")(expand_dataclasses(profile.stop))
+app.add_typer(_profile, name="profile", rich_help_panel="Look after them")
 
 _cache = typer.Typer(no_args_is_help=True, help="Looks after what the engine has compiled.")
 _cache.command(

@@ -6,6 +6,7 @@ EngineError
 ├── UnknownModelError         another model was asked for
 ├── DuplicateRequestError     its id is taken by a live request
 ├── NotPermittedError         the operator does not allow it
+├── ProfileError              no profile can be started or stopped now
 ├── QueueFullError            too many requests wait
 ├── SlowReaderError           the caller did not read its output
 ├── EngineUnavailableError    starting, draining or restarting
@@ -41,6 +42,10 @@ class DuplicateRequestError(EngineError):
 
 class NotPermittedError(EngineError):
     """The operator does not allow the request."""
+
+
+class ProfileError(EngineError):
+    """A profile cannot be started or stopped in the present state, or gave no trace."""
 
 
 class QueueFullError(EngineError):

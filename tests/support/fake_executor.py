@@ -4,8 +4,16 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
-from protos.engine.v1.worker_pb2 import WorkerReady
+from protos.engine.v1.worker_pb2 import (
+    ProfileEnd,
+    ProfileReport,
+    ProfileStart,
+    ProfileStarted,
+    ProfileStop,
+    WorkerReady,
+)
 from services.engine.batch import BatchDescriptor, StepResult, read_int32
 from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.executor import WorkerDiedError, WorkerKilledError
@@ -60,6 +68,9 @@ class FakeExecutor:
         self._wake = asyncio.Event()
         self.num_starts = 0
         self.num_stacks_shown = 0
+        self.profile_orders: list[ProfileStart] = []
+        self.profile_error: ProfileReport | None = None
+        """The answer to the start of a profile, in place of success."""
 
     @property
     def pid(self) -> int | None:
@@ -94,6 +105,17 @@ class FakeExecutor:
         """Queues a step, as serialized bytes."""
         self._sent.append(BatchDescriptor.FromString(descriptor.SerializeToString()))
         self._wake.set()
+
+    def order_profile(
+        self, order: ProfileStart | ProfileStop, answer: Callable[[Any], None]
+    ) -> None:
+        """Starts every profile at once, and ends it at a stop."""
+        if isinstance(order, ProfileStart):
+            self.profile_orders.append(order)
+            answer(ProfileStarted() if self.profile_error is None else self.profile_error)
+        else:
+            report = ProfileReport(num_steps=3, num_bytes=10, end=ProfileEnd.PROFILE_END_STOPPED)
+            answer(report)
 
     def _swallow(self, descriptor: BatchDescriptor) -> None:
         """Dies if the step has a request that came with the poison."""

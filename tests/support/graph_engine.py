@@ -105,7 +105,7 @@ class GraphEngine:
             planned_graphs=map(wire_key, self.prepared.graphs.planned),
             cudagraph_mode=str(self.prepared.mode),
         )
-        self.ledger = GraphLedger(ready)
+        self.ledger = GraphLedger(ready, allows_padding=config.cudagraph_padding)
         self.scheduler = Scheduler(limits, num_blocks=num_blocks, dispatcher=self.ledger.dispatcher)
         self.steps: list[tuple[BatchDescriptor, StepResult]] = []
         self.reasons: list[int] = []

@@ -30,6 +30,7 @@ class FallbackReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FALLBACK_REASON_OVERSIZE: _ClassVar[FallbackReason]
     FALLBACK_REASON_UNCAPTURED: _ClassVar[FallbackReason]
     FALLBACK_REASON_QUARANTINED: _ClassVar[FallbackReason]
+    FALLBACK_REASON_NO_EXACT_SIZE: _ClassVar[FallbackReason]
 
 class StepFailure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -51,6 +52,7 @@ FALLBACK_REASON_UNSUPPORTED: FallbackReason
 FALLBACK_REASON_OVERSIZE: FallbackReason
 FALLBACK_REASON_UNCAPTURED: FallbackReason
 FALLBACK_REASON_QUARANTINED: FallbackReason
+FALLBACK_REASON_NO_EXACT_SIZE: FallbackReason
 STEP_FAILURE_UNSPECIFIED: StepFailure
 STEP_FAILURE_OUT_OF_MEMORY: StepFailure
 STEP_FAILURE_SKIPPED: StepFailure

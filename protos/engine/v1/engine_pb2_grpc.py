@@ -70,6 +70,16 @@ class EngineServiceStub:
                 request_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.DrainRequest.SerializeToString,
                 response_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.StartProfile = channel.unary_unary(
+                '/octavo.engine.v1.EngineService/StartProfile',
+                request_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.StartProfileRequest.SerializeToString,
+                response_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.StartProfileResponse.FromString,
+                _registered_method=True)
+        self.StopProfile = channel.unary_unary(
+                '/octavo.engine.v1.EngineService/StopProfile',
+                request_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.StopProfileRequest.SerializeToString,
+                response_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.StopProfileResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServiceServicer:
@@ -128,6 +138,21 @@ class EngineServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StartProfile(self, request, context):
+        """Starts a profile of the worker's steps, one at a time. PERMISSION_DENIED without --profile-dir.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopProfile(self, request, context):
+        """Ends the running profile and answers when its trace is written. If a limit has ended the last
+        profile, this answers with that one. FAILED_PRECONDITION if none was started.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -165,6 +190,16 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.DrainRequest.FromString,
                     response_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.DrainResponse.SerializeToString,
+            ),
+            'StartProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartProfile,
+                    request_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.StartProfileRequest.FromString,
+                    response_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.StartProfileResponse.SerializeToString,
+            ),
+            'StopProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopProfile,
+                    request_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.StopProfileRequest.FromString,
+                    response_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.StopProfileResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -357,6 +392,60 @@ class EngineService:
             '/octavo.engine.v1.EngineService/Drain',
             protos_dot_engine_dot_v1_dot_engine__pb2.DrainRequest.SerializeToString,
             protos_dot_engine_dot_v1_dot_engine__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.engine.v1.EngineService/StartProfile',
+            protos_dot_engine_dot_v1_dot_engine__pb2.StartProfileRequest.SerializeToString,
+            protos_dot_engine_dot_v1_dot_engine__pb2.StartProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.engine.v1.EngineService/StopProfile',
+            protos_dot_engine_dot_v1_dot_engine__pb2.StopProfileRequest.SerializeToString,
+            protos_dot_engine_dot_v1_dot_engine__pb2.StopProfileResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,23 +8,82 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ProfileEnd(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROFILE_END_UNSPECIFIED: _ClassVar[ProfileEnd]
+    PROFILE_END_STOPPED: _ClassVar[ProfileEnd]
+    PROFILE_END_STEPS: _ClassVar[ProfileEnd]
+    PROFILE_END_TIME: _ClassVar[ProfileEnd]
+    PROFILE_END_MEMORY: _ClassVar[ProfileEnd]
+
 class GraphState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     GRAPH_STATE_UNSPECIFIED: _ClassVar[GraphState]
     GRAPH_STATE_CAPTURED: _ClassVar[GraphState]
     GRAPH_STATE_QUARANTINED: _ClassVar[GraphState]
+PROFILE_END_UNSPECIFIED: ProfileEnd
+PROFILE_END_STOPPED: ProfileEnd
+PROFILE_END_STEPS: ProfileEnd
+PROFILE_END_TIME: ProfileEnd
+PROFILE_END_MEMORY: ProfileEnd
 GRAPH_STATE_UNSPECIFIED: GraphState
 GRAPH_STATE_CAPTURED: GraphState
 GRAPH_STATE_QUARANTINED: GraphState
 
+class WorkerCommand(_message.Message):
+    __slots__ = ("step", "start_profile", "stop_profile")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    START_PROFILE_FIELD_NUMBER: _ClassVar[int]
+    STOP_PROFILE_FIELD_NUMBER: _ClassVar[int]
+    step: bytes
+    start_profile: ProfileStart
+    stop_profile: ProfileStop
+    def __init__(self, step: _Optional[bytes] = ..., start_profile: _Optional[_Union[ProfileStart, _Mapping]] = ..., stop_profile: _Optional[_Union[ProfileStop, _Mapping]] = ...) -> None: ...
+
+class ProfileStart(_message.Message):
+    __slots__ = ("path", "max_steps", "max_s", "max_bytes")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    MAX_STEPS_FIELD_NUMBER: _ClassVar[int]
+    MAX_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    max_steps: int
+    max_s: float
+    max_bytes: int
+    def __init__(self, path: _Optional[str] = ..., max_steps: _Optional[int] = ..., max_s: _Optional[float] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+
+class ProfileStop(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ProfileStarted(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ProfileReport(_message.Message):
+    __slots__ = ("error", "num_bytes", "num_steps", "duration_s", "end")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    error: str
+    num_bytes: int
+    num_steps: int
+    duration_s: float
+    end: ProfileEnd
+    def __init__(self, error: _Optional[str] = ..., num_bytes: _Optional[int] = ..., num_steps: _Optional[int] = ..., duration_s: _Optional[float] = ..., end: _Optional[_Union[ProfileEnd, str]] = ...) -> None: ...
+
 class WorkerEvent(_message.Message):
-    __slots__ = ("progress", "ready", "result", "failure", "graph", "recompilation", "compiled")
+    __slots__ = ("progress", "ready", "result", "failure", "graph", "recompilation", "profile_started", "profile_ended", "compiled")
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     RECOMPILATION_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_STARTED_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_ENDED_FIELD_NUMBER: _ClassVar[int]
     COMPILED_FIELD_NUMBER: _ClassVar[int]
     progress: WorkerProgress
     ready: WorkerReady
@@ -32,8 +91,10 @@ class WorkerEvent(_message.Message):
     failure: WorkerFailure
     graph: GraphReport
     recompilation: Recompilation
+    profile_started: ProfileStarted
+    profile_ended: ProfileReport
     compiled: CompileReport
-    def __init__(self, progress: _Optional[_Union[WorkerProgress, _Mapping]] = ..., ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., graph: _Optional[_Union[GraphReport, _Mapping]] = ..., recompilation: _Optional[_Union[Recompilation, _Mapping]] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ...) -> None: ...
+    def __init__(self, progress: _Optional[_Union[WorkerProgress, _Mapping]] = ..., ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., graph: _Optional[_Union[GraphReport, _Mapping]] = ..., recompilation: _Optional[_Union[Recompilation, _Mapping]] = ..., profile_started: _Optional[_Union[ProfileStarted, _Mapping]] = ..., profile_ended: _Optional[_Union[ProfileReport, _Mapping]] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ...) -> None: ...
 
 class WorkerProgress(_message.Message):
     __slots__ = ("stage",)
@@ -42,7 +103,7 @@ class WorkerProgress(_message.Message):
     def __init__(self, stage: _Optional[str] = ...) -> None: ...
 
 class WorkerReady(_message.Message):
-    __slots__ = ("num_blocks", "block_bytes", "num_parameters", "load_s", "device_name", "dtype", "graphs", "planned_graphs", "cudagraph_mode", "no_graphs_reason", "compiled")
+    __slots__ = ("num_blocks", "block_bytes", "num_parameters", "load_s", "device_name", "dtype", "graphs", "planned_graphs", "cudagraph_mode", "no_graphs_reason", "cudagraph_mode_reason", "compiled")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +114,7 @@ class WorkerReady(_message.Message):
     PLANNED_GRAPHS_FIELD_NUMBER: _ClassVar[int]
     CUDAGRAPH_MODE_FIELD_NUMBER: _ClassVar[int]
     NO_GRAPHS_REASON_FIELD_NUMBER: _ClassVar[int]
+    CUDAGRAPH_MODE_REASON_FIELD_NUMBER: _ClassVar[int]
     COMPILED_FIELD_NUMBER: _ClassVar[int]
     num_blocks: int
     block_bytes: int
@@ -64,8 +126,9 @@ class WorkerReady(_message.Message):
     planned_graphs: _containers.RepeatedCompositeFieldContainer[_batch_pb2.GraphKey]
     cudagraph_mode: str
     no_graphs_reason: _batch_pb2.FallbackReason
+    cudagraph_mode_reason: str
     compiled: CompileReport
-    def __init__(self, num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_parameters: _Optional[int] = ..., load_s: _Optional[float] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., graphs: _Optional[_Iterable[_Union[GraphReport, _Mapping]]] = ..., planned_graphs: _Optional[_Iterable[_Union[_batch_pb2.GraphKey, _Mapping]]] = ..., cudagraph_mode: _Optional[str] = ..., no_graphs_reason: _Optional[_Union[_batch_pb2.FallbackReason, str]] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ...) -> None: ...
+    def __init__(self, num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_parameters: _Optional[int] = ..., load_s: _Optional[float] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., graphs: _Optional[_Iterable[_Union[GraphReport, _Mapping]]] = ..., planned_graphs: _Optional[_Iterable[_Union[_batch_pb2.GraphKey, _Mapping]]] = ..., cudagraph_mode: _Optional[str] = ..., no_graphs_reason: _Optional[_Union[_batch_pb2.FallbackReason, str]] = ..., cudagraph_mode_reason: _Optional[str] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ...) -> None: ...
 
 class CompileReport(_message.Message):
     __slots__ = ("pass_matches",)

@@ -80,6 +80,8 @@ async def _stats(address: str, tls: Tls) -> Stats:
 def _summary(address: str, stats: Stats) -> Text:
     num_captured = sum(graph.captured for graph in stats.graphs)
     summary = Text(f"engine {address}: {stats.cudagraph_mode or 'not ready'}", style="bold")
+    if stats.cudagraph_mode_reason:
+        summary.append(f"\n{stats.cudagraph_mode_reason}", style="not bold")
     summary.append(f"\n{num_captured}/{stats.num_graphs_planned} graphs", style="not bold")
     if stats.graphs:
         capture_s = sum(graph.capture_s for graph in stats.graphs)
@@ -163,6 +165,7 @@ def _figures(stats: Stats) -> dict[str, object]:
     hits = stats.graph_dispatch.get("graph", 0)
     return {
         "cudagraph_mode": stats.cudagraph_mode,
+        "cudagraph_mode_reason": stats.cudagraph_mode_reason,
         "num_planned": stats.num_graphs_planned,
         "num_captured": sum(graph.captured for graph in stats.graphs),
         "hit_rate": hits / stats.num_steps if stats.num_steps else 0.0,

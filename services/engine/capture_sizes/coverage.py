@@ -1,7 +1,8 @@
 """The share of possible steps that the planned graphs cover."""
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -18,15 +19,23 @@ _PIECES = (GraphKind.GRAPH_KIND_MIXED, GraphKind.GRAPH_KIND_PIECEWISE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """Sizes of the graphs for one kind of step, ascending, and the limit of a step's size."""
+    """Sizes of the graphs for one kind of step, ascending, and the limit of a step's size.
+
+    allows_padding: a graph serves smaller steps too.
+    """
 
     sizes: Sequence[int]
     limit: int
+    allows_padding: bool = True
 
     @classmethod
-    def of(cls, sizes: Sequence[int], limit: int) -> "Coverage":
+    def of(cls, sizes: Sequence[int], limit: int, *, allows_padding: bool) -> "Coverage":
         """Leaves out the sizes after the first one with room for any step."""
-        return cls(sizes=sizes[: bisect_left(sizes, limit) + 1], limit=limit)
+        return cls(
+            sizes=sizes[: bisect_left(sizes, limit) + 1],
+            limit=limit,
+            allows_padding=allows_padding,
+        )
 
     @property
     def largest(self) -> int:
@@ -36,13 +45,26 @@ class Coverage:
     @property
     def share(self) -> float:
         """Share of possible sizes with a graph."""
-        return self.largest / self.limit
+        return (self.largest if self.allows_padding else len(self.sizes)) / self.limit
 
     @property
     def max_padding(self) -> int:
         """Most padding tokens of a step: the largest gap between two sizes."""
+        if not self.allows_padding:
+            return 0
         gaps = (size - below - 1 for below, size in zip((0, *self.sizes), self.sizes, strict=False))
         return max(gaps, default=0)
+
+    def fit(self, counts: Mapping[int, int]) -> Fit:
+        """Counts the hits and the padding of steps, which are counted by size."""
+        if not self.allows_padding:
+            # Other sizes have no graph, as if they were larger than all.
+            beyond = max(self.sizes, default=0) + 1
+            moved = Counter[int]()
+            for size, count in counts.items():
+                moved[size if size in self.sizes else beyond] += count
+            counts = moved
+        return Fit.of(counts, self.sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +75,9 @@ class GraphCoverage:
     others: Coverage
 
     @classmethod
-    def of(cls, planned: Collection[GraphKey], limits: StepLimits) -> "GraphCoverage":
+    def of(
+        cls, planned: Collection[GraphKey], limits: StepLimits, *, allows_padding: bool = True
+    ) -> "GraphCoverage":
         """Returns the coverage once all planned graphs are captured."""
         full = sorted(key.graph_bs for key in planned if key.kind == GraphKind.GRAPH_KIND_DECODE)
         pieces = sorted({key.num_tokens for key in planned if key.kind in _PIECES})
@@ -61,14 +85,18 @@ class GraphCoverage:
         fitting = sorted({size // limits.decode_q_len for size in pieces} - {0})
         beyond = [size for size in fitting if not full or size > full[-1]]
         return cls(
-            decodes=Coverage.of([*full, *beyond], limits.max_decodes),
-            others=Coverage.of(pieces, limits.max_num_batched_tokens),
+            decodes=Coverage.of(
+                [*full, *beyond], limits.max_decodes, allows_padding=allows_padding
+            ),
+            others=Coverage.of(
+                pieces, limits.max_num_batched_tokens, allows_padding=allows_padding
+            ),
         )
 
     def report(self, history: StepHistory) -> None:
         """Logs the coverage, and the expected hit rate and padding from observed steps."""
         decodes, others = self.decodes, self.others
-        seen = [Fit.of(history.decodes, decodes.sizes), Fit.of(history.others, others.sizes)]
+        seen = [decodes.fit(history.decodes), others.fit(history.others)]
         expected: dict[str, float] = {}
         if num_steps := history.num_steps:
             num_hits = sum(each.num_hits for each in seen)

@@ -19,12 +19,12 @@ class DebugDump:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def graph(self, name: str, graph: GraphModule) -> None:
         """Writes a graph as Python with the kind of every value."""
-        (self._folder / f"{name}.py").write_text(graph.print_readable(print_output=False))
+        (self.folder / f"{name}.py").write_text(graph.print_readable(print_output=False))
 
     def piece(self, item: SplitItem, compile_piece: Callable[[], _T]) -> _T:
         """Writes a piece, compiles it, and writes the generated code."""
@@ -35,5 +35,5 @@ class DebugDump:
             if module.__file__ is not None:
                 code = Path(module.__file__).read_text()
                 name = f"{item.submod_name}_generated_{index}.py"
-                (self._folder / name).write_text(code)
+                (self.folder / name).write_text(code)
         return compiled

@@ -54,6 +54,7 @@ IRRELEVANT_FLAGS = {
     "cudagraph_capture_sizes": _GRAPHS,
     "cudagraph_piece_sizes": _GRAPHS,
     "cuda_graph_sizes": _GRAPHS,
+    "cudagraph_padding": _GRAPHS,
     "cudagraph_copy_inputs": "inputs are copied before the pieces run",
     "num_speculative_tokens": "draft layers run after the model and are not compiled",
     "capture_while_serving": _GRAPHS,
@@ -78,6 +79,9 @@ IRRELEVANT_FLAGS = {
     "allow_watch_tokens": _SERVICE,
     "metrics_port": _SERVICE,
     "otlp_endpoint": _SERVICE,
+    "profile_dir": _SERVICE,
+    "profile_max_s": _SERVICE,
+    "profile_max_mb": _SERVICE,
     "log_level": _SERVICE,
     "log_format": _SERVICE,
 }
@@ -95,6 +99,7 @@ IRRELEVANT_SOURCES = {
     "services/engine/compilation/graphs": _GRAPHS,
     "services/engine/compilation/explain.py": "only reads what is stored",
     "services/engine/compilation/debug_dump.py": _PLACE,
+    "services/engine/compilation/transformed_code.py": _PLACE,
 }
 """Folder or file of models/ or services/engine/compilation -> why no piece depends on it."""
 

@@ -22,6 +22,7 @@ from services.engine.compilation.program import (
     repeat_layers,
 )
 from services.engine.compilation.split_graph import num_calls
+from services.engine.compilation.transformed_code import dumping_transformed_code
 from services.engine.config.compilation import DEFAULT_SPLITTING_OPS, CompilationConfig
 from services.engine.config.compilation_level import CompilationLevel
 
@@ -93,7 +94,8 @@ class TracedModel:
 
 
 def _trace(model: nn.Module, inputs: Sequence[Tensor], dump: DebugDump | None) -> Trace:
-    trace = trace_model(model, inputs)
+    with dumping_transformed_code(None if dump is None else dump.folder):
+        trace = trace_model(model, inputs)
     if dump is not None:
         dump.graph("traced_graph", trace.graph)
     return trace

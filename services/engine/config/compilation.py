@@ -75,9 +75,12 @@ class CompilationConfig(ConfigSection):
     cuda_graph_sizes: list[Size] = Field(default=[512], min_length=1)
     """One value N: capture 1, 2, 4, 8 and multiples of 16 up to N; several: these sizes.
     Works where graphs are captured."""
+    cudagraph_padding: bool = True
+    """Let the next larger graph run a step that has none of its own size. Works where graphs are
+    captured."""
     cudagraph_copy_inputs: bool = False
-    """Copy a step's inputs to addresses of their own before its graphs read them. Works on levels
-    0, 2 and 3 where graphs are captured."""
+    """Copy a step's inputs to addresses of their own before its graphs read them. Works where
+    graphs are captured."""
     capture_while_serving: bool = True
     """Be ready before anything is compiled or captured; that then happens between steps."""
     fail_on_late_build: bool = False
@@ -98,6 +101,14 @@ class CompilationConfig(ConfigSection):
         if not reach.holds(level, use_inductor=use_inductor):
             without = "" if use_inductor else ", without Inductor"
             raise ValueError(f"it works {reach}; compilation_level is {level}{without}")
+        return value
+
+    @field_validator("cudagraph_padding")
+    @classmethod
+    def _check_padding(cls, value: bool, others: ValidationInfo) -> bool:
+        """Refuses planned sizes without padding: planned sizes pad least, but they do pad."""
+        if not value and others.data.get("cudagraph_capture_sizes") == AUTO:
+            raise ValueError("it must be on with cudagraph_capture_sizes auto")
         return value
 
     @property

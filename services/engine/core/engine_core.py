@@ -17,6 +17,7 @@ from services.engine.capture_sizes.history import history_path, load_history, sa
 from services.engine.config.engine_config import EngineConfig
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.live_requests import LiveRequests
+from services.engine.core.profiles import Profiles
 from services.engine.core.request_ends import RequestEnds
 from services.engine.core.stats import Counters, EngineLoad, EngineStats
 from services.engine.core.step_loop import StepLoop
@@ -76,6 +77,7 @@ class EngineCore:
         self.engine_id = uuid.uuid4().hex
         self.counters = Counters()
         self.watchers = StepWatchers()
+        self.profiles = Profiles(config.observability, self.engine_id)
         self.worker: WorkerReady | None = None
         """The last report of a worker that became ready; None before the first."""
         self._config = config
@@ -244,8 +246,11 @@ class EngineCore:
         """Serves requests with one worker until it is lost."""
         config = self._config
         self.worker = ready
-        self._graphs = GraphLedger(ready)
-        self._coverage = GraphCoverage.of(ready.planned_graphs, self._limits)
+        allows_padding = config.compilation.cudagraph_padding
+        self._graphs = GraphLedger(ready, allows_padding=allows_padding)
+        self._coverage = GraphCoverage.of(
+            ready.planned_graphs, self._limits, allows_padding=allows_padding
+        )
         if ready.planned_graphs:
             self._coverage.report(self.history)
         self._steps = StepLoop(
@@ -266,6 +271,7 @@ class EngineCore:
             history=self.history,
             watchers=self.watchers,
         )
+        self.profiles.use_worker(executor.order_profile)
         num_steps = self.counters.num_steps
         self._survivors.hand_over(self._steps.scheduler)
         self._on_readiness(self.is_ready)
@@ -278,6 +284,7 @@ class EngineCore:
         finally:
             in_flight = self._steps.requests_in_flight
             self._steps = None
+            self.profiles.lose_worker()
             self._on_readiness(False)
             self.watchers.close_with_snapshot()
             self._survivors.take(

@@ -40,16 +40,24 @@ class GraphFigures:
 class GraphLedger:
     """Counts one worker's graphs and keeps its dispatcher up to date."""
 
-    def __init__(self, ready: WorkerReady) -> None:
-        """Starts with the worker's report when it became ready."""
+    def __init__(self, ready: WorkerReady, *, allows_padding: bool = True) -> None:
+        """Starts with the worker's report when it became ready.
+
+        Args:
+            ready: the report.
+            allows_padding: a graph serves smaller steps too.
+        """
         self.mode = ready.cudagraph_mode
         """Name of the worker's CUDAGraphMode."""
+        self.mode_reason = ready.cudagraph_mode_reason
+        """Why it is not the configured one; empty if it is."""
         self.num_planned = len(ready.planned_graphs)
         self.pass_matches = dict(ready.compiled.pass_matches)
         """Matches of each compiler pass in the worker's model, by name."""
         self.dispatcher = GraphDispatcher(
             planned=[key for key in ready.planned_graphs if key.kind != _DRAFT],
             without_graphs=ready.no_graphs_reason or FallbackReason.FALLBACK_REASON_UNSUPPORTED,
+            allows_padding=allows_padding,
         )
         self._figures: dict[_Name, GraphFigures] = {}
         self._is_complete = not self.num_planned

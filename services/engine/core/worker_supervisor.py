@@ -8,9 +8,10 @@ from typing import NoReturn, Protocol
 
 import structlog
 
-from protos.engine.v1.worker_pb2 import WorkerReady
+from protos.engine.v1.worker_pb2 import ProfileStart, ProfileStop, WorkerReady
 from services.engine.core.stats import Counters
 from services.engine.core.step_loop import StepChannel, WorkerHungError
+from services.engine.worker.executor import ProfileAnswer
 from services.telemetry.stacks import show_stacks
 
 log = structlog.get_logger()
@@ -31,6 +32,9 @@ class Executor(StepChannel, Protocol):
         Raises:
             WorkerDiedError: it could not start, with the reason.
         """
+
+    def order_profile(self, order: ProfileStart | ProfileStop, answer: ProfileAnswer) -> None:
+        """Orders the start or the end of a profile; `answer` takes what the worker says of it."""
 
     async def show_stacks(self) -> None:
         """Makes a hung worker write its threads' stacks to standard error."""

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.kv_cache import CacheData
-from models.ops.attention.cudagraph_support import attention_cudagraph_support
 from services.engine.batch import GraphKey
 from services.engine.compilation.graphs.capture_plan import (
     full_decode_key,
@@ -24,6 +23,7 @@ from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.runner.speculator import DraftLayers
 from services.engine.worker.start.graph_setup import (
     PreparedGraphs,
+    attention_support,
     configured_keys,
     install_model,
     piece_graphs,
@@ -87,10 +87,9 @@ class ReplaySettings:
             return CUDAGraphMode.PIECEWISE
         loaded = self.loaded
         support = graph_support(
-            attention_cudagraph_support(loaded.device),
+            attention_support(loaded.model, loaded.device, loaded.cache_dtype),
             loaded.config.compilation.level,
             decode_q_len=loaded.limits.decode_q_len,
-            has_plain_caches=loaded.model.config.mla is None and loaded.cache_dtype == loaded.dtype,
             on_cpu=loaded.device.type == "cpu",
         )
         return CUDAGraphMode.FULL if support.prompts else CUDAGraphMode.FULL_DECODE_ONLY

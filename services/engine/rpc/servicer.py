@@ -18,6 +18,10 @@ from protos.engine.v1.engine_pb2 import (
     GetStatsResponse,
     GetTokenizerRequest,
     GetTokenizerResponse,
+    StartProfileRequest,
+    StartProfileResponse,
+    StopProfileRequest,
+    StopProfileResponse,
     WatchStepsRequest,
     WatchStepsResponse,
 )
@@ -186,6 +190,33 @@ class EngineServicer(EngineServiceServicer):
             timeout_s = request.timeout_ms / 1000
         report = await self._core.drain(timeout_s)
         return DrainResponse(num_finished=report.num_finished, num_aborted=report.num_aborted)
+
+    async def StartProfile(  # noqa: N802  the protocol's name
+        self, request: StartProfileRequest, context: grpc.aio.ServicerContext
+    ) -> StartProfileResponse:
+        """Starts a profile of the worker's steps."""
+        del context
+        check_known(request)
+        path = await self._core.profiles.start(
+            max_steps=request.max_steps if request.HasField("max_steps") else None,
+            max_s=request.duration_ms / 1000 if request.HasField("duration_ms") else None,
+        )
+        return StartProfileResponse(path=str(path))
+
+    async def StopProfile(  # noqa: N802  the protocol's name
+        self, request: StopProfileRequest, context: grpc.aio.ServicerContext
+    ) -> StopProfileResponse:
+        """Ends the running profile and waits for its trace."""
+        del context
+        check_known(request)
+        path, report = await self._core.profiles.stop()
+        return StopProfileResponse(
+            path=str(path),
+            num_bytes=report.num_bytes,
+            num_steps=report.num_steps,
+            duration_s=report.duration_s,
+            end=report.end,
+        )
 
     async def _watched(
         self, watcher: StepWatcher, request: WatchStepsRequest

@@ -46,6 +46,7 @@ def stats_to_proto(
         num_sessions=num_sessions,
         ready=stats.is_ready,
         cudagraph_mode=stats.graphs.mode,
+        cudagraph_mode_reason=stats.graphs.mode_reason,
         num_graphs_planned=stats.graphs.num_planned,
         pass_matches=stats.graphs.pass_matches,
         graphs=[_graph_to_proto(figures) for figures in stats.graphs.figures],

@@ -33,45 +33,56 @@ class Dispatch:
 class _Sizes:
     """Graphs that serve the same steps, by size: batch size of decodes, else tokens.
 
-    captured, ascending: by (size, most requests).
+    allows_padding: a graph serves smaller steps too. captured, ascending: by (size, most requests).
     """
 
+    allows_padding: bool
     captured: dict[tuple[int, int], GraphKey] = field(default_factory=dict)
     ascending: list[tuple[int, int]] = field(default_factory=list)
-    largest_planned: int = 0
-    largest_quarantined: int = 0
+    planned: set[int] = field(default_factory=set)
+    quarantined: set[int] = field(default_factory=set)
 
     def capture(self, key: GraphKey) -> None:
         self.captured[_size(key), key.graph_bs] = key
         self.ascending = sorted(self.captured)
 
     def quarantine(self, key: GraphKey) -> None:
-        self.largest_quarantined = max(self.largest_quarantined, _size(key))
+        self.quarantined.add(_size(key))
         self.captured.pop((_size(key), key.graph_bs), None)
         self.ascending = sorted(self.captured)
 
     def find(self, size: int, batch_size: int) -> GraphKey | None:
-        """Returns the smallest graph of at least this size with room for the batch."""
+        """Returns the smallest graph for steps of this size with room for the batch."""
         first = bisect_left(self.ascending, (size, batch_size))
         for found in self.ascending[first:]:
+            if found[0] != size and not self.allows_padding:
+                return None
             if found[1] >= batch_size:
                 return self.captured[found]
         return None
 
     def why_none(self, size: int) -> FallbackReason:
-        """Returns why no graph has room for this size."""
-        if size <= self.largest_quarantined:
+        """Returns why no graph serves this size."""
+        if self._serves(size, self.quarantined):
             return FallbackReason.FALLBACK_REASON_QUARANTINED
-        if size <= self.largest_planned or not self.largest_planned:
+        if self._serves(size, self.planned) or not self.planned:
             return FallbackReason.FALLBACK_REASON_UNCAPTURED
+        if size <= max(self.planned):
+            return FallbackReason.FALLBACK_REASON_NO_EXACT_SIZE
         return FallbackReason.FALLBACK_REASON_OVERSIZE
+
+    def _serves(self, size: int, sizes: set[int]) -> bool:
+        if self.allows_padding:
+            return size <= max(sizes, default=0)
+        return size in sizes
 
 
 class GraphDispatcher:
     """Chooses among the worker's captured graphs.
 
     A decode graph fits batches of at most graph_bs requests with exactly its query length. Any
-    other graph fits every batch of at most num_tokens tokens and graph_bs requests.
+    other graph fits every batch of at most num_tokens tokens and graph_bs requests. Without padding
+    a decode graph fits exactly graph_bs requests, any other exactly num_tokens tokens.
     """
 
     def __init__(
@@ -80,6 +91,7 @@ class GraphDispatcher:
         *,
         planned: Iterable[GraphKey] = (),
         without_graphs: FallbackReason = FallbackReason.FALLBACK_REASON_UNSUPPORTED,
+        allows_padding: bool = True,
     ) -> None:
         """Starts with the graphs that the worker announced.
 
@@ -87,15 +99,16 @@ class GraphDispatcher:
             captured: graphs that can be replayed now.
             planned: graphs that can be replayed now or later.
             without_graphs: why nothing is planned, if nothing is.
+            allows_padding: a graph serves smaller steps too.
         """
         self._without_graphs = without_graphs
+        self._allows_padding = allows_padding
         self._full: dict[int, _Sizes] = {}
-        self._others = _Sizes()
+        self._others = _Sizes(allows_padding)
         self._has_plan = False
         captured = list(captured)
         for key in (*planned, *captured):
-            sizes = self._sizes(key)
-            sizes.largest_planned = max(sizes.largest_planned, _size(key))
+            self._sizes(key).planned.add(_size(key))
             self._has_plan = True
         for key in captured:
             self.capture(key)
@@ -124,7 +137,7 @@ class GraphDispatcher:
 
     def _sizes(self, key: GraphKey) -> _Sizes:
         if key.kind == GraphKind.GRAPH_KIND_DECODE:
-            return self._full.setdefault(key.max_q_len, _Sizes())
+            return self._full.setdefault(key.max_q_len, _Sizes(self._allows_padding))
         return self._others
 
 

@@ -13,7 +13,12 @@ import structlog
 from protos.engine.v1.worker_pb2 import (
     CompileReport,
     GraphReport,
+    ProfileReport,
+    ProfileStart,
+    ProfileStarted,
+    ProfileStop,
     Recompilation,
+    WorkerCommand,
     WorkerEvent,
     WorkerReady,
 )
@@ -34,6 +39,10 @@ STACKS_GRACE_S = 0.5
 
 _IMPORT_ROOT = Path(__file__).resolve().parents[3]
 _READ_AHEAD_BYTES = 2**20
+
+
+ProfileAnswer = Callable[[ProfileStarted | ProfileReport], None]
+"""Takes a worker's word that a profile has begun or ended."""
 
 
 class WorkerDiedError(Exception):
@@ -59,6 +68,7 @@ class WorkerExecutor:
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._answer_profile: ProfileAnswer = lambda answer: None
 
     @property
     def pid(self) -> int | None:
@@ -95,7 +105,19 @@ class WorkerExecutor:
         """Orders a step. Never blocks; a worker that is gone shows in `receive`."""
         assert self._writer is not None, "steps are sent between start and stop"
         if not self._writer.is_closing():
-            self._writer.write(framed(descriptor.SerializeToString()))
+            command = WorkerCommand(step=descriptor.SerializeToString())
+            self._writer.write(framed(command.SerializeToString()))
+
+    def order_profile(self, order: ProfileStart | ProfileStop, answer: ProfileAnswer) -> None:
+        """Orders the start or the end of a profile; `receive` passes on what the worker answers."""
+        assert self._writer is not None, "profiles are ordered between start and stop"
+        if isinstance(order, ProfileStart):
+            command = WorkerCommand(start_profile=order)
+        else:
+            command = WorkerCommand(stop_profile=order)
+        self._answer_profile = answer
+        if not self._writer.is_closing():
+            self._writer.write(framed(command.SerializeToString()))
 
     async def receive(self) -> StepResult | GraphReport | Recompilation | CompileReport:
         """Returns the next result, in the order of the steps sent, or other news.
@@ -104,6 +126,9 @@ class WorkerExecutor:
             WorkerDiedError: the worker is gone.
         """
         event = await self._next_event()
+        while (profile := _profile_answer(event)) is not None:
+            self._answer_profile(profile)
+            event = await self._next_event()
         kind = event.WhichOneof("event")
         if kind == "graph":
             return event.graph
@@ -216,14 +241,23 @@ class WorkerExecutor:
         return kind(f"the worker was killed by {number.name}")
 
 
+def _profile_answer(event: WorkerEvent) -> ProfileStarted | ProfileReport | None:
+    """Returns an event's word on a profile, if it is one."""
+    if event.HasField("profile_started"):
+        return event.profile_started
+    return event.profile_ended if event.HasField("profile_ended") else None
+
+
 def _environment(config: EngineConfig) -> dict[str, str]:
-    """Returns the worker's environment: ours, our import root first, and a thread count.
+    """Returns the worker's environment: ours, our import root first, a thread count, a log level.
 
     OpenMP and MKL read their count when torch is imported, before any configuration is.
     """
     search_path = [str(_IMPORT_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     threads = str(config.worker.num_threads)
     return {
+        # torch's profiler would write to standard error, between the lines of the log.
+        "KINETO_LOG_LEVEL": "6",
         **os.environ,
         "PYTHONPATH": os.pathsep.join(search_path),
         "OMP_NUM_THREADS": threads,

@@ -12,7 +12,10 @@ import torch
 
 from protos.engine.v1.worker_pb2 import (
     CompileReport,
+    ProfileReport,
+    ProfileStarted,
     Recompilation,
+    WorkerCommand,
     WorkerEvent,
     WorkerFailure,
     WorkerProgress,
@@ -23,6 +26,7 @@ from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.recompilations import Recompilations
 from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.graphs.background_capture import BackgroundCapture
+from services.engine.worker.runner.step_profiler import StepProfiler
 from services.engine.worker.start.graph_setup import graph_report
 from services.engine.worker.start.startup import start_worker
 from services.engine.worker.wire import Channel
@@ -114,6 +118,7 @@ class StepServer:
         self._channel = channel
         self._fail_on_late_build = fail_on_late_build
         self._recompilations = Recompilations()
+        self._profiler = StepProfiler()
         self._pending: deque[Pending] = deque()
         self._num_failed_steps = 0
         self.step_id = 0
@@ -130,24 +135,39 @@ class StepServer:
         Raises:
             EOFError: the service hung up.
         """
-        self._channel.send(WorkerEvent(ready=ready).SerializeToString())
+        self._send(WorkerEvent(ready=ready))
         while True:
             if not self._recompilations.is_armed and (capture is None or not capture.has_work):
                 self._recompilations.arm()
             content = self._channel.receive(self._max_wait_s(capture))
             if content is not None:
-                descriptor = BatchDescriptor.FromString(content)
-                self.step_id = descriptor.step_id
-                self._pending.append(self._execute(runner, descriptor))
-                self._report_recompilations()
+                self._obey(WorkerCommand.FromString(content), runner)
+            self._report_profile(self._profiler.poll())
             while self._pending and self._pending[0].is_ready:
                 result = self._pending.popleft().message()
-                self._channel.send(WorkerEvent(result=result).SerializeToString())
+                self._send(WorkerEvent(result=result))
             is_idle = content is None and not self._pending
             if capture is not None and capture.is_due(is_idle=is_idle):
                 outcome = capture.run(is_idle=is_idle)
                 if outcome is not None:
                     self.report_graph(outcome)
+
+    def _obey(self, command: WorkerCommand, runner: Runner) -> None:
+        """Queues a step, or starts or ends a profile."""
+        kind = command.WhichOneof("command")
+        if kind == "start_profile":
+            report = self._profiler.start(command.start_profile)
+            if report is None:
+                self._send(WorkerEvent(profile_started=ProfileStarted()))
+            self._report_profile(report)
+        elif kind == "stop_profile":
+            self._profiler.stop()
+        else:
+            descriptor = BatchDescriptor.FromString(command.step)
+            self.step_id = descriptor.step_id
+            with self._profiler.step(descriptor):
+                self._pending.append(self._execute(runner, descriptor))
+            self._report_recompilations()
 
     def _execute(self, runner: Runner, descriptor: BatchDescriptor) -> Pending:
         """Runs a step, unless memory does not suffice or the step builds on one that was not run.
@@ -169,16 +189,23 @@ class StepServer:
 
     def report_progress(self, stage: str) -> None:
         """Reports a stage of the start to the service."""
-        self._channel.send(WorkerEvent(progress=WorkerProgress(stage=stage)).SerializeToString())
+        self._send(WorkerEvent(progress=WorkerProgress(stage=stage)))
 
     def report_graph(self, outcome: GraphOutcome) -> None:
         """Reports a graph that was captured or given up to the service."""
-        self._channel.send(WorkerEvent(graph=graph_report(outcome)).SerializeToString())
+        self._send(WorkerEvent(graph=graph_report(outcome)))
+
+    def _report_profile(self, report: ProfileReport | None) -> None:
+        if report is not None:
+            self._send(WorkerEvent(profile_ended=report))
+
+    def _send(self, event: WorkerEvent) -> None:
+        self._channel.send(event.SerializeToString())
 
     def report_compiled(self, compiled: "CompiledModel") -> None:
         """Reports a model that was compiled while serving to the service."""
         report = CompileReport(pass_matches=compiled.stats.pass_matches)
-        self._channel.send(WorkerEvent(compiled=report).SerializeToString())
+        self._send(WorkerEvent(compiled=report))
 
     def _report_recompilations(self) -> None:
         """Reports recompilations during the last step to the service.
@@ -188,9 +215,7 @@ class StepServer:
         """
         for name in self._recompilations.drain():
             log.warning("late_build_happened", step_id=self.step_id, name=name)
-            self._channel.send(
-                WorkerEvent(recompilation=Recompilation(name=name)).SerializeToString()
-            )
+            self._send(WorkerEvent(recompilation=Recompilation(name=name)))
             if self._fail_on_late_build:
                 raise RecompilationError(f"{name} was compiled in the middle of serving")
 
@@ -198,7 +223,8 @@ class StepServer:
         """Returns how long to wait for a descriptor; None while there is nothing else to do."""
         if self._pending:
             return POLL_S
-        return None if capture is None else capture.max_wait_s
+        waits = (self._profiler.max_wait_s, None if capture is None else capture.max_wait_s)
+        return min((wait for wait in waits if wait is not None), default=None)
 
 
 def _report(channel: Channel, error: Exception, step_id: int) -> None:

@@ -27,12 +27,21 @@ class GraphSupport:
     """The graphs that can be captured.
 
     full_decode: whole decode steps, attention included. pieces: the model around its attention.
-    prompts: any whole step, attention included.
+    prompts: any whole step, attention included. limits: why others cannot, one clause each.
     """
 
     full_decode: bool
     pieces: bool
     prompts: bool = False
+    limits: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeChoice:
+    """The mode of a worker's graphs; `reason` says why it is not the wanted one, if it is not."""
+
+    mode: CUDAGraphMode
+    reason: str = ""
 
 
 def graph_support(
@@ -40,43 +49,49 @@ def graph_support(
     level: CompilationLevel,
     *,
     decode_q_len: int,
-    has_plain_caches: bool,
     on_cpu: bool,
 ) -> GraphSupport:
     """Returns the graphs that can be captured.
 
     Args:
-        attention: support of its implementation.
+        attention: support of the layer that supports least.
         level: how much of the model is compiled.
         decode_q_len: query tokens of each request in a decode step.
-        has_plain_caches: every layer caches keys and values in the model's dtype.
-        on_cpu: operations are taped on a CPU, with attention over full block tables.
+        on_cpu: operations are taped on a CPU.
     """
+    limits = []
     # At level 1 Dynamo takes part in every step, and it does not run where operations are observed.
     is_observable = level != CompilationLevel.DYNAMO_AS_IS
-    if on_cpu:
-        return GraphSupport(full_decode=is_observable, pieces=is_observable, prompts=is_observable)
+    if not is_observable:
+        limits.append("level 1 is traced in every step, which only graphs of decodes on CUDA allow")
     needed = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
     if decode_q_len > 1:
         needed = AttentionCGSupport.UNIFORM_BATCH
-    # Other caches are read even by chunks that begin their sequence. In the test of a graph that
-    # would be the null block, which many tokens of one step overwrite in any order.
-    can_attend_prompts = attention is AttentionCGSupport.ALWAYS and has_plain_caches
+    if attention < needed:
+        limits.append(
+            f"attention supports {attention.name}, graphs of decodes with {decode_q_len} tokens "
+            f"per request need {needed.name}"
+        )
+    elif attention < AttentionCGSupport.ALWAYS:
+        limits.append(
+            f"attention supports {attention.name}, whole graphs of steps with prompts need ALWAYS"
+        )
     return GraphSupport(
-        full_decode=attention >= needed,
+        full_decode=attention >= needed and (is_observable or not on_cpu),
         pieces=is_observable,
-        prompts=is_observable and can_attend_prompts,
+        prompts=is_observable and attention is AttentionCGSupport.ALWAYS,
+        limits=tuple(limits),
     )
 
 
-def supported_mode(wanted: CUDAGraphMode, support: GraphSupport) -> CUDAGraphMode:
+def supported_mode(wanted: CUDAGraphMode, support: GraphSupport) -> ModeChoice:
     """Returns the supported mode closest to the wanted one; logs a warning if they differ.
 
     FULL, the default, includes whole steps with prompts only if supported. Decodes without whole
     graphs run in pieces; then all other steps do too, as they share sizes.
     """
-    if wanted is CUDAGraphMode.FULL and not support.prompts:
-        wanted = CUDAGraphMode.FULL_AND_PIECEWISE
+    full_steps = wanted is CUDAGraphMode.FULL and not support.prompts
+    closest = CUDAGraphMode.FULL_AND_PIECEWISE if full_steps else wanted
     pieces = CUDAGraphMode.PIECEWISE if support.pieces else CUDAGraphMode.NONE
     full = CUDAGraphMode.FULL if support.full_decode else pieces
     substitute = {
@@ -84,21 +99,17 @@ def supported_mode(wanted: CUDAGraphMode, support: GraphSupport) -> CUDAGraphMod
         CUDAGraphMode.PIECEWISE: pieces,
         CUDAGraphMode.FULL: full,
     }
-    decode = substitute[wanted.decode_mode()]
-    mixed = substitute[wanted.mixed_mode()]
+    decode = substitute[closest.decode_mode()]
+    mixed = substitute[closest.mixed_mode()]
     if decode is CUDAGraphMode.PIECEWISE or decode is mixed:
         mode = decode
     else:
         mode = CUDAGraphMode((decode.value, mixed.value))
-    if mode is not wanted:
-        log.warning(
-            "graph_mode_downgraded",
-            wanted=str(wanted),
-            mode=str(mode),
-            full_decode_supported=support.full_decode,
-            pieces_supported=support.pieces,
-        )
-    return mode
+    if mode is wanted:
+        return ModeChoice(mode=mode)
+    reason = f"{wanted} became {mode}: {'; '.join(support.limits)}"
+    log.warning("graph_mode_downgraded", wanted=str(wanted), mode=str(mode), reason=reason)
+    return ModeChoice(mode=mode, reason=reason)
 
 
 def full_decode_key(batch_size: int, q_len: int = 1) -> GraphKey:

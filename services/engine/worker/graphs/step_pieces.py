@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from models.forward_context import GraphKey
-from models.ops.attention.cudagraph_support import AttentionCGSupport, attention_cudagraph_support
+from models.ops.kernel_choice import has_kernels
 from services.engine.compilation.graphs.graph_runner import StartedCapture, start_capture
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.compilation.graphs.verdict import Verdict
@@ -75,7 +75,7 @@ class StepPieces:
         """Runs a dummy step without graphs; returns its query tokens and hidden states."""
         batch = self._write_dummy(key, 1)
         inputs = self._buffers.gather_batch(batch, num_tokens=key.num_tokens)
-        if attention_cudagraph_support(inputs.positions.device) is AttentionCGSupport.NEVER:
+        if not has_kernels(inputs.positions.device):
             # The reference of attention waits for the device, which is forbidden only in a graph.
             return batch.num_tokens, self._forward(inputs)
         hidden: Tensor = self._pieces.recorder.warm_up(lambda: self._forward(inputs))

@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING
 
 import structlog
 import torch
+from torch import nn
 
 from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.forward_context import GraphKey
-from models.kv_cache import KVCacheData
-from models.ops.attention.cudagraph_support import attention_cudagraph_support
+from models.layers.attention import Attention
+from models.layers.latent_attention import LatentAttention
+from models.ops.attention.cudagraph_support import AttentionCGSupport
 from protos.engine.v1.worker_pb2 import GraphReport, GraphState
 from services.engine import batch
 from services.engine.compilation.graphs.capture_plan import (
     GraphSupport,
+    ModeChoice,
     full_decode_key,
     graph_support,
     planned_keys,
@@ -51,8 +54,13 @@ host, small ones the other way round."""
 class PreparedGraphs:
     """The graphs to capture, before any capture."""
 
-    mode: CUDAGraphMode
+    choice: ModeChoice
     graphs: GraphSet
+
+    @property
+    def mode(self) -> CUDAGraphMode:
+        """The kinds of graphs."""
+        return self.choice.mode
 
     def capture_all(self, report_progress: Callable[[str], None]) -> list[GraphOutcome]:
         """Captures all planned graphs; smaller ones reuse the memory of larger ones."""
@@ -107,7 +115,8 @@ def prepare_graphs(
         ValueError: pieces would contain attention, which changes from step to step.
     """
     support = _support(runner, config.level, limits)
-    mode = supported_mode(config.graph_mode(runner.device.type), support)
+    choice = supported_mode(config.graph_mode(runner.device.type), support)
+    mode = choice.mode
     if mode.requires_piecewise_compilation():
         _require_splits_at_attention(runner, config.splitting_ops)
     if keys is None:
@@ -117,7 +126,7 @@ def prepare_graphs(
         keys = with_draft_keys(keys)
     graphs = GraphSet(keys, families, on_fault=on_fault)
     runner.use_graphs(graphs)
-    return PreparedGraphs(mode=mode, graphs=graphs)
+    return PreparedGraphs(choice=choice, graphs=graphs)
 
 
 def configured_keys(
@@ -238,13 +247,21 @@ def _require_splits_at_attention(runner: ModelRunner, splitting_ops: Collection[
 
 
 def _support(runner: ModelRunner, level: CompilationLevel, limits: StepLimits) -> GraphSupport:
+    cache = next(iter(runner.forward.kv_cache_data[0].tensors().values()))
     return graph_support(
-        attention_cudagraph_support(runner.device),
+        attention_support(runner.model, runner.device, cache.dtype),
         level,
         decode_q_len=limits.decode_q_len,
-        has_plain_caches=all(
-            isinstance(cache, KVCacheData) and cache.k_scale is None
-            for cache in runner.forward.kv_cache_data
-        ),
         on_cpu=runner.device.type == "cpu",
+    )
+
+
+def attention_support(
+    model: nn.Module, device: torch.device, cache_dtype: torch.dtype
+) -> AttentionCGSupport:
+    """Returns the graphs that all attention layers of a model support."""
+    return min(
+        layer.cudagraph_support(device, cache_dtype)
+        for layer in model.modules()
+        if isinstance(layer, Attention | LatentAttention)
     )

@@ -250,7 +250,8 @@ def _announcement(
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         dtype=dtype_name(loaded.dtype),
         planned_graphs=map(wire_key, prepared.graphs.planned),
-        cudagraph_mode=str(prepared.mode),
+        cudagraph_mode=str(prepared.choice.mode),
+        cudagraph_mode_reason=prepared.choice.reason,
         no_graphs_reason=prepared.no_graphs_reason(
             enforce_eager=loaded.config.compilation.enforce_eager
         ),

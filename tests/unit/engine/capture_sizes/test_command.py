@@ -142,13 +142,12 @@ def test_the_flags_that_a_plan_names_give_graphs_of_both_kinds_at_every_level_bu
     # The promise of the advice, from the rules by which a worker plans its graphs.
     for level in CompilationLevel:
         support = graph_support(
-            AttentionCGSupport.ALWAYS,
+            AttentionCGSupport.UNIFORM_BATCH,
             level,
             decode_q_len=1,
-            has_plain_caches=False,
             on_cpu=False,
         )
-        mode = supported_mode(CUDAGraphMode.FULL, support)
+        mode = supported_mode(CUDAGraphMode.FULL, support).mode
         assert bool(mode.mixed_mode()) == (level != CompilationLevel.DYNAMO_AS_IS)
 
 

@@ -85,3 +85,11 @@ def test_steps_that_no_graph_is_meant_for_are_no_warning():
     (report,) = logged(coverage, history())
     assert report["num_steps_seen"] == 0
     assert "expected_hit_rate" not in report
+
+
+def test_without_padding_only_steps_of_exactly_a_graphs_size_count_as_hits():
+    coverage = GraphCoverage.of([full(8), full(4), pieces(32)], limits(), allows_padding=False)
+    report, *_ = logged(coverage, history({3: 5, 4: 10, 8: 1}, {31: 4, 32: 4}))
+    assert report["expected_hit_rate"] == round(15 / 24, 4)
+    assert report["expected_padding"] == 0
+    assert (report["decode_max_padding"], report["decode_share"]) == (0, round(3 / 16, 4))

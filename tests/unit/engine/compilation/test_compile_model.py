@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 import torch
 from pydantic import ValidationError
@@ -137,6 +139,21 @@ def test_a_dump_holds_the_trace_and_every_piece(folder, tmp_path):
     files = {path.name for path in (tmp_path / "rank_0").iterdir()}
     assert {"traced_graph.py", "split_graph.py", "submod_0.py", "submod_8.py"} <= files
     assert "unified_attention" in (tmp_path / "rank_0" / "traced_graph.py").read_text()
+    transformed = (tmp_path / "rank_0" / "transformed_code.py").read_text()
+    assert ".forward, " in transformed
+    assert "__compiled_fn" in transformed
+    compile(transformed, "transformed_code.py", "exec")
+    assert "__compiled_fn" in (tmp_path / "rank_0" / "transformed_bytecode.txt").read_text()
+
+
+def test_a_dump_without_a_decompiler_has_the_instructions(folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "depyf", None)
+    StepDriver(folder, prepare=compile_at(3, debug_dump_path=tmp_path))
+    assert (
+        "octavo[debug] is not installed"
+        in (tmp_path / "rank_0" / "transformed_code.py").read_text()
+    )
+    assert "__compiled_fn" in (tmp_path / "rank_0" / "transformed_bytecode.txt").read_text()
 
 
 def test_a_splitting_operator_that_the_model_lacks_is_an_error(folder):

@@ -9,7 +9,6 @@ from services.engine.config.compilation import CompilationConfig
 from services.engine.config.flag_reach import FLAG_REACH
 
 REFUSED = {
-    "cudagraph_copy_inputs": True,
     "compile_sizes": [8],
     "compile_ranges": [64],
     "inductor_compile_config": {"max_autotune": True},
@@ -64,7 +63,7 @@ def test_eager_runs_take_any_flags():
 
 
 def test_values_that_ask_for_nothing_are_taken_at_every_level():
-    assert not CompilationConfig(cudagraph_copy_inputs=False, compile_sizes=[]).compile_sizes
+    assert not CompilationConfig(compile_sizes=[]).compile_sizes
 
 
 def test_other_flags_without_effect_are_named():

@@ -52,9 +52,8 @@ def test_changed_flags_leave_the_others_as_they_were():
     [
         (["--block-size", "0"], "--block-size is '0': Input should be greater than or equal to 1"),
         (
-            ["--compilation-level", "1", "--cudagraph-copy-inputs"],
-            "--cudagraph-copy-inputs is True: Value error, it works on levels 0, 2 and 3 "
-            "where graphs are captured; compilation_level is 1",
+            ["--compile-sizes", "8"],
+            "--compile-sizes is [8]: Value error, it works on level 3; compilation_level is 0",
         ),
         (
             ["--num-speculative-tokens", "2", "--block-size", "2"],

@@ -144,3 +144,25 @@ def test_every_step_gets_the_smallest_graph_with_room_or_a_reason(sizes, token_s
     else:
         assert found.graph_key is None
         assert found.fallback_reason != none
+
+
+def test_without_padding_only_graphs_of_exactly_the_size_run():
+    catalogue = [full(8), full(4), prompts(16, 9), prompts(16, 2), piecewise(5)]
+    dispatcher = GraphDispatcher(catalogue, planned=[full(2)], allows_padding=False)
+
+    def found(num_tokens, batch_size, max_q_len):
+        shape = BatchShape(num_tokens=num_tokens, batch_size=batch_size, max_q_len=max_q_len)
+        return dispatcher.dispatch(shape)
+
+    assert found(4, 4, 1).graph_key == full(4)
+    assert found(5, 5, 1).graph_key == piecewise(5)
+    assert found(16, 2, 9).graph_key == prompts(16, 2)
+    assert found(16, 3, 9).graph_key == prompts(16, 9)
+    assert found(16, 10, 2).graph_key is None
+    assert found(3, 3, 1).fallback_reason == FallbackReason.FALLBACK_REASON_NO_EXACT_SIZE
+    assert found(7, 2, 4).fallback_reason == FallbackReason.FALLBACK_REASON_NO_EXACT_SIZE
+    assert found(2, 2, 1).fallback_reason == FallbackReason.FALLBACK_REASON_UNCAPTURED
+    assert found(17, 2, 9).fallback_reason == FallbackReason.FALLBACK_REASON_OVERSIZE
+    dispatcher.quarantine(full(4))
+    assert found(4, 4, 1).fallback_reason == FallbackReason.FALLBACK_REASON_QUARANTINED
+    assert found(3, 3, 1).fallback_reason == FallbackReason.FALLBACK_REASON_NO_EXACT_SIZE

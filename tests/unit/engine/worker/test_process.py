@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from protos.engine.v1.worker_pb2 import WorkerEvent, WorkerReady
+from protos.engine.v1.worker_pb2 import WorkerCommand, WorkerEvent, WorkerReady
 from services.engine.batch import BatchDescriptor, StepFailure, step_result
 from services.engine.worker.process import StepServer
 from services.engine.worker.wire import Channel
@@ -66,7 +66,12 @@ def receive(channel):
 
 
 def order(channel, step_id):
-    channel.send(BatchDescriptor(step_id=step_id).SerializeToString())
+    order_step(channel, BatchDescriptor(step_id=step_id))
+
+
+def order_step(channel, descriptor):
+    command = WorkerCommand(step=descriptor.SerializeToString())
+    channel.send(command.SerializeToString())
 
 
 def test_a_step_is_launched_while_the_one_before_it_still_runs(service_end):
@@ -128,6 +133,6 @@ class TestOutOfMemory:
             (2, StepFailure.STEP_FAILURE_SKIPPED),
         ]
         knowing = BatchDescriptor(step_id=3, num_failed_steps=1)
-        service.send(knowing.SerializeToString())
+        order_step(service, knowing)
         full_device.launched.get(timeout=WAIT_S).is_ready = True
         assert receive(service).result.step_id == 3

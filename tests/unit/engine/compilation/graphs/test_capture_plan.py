@@ -6,16 +6,19 @@ import pytest
 
 from models.cudagraph_mode import CUDAGraphMode as Mode
 from models.cudagraph_mode import GraphKind
+from models.ops.attention.cudagraph_support import AttentionCGSupport as Support
 from services.engine.compilation.graphs.capture_plan import (
     FEW_REQUESTS,
     GraphSupport,
     full_decode_key,
+    graph_support,
     mixed_keys,
     piecewise_key,
     planned_keys,
     supported_mode,
     with_draft_keys,
 )
+from services.engine.config.compilation_level import CompilationLevel
 
 EVERYTHING = GraphSupport(full_decode=True, pieces=True, prompts=True)
 NO_PROMPTS = GraphSupport(full_decode=True, pieces=True, prompts=False)
@@ -44,11 +47,11 @@ NOTHING = GraphSupport(full_decode=False, pieces=False)
     ],
 )
 def test_a_mode_is_taken_down_to_what_can_be_captured(wanted, support, mode):
-    assert supported_mode(wanted, support) is mode
+    assert supported_mode(wanted, support).mode is mode
 
 
 def test_a_decode_that_cannot_be_whole_runs_in_pieces_if_there_are_some():
-    decode = supported_mode(Mode.FULL_AND_PIECEWISE, NO_FULL).decode_mode()
+    decode = supported_mode(Mode.FULL_AND_PIECEWISE, NO_FULL).mode.decode_mode()
     assert decode is Mode.PIECEWISE
 
 
@@ -108,3 +111,25 @@ def test_drafting_follows_the_graphs_of_its_steps_and_pieces_have_none():
     drafts = [replace(key, kind=GraphKind.DRAFT) for key in whole]
     assert keys == [*whole, *drafts, piecewise_key(8)]
     assert with_draft_keys([piecewise_key(8)]) == [piecewise_key(8)]
+
+
+@pytest.mark.parametrize(
+    ("attention", "q_len", "mode", "reason"),
+    [
+        (Support.ALWAYS, 3, Mode.FULL, ""),
+        (Support.UNIFORM_BATCH, 1, Mode.FULL_AND_PIECEWISE, "graphs of steps with prompts need"),
+        (Support.UNIFORM_BATCH, 3, Mode.FULL_AND_PIECEWISE, "graphs of steps with prompts need"),
+        (Support.UNIFORM_SINGLE_TOKEN_DECODE, 1, Mode.FULL_AND_PIECEWISE, "need ALWAYS"),
+        (Support.UNIFORM_SINGLE_TOKEN_DECODE, 3, Mode.PIECEWISE, "with 3 tokens per request need"),
+        (Support.NEVER, 1, Mode.PIECEWISE, "need UNIFORM_SINGLE_TOKEN_DECODE"),
+    ],
+)
+def test_attention_decides_which_whole_graphs_there_are(attention, q_len, mode, reason):
+    support = graph_support(
+        attention, CompilationLevel.NO_COMPILATION, decode_q_len=q_len, on_cpu=False
+    )
+    choice = supported_mode(Mode.FULL, support)
+    assert choice.mode is mode
+    assert reason in choice.reason
+    if mode is not Mode.FULL:
+        assert choice.reason.startswith(f"FULL became {mode}: attention supports {attention.name}")

@@ -51,16 +51,17 @@ def check_plan(keys, mode, limits):
 @pytest.mark.parametrize("level", CompilationLevel, ids=str)
 @pytest.mark.parametrize("attention", AttentionCGSupport, ids=str)
 def test_on_a_gpu_with_and_without_kernels(attention, level):
-    for config, num_drafts, is_plain in product(configurations(level), NUM_DRAFTS, (True, False)):
+    for config, num_drafts in product(configurations(level), NUM_DRAFTS):
         limits = StepLimits(**LIMITS, vocab_size=97, num_speculative_tokens=num_drafts)
         support = graph_support(
             attention,
             level,
             decode_q_len=limits.decode_q_len,
-            has_plain_caches=is_plain,
             on_cpu=False,
         )
-        mode = supported_mode(config.graph_mode("cpu"), support)
+        choice = supported_mode(config.graph_mode("cpu"), support)
+        mode = choice.mode
+        assert bool(choice.reason) == (mode is not config.graph_mode("cpu"))
         if not config.graph_mode("cpu"):
             assert not mode
         keys = planned_keys(

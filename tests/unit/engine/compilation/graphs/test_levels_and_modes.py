@@ -1,8 +1,12 @@
 """Every compilation level with every graph mode: the tokens of eager steps, on a CPU."""
 
 import pytest
+import torch
 
 from models.cudagraph_mode import CUDAGraphMode
+from models.layers.attention import Attention
+from models.loading.loader import load_model
+from models.ops.attention.cudagraph_support import AttentionCGSupport as Support
 from services.engine.batch import FallbackReason
 from services.engine.config.compilation_level import CompilationLevel
 from tests.support.compilation import compilation_config
@@ -35,3 +39,33 @@ def test_tokens_are_those_of_eager_steps(folder, expected, level, mode):
         assert set(engine.reasons) == {RAN_GRAPH}
     else:
         assert RAN_GRAPH in engine.reasons
+
+
+@pytest.mark.parametrize(
+    ("support", "mode", "kinds"),
+    [
+        (Support.UNIFORM_SINGLE_TOKEN_DECODE, CUDAGraphMode.FULL_AND_PIECEWISE, {1, 3}),
+        (Support.UNIFORM_BATCH, CUDAGraphMode.FULL_AND_PIECEWISE, {1, 3}),
+        (Support.NEVER, CUDAGraphMode.PIECEWISE, {3}),
+    ],
+)
+def test_one_layer_whose_attention_supports_less_decides_the_graphs(
+    folder, expected, support, mode, kinds
+):
+    class OtherAttention(Attention):
+        """Attention that no graph of a step with prompts may contain."""
+
+        def cudagraph_support(self, device, cache_dtype):
+            return support
+
+    model = load_model(folder, device=torch.device("cpu"), dtype=torch.float32)
+    layer = [module for module in model.modules() if isinstance(module, Attention)][-1]
+    layer.__class__ = OtherAttention
+    config = compilation_config(cudagraph_mode=CUDAGraphMode.FULL, cudagraph_capture_sizes=(4, 64))
+    engine = GraphEngine(folder, config, model=model)
+    assert engine.prepared.mode is mode
+    assert support.name in engine.prepared.choice.reason
+    assert {int(key.kind) for key in engine.prepared.graphs.planned} == kinds
+    assert {outcome.fault for outcome in engine.capture()} == {""}
+    assert engine.run(PROMPTS, NUM_OUTPUT) == expected
+    assert set(engine.reasons) == {RAN_GRAPH}

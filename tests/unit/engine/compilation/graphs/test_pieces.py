@@ -56,6 +56,21 @@ def test_whole_graphs_serve_decodes_and_pieces_the_rest(folder, expected, level)
     assert modes(engine) == {WireMode.CUDA_GRAPH_MODE_PIECEWISE, WireMode.CUDA_GRAPH_MODE_FULL}
 
 
+@pytest.mark.parametrize("mode", [CUDAGraphMode.FULL_AND_PIECEWISE, CUDAGraphMode.FULL])
+def test_without_padding_steps_run_a_graph_of_their_size_or_none(folder, expected, mode):
+    config = compilation_config(
+        cudagraph_mode=mode, cudagraph_capture_sizes=(2, 8, 36), cudagraph_padding=False
+    )
+    engine = GraphEngine(folder, config)
+    assert {outcome.fault for outcome in engine.capture()} == {""}
+    assert engine.run(PROMPTS, NUM_OUTPUT) == expected
+    assert {figures.padded_tokens for figures in engine.ledger.figures} == {0}
+    assert set(engine.reasons) == {
+        FallbackReason.FALLBACK_REASON_UNSPECIFIED,
+        FallbackReason.FALLBACK_REASON_NO_EXACT_SIZE,
+    }
+
+
 @pytest.mark.parametrize("mode", [CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL_AND_PIECEWISE])
 def test_graphs_that_read_copies_serve_inputs_that_moved(folder, expected, level, mode):
     config = compilation_config(

@@ -8,7 +8,7 @@ import pytest
 
 from models.cudagraph_mode import GraphKind
 from models.forward_context import GraphKey
-from protos.engine.v1.worker_pb2 import GraphState, WorkerEvent, WorkerReady
+from protos.engine.v1.worker_pb2 import GraphState, WorkerCommand, WorkerEvent, WorkerReady
 from services.engine.batch import BatchDescriptor, step_result
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.worker.graphs.background_capture import SERVING_SHARE, BackgroundCapture
@@ -142,5 +142,6 @@ def test_a_worker_is_ready_before_its_graphs_and_reports_each_of_them(service_en
         GraphState.GRAPH_STATE_CAPTURED,
     ]
     assert reports[1].fault == "planted"
-    service_end.send(BatchDescriptor(step_id=1).SerializeToString())
+    step = BatchDescriptor(step_id=1).SerializeToString()
+    service_end.send(WorkerCommand(step=step).SerializeToString())
     assert receive(service_end).result.step_id == 1

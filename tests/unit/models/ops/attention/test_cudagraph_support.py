@@ -12,14 +12,16 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SPEC = KVCacheSpec(num_heads=4, num_kv_heads=2, head_dim=8)
 
 
-def test_the_reference_supports_no_graph():
-    assert attention_cudagraph_support(CPU) is AttentionCGSupport.NEVER
+def test_the_reference_supports_recordings_on_a_cpu():
+    assert attention_cudagraph_support(CPU) is AttentionCGSupport.ALWAYS
     assert make_attention_workspace(SPEC, device=CPU) is None
 
 
 def test_the_kernels_support_all_steps_where_triton_is_installed(monkeypatch):
     monkeypatch.setattr(kernel_choice, "HAS_TRITON", True)
     assert attention_cudagraph_support(CUDA) is AttentionCGSupport.ALWAYS
+    read_back = attention_cudagraph_support(CUDA, caches_new_keys=True)
+    assert read_back is AttentionCGSupport.UNIFORM_BATCH
     monkeypatch.setattr(kernel_choice, "HAS_TRITON", False)
     assert attention_cudagraph_support(CUDA) is AttentionCGSupport.NEVER
 

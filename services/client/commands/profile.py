@@ -1,0 +1,82 @@
+"""`octavo profile`: traces of what the engine's worker does in its steps."""
+
+import asyncio
+from typing import Annotated, cast
+
+import grpc
+import typer
+
+from protos.engine.v1 import engine_pb2, engine_pb2_grpc
+from protos.engine.v1.worker_pb2 import ProfileEnd
+from services.client.channel import Tls, open_channel
+from services.client.errors import error_of_call
+from services.client.flags import DEFAULT_ENGINE, EngineAddress
+
+_ENDS = {
+    ProfileEnd.PROFILE_END_STEPS: " (it had seen --steps)",
+    ProfileEnd.PROFILE_END_TIME: " (its time was over)",
+    ProfileEnd.PROFILE_END_MEMORY: " (it took --profile-max-mb of memory)",
+}
+
+
+def start(
+    *,
+    steps: Annotated[int | None, typer.Option(min=1, help="End it after this many steps.")] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="End it after this long; by default --profile-max-s."),
+    ] = None,
+    engine: EngineAddress = DEFAULT_ENGINE,
+    tls: Tls,
+) -> None:
+    """Starts a profile of the engine's steps; prints the file that will hold its trace.
+
+    The engine must run with --profile-dir, where the file appears when the profile ends: after
+    `--steps` or `--seconds`, or by `octavo profile stop`. https://ui.perfetto.dev shows it.
+
+    Examples:
+    - `octavo profile start --steps 50`
+
+    - `octavo profile start; sleep 3; octavo profile stop`
+    """
+    request = engine_pb2.StartProfileRequest(max_steps=steps)
+    if seconds is not None:
+        request.duration_ms = round(seconds * 1000)
+    typer.echo(asyncio.run(_start(engine, tls, request)).path)
+
+
+def stop(*, engine: EngineAddress = DEFAULT_ENGINE, tls: Tls) -> None:
+    """Ends the running profile and waits for its trace.
+
+    Examples:
+    - `octavo profile stop`
+    """
+    report = asyncio.run(_stop(engine, tls))
+    typer.echo(
+        f"{report.path}: {report.num_steps} steps in {report.duration_s:.1f} s, "
+        f"{report.num_bytes} bytes{_ENDS.get(report.end, '')}"
+    )
+
+
+async def _start(
+    address: str, tls: Tls, request: engine_pb2.StartProfileRequest
+) -> engine_pb2.StartProfileResponse:
+    async with open_channel(address, tls) as channel:
+        try:
+            answer = await _stub(channel).StartProfile(request)
+            return cast(engine_pb2.StartProfileResponse, answer)
+        except grpc.aio.AioRpcError as error:
+            raise error_of_call(error) from None
+
+
+async def _stop(address: str, tls: Tls) -> engine_pb2.StopProfileResponse:
+    async with open_channel(address, tls) as channel:
+        try:
+            answer = await _stub(channel).StopProfile(engine_pb2.StopProfileRequest())
+            return cast(engine_pb2.StopProfileResponse, answer)
+        except grpc.aio.AioRpcError as error:
+            raise error_of_call(error) from None
+
+
+def _stub(channel: grpc.aio.Channel) -> engine_pb2_grpc.EngineServiceStub:
+    return engine_pb2_grpc.EngineServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
