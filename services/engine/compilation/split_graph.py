@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from operator import getitem
 
 import torch
 from torch.fx import GraphModule, Node
@@ -28,12 +29,13 @@ def split_graph(
     operators write to their arguments.
 
     Args:
-        graph: traced by Dynamo; not changed.
+        graph: traced by Dynamo; only the unpacking of tuples moves.
         splitting_ops: operators, as namespace::name.
 
     Returns:
         The graph of parts, and the parts in order.
     """
+    _unpack_at_once(graph)
     part_of: dict[Node, int] = {}
     part, was_splitting = 0, False
     splitting_parts = set()
@@ -62,6 +64,14 @@ def split_graph(
         )
     items.sort(key=lambda item: item.graph_id)
     return whole, items
+
+
+def _unpack_at_once(graph: GraphModule) -> None:
+    """Moves the unpacking of each tuple right after its maker: parts exchange only tensors."""
+    for node in graph.graph.find_nodes(op="call_function", target=getitem):
+        source = node.args[0]
+        if isinstance(source, Node) and isinstance(source.meta["example_value"], (tuple, list)):
+            source.append(node)
 
 
 def operator_name(node: Node) -> str | None:
