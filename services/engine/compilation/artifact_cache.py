@@ -17,6 +17,7 @@ log = structlog.get_logger()
 _FACTORS = "factors.json"
 _PASSES = "passes.json"
 _SUFFIX = ".piece"
+_PROGRAM_SUFFIX = ".program"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -42,19 +43,30 @@ class ArtifactCache:
 
     def load(self, key: str) -> bytes | None:
         """Returns an artifact; None if it is missing or damaged."""
+        return self._read(key + _SUFFIX)
+
+    def load_program(self, name: str) -> bytes | None:
+        """Returns a traced program; None if it is missing or damaged."""
+        return self._read(name + _PROGRAM_SUFFIX)
+
+    def store_program(self, name: str, payload: bytes) -> None:
+        """Writes a traced program; logs a warning if the disk fails."""
+        self._write(name + _PROGRAM_SUFFIX, _with_digest(payload))
+
+    def _read(self, name: str) -> bytes | None:
         try:
-            content = (self.folder / (key + _SUFFIX)).read_bytes()
+            content = (self.folder / name).read_bytes()
         except OSError:
             return None
         payload = content[_DIGEST_BYTES:]
         if hashlib.sha256(payload).digest() != content[:_DIGEST_BYTES]:
-            log.warning("compiled_piece_found_damaged", key=key)
+            log.warning("compiled_piece_found_damaged", name=name)
             return None
         return payload
 
     def store(self, key: str, payload: bytes) -> None:
         """Writes an artifact; logs a warning if the disk fails."""
-        self._write(key + _SUFFIX, hashlib.sha256(payload).digest() + payload)
+        self._write(key + _SUFFIX, _with_digest(payload))
 
     def store_matches(self, matches: Mapping[str, int]) -> None:
         """Writes the matches of each compiler pass, for `load_matches`."""
@@ -91,6 +103,10 @@ class ArtifactCache:
             log.warning("compiled_piece_not_stored", name=name, error=str(error))
             if temporary is not None:
                 Path(temporary).unlink(missing_ok=True)
+
+
+def _with_digest(payload: bytes) -> bytes:
+    return hashlib.sha256(payload).digest() + payload
 
 
 def stored_factors(cache_dir: Path) -> Iterator[tuple[ArtifactCache, Factors]]:

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,24 +9,11 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from models.compile_support import DynamicArgDims, dynamic_arg_dims_of
+from services.engine.compilation.program import Trace
 from services.engine.compilation.purity import check_inputs_are_unchanged, no_side_effects
 
 TYPICAL_NUM_TOKENS = 256
 """Number of tokens that general kernels are tuned for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
-    """A traced forward pass.
-
-    graph: its placeholders are the weights, the inputs and symbolic sizes.
-    args: the traced value of each placeholder.
-    inputs: the traced inputs.
-    """
-
-    graph: GraphModule
-    args: tuple[Any, ...]
-    inputs: tuple[Tensor, ...]
 
 
 class OctavoBackend:

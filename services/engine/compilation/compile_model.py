@@ -2,7 +2,7 @@
 
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,16 +18,15 @@ from services.engine.compilation.compiler_interface import CompilerInterface, Ea
 from services.engine.compilation.compiler_manager import CompilerManager, CompileStats
 from services.engine.compilation.debug_dump import DebugDump
 from services.engine.compilation.inductor_adaptor import InductorStandaloneAdaptor
-from services.engine.compilation.linked_program import LinkedProgram, RangedForward
+from services.engine.compilation.linking import Forward, link
 from services.engine.compilation.piece_compiler import PieceCompiler
 from services.engine.compilation.piece_info import PieceWrapper
 from services.engine.compilation.traced_model import TracedModel
+from services.engine.compilation.tracing import trace_programs
 from services.engine.config.compilation import CompilationConfig
 from services.engine.config.compilation_level import CompilationLevel
 
 log = structlog.get_logger()
-
-Forward = Callable[..., Any]
 
 
 class TracedForward:
@@ -89,7 +88,7 @@ def compile_model(
         return CompiledModel(forward=model.forward)
     if config.level == CompilationLevel.DYNAMO_AS_IS:
         return CompiledModel(forward=TracedForward(model))
-    traced = TracedModel.of(
+    traced = trace_programs(
         model,
         config,
         example_inputs=example_inputs,
@@ -130,7 +129,7 @@ def compile_traced(
         piece_wrapper=piece_wrapper if is_piecewise else None,
         dump=dump,
     )
-    forward = _link(traced, compiler, dump)
+    forward = link(traced, compiler, dump)
     stats = manager.stats
     manager.take_matches(traced.pass_matches)
     log.info(
@@ -145,28 +144,6 @@ def compile_traced(
         total_s=round(time.monotonic() - started_s, 3),
     )
     return CompiledModel(forward=forward, stats=stats)
-
-
-def run_as_traced(
-    traced: TracedModel, *, piece_wrapper: PieceWrapper | None = None
-) -> CompiledModel:
-    """Returns a traced model's forward, not compiled."""
-    manager = CompilerManager(EagerAdaptor(), {})
-    return CompiledModel(
-        forward=_link(traced, PieceCompiler(manager, piece_wrapper=piece_wrapper)),
-        stats=manager.stats,
-    )
-
-
-def _link(traced: TracedModel, compiler: PieceCompiler, dump: DebugDump | None = None) -> Forward:
-    """Compiles a traced model's pieces and returns its forward."""
-    forwards: list[tuple[int, Forward]] = []
-    for compile_range, program in traced.programs:
-        linked = LinkedProgram(program, compiler.compile(program), traced.layers)
-        if dump:
-            dump.graph("split_graph", linked.graph)
-        forwards.append((compile_range.end, linked))
-    return forwards[0][1] if len(forwards) == 1 else RangedForward(forwards)
 
 
 def _make_manager(config: CompilationConfig, factors: Factors | None) -> CompilerManager:

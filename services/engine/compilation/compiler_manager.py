@@ -90,6 +90,23 @@ class CompilerManager:
             self._pieces[key] = piece
         return piece
 
+    @property
+    def compiles(self) -> bool:
+        """Whether compiled code differs from traced code."""
+        return self._compiler.name != EagerAdaptor.name
+
+    def find(self, signature: str) -> Runnable | None:
+        """Returns the piece of a graph with this signature for any number of tokens, if on disk."""
+        key = self._key_of(signature, None)
+        piece = self._pieces.get(key)
+        if piece is None:
+            piece = self._load(key)
+            if piece is None:
+                return None
+            self.stats.num_pieces += 1
+            self._pieces[key] = piece
+        return piece
+
     def take_matches(self, matches: Mapping[str, int]) -> None:
         """Keeps the matches of each compiler pass, by name, with the pieces on disk."""
         self.stats.pass_matches = matches
@@ -97,9 +114,11 @@ class CompilerManager:
             self._cache.store_matches(matches)
 
     def _key(self, graph: GraphModule, runtime_shape: int | None) -> str:
+        return self._key_of(graph_signature(graph), runtime_shape)
+
+    def _key_of(self, signature: str, runtime_shape: int | None) -> str:
         compiler = (self._compiler.name, self._compiler_hash)
-        parts = (*compiler, str(runtime_shape), graph_signature(graph))
-        return digest("\n".join(parts))
+        return digest("\n".join((*compiler, str(runtime_shape), signature)))
 
     def _load(self, key: str) -> Runnable | None:
         """Returns a piece from disk; None if it is absent or unusable."""

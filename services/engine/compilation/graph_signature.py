@@ -18,6 +18,19 @@ def graph_signature(module: GraphModule) -> str:
     return digest("\n".join(_lines(module, module.graph)))
 
 
+def has_one_output(graph: GraphModule) -> bool:
+    """Returns whether a graph returns one tensor, not a tuple."""
+    return not isinstance(graph.graph.output_node().args[0], (tuple, list))
+
+
+def with_tuple_output(graph: GraphModule) -> GraphModule:
+    """Returns a copy of a graph with its one output in a tuple, as compilers require."""
+    copy = Graph()
+    output = copy.graph_copy(graph.graph, {})
+    copy.output((output,))
+    return GraphModule(graph, copy)
+
+
 def _lines(module: GraphModule, graph: Graph) -> list[str]:
     """Formats each node as one line that refers to others by number."""
     number = {node: index for index, node in enumerate(graph.nodes)}

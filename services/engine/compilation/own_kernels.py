@@ -1,5 +1,6 @@
 """Recognises graphs for which a compiler has no code to generate."""
 
+import operator
 from operator import getitem
 from typing import Any
 
@@ -13,7 +14,16 @@ _VIEWS = frozenset({
     "unsqueeze", "view",
 })  # fmt: skip
 """Methods and functions of torch that return views of contiguous tensors."""
+_GATHERS = frozenset({"embedding", "index_select"})
+"""Single kernels of torch, which a compiler could only repeat."""
 _ALLOCATIONS = frozenset({"new_empty", "empty", "empty_like", "size"})
+
+_FREE = _VIEWS | _GATHERS | _ALLOCATIONS
+_ON_SIZES = frozenset({
+    operator.eq, operator.ge, operator.le, operator.gt, operator.lt,
+    torch.ops.aten.sym_size.int, torch.ops.aten._assert_scalar.default,
+})  # fmt: skip
+"""Dynamo's checks of the number of tokens, on the host."""
 
 
 def only_calls_own_kernels(graph: GraphModule) -> bool:
@@ -25,7 +35,7 @@ def _is_free(node: Node) -> bool:
     if node.op in ("placeholder", "output", "get_attr"):
         return True
     if node.op == "call_method":
-        return node.target in _VIEWS | _ALLOCATIONS
+        return node.target in _FREE
     return node.op == "call_function" and _is_free_function(node.target)
 
 
@@ -36,5 +46,7 @@ def _is_free_function(target: Any) -> bool:
         target = target.default
     if direct_call(target) is not None:
         return True
+    if target in _ON_SIZES:
+        return True
     is_torch = (getattr(target, "__module__", None) or "torch").startswith("torch")
-    return is_torch and getattr(target, "__name__", "") in _VIEWS | _ALLOCATIONS
+    return is_torch and getattr(target, "__name__", "") in _FREE

@@ -1,17 +1,24 @@
 """Makes the code of a program's parts."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch.fx import GraphModule
+from torch import nn
 
 from services.engine.compilation.compiler_interface import with_direct_calls
 from services.engine.compilation.compiler_manager import CompilerManager
-from services.engine.compilation.debug_dump import DebugDump
+from services.engine.compilation.piece_code import PieceCode
 from services.engine.compilation.piece_info import PieceInfo, PieceWrapper
 from services.engine.compilation.piecewise_backend import PiecewiseBackend
 from services.engine.compilation.program import Program
 from services.engine.compilation.split_graph import SplitItem
+
+if TYPE_CHECKING:
+    from services.engine.compilation.debug_dump import DebugDump
+
+
+class MissingPieceError(Exception):
+    """A compiled piece of a kept program is not on disk."""
 
 
 class PieceCompiler:
@@ -23,7 +30,7 @@ class PieceCompiler:
         *,
         compile_sizes: Sequence[int] = (),
         piece_wrapper: PieceWrapper | None = None,
-        dump: DebugDump | None = None,
+        dump: "DebugDump | None" = None,
     ) -> None:
         """Starts without pieces.
 
@@ -37,7 +44,7 @@ class PieceCompiler:
         self._compile_sizes = compile_sizes
         self._wrap = piece_wrapper
         self._dump = dump
-        self._pieces: dict[GraphModule, PiecewiseBackend] = {}
+        self._pieces: dict[nn.Module, Callable[..., Any]] = {}
 
     def compile(self, program: Program) -> dict[str, Callable[..., Any]]:
         """Returns the code of each part, by its name; splitting operators run as they are."""
@@ -46,7 +53,11 @@ class PieceCompiler:
         for part in program.parts:
             item = part.item
             if item.is_splitting_graph:
-                runs[item.submod_name] = with_direct_calls(item.graph).forward
+                runs[item.submod_name] = (
+                    item.graph.forward
+                    if isinstance(item.graph, PieceCode)
+                    else with_direct_calls(item.graph).forward
+                )
                 continue
             piece: Callable[..., Any] = self._piece(item)
             if self._wrap is not None:
@@ -56,7 +67,7 @@ class PieceCompiler:
             index += 1
         return runs
 
-    def _piece(self, item: SplitItem) -> PiecewiseBackend:
+    def _piece(self, item: SplitItem) -> Callable[..., Any]:
         piece = self._pieces.get(item.graph)
         if piece is None:
             dump = self._dump
@@ -64,7 +75,9 @@ class PieceCompiler:
             self._pieces[item.graph] = piece
         return piece
 
-    def _compile(self, item: SplitItem) -> PiecewiseBackend:
+    def _compile(self, item: SplitItem) -> Callable[..., Any]:
+        if isinstance(item.graph, PieceCode):
+            return self._find(item.graph)
         placeholders = item.graph.graph.find_nodes(op="placeholder")
         return PiecewiseBackend(
             item.graph,
@@ -72,3 +85,14 @@ class PieceCompiler:
             manager=self._manager,
             compile_sizes=self._compile_sizes,
         )
+
+    def _find(self, code: PieceCode) -> Callable[..., Any]:
+        """Returns the compiled piece of a kept program, or its code if there is none to compile."""
+        if code.signature is None or not self._manager.compiles:
+            forward: Callable[..., Any] = code.forward
+            return forward
+        compiled = self._manager.find(code.signature)
+        if compiled is None:
+            raise MissingPieceError(f"a piece is not in the cache: {code.signature}")
+        run = compiled
+        return (lambda *args: run(*args)[0]) if code.has_one_output else run

@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 
 from services.engine.compilation.compiler_interface import Runnable
 from services.engine.compilation.compiler_manager import CompilerManager
+from services.engine.compilation.graph_signature import has_one_output, with_tuple_output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +43,9 @@ class PiecewiseBackend:
             manager: compiles pieces or finds compiled ones.
             compile_sizes: numbers of tokens with kernels of their own.
         """
-        output_node = graph.graph.output_node()
-        self._has_one_output = not isinstance(output_node.args[0], (tuple, list))
+        self._has_one_output = has_one_output(graph)
         if self._has_one_output:
-            graph = _with_tuple_output(graph)
+            graph = with_tuple_output(graph)
         self._shape_of = _num_tokens_reader(example_inputs)
         self.compiled_graph_for_general_shape = manager.compile(graph, example_inputs)
         self.concrete_size_entries: dict[int, ConcreteSizeEntry] = {}
@@ -69,14 +69,6 @@ class PiecewiseBackend:
                 run = entry.runnable
         outputs = run(*args)
         return outputs[0] if self._has_one_output else outputs
-
-
-def _with_tuple_output(graph: GraphModule) -> GraphModule:
-    """Returns a copy of a graph with its one output in a tuple, as compilers require."""
-    copy = torch.fx.Graph()
-    output = copy.graph_copy(graph.graph, {})
-    copy.output((output,))
-    return GraphModule(graph, copy)
 
 
 def _num_tokens_reader(example_inputs: Sequence[Any]) -> Callable[[Sequence[Any]], int] | None:

@@ -11,8 +11,21 @@ from typing import Any
 from torch import SymInt, Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
-from services.engine.compilation.backend import Trace
 from services.engine.compilation.split_graph import SplitItem, split_graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A traced forward pass.
+
+    graph: its placeholders are the weights, the inputs and symbolic sizes.
+    args: the traced value of each placeholder.
+    inputs: the traced inputs.
+    """
+
+    graph: GraphModule
+    args: tuple[Any, ...]
+    inputs: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

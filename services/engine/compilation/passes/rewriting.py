@@ -8,12 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node, map_arg
 from torch.utils._pytree import tree_leaves
 
-import models.ops.elementwise.rms_norm
-import models.ops.elementwise.rotary
-import models.ops.elementwise.silu_and_mul
-import models.ops.linear.linear_residual
-import models.ops.linear.norm_linear
-import models.ops.moe.shared_expert  # noqa: F401  # each registers operators that passes insert
+import models.ops.fused_operators  # noqa: F401  # registers what passes insert
 from services.engine.compilation.passes.aliasing import storages, written
 from services.engine.compilation.passes.operations import tensor_of
 

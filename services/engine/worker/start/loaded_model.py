@@ -152,16 +152,11 @@ class LoadedModel:
             settings: of the level that the model was loaded for.
             pieces: wraps the compiled pieces.
         """
-        is_final = self.traced is not None and not settings.use_inductor
-        if settings.level == CompilationLevel.NO_COMPILATION or is_final:
+        if settings.level == CompilationLevel.NO_COMPILATION or self._has_nothing_to_compile:
             return None
         # The compiler takes 2 s to import, which a worker that compiles nothing must not wait for.
-        from services.engine.compilation.cache_key import compute_factors
-        from services.engine.compilation.compile_model import (
-            CompiledModel,
-            TracedForward,
-            compile_traced,
-        )
+        from services.engine.compilation.compile_model import CompiledModel, TracedForward
+        from services.engine.compilation.piece_compiler import MissingPieceError
 
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -169,14 +164,38 @@ class LoadedModel:
             compiled = CompiledModel(forward=TracedForward(self.model))
             self._run_traced_steps(compiled.forward)
             return compiled
+        try:
+            return self._compile_traced(self.traced, settings, pieces)
+        except MissingPieceError:
+            traced = self._trace(
+                self.model, "model", self.model.decoder_layers, self.example_inputs, anew=True
+            )
+            return self._compile_traced(traced, settings, pieces)
+
+    def _compile_traced(
+        self, traced: "TracedModel", settings: CompilationConfig, pieces: PieceGraphs
+    ) -> "CompiledModel":
+        from services.engine.compilation.cache_key import compute_factors
+        from services.engine.compilation.compile_model import compile_traced
+
         return compile_traced(
-            self.traced,
+            traced,
             settings,
             piece_wrapper=pieces.wrap if settings.graph_mode(self.device.type) else None,
             max_num_seqs=self.limits.max_num_seqs,
             factors=compute_factors(self.config, self.device),
             rank=self.rank,
         )
+
+    @property
+    def _has_nothing_to_compile(self) -> bool:
+        """Whether a traced model consists of our own kernels, or no compiler is wanted."""
+        if self.traced is None:
+            return False
+        if not self.config.compilation.use_inductor:
+            return True
+        wants_sizes = bool(self.config.compilation.compile_sizes)
+        return self.traced.has_own_kernels_only and not wants_sizes
 
     def make_runner(self, num_blocks: int, forward: Forward | None = None) -> ModelRunner:
         """Allocates a KV cache and a runner's tables.
@@ -201,36 +220,70 @@ class LoadedModel:
 
     def _traced(self) -> "LoadedModel":
         """Returns this model with its trace."""
-        from services.engine.compilation.compile_model import run_as_traced
+        # Without a compiler nothing of it is imported; with one that takes 2 s.
+        from services.engine.compilation.linking import run_as_traced
 
         started_s = time.monotonic()
         inputs = self.example_inputs
-        traced = self._trace(self.model, inputs)
+        traced = self._trace(self.model, "model", self.model.decoder_layers, inputs)
         drafts = []
         if self.limits.num_speculative_tokens:
             hidden = torch.zeros(len(inputs[0]), self.model.config.hidden_size)
             inputs.append(hidden.to(self.device, self.dtype))
-            drafts = [self._trace(step, inputs) for step in DeepseekMTP(self.model).steps]
-        log.info("model_traced", trace_s=round(time.monotonic() - started_s, 3))
+            drafts = [
+                self._trace(step, f"draft_{number}", (), inputs)
+                for number, step in enumerate(DeepseekMTP(self.model).steps)
+            ]
+        log.info(
+            "model_traced",
+            trace_s=round(time.monotonic() - started_s, 3),
+            is_kept=traced.trace is None,
+            passes=dict(traced.pass_matches),
+        )
         return replace(
             self,
             traced=traced,
-            forward=run_as_traced(traced).forward,
-            draft_forwards=tuple(run_as_traced(each).forward for each in drafts),
+            forward=run_as_traced(traced),
+            draft_forwards=tuple(run_as_traced(each) for each in drafts),
         )
 
-    def _trace(self, module: nn.Module, inputs: Sequence[Tensor]) -> "TracedModel":
-        from services.engine.compilation.compile_model import debug_dump
-        from services.engine.compilation.traced_model import TracedModel
+    def _trace(
+        self,
+        module: nn.Module,
+        name: str,
+        layers: Sequence[nn.Module],
+        inputs: Sequence[Tensor],
+        *,
+        anew: bool = False,
+    ) -> "TracedModel":
+        """Traces a module, or finds what an earlier start has traced."""
+        from services.engine.compilation.artifact_cache import ArtifactCache
+        from services.engine.compilation.cache_key import compute_factors
+        from services.engine.compilation.compile_range import compile_ranges
+        from services.engine.compilation.program_store import load_program, store_program
 
-        settings = self.config.compilation
-        return TracedModel.of(
+        settings, max_num_tokens = self.config.compilation, self.limits.max_num_batched_tokens
+        factors = compute_factors(self.config, self.device)
+        cache = ArtifactCache.open(settings.compile_cache_dir, factors)
+        ranges = compile_ranges(settings.compile_ranges, max_num_tokens)
+        # A dump and tuned sizes need the graphs.
+        if not (anew or settings.debug_dump_path or settings.compile_sizes):
+            kept = load_program(cache, name, model=module, layers=layers, ranges=ranges)
+            if kept is not None:
+                return kept
+        from services.engine.compilation.compile_model import debug_dump
+        from services.engine.compilation.tracing import trace_programs
+
+        traced = trace_programs(
             module,
             settings,
             example_inputs=inputs,
-            max_num_tokens=self.limits.max_num_batched_tokens,
+            max_num_tokens=max_num_tokens,
             dump=debug_dump(settings, self.rank) if module is self.model else None,
         )
+        cache.describe(factors)
+        store_program(cache, name, traced, module)
+        return traced
 
     def _run_traced_steps(self, forward: Callable[..., Any]) -> None:
         """Runs dummy steps through a forward that is traced at its first call.

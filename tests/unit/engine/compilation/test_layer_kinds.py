@@ -10,7 +10,7 @@ from services.engine.compilation.backend import trace_model
 from services.engine.compilation.graph_signature import graph_signature
 from services.engine.compilation.layer_kinds import layers_to_trace
 from services.engine.compilation.program import LayerWeight, Weight, read_program, tensors_of
-from services.engine.compilation.traced_model import TracedModel
+from services.engine.compilation.tracing import trace_programs
 from services.engine.config.compilation import DEFAULT_SPLITTING_OPS
 from tests.support.compilation import compilation_config
 from tests.support.random_checkpoints import write_checkpoint
@@ -53,9 +53,9 @@ def test_the_traced_layers_show_every_pair_of_neighbours(kinds, chosen):
 def test_repeated_parts_are_those_of_a_trace_of_all_layers(tmp_path, variant):
     write_checkpoint(tmp_path, variant, **SHAPES[variant])
     model = load_model(tmp_path, device=torch.device("cpu"), dtype=torch.float32)
-    traced = TracedModel.of(
+    traced = trace_programs(
         model,
-        compilation_config(level=3, use_inductor=False),
+        compilation_config(level=3, use_inductor=False, passes=[]),
         example_inputs=EXAMPLES,
         max_num_tokens=64,
     )
