@@ -81,6 +81,9 @@ class PacedExecutor:
         self._sent.append(descriptor)
         self._has_work.set()
 
+    def order_profile(self, order: object, answer: object) -> None:
+        """Takes no profiles: no engine of this program has a folder for them."""
+
     async def receive(self) -> StepResult:
         """Returns the next step's result when its time has come."""
         while not self._sent:

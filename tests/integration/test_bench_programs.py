@@ -195,3 +195,15 @@ def test_speculation_is_timed_with_and_without_graphs_of_drafting(tmp_path):
         ["1", "2", "eager"],
         ["1", "2", "graph"],
     ]
+
+
+def test_large_steps_compares_graphs_with_eager_steps(tmp_path):
+    out = tmp_path / "large.json"
+    sizes = ("--sizes", "32", "64", "--rounds", "1", "--device", "cpu")
+    run("tests.bench.large_steps", "--shape", "tiny", *sizes, "--out", out)
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["num_tokens"], row["shorter"], row["fault"]) for row in rows] == [
+        (32, 31, ""),
+        (64, 61, ""),
+    ]
+    assert all(row["eager_ms"] > 0 and row["padded_graph_ms"] > 0 for row in rows)

@@ -10,8 +10,10 @@ from services.engine.compilation.compiler_interface import LoadError
 from services.engine.compilation.inductor_adaptor import InductorStandaloneAdaptor
 from services.engine.config.engine_config import EngineConfig
 from tests.support.compiled_models import compile_at
+from tests.support.inductor_engine import NUM_OUTPUT, serve_compiled, write_served_checkpoint
+from tests.support.inductor_engine import PROMPTS as LONGER_PROMPTS
 from tests.support.random_checkpoints import write_checkpoint
-from tests.support.step_driver import StepDriver
+from tests.support.step_driver import StepDriver, greedy_continuation
 
 SHARED_KERNELS = Path(__file__).resolve().parents[4] / ".cache" / "inductor"
 PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12]]
@@ -59,6 +61,26 @@ def test_compiled_pieces_give_the_same_tokens_cold_and_from_disk(inductor, tmp_p
             torch.testing.assert_close(ours.k, theirs.k, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(ours.v, theirs.v, rtol=1e-4, atol=1e-5)
     assert list((tmp_path / "dump_0" / "rank_0").glob("submod_0_generated_*.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+def test_an_engine_serves_tuned_sizes_cold_and_from_disk(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(SHARED_KERNELS))
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    reference = write_served_checkpoint(tmp_path / "model")
+    expected = [greedy_continuation(reference, prompt, NUM_OUTPUT) for prompt in LONGER_PROMPTS]
+    for num_loaded in (0, 6):
+        served = serve_compiled(
+            tmp_path / "model",
+            device="cpu",
+            compile_cache_dir=tmp_path / "pieces",
+            compile_sizes=[1],
+        )
+        assert served.alone == expected[0]
+        assert served.together == expected
+        assert (served.compiled["num_distinct"], served.compiled["num_loaded"]) == (6, num_loaded)
+        assert served.stats.num_late_builds == 0
 
 
 def test_bytes_that_are_no_artifact_do_not_load():
