@@ -21,7 +21,6 @@ from triton.runtime.errors import OutOfResources
 
 from models.ops.elementwise.rms_norm import add_rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
-from models.ops.operands.input_norm import InputNorm
 from models.ops.triton.linear.linear_configurations import MatrixTiles, VectorTiles
 from models.ops.triton.linear.matrix_linear import matrix_linear
 from models.ops.triton.linear.vector_linear import vector_linear
@@ -120,10 +119,11 @@ class Inputs:
             if self.residual is not None:
                 add_rms_norm(output, self.residual, gain, 1e-6)
             return
-        norm = InputNorm(weight=gain, eps=1e-6) if self.shape.has_norm else None
         vector_linear(
-            self.x, weight, None, tiles, norm=norm, is_gated=is_gated, residual=self.residual
-        )
+            self.x, weight, None, tiles,
+            norm_weight=gain if self.shape.has_norm else None, eps=1e-6, is_gated=is_gated,
+            residual=self.residual, output=self.residual,
+        )  # fmt: skip
 
     def theirs(self, weight):
         """Runs torch's product and our other kernels."""

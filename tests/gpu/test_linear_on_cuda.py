@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
-from models.ops.linear.linear import add_linear, linear, norm_linear
-from models.ops.operands.input_norm import InputNorm
+from models.ops.linear.linear import linear
+from models.ops.linear.linear_residual import linear_residual_norm, linear_residual_norm_linear
+from models.ops.linear.norm_linear import gated_linear, norm_linear
 from models.ops.triton.linear.linear_configurations import MatrixTiles, VectorTiles
 from models.ops.triton.linear.wide_configurations import WideTiles
 from tests.support.linear_case import OPTIONS, make_linear_case
@@ -101,15 +102,15 @@ def test_results_repeat_bit_for_bit_and_rows_do_not_depend_on_each_other(num_tok
 def test_few_tokens_of_bfloat16_are_not_left_to_torch(num_tokens, monkeypatch):
     x = torch.randn(num_tokens, 1024, device="cuda").bfloat16()
     weight = torch.randn(4096, 1024, device="cuda").bfloat16()
-    expected = linear(x, weight, is_gated=True)
+    expected = gated_linear(x, weight, None)
 
     def fail(*arguments):
         raise AssertionError("torch was asked")
 
     monkeypatch.setattr(torch.nn.functional, "linear", fail)
-    assert torch.equal(linear(x, weight, is_gated=True), expected)
+    assert torch.equal(gated_linear(x, weight, None), expected)
     with pytest.raises(AssertionError):
-        linear(x.float(), weight.float())
+        linear(x.float(), weight.float(), None)
 
 
 @DTYPES
@@ -117,9 +118,10 @@ def test_few_tokens_of_bfloat16_are_not_left_to_torch(num_tokens, monkeypatch):
 def test_a_norm_sums_up_the_parts_of_a_product(num_parts, dtype):
     parts = torch.randn(num_parts, 7, 192, device="cuda")
     residual, weight = torch.randn(8, 192, device="cuda").to(dtype).split((7, 1))
-    normed, total = add_rms_norm(parts, residual, weight[0], 1e-6)
-    assert_rows_close(total, parts.double().sum(0) + residual.double())
-    exact = total.cpu().double()
+    total = parts.double().sum(0) + residual.double()
+    normed = add_rms_norm(parts, residual, weight[0], 1e-6)
+    assert_rows_close(residual, total)
+    exact = residual.cpu().double()
     assert_rows_close(normed, rms_norm(exact, weight[0].cpu().double(), 1e-6))
 
 
@@ -130,28 +132,20 @@ class Chain:
         def draw(outputs, inputs):
             return (torch.randn(outputs, inputs, device="cuda") * inputs**-0.5).bfloat16()
 
-        self.norm = InputNorm(weight=torch.ones(1024, device="cuda").bfloat16(), eps=1e-6)
+        self.norm = torch.ones(1024, device="cuda").bfloat16(), 1e-6
         self.layers = [(draw(2 * 3072, 1024), draw(1024, 3072)) for _ in range(num_layers)]
 
     def run(self, x, after=lambda: None):
-        hidden, residual = x.clone(), None  # the stream is used up
-        for up, down in self.layers:
-            fused = None
-            if residual is None:
-                fused, total = norm_linear(hidden, self.norm, up, is_gated=True), hidden
-            if fused is None:
-                if residual is None:
-                    hidden = rms_norm(hidden, self.norm.weight, self.norm.eps)
-                else:
-                    hidden, total = add_rms_norm(hidden, residual, self.norm.weight, self.norm.eps)
-                after()
-                fused = linear(hidden, up, is_gated=True)
+        stream = x.clone()
+        gated = norm_linear(stream, *self.norm, self.layers[0][0], None, True)
+        after()
+        ends = zip(self.layers[:-1], self.layers[1:], strict=True)
+        for (_, down), (up, _) in ends:
+            gated = linear_residual_norm_linear(
+                stream, gated, down, None, *self.norm, up, None, True
+            )
             after()
-            hidden, residual = add_linear(total, fused, down)
-            after()
-        if residual is None:
-            return rms_norm(hidden, self.norm.weight, self.norm.eps)
-        return add_rms_norm(hidden, residual, self.norm.weight, self.norm.eps)[0]
+        return linear_residual_norm(stream, gated, self.layers[-1][1], None, *self.norm)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 4, 8, 32, 100, 128, 256, 600])

@@ -22,7 +22,6 @@ CPU = torch.device("cpu")
 def pretend() -> None:
     """Chooses kernels on a CPU as on the GPU."""
     kernel_choice.has_kernels = lambda device: True
-    kernel_choice.runs_as_kernel = lambda x: x.is_contiguous()
     torch.cuda.get_device_capability = lambda device=None: HOPPER
     torch.cuda.get_device_properties = lambda device=None: PROPERTIES
     from models.ops.triton.launching import dependent_launch

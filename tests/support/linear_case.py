@@ -4,9 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
-from models.ops.elementwise.rms_norm import rms_norm
-from models.ops.linear.linear import add_linear, linear, norm_linear
-from models.ops.operands.input_norm import InputNorm
+from models.ops.linear.linear import linear
+from models.ops.linear.linear_residual import linear_residual
+from models.ops.linear.norm_linear import gated_linear, norm_linear
+
+EPS = 1e-6
 
 OPTIONS = {
     "plain": {},
@@ -23,29 +25,24 @@ OPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class LinearCase:
-    """Inputs of a product of models.ops.linear.linear."""
+    """Inputs of an operator of models.ops.linear."""
 
     x: torch.Tensor
     weight: torch.Tensor
     bias: torch.Tensor | None
-    norm: InputNorm | None
+    norm_weight: torch.Tensor | None
     residual: torch.Tensor | None
     is_gated: bool
 
     def run(self):
-        """Runs what the case has through the operations, as a layer does."""
+        """Runs what the case has through one operator."""
         if self.residual is not None:
-            addend, rest = add_linear(self.residual.clone(), self.x, self.weight, self.bias)
-            if addend.dim() == 3:
-                addend = addend.sum(0)
-            return addend if rest is None else (rest + addend).to(rest.dtype)
-        x = self.x
-        if self.norm is not None:
-            fused = norm_linear(x, self.norm, self.weight, self.bias, is_gated=self.is_gated)
-            if fused is not None:
-                return fused
-            x = rms_norm(x, self.norm.weight, self.norm.eps)
-        return linear(x, self.weight, self.bias, is_gated=self.is_gated)
+            residual = self.residual.clone()
+            linear_residual(residual, self.x, self.weight, self.bias)
+            return residual
+        if self.norm_weight is not None:
+            return norm_linear(self.x, self.norm_weight, EPS, self.weight, self.bias, self.is_gated)
+        return (gated_linear if self.is_gated else linear)(self.x, self.weight, self.bias)
 
     def run_vector(self, tiles):
         """Runs the kernel of scalar products with everything fused."""
@@ -53,7 +50,7 @@ class LinearCase:
 
         return vector_linear(
             self.x, self.weight, self.bias, tiles,
-            norm=self.norm, is_gated=self.is_gated, residual=self.residual,
+            norm_weight=self.norm_weight, eps=EPS, is_gated=self.is_gated, residual=self.residual,
         )  # fmt: skip
 
     def run_matrix(self, tiles):
@@ -77,9 +74,9 @@ class LinearCase:
             return None if x is None else x.double()
 
         x = double(self.x)
-        if self.norm is not None:
-            scale = (x.pow(2).mean(-1, keepdim=True) + self.norm.eps).rsqrt()
-            x = x * scale * double(self.norm.weight)
+        if self.norm_weight is not None:
+            scale = (x.pow(2).mean(-1, keepdim=True) + EPS).rsqrt()
+            x = x * scale * double(self.norm_weight)
         output = x @ double(self.weight).T
         if self.bias is not None:
             output = output + double(self.bias)
@@ -105,7 +102,7 @@ def make_linear_case(
         x=draw(num_tokens, num_inputs),
         weight=draw(num_rows, num_inputs, scale=num_inputs**-0.5),
         bias=draw(num_rows) if has_bias else None,
-        norm=InputNorm(weight=draw(num_inputs), eps=1e-6) if has_norm else None,
+        norm_weight=draw(num_inputs) if has_norm else None,
         residual=draw(num_tokens, num_outputs) if has_residual else None,
         is_gated=is_gated,
     )

@@ -7,7 +7,7 @@ from models.forward_context import forward_context
 from models.layers.attention import Attention
 from models.loading.loader import load_model
 from models.ops.elementwise.rms_norm import rms_norm
-from models.ops.elementwise.rotary import apply_rotary
+from models.ops.elementwise.rotary import rotary
 from tests.support.attention_case import Heads, make_case
 from tests.support.paged_runner import PagedRunner
 
@@ -81,7 +81,7 @@ def test_rotating_inside_the_operator_is_rotating_before_it(has_norm):
     q, k = case.q, case.k
     if has_norm:
         q, k = rms_norm(q, turn.q_weight, turn.eps), rms_norm(k, turn.k_weight, turn.eps)
-    q, k = (apply_rotary(x, turn.cos, turn.signed_sin) for x in (q, k))
+    q, k = (rotary(x, turn.cos, turn.signed_sin) for x in (q, k))
     before = replace(case, q=q, k=k, transform=None)
     assert torch.equal(case.run(), before.run())
 

@@ -12,7 +12,7 @@ PROGRAM = """
 import os
 from pathlib import Path
 from services.engine.worker.start.build_processes import BuildProcesses
-from services.engine.worker.start.kernel_building import _load_kernel_functions
+from services.engine.worker.start.kernel_building import _load_kernel_functions, found_in
 
 processes = BuildProcesses.fork(_load_kernel_functions)
 folder = Path(os.environ["TRITON_CACHE_DIR"]).parent
@@ -27,6 +27,13 @@ from tests.support.kernel_launches import absent_gpu
 from tests.support.mxfp4_checkpoints import pack_experts
 from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
+from tests.support.stream_case import OPERATORS, make_stream_case
+
+def fused():
+    for num_tokens in (1, 8, 200):
+        case = make_stream_case(num_tokens, 1024, 1024, 2048, is_gated=True)
+        for operator in OPERATORS:
+            case.fused(operator)
 
 load_kernel_functions()
 checkpoints = iter(folder / f"checkpoint-{number}" for number in range(100))
@@ -72,6 +79,7 @@ with absent_gpu():
         | launched_by(made("deepseek_v2_groups"), dtype=torch.float32)
         | launched_by(drafting("deepseek_v3", **LATENT), num_drafts=2)
         | launched_by(drafting("deepseek_v32"), num_drafts=2)
+        | found_in([fused])
     )
 errors = check_types(builds.values())
 assert not errors, chr(10).join(errors)

@@ -15,9 +15,11 @@ PROGRAM = """
 import torch
 torch.set_num_threads(1)
 from models.ops.elementwise.rms_norm import rms_norm
+from models.ops.elementwise.rotary import rotary
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.triton.attention import attention
 from models.ops.triton.elementwise import rms_norm as norms
+from models.ops.triton.elementwise import rotary as turning
 from models.ops.triton.elementwise import silu_and_mul as gate
 from models.ops.triton.linear.linear_configurations import VectorTiles
 from models.ops.triton.attention.slot_mapping import slot_mapping
@@ -58,15 +60,23 @@ for dtype in (torch.float32, torch.float16):
         assert torch.equal(slots, metadata.slot_mapping)
     x, residual = torch.randn(2, 7, 36).to(dtype)
     weight = torch.randn(36).to(dtype)
-    normed, total = norms.add_rms_norm(x, residual, weight, 1e-6)
-    assert torch.equal(total, x + residual)
-    assert_rows_close(normed, rms_norm(total.double(), weight.double(), 1e-6))
+    kept = residual.clone()
+    normed = norms.add_rms_norm(x, residual, weight, 1e-6)
+    assert torch.equal(residual, x + kept)
+    assert_rows_close(normed, rms_norm(residual.double(), weight.double(), 1e-6))
     assert_rows_close(norms.rms_norm(x, weight, 1e-6), rms_norm(x.double(), weight.double(), 1e-6))
     assert_rows_close(gate.silu_and_mul(x), silu_and_mul(x.double()))
     parts = torch.randn(3, 7, 36)
-    normed, total = norms.add_rms_norm(parts, residual, weight, 1e-6)
-    assert_rows_close(total, parts.double().sum(0) + residual.double())
-    assert_rows_close(normed, rms_norm(total.double(), weight.double(), 1e-6))
+    kept = residual.double()
+    normed = norms.add_rms_norm(parts, residual, weight, 1e-6)
+    assert_rows_close(residual, parts.double().sum(0) + kept)
+    assert_rows_close(normed, rms_norm(residual.double(), weight.double(), 1e-6))
+    heads = torch.randn(7, 5, 24).to(dtype)[:, 1:4, 4:16]
+    cos, sin = torch.randn(7, 1, 12).to(dtype).chunk(2, dim=-1)
+    turn = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+    turned = turning.rotary(heads, *turn)
+    assert turned.is_contiguous()
+    assert_rows_close(turned, rotary(heads.double(), *(x.double() for x in turn)))
     for size in ((1, 12, 40), (2, 13, 64), (4, 7, 100)):
         for options in OPTIONS.values():
             case = make_linear_case(*size, **options, dtype=dtype)

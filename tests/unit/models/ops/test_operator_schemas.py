@@ -1,0 +1,80 @@
+"""Operators mutate the arguments that they declare, and fake the shapes of their outputs."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from models.ops.elementwise import rms_norm, rotary, silu_and_mul  # noqa: F401  # register
+from models.ops.linear import linear, linear_residual, norm_linear  # noqa: F401  # register
+
+EPS = 1e-6
+T, H, K, N = 5, 24, 12, 16
+
+
+def stream():
+    return [torch.randn(T, H), torch.randn(T, K), torch.randn(H, K)]
+
+
+def samples():
+    """Yields each operator with arguments of T tokens, strided where they may be."""
+    gain, bias = torch.randn(H), torch.randn(H)
+    after = torch.randn(2 * N, H)
+    heads = torch.randn(T, 5, 20)[:, 1:4, 4:16]
+    rotation = torch.randn(T, 1, 24).chunk(2, dim=-1)
+    yield "rms_norm", (torch.randn(T, H), gain, EPS)
+    yield "rms_norm", (heads, torch.randn(12), EPS)
+    yield "add_rms_norm", (torch.randn(T, H), torch.randn(T, H), gain, EPS)
+    yield "silu_and_mul", (torch.randn(T, 2 * N),)
+    yield "silu_and_mul", (torch.randn(T, 4 * N)[:, N : 3 * N],)
+    yield "rotary", (heads, *rotation)
+    yield "rotary", (heads.transpose(1, 2).contiguous().transpose(1, 2), *rotation)
+    for given in (bias, None):
+        yield "linear", (torch.randn(T, K), torch.randn(H, K), given)
+        yield "linear_residual", (*stream(), given)
+        yield "linear_residual_norm", (*stream(), given, gain, EPS)
+        for is_gated in (True, False):
+            yield (
+                "linear_residual_norm_linear",
+                (*stream(), given, gain, EPS, after, None, is_gated),
+            )
+    for given in (torch.randn(2 * N), None):
+        yield "gated_linear", (torch.randn(T, H), after, given)
+        for is_gated in (True, False):
+            yield "norm_linear", (torch.randn(T, H), gain, EPS, after, given, is_gated)
+
+
+SAMPLES = list(samples())
+EACH = pytest.mark.parametrize(("name", "args"), SAMPLES, ids=[name for name, _ in SAMPLES])
+
+
+@EACH
+def test_operators_write_what_they_declare_and_fake_their_shapes(name, args):
+    operator = getattr(torch.ops.octavo, name).default
+    torch.library.opcheck(
+        operator, args, test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    )
+    mutated = {arg.name for arg in operator._schema.arguments if arg.is_write}
+    assert mutated == ({"residual"} if "residual" in name or name == "add_rms_norm" else set())
+
+
+@EACH
+def test_shapes_follow_an_unbounded_number_of_tokens(name, args):
+    shapes = ShapeEnv()
+    with FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True):
+        num_tokens = shapes.create_unbacked_symint()
+
+        def of_any_length(arg):
+            if not isinstance(arg, torch.Tensor) or arg.shape[0] != T:
+                return arg
+            return torch.empty_strided((num_tokens, *arg.shape[1:]), arg.stride())
+
+        output = getattr(torch.ops.octavo, name)(*map(of_any_length, args))
+    expected = getattr(torch.ops.octavo, name)(*args)
+    if expected is None:
+        assert output is None
+        return
+    assert output.shape == (num_tokens, *expected.shape[1:])
+    assert output.stride() == expected.stride()
+    assert output.dtype == expected.dtype
+    assert expected.is_contiguous()
