@@ -7,6 +7,7 @@ import torch
 
 from models.forward_context import forward_context
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
+from models.ops.elementwise.rotary import rotary
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from tests.support.attention_case import AttentionCase, Heads, exact_cache, make_case
 from tests.support.step_driver import StepDriver
@@ -281,6 +282,34 @@ def test_rms_norms_are_the_references(shape, dtype):
     normed = add_rms_norm(x, residual, weight, 1e-6)
     assert torch.equal(residual, total)
     assert_rows_close(normed, rms_norm(total.cpu().double(), weight.cpu().double(), 1e-6))
+
+
+@DTYPES
+@pytest.mark.parametrize("num_tokens", [1, 2, 65, 2048])
+def test_norms_and_rotations_read_slices_and_write_whole_tensors(num_tokens, dtype):
+    def draw(*shape):
+        return torch.randn(*shape, device="cuda").to(dtype)
+
+    heads, latent = draw(num_tokens, 48, 128), draw(num_tokens, 1536 + 576)
+    first_sin, first_cos = draw(num_tokens, 1, 128).chunk(2, dim=-1)
+    rotation = first_cos.repeat(1, 1, 2), torch.cat((-first_sin, first_sin), -1)
+    slices = heads[:, :32], heads[:, 32:40], latent[:, :1536], latent[:, 1536:2048]
+    for part in (*slices, heads[..., 5:69]):
+        weight = draw(part.shape[-1])
+        torch.cuda.synchronize()
+        normed = rms_norm(part, weight, 1e-6)
+        assert normed.is_contiguous()
+        assert_rows_close(normed, rms_norm(part.cpu().double(), weight.cpu().double(), 1e-6))
+    for part in (
+        heads[:, :32],
+        heads[:, 32:40],
+        draw(num_tokens, 128, 192)[..., 64:],
+        heads[:, :1],
+    ):
+        turned = rotary(part, *rotation)
+        assert turned.is_contiguous()
+        exact = rotary(part.cpu().double(), *(x.cpu().double() for x in rotation))
+        assert_rows_close(turned, exact)
 
 
 @DTYPES

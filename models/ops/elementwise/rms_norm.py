@@ -12,13 +12,12 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
 
     Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization".
     """
-    x = x.contiguous()
     if has_kernels(x.device):
         # Imported on first use: a CPU installation has no Triton.
         from models.ops.triton.elementwise import rms_norm as kernel
 
         return kernel.rms_norm(x, weight, eps)
-    return functional.rms_norm(x, weight.shape, weight, eps)
+    return functional.rms_norm(x.contiguous(), weight.shape, weight, eps)
 
 
 def _fake_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

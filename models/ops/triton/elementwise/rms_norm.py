@@ -17,17 +17,22 @@ from models.ops.triton.launching.launch import Launch
 @triton.jit
 def _rms_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, normed_ptr, sum_ptr, eps,
-    SIZE: tl.constexpr, PARTS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    SIZE: tl.constexpr, HEADS: tl.constexpr, STRIDE: tl.constexpr, PARTS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Normalises one row, the sum of PARTS rows of x and, if HAS_RESIDUAL, one of the residual."""
+    """Normalises one row, the sum of PARTS rows of x and, if HAS_RESIDUAL, one of the residual.
+
+    Runs of HEADS adjacent rows of x begin every STRIDE elements.
+    """
     let_next_start(DEPENDENT)
     columns = tl.arange(0, BLOCK)
     is_column = columns < SIZE
-    at = tl.program_id(0).to(tl.int64) * SIZE + columns
+    row = tl.program_id(0).to(tl.int64)
+    at = row * SIZE + columns
+    at_x = row // HEADS * STRIDE + row % HEADS * SIZE + columns
     weight = tl.load(weight_ptr + columns, mask=is_column, other=0.0).to(tl.float32)
     wait_for_previous(DEPENDENT)
-    x = tl.load(x_ptr + at, mask=is_column, other=0.0)
+    x = tl.load(x_ptr + at_x, mask=is_column, other=0.0)
     if HAS_RESIDUAL:
         residual = tl.load(residual_ptr + at, mask=is_column, other=0.0)
         total = x.to(tl.float32)
@@ -42,8 +47,13 @@ def _rms_norm_kernel(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Returns the normalised x, any shape, contiguous; see models.ops.elementwise.rms_norm."""
-    normed = torch.empty_like(x)
+    """Returns the normalised x, contiguous; see models.ops.elementwise.rms_norm.
+
+    x may be a slice of wider rows, such as some of the heads of each token.
+    """
+    if not _is_slice(x):
+        x = x.contiguous()
+    normed = x.new_empty(x.shape)
     _launch(x, None, weight, eps, normed, normed)
     return normed
 
@@ -60,6 +70,13 @@ def add_rms_norm(
     return normed
 
 
+def _is_slice(x: torch.Tensor) -> bool:
+    """Returns whether x is [T, K] or [T, H, D] and each token's elements are contiguous."""
+    if x.dim() == 2:
+        return x.stride(1) == 1
+    return x.dim() == 3 and x.stride(2) == 1 and x.stride(1) == x.shape[2]
+
+
 def _launch(
     x: torch.Tensor,
     residual: torch.Tensor | None,
@@ -71,7 +88,11 @@ def _launch(
     """Runs one program per row; with a residual x may be in parts and `total` takes the sum."""
     size = x.shape[-1]
     num_rows = normed.numel() // size
-    launch = _launcher(size, x.numel() // normed.numel(), residual is not None, x.device)
+    heads, stride = 1, size
+    if not x.is_contiguous():
+        heads, stride = x.numel() // (len(x) * size), x.stride(0)
+    num_parts = x.numel() // normed.numel()
+    launch = _launcher(size, heads, stride, num_parts, residual is not None, x.device)
     launch(
         (num_rows, 1, 1),
         x, x if residual is None else residual, weight, normed, total, eps,
@@ -79,10 +100,13 @@ def _launch(
 
 
 @lru_cache
-def _launcher(size: int, num_parts: int, has_residual: bool, device: torch.device) -> Launch:
+def _launcher(
+    size: int, heads: int, stride: int, num_parts: int, has_residual: bool, device: torch.device
+) -> Launch:
     block = triton.next_power_of_2(size)
     # A thread reads its eight elements at once: with few rows nothing hides a second read.
     return Launch(
-        _rms_norm_kernel, SIZE=size, PARTS=num_parts, HAS_RESIDUAL=has_residual, BLOCK=block,
-        num_warps=min(16, max(1, block // 256)), **launch_options(device),
+        _rms_norm_kernel, SIZE=size, HEADS=heads, STRIDE=stride, PARTS=num_parts,
+        HAS_RESIDUAL=has_residual, BLOCK=block, num_warps=min(16, max(1, block // 256)),
+        **launch_options(device),
     )  # fmt: skip

@@ -66,6 +66,11 @@ for dtype in (torch.float32, torch.float16):
     assert_rows_close(normed, rms_norm(residual.double(), weight.double(), 1e-6))
     assert_rows_close(norms.rms_norm(x, weight, 1e-6), rms_norm(x.double(), weight.double(), 1e-6))
     assert_rows_close(gate.silu_and_mul(x), silu_and_mul(x.double()))
+    for part in (x[:, 3:15], x.view(7, 3, 12)[:, 1:], x.view(7, 3, 12)[..., 2:]):
+        gain = weight[: part.shape[-1]]
+        normed = norms.rms_norm(part, gain, 1e-6)
+        assert normed.is_contiguous()
+        assert_rows_close(normed, rms_norm(part.double(), gain.double(), 1e-6))
     parts = torch.randn(3, 7, 36)
     kept = residual.double()
     normed = norms.add_rms_norm(parts, residual, weight, 1e-6)
