@@ -1,0 +1,52 @@
+"""Every family gets its fusions, and computes what transformers does."""
+
+import pytest
+import torch
+
+from models.loading.loader import load_model
+from models.registry import ARCHITECTURES
+from tests.support.compiled_models import compile_at
+from tests.support.paged_runner import PagedRunner
+from tests.support.random_checkpoints import VARIANTS, transformers_logits, write_checkpoint
+
+TOKENS = [5, 17, 3, 44, 2, 9, 9, 31, 60, 7, 8, 1, 90]
+DENSE = {"linear_gate": 2, "linear_residual": 4, "norm_linear": 4, "qk_norm_rope_cache": 2}
+SPARSE = {"linear_residual": 2, "residual_norm": 2, "norm_linear": 1, "qk_norm_rope_cache": 2}
+LATENT = {"linear_gate": 3, "multi_stream": 2, "linear_residual": 4, "residual_norm": 2}
+# Layers: 2 by default, 3 with experts of which the first is dense, and 3 of gpt_oss.
+MATCHES = {
+    "llama": DENSE,
+    "llama_bias": DENSE,
+    "mistral_window": DENSE,
+    "internlm3": DENSE,
+    "qwen3": DENSE,
+    "qwen3_moe": SPARSE,
+    "mixtral": SPARSE,
+    "gpt_oss": {**SPARSE, "linear_residual": 3, "residual_norm": 3, "qk_norm_rope_cache": 3},
+    "glm4_moe": {**LATENT, "norm_linear": 3, "qk_norm_rope_cache": 3},
+    # Compressed queries are normalised before their product: one match more in each layer.
+    "deepseek_v2": {**LATENT, "norm_linear": 6},
+    "deepseek_v3": {**LATENT, "norm_linear": 6},
+    # An index also reads what the norms before it return.
+    "deepseek_v32": {**LATENT, "norm_linear": 1},
+}
+
+
+def test_every_architecture_is_here(tmp_path):
+    tested = {VARIANTS[variant][0].__name__ for variant in MATCHES if variant in VARIANTS}
+    tested |= {"InternLM3ForCausalLM", "DeepseekV32ForCausalLM"}
+    assert tested >= ARCHITECTURES.keys()
+
+
+@pytest.mark.parametrize("variant", [name for name in MATCHES if name in VARIANTS])
+def test_a_family_is_fused_and_computes_what_transformers_does(variant, tmp_path):
+    reference = write_checkpoint(tmp_path, variant)
+    model = load_model(tmp_path, device=torch.device("cpu"), dtype=torch.float32)
+    matches = compile_at(3)(model).pass_matches
+    found = {name: count for name, count in matches.items() if count and name != "clean_up"}
+    assert found == MATCHES[variant]
+    assert model.expected_passes() <= found.keys()
+    runner = PagedRunner(model)
+    logits = runner.run(runner.add(TOKENS), 5)
+    expected = transformers_logits(reference, TOKENS)
+    assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()

@@ -1,0 +1,130 @@
+"""Selection, digests, promises and dumps of passes."""
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.engine.compilation import cache_key
+from services.engine.compilation.passes import linear_gate
+from services.engine.compilation.passes.canonical.canonical_pass import CanonicalPass
+from services.engine.compilation.passes.graph_pass import CompileRange
+from services.engine.compilation.passes.manager import PostGradPassManager, UnmatchedPassError
+from services.engine.compilation.passes.multi_stream import MultiStreamPass
+from services.engine.compilation.passes.selection import selected_passes
+from services.engine.config.engine_config import EngineConfig
+from services.engine.config.passes import PASS_NAMES
+from tests.support.compilation import compilation_config
+from tests.support.compiled_models import Toy, compile_at, compile_toy
+from tests.support.plain_model import PlainModel
+
+CPU = torch.device("cpu")
+
+
+def selected(**flags):
+    return [each.name for each in selected_passes(compilation_config(**flags))]
+
+
+def test_all_passes_run_by_default_in_the_order_of_their_names():
+    assert selected() == list(PASS_NAMES)
+
+
+def test_passes_are_chosen_and_left_out_by_name():
+    assert selected(passes=["clean_up", "canonical"]) == ["canonical", "clean_up"]
+    assert "norm_linear" not in selected(disable_pass=["norm_linear"])
+
+
+def test_one_stream_leaves_multi_stream_out():
+    assert "multi_stream" not in selected(max_num_streams=1)
+
+
+def test_an_unknown_pass_is_refused():
+    with pytest.raises(ValueError, match="norm_linear"):
+        EngineConfig.from_flags(disable_pass=["nothing"])
+
+
+def changed_pass(folder):
+    """Returns the class of a pass whose source has one more comment."""
+    path = Path(shutil.copy(linear_gate.__file__, folder))
+    path.write_text(path.read_text() + "# changed\n")
+    spec = importlib.util.spec_from_file_location("changed_linear_gate", path)
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(importlib.sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        changed = module.LinearGatePass()
+        assert changed.uuid
+    return changed
+
+
+def test_a_changed_source_or_setting_changes_the_digest(tmp_path):
+    assert changed_pass(tmp_path).uuid != linear_gate.LinearGatePass().uuid
+    assert linear_gate.LinearGatePass().uuid == linear_gate.LinearGatePass().uuid
+    assert MultiStreamPass(2).uuid != MultiStreamPass(3).uuid
+
+
+def test_the_digest_of_canonical_covers_all_its_files():
+    names = {path.name for path in CanonicalPass().sources}
+    assert {"norm.py", "gate.py", "rotary.py", "linear.py", "canonical_pass.py"} <= names
+
+
+def test_the_key_of_compiled_pieces_has_each_pass(tmp_path, monkeypatch):
+    config = EngineConfig.from_flags(compilation_level=3)
+    factors = cache_key.compute_factors(config, CPU)
+    assert {name for name in factors.values if name.startswith("pass.")} == {
+        f"pass.{name}" for name in PASS_NAMES
+    }
+    changed = changed_pass(tmp_path)
+    monkeypatch.setattr(
+        cache_key,
+        "selected_passes",
+        lambda config: [
+            changed if each.name == changed.name else each for each in selected_passes(config)
+        ],
+    )
+    other = cache_key.compute_factors(config, CPU)
+    assert factors.differences(other) == ["pass.linear_gate"]
+
+
+class OnlyFewTokens(linear_gate.LinearGatePass):
+    def is_applicable_for_range(self, compile_range):
+        return compile_range.end <= 64
+
+
+@pytest.mark.parametrize(("end", "names"), [(64, ["linear_gate"]), (65, [])])
+def test_a_pass_runs_only_in_its_range(end, names):
+    graph = torch.fx.symbolic_trace(torch.nn.Identity())
+    manager = PostGradPassManager([OnlyFewTokens()], compile_range=CompileRange(end=end))
+    assert list(manager.run(graph)) == names
+
+
+class PromisingToy(Toy):
+    def expected_passes(self):
+        return {"norm_linear"}
+
+
+def test_a_promise_without_match_is_an_error():
+    with pytest.raises(UnmatchedPassError, match=r"norm_linear match nothing.*--allow-unmatched"):
+        compile_toy(PromisingToy(), 2)
+
+
+@pytest.mark.parametrize(
+    "flags", [{"allow_unmatched_passes": True}, {"disable_pass": ["norm_linear"]}]
+)
+def test_a_promise_without_match_is_allowed_by_flag_and_void_without_the_pass(flags):
+    compile_toy(PromisingToy(), 2, **flags)
+
+
+def test_a_dump_holds_the_graph_before_and_after_each_pass(tmp_path):
+    compile_at(3, debug_dump_path=tmp_path)(PlainModel())
+    folder = tmp_path / "rank_0"
+    texts = [(folder / "traced_graph.py").read_text()]
+    texts += [
+        (folder / f"pass_{number}_{name}.py").read_text()
+        for number, name in enumerate(PASS_NAMES, start=1)
+    ]
+    found = ["norm_linear.default" in text for text in texts]
+    after = 1 + PASS_NAMES.index("norm_linear")
+    assert found == [False] * after + [True] * (len(texts) - after)

@@ -1,0 +1,16 @@
+"""Inductor calls our operators that write in place without copies of what they write to."""
+
+import re
+
+from tests.support.compiled_models import compile_at
+from tests.support.plain_model import PlainModel
+
+
+def test_generated_code_copies_neither_the_residual_nor_the_output_of_attention(tmp_path):
+    compile_at(3, use_inductor=True, debug_dump_path=tmp_path)(PlainModel())
+    codes = [path.read_text() for path in (tmp_path / "rank_0").glob("*_generated_*.py")]
+    code = "\n".join(codes)
+    assert len(re.findall(r"octavo\.linear_residual_norm_linear\.default\(", code)) >= 2
+    assert "auto_functionalized" not in code
+    assert "copy_" not in code
+    assert "clone" not in code
