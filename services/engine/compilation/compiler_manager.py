@@ -28,7 +28,7 @@ class CompileStats:
     """Counts and times of compilation so far.
 
     num_pieces: distinct pieces and sizes requested. num_loaded: of these, loaded from disk.
-    num_without_code: pieces of our operators alone. compile_s, load_s: seconds.
+    num_without_code: of these, made of our operators alone. compile_s, load_s: seconds.
     compile_s, load_s: seconds. pass_matches: matches of each compiler pass, by name.
     """
 
@@ -81,6 +81,7 @@ class CompilerManager:
         key = self._key(graph, runtime_shape)
         piece = self._pieces.get(key)
         if piece is None and only_calls_own_kernels(graph):
+            self.stats.num_pieces += 1
             self.stats.num_without_code += 1
             piece, _ = EagerAdaptor().compile(graph, example_inputs, self._settings)
             self._pieces[key] = piece

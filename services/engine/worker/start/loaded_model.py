@@ -45,6 +45,9 @@ EXAMPLE_NUM_TOKENS = 8
 
 TRACED_LEVELS = (CompilationLevel.DYNAMO_ONCE, CompilationLevel.PIECEWISE)
 
+MODEL_PROGRAM = "model"
+"""Name of the model's program on disk."""
+
 TRACED_STEPS = ((1,), (1, 1), (2,), (7,), (1, 5))
 """Prompt lengths of steps that level 1 runs before it serves: decodes, prompts, and both."""
 
@@ -85,7 +88,7 @@ class LoadedModel:
         device = choose_device(config.worker, rank)
         level = config.compilation.level_on(device.type)
         config = config.with_flags(compilation_level=int(level))
-        if level in TRACED_LEVELS:
+        if level in TRACED_LEVELS and not _is_kept(config, device):
             _import_compiler()
         model_config = ModelConfig.from_folder(config.checkpoint.model)
         dtype = choose_dtype(config.checkpoint, model_config, device)
@@ -168,7 +171,7 @@ class LoadedModel:
             return self._compile_traced(self.traced, settings, pieces)
         except MissingPieceError:
             traced = self._trace(
-                self.model, "model", self.model.decoder_layers, self.example_inputs, anew=True
+                self.model, MODEL_PROGRAM, self.model.decoder_layers, self.example_inputs, anew=True
             )
             return self._compile_traced(traced, settings, pieces)
 
@@ -220,20 +223,19 @@ class LoadedModel:
 
     def _traced(self) -> "LoadedModel":
         """Returns this model with its trace."""
-        # Without a compiler nothing of it is imported; with one that takes 2 s.
         from services.engine.compilation.linking import run_as_traced
+        from services.engine.compilation.passes.unmatched import UnmatchedPassError
 
         started_s = time.monotonic()
-        inputs = self.example_inputs
-        traced = self._trace(self.model, "model", self.model.decoder_layers, inputs)
-        drafts = []
-        if self.limits.num_speculative_tokens:
-            hidden = torch.zeros(len(inputs[0]), self.model.config.hidden_size)
-            inputs.append(hidden.to(self.device, self.dtype))
-            drafts = [
-                self._trace(step, f"draft_{number}", (), inputs)
-                for number, step in enumerate(DeepseekMTP(self.model).steps)
-            ]
+        try:
+            traced, drafts = self._trace_all()
+        except UnmatchedPassError:
+            raise
+        except Exception:  # whatever it is, the model runs as it is written
+            if not self.config.compilation.capture_while_serving:
+                raise
+            log.exception("compilation_failed")
+            return self
         log.info(
             "model_traced",
             trace_s=round(time.monotonic() - started_s, 3),
@@ -246,6 +248,20 @@ class LoadedModel:
             forward=run_as_traced(traced),
             draft_forwards=tuple(run_as_traced(each) for each in drafts),
         )
+
+    def _trace_all(self) -> "tuple[TracedModel, list[TracedModel]]":
+        """Returns the traces of the model and of its draft layers."""
+        inputs = self.example_inputs
+        traced = self._trace(self.model, MODEL_PROGRAM, self.model.decoder_layers, inputs)
+        drafts = []
+        if self.limits.num_speculative_tokens:
+            hidden = torch.zeros(len(inputs[0]), self.model.config.hidden_size)
+            inputs.append(hidden.to(self.device, self.dtype))
+            drafts = [
+                self._trace(step, f"draft_{number}", (), inputs)
+                for number, step in enumerate(DeepseekMTP(self.model).steps)
+            ]
+        return traced, drafts
 
     def _trace(
         self,
@@ -297,6 +313,16 @@ class LoadedModel:
         run_small_steps(runner, self.limits, (first,))
         with torch.compiler.set_stance("fail_on_recompile"):
             run_small_steps(runner, self.limits, others)
+
+
+def _is_kept(config: EngineConfig, device: torch.device) -> bool:
+    """Returns whether an earlier start has traced the model."""
+    from services.engine.compilation.artifact_cache import ArtifactCache
+    from services.engine.compilation.cache_key import compute_factors
+
+    factors = compute_factors(config, device)
+    cache = ArtifactCache.open(config.compilation.compile_cache_dir, factors)
+    return cache.load_program(MODEL_PROGRAM) is not None
 
 
 def _import_compiler() -> None:
