@@ -20,7 +20,11 @@ DEFAULT_SPLITTING_OPS = (
 """Attention reads metadata that changes from step to step and brings kernels of its own."""
 
 Size = Annotated[int, Field(ge=1)]
-Level = Annotated[int, Field(ge=0, le=3)]
+Level = Annotated[
+    Literal[0, 1, 2, 3, "auto"],
+    # The command line and the environment give text.
+    BeforeValidator(lambda value: int(value) if str(value).isdigit() else value),
+]
 OperatorName = Annotated[str, Field(pattern=r"^\w+::\w+$")]
 CaptureSizes = Annotated[
     list[Size] | Literal["auto"],
@@ -34,7 +38,7 @@ class CompilationConfig(ConfigSection):
 
     enforce_eager: bool = False
     """Run the model as it is written: no compilation and no graphs, whatever else is asked."""
-    compilation_level: Level | Literal["auto"] = "auto"
+    compilation_level: Level = "auto"
     """0 none, 1 traced only, 2 compiled as a whole, 3 compiled in pieces around attention;
     auto: 3 on CUDA, 0 on a CPU."""
     use_inductor: bool = True
