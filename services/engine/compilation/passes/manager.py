@@ -7,12 +7,9 @@ from torch.fx import GraphModule
 
 from services.engine.compilation.debug_dump import DebugDump
 from services.engine.compilation.passes.graph_pass import ANY_TOKENS, CompileRange, GraphPass
+from services.engine.compilation.passes.unmatched import UnmatchedPassError
 
 log = structlog.get_logger()
-
-
-class UnmatchedPassError(ValueError):
-    """A pass matched nothing in a model that promises a match."""
 
 
 class PostGradPassManager:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from services.engine.compilation.passes.unmatched import UnmatchedPassError
+
 if TYPE_CHECKING:
     from services.engine.compilation.compile_model import CompiledModel
 
@@ -44,9 +46,15 @@ class BackgroundCompile:
         return self._result.done()
 
     def install(self) -> None:
-        """Makes later steps run the compiled model."""
+        """Makes later steps run the compiled model, or the model itself if compiling it failed.
+
+        Raises:
+            UnmatchedPassError: a compiler pass matches nothing that the model promises.
+        """
         sys.setswitchinterval(self._switch_interval_s)
         error = self._result.exception()
+        if isinstance(error, UnmatchedPassError):
+            raise error
         if error is not None:
             log.error("compilation_failed", exc_info=error)
             self._install(None)

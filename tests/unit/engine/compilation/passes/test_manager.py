@@ -11,9 +11,10 @@ from services.engine.compilation import cache_key
 from services.engine.compilation.passes import linear_gate
 from services.engine.compilation.passes.canonical.canonical_pass import CanonicalPass
 from services.engine.compilation.passes.graph_pass import CompileRange
-from services.engine.compilation.passes.manager import PostGradPassManager, UnmatchedPassError
+from services.engine.compilation.passes.manager import PostGradPassManager
 from services.engine.compilation.passes.multi_stream import MultiStreamPass
 from services.engine.compilation.passes.selection import selected_passes
+from services.engine.compilation.passes.unmatched import UnmatchedPassError
 from services.engine.config.engine_config import EngineConfig
 from services.engine.config.passes import PASS_NAMES
 from tests.support.compilation import compilation_config
