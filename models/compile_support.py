@@ -1,4 +1,4 @@
-"""What a model declares for the code that compiles it; the declarations do nothing by themselves.
+"""Declarations of a model for the code that compiles it, which do nothing by themselves.
 
 They say which dimensions of its inputs are as long as the step has tokens, and which compiler
 passes must find something in it.

@@ -55,6 +55,11 @@ def test_costs_hit_rate_and_padding_are_reported_as_a_whole_and_by_graph():
     assert "steps without a graph: 2 oversize, 3 uncaptured" in text
 
 
+def test_matches_of_compiler_passes_are_printed_in_a_line():
+    stats = engine_pb2.GetStatsResponse(pass_matches={"norm_linear": 4, "linear_gate": 2})
+    assert "compiler passes: linear_gate 2, norm_linear 4" in shown(stats)
+
+
 def test_the_coverage_is_printed_in_a_line():
     stats = engine_pb2.GetStatsResponse(
         num_graphs_planned=2,

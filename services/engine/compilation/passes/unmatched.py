@@ -1,4 +1,4 @@
-"""The error of a pass that should have matched; it needs no compiler to be caught."""
+"""The error of a pass that finds nothing to fuse."""
 
 
 class UnmatchedPassError(ValueError):

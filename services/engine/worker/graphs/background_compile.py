@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from services.engine.compilation.passes.unmatched import UnmatchedPassError
+
 if TYPE_CHECKING:
     from services.engine.compilation.compile_model import CompiledModel
 
@@ -54,10 +56,16 @@ class BackgroundCompile:
         return self._result.done()
 
     def install(self) -> bool:
-        """Makes later steps run the compiled model; returns whether there is one."""
+        """Makes later steps run the compiled model; returns whether there is one.
+
+        Raises:
+            UnmatchedPassError: a compiler pass matches nothing that the model promises.
+        """
         sys.setswitchinterval(self._switch_interval_s)
         for running in (self._kernels, self._result):
-            if (error := running.exception()) is not None:
+            if isinstance(error := running.exception(), UnmatchedPassError):
+                raise error
+            if error is not None:
                 log.error("compilation_failed", exc_info=error)
                 return False
         compiled = self._result.result()

@@ -153,7 +153,7 @@ def start_worker(
         capture = BackgroundCapture(prepared.graphs, compilation=compilation)
     else:
         outcomes = prepared.capture_all(report_progress)
-    ready = _announcement(loaded, num_blocks, prepared, compiled)
+    ready = _announcement(loaded, num_blocks, prepared)
     ready.graphs.extend(graph_report(outcome) for outcome in outcomes)
     clock.end("graphs")
     log.info("worker_ready", **clock.seconds())
@@ -236,12 +236,11 @@ def _announcement(
     loaded: LoadedModel,
     num_blocks: int,
     prepared: PreparedGraphs,
-    compiled: "CompiledModel | None",
 ) -> WorkerReady:
     device = loaded.device
     report = None
-    if compiled is not None:
-        report = CompileReport(pass_matches=compiled.stats.pass_matches)
+    if loaded.traced is not None:
+        report = CompileReport(pass_matches=loaded.traced.pass_matches)
     return WorkerReady(
         num_blocks=num_blocks,
         block_bytes=loaded.block_bytes,

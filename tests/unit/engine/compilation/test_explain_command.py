@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from services.engine.compilation.artifact_cache import ArtifactCache
+from services.engine.compilation.cache_key import Factors
+from services.engine.compilation.explain import explain as explained
+
 ROOT = Path(__file__).resolve().parents[4]
 
 
@@ -34,6 +38,17 @@ def test_the_explanation_says_which_settings_the_key_holds_and_which_it_leaves_o
     assert "metrics_port" not in held
     assert "metrics_port" in left_out
     assert "inductor_compile_config" not in left_out
+
+
+def test_the_explanation_of_stored_pieces_has_the_matches_of_passes(tmp_path):
+    factors = Factors({"torch.version": "1"})
+    cache = ArtifactCache.open(tmp_path, factors)
+    cache.describe(factors)
+    cache.store("key", b"piece")
+    cache.store_matches({"linear_gate": 2, "clean_up": 0})
+    lines = explained(tmp_path, factors).splitlines()
+    assert lines[0].endswith("1 compiled piece for this configuration")
+    assert lines[1] == "matches of compiler passes: linear_gate 2, clean_up 0"
 
 
 @pytest.mark.parametrize("flags", [["--compilation-level", "9"], ["--model", "/nowhere"]])

@@ -12,5 +12,4 @@ def test_generated_code_copies_neither_the_residual_nor_the_output_of_attention(
     code = "\n".join(codes)
     assert len(re.findall(r"octavo\.linear_residual_norm_linear\.default\(", code)) >= 2
     assert "auto_functionalized" not in code
-    assert "copy_" not in code
-    assert "clone" not in code
+    assert not re.search(r"clone|(?<!_to_)copy_", code)  # kernels are named by what they compute

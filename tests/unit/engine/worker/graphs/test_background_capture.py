@@ -11,7 +11,9 @@ from models.forward_context import GraphKey
 from protos.engine.v1.worker_pb2 import GraphState, WorkerCommand, WorkerEvent, WorkerReady
 from services.engine.batch import BatchDescriptor, step_result
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
+from services.engine.compilation.passes.unmatched import UnmatchedPassError
 from services.engine.worker.graphs.background_capture import SERVING_SHARE, BackgroundCapture
+from services.engine.worker.graphs.background_compile import BackgroundCompile
 from services.engine.worker.process import StepServer
 from services.engine.worker.wire import Channel
 
@@ -75,6 +77,24 @@ def test_a_graph_under_test_is_done_with_before_another_is_captured_under_load()
     assert clock.now_s == started_s
     assert capture.run(is_idle=False).key.graph_bs == 1
     assert not capture.has_work
+
+
+@pytest.mark.parametrize(("error", "is_fatal"), [(UnmatchedPassError, True), (ValueError, False)])
+def test_a_broken_promise_of_the_model_is_fatal_and_other_failures_are_not(error, is_fatal):
+    def compile_model():
+        raise error("planted")
+
+    installed = []
+    compilation = BackgroundCompile(compile_model, installed.append)
+    capture = BackgroundCapture(Graphs([], Clock()), compilation=compilation)
+    while not capture.is_due(is_idle=True):
+        pass
+    if is_fatal:
+        with pytest.raises(UnmatchedPassError, match="planted"):
+            capture.run(is_idle=True)
+    else:
+        capture.run(is_idle=True)
+    assert installed == ([] if is_fatal else [None])
 
 
 def test_under_load_serving_gets_most_of_the_time():
