@@ -24,6 +24,6 @@ class LinearGatePass(GraphPass):
             match = find(_GATED, at=node)
             if match is not None:
                 operands = (match["x"], match["weight"], match["bias"])
-                replace(node, insert_operator(node, "gated_linear", *operands))
+                replace(node, insert_operator(node, "gated_linear", *operands, like=node))
                 num_matches += 1
         return num_matches

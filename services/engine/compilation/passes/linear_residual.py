@@ -36,7 +36,7 @@ def _fuse(total: Node, match: Match) -> bool:
         replace(total, residual)
     else:
         arguments = (residual, *product, norm.weight, norm.eps)
-        fused = insert_operator(total, "linear_residual_norm", *arguments)
+        fused = insert_operator(total, "linear_residual_norm", *arguments, like=norm.node)
         replace(total, residual)
         replace(norm.node, fused)
     return True

@@ -65,5 +65,5 @@ class MultiStreamPass(GraphPass):
 def _fuse(total: Node, match: Match) -> bool:
     values = {**dict.fromkeys((*_FIRST, *_SECOND)), "is_blocked": False, **match.values}
     arguments = (values[name] for name in (*_ROUTED, *_FIRST, *_SECOND, "is_blocked"))
-    replace(total, insert_operator(total, "fused_moe_with_shared", *arguments))
+    replace(total, insert_operator(total, "fused_moe_with_shared", *arguments, like=total))
     return True

@@ -48,7 +48,8 @@ def _fuse(node: Node, product: str, norm: str, fused: str) -> bool:
     arguments = [match[name] for name in (*names, *_PRODUCT)]
     if not are_before(place, arguments):
         return False
-    replace(node, insert_operator(place, fused, *arguments, product == "gated_linear"))
+    arguments.append(product == "gated_linear")
+    replace(node, insert_operator(place, fused, *arguments, like=node))
     if place is not node:
         remove(place)
     return True

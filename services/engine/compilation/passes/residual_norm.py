@@ -32,7 +32,8 @@ def _fuse(total: Node) -> bool:
     owned = own_residual(total, residual, [x])
     if owned is None:
         return False
-    fused = insert_operator(total, "add_rms_norm", x, owned, norm.weight, norm.eps)
+    arguments = (x, owned, norm.weight, norm.eps)
+    fused = insert_operator(total, "add_rms_norm", *arguments, like=norm.node)
     replace(total, owned)
     replace(norm.node, fused)
     return True

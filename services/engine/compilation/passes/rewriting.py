@@ -12,6 +12,8 @@ import models.ops.fused_operators  # noqa: F401  # registers what passes insert
 from services.engine.compilation.passes.aliasing import storages, written
 from services.engine.compilation.passes.operations import tensor_of
 
+_KEPT = ("example_value", "stack_trace")
+
 
 def insert(before: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
     """Inserts a call of a function in front of a node, with the fake tensors of its result.
@@ -26,9 +28,23 @@ def insert(before: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) 
     return node
 
 
-def insert_operator(before: Node, name: str, *args: Any) -> Node:
-    """Inserts a call of one of Octavo's operators in front of a node."""
-    return insert(before, getattr(torch.ops.octavo, name).default, *args)
+def insert_operator(before: Node, name: str, *args: Any, like: Node | None = None) -> Node:
+    """Inserts a call of one of Octavo's operators in front of a node.
+
+    Args:
+        before: the arguments must be computed before this node.
+        name: of the operator, without the namespace.
+        args: all of the operator's.
+        like: computes the same value and is going to be removed.
+    """
+    target = getattr(torch.ops.octavo, name).default
+    if like is None or not is_contiguous(like):
+        return insert(before, target, *args)
+    # Operators return contiguous tensors; computing this fake one again takes milliseconds.
+    with before.graph.inserting_before(before):
+        node = before.graph.call_function(target, args)
+    node.meta = {key: like.meta[key] for key in _KEPT if key in like.meta}
+    return node
 
 
 def replace(node: Node, new: Node) -> None:
@@ -36,8 +52,9 @@ def replace(node: Node, new: Node) -> None:
     memory, users = storages(node), list(node.users)
     node.replace_all_uses_with(new)
     remove(node)
-    for user in users:
-        _compute_views(user, memory)
+    if storages(new) != memory:
+        for user in users:
+            _compute_views(user, memory)
 
 
 def remove(node: Node) -> None:

@@ -19,5 +19,5 @@ def use_silu_and_mul(node: Node) -> bool:
     whole = None if match is None else whole_of(match["gate"], match["up"])
     if whole is None:
         return False
-    replace(node, insert_operator(node, "silu_and_mul", whole))
+    replace(node, insert_operator(node, "silu_and_mul", whole, like=node))
     return True

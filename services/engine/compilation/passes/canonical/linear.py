@@ -14,5 +14,5 @@ def use_linear(node: Node) -> bool:
     x, weight = (tensor_of(value) for value in operation.args[:2])
     if x is None or weight is None or (x.dim(), weight.dim()) != (2, 2) or x.dtype != weight.dtype:
         return False
-    replace(node, insert_operator(node, "linear", *operation.args))
+    replace(node, insert_operator(node, "linear", *operation.args, like=node))
     return True

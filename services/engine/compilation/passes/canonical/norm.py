@@ -67,5 +67,5 @@ def _rewrite(node: Node, x: Any, weight: Any, eps: float | None) -> bool:
         return False
     if eps is None:
         eps = torch.finfo(source.dtype).eps
-    replace(node, insert_operator(node, "rms_norm", x, weight, eps))
+    replace(node, insert_operator(node, "rms_norm", x, weight, eps, like=node))
     return True

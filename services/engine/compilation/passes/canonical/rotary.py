@@ -31,7 +31,8 @@ def use_rotary(node: Node) -> bool:
         x, cos, sin = (match[name] for name in ("x", "cos", "sin"))
         is_rotated = whole_of(match["first"], match["second"]) is x and match["dim"] in (-1, 2)
         if is_rotated and _fit(x, cos) and _fit(x, sin):
-            replace(node, insert_operator(node, "rotary", x, cos, _with_signs(sin)))
+            arguments = (x, cos, _with_signs(sin))
+            replace(node, insert_operator(node, "rotary", *arguments, like=node))
             return True
     return False
 
