@@ -9,6 +9,8 @@ from torch import Tensor
 import models.ops.attention.attention
 import models.ops.attention.latent_attention  # noqa: F401  # both register an operator
 from models.forward_context import ForwardContext, get_forward_context
+from models.ops.attention.head_transform import transform_heads
+from models.ops.operands.head_transform import HeadTransform
 from services.engine.compilation.dispatch_mode import DispatchMode
 
 INDEX_INPUTS = ("index_q", "index_k", "index_weights")
@@ -55,6 +57,8 @@ class AttentionTaps(DispatchMode):
         named = {**dict(zip(names, args, strict=False)), **kwargs}
         layer = named["layer_index"]
         self._count_pass()
+        if named.get("cos") is not None:
+            named["q"], named["k"] = _transformed(named)
         for name in inputs:  # before the call, which may write to them
             if named.get(name) is not None:
                 self._keep(layer, name, named[name])
@@ -84,3 +88,18 @@ class AttentionTaps(DispatchMode):
         else:
             # The same memory, because a graph under capture keeps its address.
             kept.copy_(tensor)
+
+
+def _transformed(named: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Returns the queries and keys that attention itself normalises and rotates.
+
+    A compiler's pass puts that into the operator; the model as written does it before.
+    """
+    transform = HeadTransform(
+        cos=named["cos"],
+        signed_sin=named["signed_sin"],
+        q_weight=named["q_weight"],
+        k_weight=named["k_weight"],
+        eps=named["eps"],
+    )
+    return transform_heads(named["q"], named["k"], transform)
