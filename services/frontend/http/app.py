@@ -12,8 +12,15 @@ from starlette.routing import Route
 from services.frontend.errors import FrontendError
 from services.frontend.http.body import Bodies
 from services.frontend.http.body_reader import BodyReader
+from services.frontend.http.error_forms import error_response
 from services.frontend.http.generation import CHAT, COMPLETION, GenerationEndpoint
 from services.frontend.http.live_requests import LiveRequests
+from services.frontend.http.messages.endpoint import (
+    MESSAGE,
+    MESSAGE_COUNT,
+    CountEndpoint,
+    RequireVersion,
+)
 from services.frontend.http.openapi import openapi_document
 from services.frontend.http.status import RefusedCallError, http_error_of
 from services.frontend.pipeline.pipeline import Pipeline
@@ -92,16 +99,23 @@ def make_app(
 ) -> Starlette:
     """Returns the API as an ASGI application."""
     service = ServiceEndpoints(pipeline, live, metrics)
-    chat, completion = (
-        GenerationEndpoint(
+    chat, completion, message, message_count = (
+        endpoint_class(
             kind, pipeline, live, bodies, body_reader, slow_reader_timeout_s=slow_reader_timeout_s
         )
-        for kind in (CHAT, COMPLETION)
+        for endpoint_class, kind in (
+            (GenerationEndpoint, CHAT),
+            (GenerationEndpoint, COMPLETION),
+            (GenerationEndpoint, MESSAGE),
+            (CountEndpoint, MESSAGE_COUNT),
+        )
     )
     return Starlette(
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completion, methods=["POST"]),
+            Route("/v1/messages", RequireVersion(message), methods=["POST"]),
+            Route("/v1/messages/count_tokens", RequireVersion(message_count), methods=["POST"]),
             Route("/v1/embeddings", service.refuse_embeddings, methods=["POST"]),
             Route("/v1/models", service.list_models),
             Route("/v1/models/{name:path}", service.show_model),
@@ -119,9 +133,7 @@ def make_app(
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    del request
-    told = http_error_of(error)
-    return JSONResponse(told.body, status_code=told.status, headers=told.headers)
+    return error_response(request.url.path, http_error_of(error))
 
 
 async def _answer_routing_error(request: Request, error: Exception) -> Response:

@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from services.frontend.http.messages.schema import CountTokensRequest, MessagesRequest
 from services.frontend.http.schema import ChatCompletionRequest, CompletionRequest
 
 _REFERENCE = "#/components/schemas/{model}"
@@ -23,6 +24,19 @@ _ERROR = {
         }
     },
 }
+_MESSAGE_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+        "request_id": {"type": "string"},
+    },
+}
 _REFUSALS = {
     "400": "the request is wrong, or asks for something that is not served",
     "404": "another model is served, or there is no such path",
@@ -40,7 +54,7 @@ def openapi_document() -> dict[str, Any]:
 
     It describes accepted bodies; docs/http.md explains their meaning.
     """
-    requests = (ChatCompletionRequest, CompletionRequest)
+    requests = (ChatCompletionRequest, CompletionRequest, MessagesRequest, CountTokensRequest)
     _, definitions = models_json_schema(
         [(request, "validation") for request in requests], ref_template=_REFERENCE
     )
@@ -51,6 +65,12 @@ def openapi_document() -> dict[str, Any]:
         "paths": {
             "/v1/chat/completions": {"post": _generation("Answers a conversation.", requests[0])},
             "/v1/completions": {"post": _generation("Continues a prompt.", requests[1])},
+            "/v1/messages": {
+                "post": _generation("Answers a conversation.", requests[2], error="MessageError")
+            },
+            "/v1/messages/count_tokens": {
+                "post": _count("Counts the tokens of a conversation.", requests[3])
+            },
             "/v1/models": {"get": _lookup("Lists the model that is served.")},
             "/v1/models/{name}": {
                 "get": _lookup("Describes one model.", "404"),
@@ -61,30 +81,41 @@ def openapi_document() -> dict[str, Any]:
             "/health": {"get": _lookup("Says whether requests are taken.", "503")},
             "/metrics": {"get": _lookup("Tells figures for Prometheus.", form="text/plain")},
         },
-        "components": {"schemas": {**schemas, "Error": _ERROR}},
+        "components": {"schemas": {**schemas, "Error": _ERROR, "MessageError": _MESSAGE_ERROR}},
     }
 
 
-def _generation(summary: str, request: type) -> dict[str, Any]:
-    reference = {"$ref": _REFERENCE.format(model=request.__name__)}
+def _generation(summary: str, request: type, *, error: str = "Error") -> dict[str, Any]:
     return {
         "summary": summary,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": reference}}},
+        "requestBody": _body(request),
         "responses": {
             "200": {
                 "description": "the output, whole or as a stream",
                 "content": {"application/json": {}, "text/event-stream": {}},
             },
-            **_refusals(*_REFUSALS),
+            **_refusals(*_REFUSALS, error=error),
         },
     }
 
 
-def _lookup(summary: str, *refusals: str, form: str = "application/json") -> dict[str, Any]:
+def _count(summary: str, request: type) -> dict[str, Any]:
+    answer = _lookup(summary, *_REFUSALS, error="MessageError")
+    return {**answer, "requestBody": _body(request)}
+
+
+def _body(request: type) -> dict[str, Any]:
+    reference = {"$ref": _REFERENCE.format(model=request.__name__)}
+    return {"required": True, "content": {"application/json": {"schema": reference}}}
+
+
+def _lookup(
+    summary: str, *refusals: str, form: str = "application/json", error: str = "Error"
+) -> dict[str, Any]:
     answer = {"description": "the answer", "content": {form: {}}}
-    return {"summary": summary, "responses": {"200": answer, **_refusals(*refusals)}}
+    return {"summary": summary, "responses": {"200": answer, **_refusals(*refusals, error=error)}}
 
 
-def _refusals(*statuses: str) -> dict[str, Any]:
-    error = {"application/json": {"schema": {"$ref": _REFERENCE.format(model="Error")}}}
-    return {each: {"description": _REFUSALS[each], "content": error} for each in statuses}
+def _refusals(*statuses: str, error: str) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=error)}}}
+    return {each: {"description": _REFUSALS[each], "content": content} for each in statuses}

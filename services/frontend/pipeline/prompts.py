@@ -112,6 +112,7 @@ class Prompts:
             messages,
             tools=tools,
             variables=variables,
+            reasons=conversation.reasons,
             max_bytes=2 * self._max_prompt_bytes,
             marks_content=marks_content,
         )

@@ -49,6 +49,7 @@ def plan_reply(
     if form is None or not isinstance(prompt, Conversation):
         return None
     tools = schemas_of(prompt.tools)
+    _check_reasoning(form.reasoning_after(token_ids), prompt.reasons)
     calls = _calls(form, prompt.call_rules, tools, sampling)
     if not form.reads(tools):
         return None
@@ -64,6 +65,14 @@ def plan_reply(
         if preamble is not None:
             wanted.preamble.CopyFrom(preamble)
     return ReplyPlan(form, tools, reasoning is ReasoningState.OPEN, own)
+
+
+def _check_reasoning(state: ReasoningState, wanted: bool | None) -> None:
+    """Raises InvalidRequestError if the prompt does not turn the reasoning on or off as wanted."""
+    if wanted is None or wanted is not (state is ReasoningState.CLOSED):
+        return
+    problem = "does not reason" if wanted else "reasons, and that cannot be turned off"
+    raise InvalidRequestError(f"thinking: the model {problem}", field="thinking")
 
 
 def _calls(

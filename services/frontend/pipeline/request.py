@@ -33,6 +33,8 @@ class Conversation:
     call_rules: CallRules = field(default_factory=CallRules)
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     """Variables for the chat template, such as enable_thinking."""
+    reasons: bool | None = None
+    """Whether the reply must have reasoning, or must have none; None leaves it to the template."""
 
 
 Prompt = str | list[int] | Conversation

@@ -20,6 +20,8 @@ Message = Mapping[str, Any]
 
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Names of a message's reasoning in templates."""
+_REASONING_SWITCHES = ("enable_thinking", "thinking")
+"""Names of the variable that turns reasoning on or off in templates."""
 _MAX_PROBE_BYTES = 2**20
 _FAILURES = (
     ArithmeticError,
@@ -80,6 +82,7 @@ class ChatTemplate:
         *,
         tools: Sequence[Message] = (),
         variables: Mapping[str, Any] | None = None,
+        reasons: bool | None = None,
         max_bytes: int,
         marks_content: bool = False,
         now: datetime.datetime | None = None,
@@ -90,6 +93,7 @@ class ChatTemplate:
             messages: the conversation; arguments of tool calls are JSON text.
             tools: tools for the model.
             variables: the caller's variables for the template.
+            reasons: turns the reasoning on or off where the template has a variable for it.
             max_bytes: limit of the prompt without marks.
             marks_content: returns a mark, then the prompt with marked caller text.
             now: the local time; None reads the clock.
@@ -100,6 +104,9 @@ class ChatTemplate:
         variables = variables or {}
         self._check_tools(messages, tools)
         self._check_variables(variables)
+        switch = next((name for name in _REASONING_SWITCHES if name in self._known), None)
+        if reasons is not None and switch is not None:
+            variables = {**variables, switch: reasons}
         try:
             fitted = self._forms.fit([self._with_reasoning(message) for message in messages])
             shown_tools = list(tools)

@@ -20,11 +20,16 @@ def is_described(path: str, body: dict) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)]
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT | {"stop": ["a"]}),
+        ("/v1/completions", COMPLETION | {"stop": ["a"]}),
+        ("/v1/messages", CHAT | {"max_tokens": 9, "stop_sequences": ["a"]}),
+    ],
 )
 def test_what_is_read_is_described(path, body):
     assert is_described(path, body)
-    assert is_described(path, body | {"temperature": 0.5, "stop": ["a"], "made_up": None})
+    assert is_described(path, body | {"temperature": 0.5, "made_up": None})
     assert not is_described(path, body | {"temperature": 3})
     assert not is_described(path, body | {"made_up": 1})
     assert not is_described(path, {"model": "m"})
