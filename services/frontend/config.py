@@ -37,6 +37,8 @@ class FrontendConfig(BaseSettings):
     """Port to listen on; 0 takes a free one and logs it."""
     http_port: int | None = Field(default=None, ge=0, le=65535)
     """Port of the OpenAI-compatible HTTP API; 0 takes a free one; no HTTP when absent."""
+    processes: int = Field(default=1, ge=1, le=64)
+    """Processes that share the ports, each with an event loop, so up to a core, of its own."""
     engine_address: str = Field(default="127.0.0.1:50051", pattern=r"[^,\s]")
     """The engines, as host:port with commas between; a host name may stand for several engines."""
     engine_resolve_interval_s: float = Field(default=5.0, gt=0)

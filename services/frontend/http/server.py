@@ -68,15 +68,19 @@ class HttpServer:
         self._state = ServerState()
         self._listener: Listener | None = None
 
-    def start(self, host: str, port: int, tls: ServerTls | None = None) -> int:
-        """Opens the port and returns it.
+    def start(
+        self, host: str, port: int, tls: ServerTls | None = None, *, shares_port: bool = False
+    ) -> int:
+        """Opens the port and returns it; several processes may share one.
 
         Raises:
             OSError: the address cannot be listened on.
         """
         host = host.strip("[]")  # gRPC requires IPv6 addresses in brackets
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listening = socket.create_server(
+            (host, port), family=family, backlog=BACKLOG, reuse_port=shares_port
+        )
         port = listening.getsockname()[1]
         self._listener = Listener(
             listening,
