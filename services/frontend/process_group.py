@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one process has in common with the others."""
+    """The number of one process, and the memory that it shares with the others."""
 
     index: int
     counts: CountTable
@@ -117,7 +117,7 @@ class ProcessGroup:
 
     def _become(self, index: int, parent: int) -> NoReturn:
         """Serves in the forked process."""
-        # A terminal sends Ctrl-C to its whole process group, and this process hears of it twice.
+        # A terminal sends Ctrl-C to its whole process group, and the parent passes it on.
         os.setpgid(0, 0)
         die_with_parent(parent)
         for taken in self._ports:

@@ -49,7 +49,7 @@ class Metrics:
         self._own = own
         self._of_process = of_process
         self.registry = own
-        """What is shown."""
+        """The figures that are shown."""
         if of_process is not None:
             self.registry = CollectorRegistry()
             self.registry.register(_JointCollector(own, of_process))

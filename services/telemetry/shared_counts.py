@@ -30,7 +30,7 @@ class CountTable:
         """Makes an empty table; untouched parts take no memory."""
         self.num_processes = num_processes
         self.held = struct.Struct(f"={num_processes}q")
-        """What each process holds under one name."""
+        """The amounts that each process holds under one name."""
         self._slot_bytes = self.held.size + _LEVEL.size
         self._bucket_bytes = BUCKET_NAMES * (_KEY_BYTES + self._slot_bytes)
         self.memory = mmap.mmap(-1, NUM_BUCKETS * self._bucket_bytes)
@@ -105,7 +105,7 @@ class SharedCounts:
     """The counts of one of several processes, against limits of all; see `Counts`.
 
     A call takes some microseconds, and waits only for calls of other processes about the same
-    bucket. What a process held when it died is given back by `CountTable.release`.
+    bucket. `CountTable.release` gives back the amounts of a dead process.
     """
 
     def __init__(self, table: CountTable, process: int, *, clock: Clock = time.monotonic) -> None:
