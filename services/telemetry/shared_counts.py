@@ -104,8 +104,8 @@ class CountTable:
 class SharedCounts:
     """The counts of one of several processes, against limits of all; see `Counts`.
 
-    A call takes some microseconds, and waits only for calls of other processes about the same
-    bucket. `CountTable.release` gives back the amounts of a dead process.
+    A call makes two system calls, for the lock, and waits only for calls of other processes about
+    the same bucket. `CountTable.release` gives back the amounts of a dead process.
     """
 
     def __init__(self, table: CountTable, process: int, *, clock: Clock = time.monotonic) -> None:
