@@ -13,6 +13,7 @@ from services.frontend.errors import (
 )
 from services.frontend.http.body_worker import Refusal, question_of
 from services.frontend.http.calls import Call, ReadCall, read_chat, read_completion
+from services.frontend.http.responses.calls import read_response
 from services.processes.errors import (
     HelperBrokenError,
     HelperBusyError,
@@ -21,7 +22,7 @@ from services.processes.errors import (
 from services.processes.helper_pool import HelperPool
 from services.telemetry.counts import Counts
 
-Reader = Literal["completion", "chat"]
+Reader = Literal["completion", "chat", "response"]
 
 INLINE_BODY_BYTES = 2**20
 """Larger bodies are always parsed in the process: scanning takes 5 ns per byte."""
@@ -42,7 +43,11 @@ _MARKS = b"{[,:\\"
 """Upper bound of values and keys; a backslash may hide one in a string."""
 _WAITING = "large_body_bytes"
 _WORKER = "services.frontend.http.body_worker"
-_READERS: dict[Reader, ReadCall] = {"completion": read_completion, "chat": read_chat}
+_READERS: dict[Reader, ReadCall] = {
+    "completion": read_completion,
+    "chat": read_chat,
+    "response": read_response,
+}
 
 
 def is_small(body: bytes) -> bool:

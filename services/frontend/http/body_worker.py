@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from services.frontend.errors import InvalidRequestError
 from services.frontend.http.calls import Call, ReadCall, read_chat, read_completion
+from services.frontend.http.responses.calls import read_response
 from services.frontend.pipeline.prompt_size import MAX_PROMPT_TOKENS, check_prompt_size
 from services.frontend.pipeline.request import check_options
 from services.processes.helper_program import limit_resources, run_helper
@@ -29,7 +30,11 @@ _LENGTH = struct.Struct(">I")
 _NICENESS = 5
 """The event loop has priority on a shared core."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_READERS: dict[str, ReadCall] = {"completion": read_completion, "chat": read_chat}
+_READERS: dict[str, ReadCall] = {
+    "completion": read_completion,
+    "chat": read_chat,
+    "response": read_response,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The two endpoints that run the model."""
+"""The endpoints that run the model, and the responses in OpenAI's form."""
 
 import dataclasses
 import uuid
@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
@@ -21,7 +23,7 @@ from services.frontend.http.echo import prompt_text
 from services.frontend.http.live_requests import LiveRequests
 from services.frontend.http.writer import ResponseWriter
 from services.frontend.pipeline.generation import Generation
-from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.pipeline.pipeline import Outlet, Pipeline
 from services.frontend.pipeline.request import Output
 from services.frontend.pipeline.samples import Samples
 from services.frontend.reply.deltas import joined_calls
@@ -29,20 +31,25 @@ from services.telemetry.connections import address_of
 from services.telemetry.tracing import TRACEPARENT, checked_traceparent
 
 
+class Response(Outlet, Protocol):
+    """Writes the output of one request."""
+
+    async def end(self) -> None:
+        """Writes what follows the last output."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The differences between the two endpoints."""
+    """The differences between endpoints."""
 
     method: str
     """Its name in the log."""
     id_prefix: str
     reader: Reader
     """Its body parser."""
-    answer_class: Callable[..., Answer]
-
-
-COMPLETION = Kind("HttpCompletion", "cmpl-", "completion", CompletionAnswer)
-CHAT = Kind("HttpChat", "chatcmpl-", "chat", ChatAnswer)
+    respond: Callable[[Pipeline, Call, ResponseWriter], Response]
+    """Begins a response; raises UnknownModelError or EngineUnavailableError."""
+    writer_class: type[ResponseWriter] = ResponseWriter
 
 
 class GenerationEndpoint:
@@ -60,7 +67,8 @@ class GenerationEndpoint:
     ) -> None:
         self._kind = kind
         self._bodies = bodies
-        self._pipeline = pipeline
+        self.pipeline = pipeline
+        """Runs the requests."""
         self._live = live
         self._body_reader = body_reader
         self._slow_reader_timeout_s = slow_reader_timeout_s
@@ -68,7 +76,7 @@ class GenerationEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
         request_id = self._kind.id_prefix + uuid.uuid4().hex
-        writer = ResponseWriter(
+        writer = self._kind.writer_class(
             send, timeout_s=self._slow_reader_timeout_s, headers={"x-request-id": request_id}
         )
         try:
@@ -77,48 +85,59 @@ class GenerationEndpoint:
                 request = Request(scope, receive)
                 account = lease.account or address_of((scope["client"] or ("",))[0])
                 with await self._bodies.read(request, account) as body:
-                    work = self._serve(body, request_id, writer, request, lease)
+                    work = self.serve(body, request_id, writer, request, lease)
                     await self._live.run(receive, work)
         except ClientDisconnect:
             return
         except Exception as error:  # noqa: BLE001  the edge: everything becomes a status
             await writer.fail(error)
 
+    async def read(self, body: Body, request_id: str) -> Call:
+        """Parses a body, whose bytes count until then."""
+        with body:
+            return await self._body_reader.read(
+                self._kind.reader,
+                body.content,
+                request_id,
+                max_prompt_tokens=self.pipeline.max_prompt_tokens,
+            )
+
     def _begin(self, request_id: str) -> Lease:
         """Takes the caller's slot; a refusal is recorded as a failed request."""
         try:
-            return self._pipeline.gate.begin()
+            return self.pipeline.gate.begin()
         except FrontendError:
-            with self._pipeline.requests.watch(request_id, method=self._kind.method):
+            with self.pipeline.requests.watch(request_id, method=self._kind.method):
                 raise
 
-    async def _serve(
+    async def serve(
         self, body: Body, request_id: str, writer: ResponseWriter, request: Request, lease: Lease
     ) -> None:
+        """Serves a request whose body was received."""
         traceparent = checked_traceparent(request.headers.get(TRACEPARENT, ""))
-        with self._pipeline.requests.watch(
+        with self.pipeline.requests.watch(
             request_id, method=self._kind.method, traceparent=traceparent
         ) as record:
-            with body:  # its bytes count until they are parsed
-                call = await self._body_reader.read(
-                    self._kind.reader,
-                    body.content,
-                    request_id,
-                    max_prompt_tokens=self._pipeline.max_prompt_tokens,
-                )
-            response = _Response(self._kind, self._pipeline, call, writer)
-            await self._pipeline.serve(
+            call = await self.read(body, request_id)
+            response = self._kind.respond(self.pipeline, call, writer)
+            await self.pipeline.serve(
                 call.prompt, call.options, response, record=record, lease=lease
             )
             await response.end()
 
 
-class _Response:
+class AnswerResponse:
     """Writes a request's output, as events or as one body at its end."""
 
-    def __init__(self, kind: Kind, pipeline: Pipeline, call: Call, writer: ResponseWriter) -> None:
+    def __init__(
+        self,
+        answer_class: Callable[..., Answer],
+        pipeline: Pipeline,
+        call: Call,
+        writer: ResponseWriter,
+    ) -> None:
         """Raises UnknownModelError or EngineUnavailableError if the model is not served."""
-        self._kind = kind
+        self._answer_class = answer_class
         self._pipeline = pipeline
         self._model = pipeline.model_named(call.options.model)
         self._call = call
@@ -131,7 +150,7 @@ class _Response:
         """Starts the response, if it is a stream of events."""
         call, sampling = self._call, self._call.options.sampling
         # Only now: it allocates per sample, and n has just been checked.
-        self._answer = answer = self._kind.answer_class(
+        self._answer = answer = self._answer_class(
             call.options.request_id,
             self._model,
             has_logprobs=sampling is not None and sampling.HasField("logprobs"),
@@ -181,6 +200,12 @@ class _Response:
             return prompt
         decoded = await self._pipeline.detokenize("", token_ids, show_special_tokens=False)
         return prompt_text(self._model.tokenizer, token_ids, decoded)
+
+
+COMPLETION = Kind(
+    "HttpCompletion", "cmpl-", "completion", partial(AnswerResponse, CompletionAnswer)
+)
+CHAT = Kind("HttpChat", "chatcmpl-", "chat", partial(AnswerResponse, ChatAnswer))
 
 
 def _joined(pieces: list[Output]) -> Output:

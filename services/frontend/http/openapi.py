@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from services.frontend.http.responses.schema import ResponsesRequest
 from services.frontend.http.schema import ChatCompletionRequest, CompletionRequest
 
 _REFERENCE = "#/components/schemas/{model}"
@@ -25,7 +26,7 @@ _ERROR = {
 }
 _REFUSALS = {
     "400": "the request is wrong, or asks for something that is not served",
-    "404": "another model is served, or there is no such path",
+    "404": "another model is served, or there is no such path or response",
     "408": "the body took too long",
     "413": "the body is too large",
     "415": "the body is not application/json",
@@ -40,7 +41,7 @@ def openapi_document() -> dict[str, Any]:
 
     It describes accepted bodies; docs/http.md explains their meaning.
     """
-    requests = (ChatCompletionRequest, CompletionRequest)
+    requests = (ChatCompletionRequest, CompletionRequest, ResponsesRequest)
     _, definitions = models_json_schema(
         [(request, "validation") for request in requests], ref_template=_REFERENCE
     )
@@ -51,18 +52,26 @@ def openapi_document() -> dict[str, Any]:
         "paths": {
             "/v1/chat/completions": {"post": _generation("Answers a conversation.", requests[0])},
             "/v1/completions": {"post": _generation("Continues a prompt.", requests[1])},
+            "/v1/responses": {"post": _generation("Creates a response.", ResponsesRequest)},
+            "/v1/responses/{response_id}": {
+                "get": _lookup("Returns a stored response.", "404"),
+                "delete": _lookup("Forgets a stored response.", "404"),
+                "parameters": [_in_path("response_id")],
+            },
             "/v1/models": {"get": _lookup("Lists the model that is served.")},
             "/v1/models/{name}": {
                 "get": _lookup("Describes one model.", "404"),
-                "parameters": [
-                    {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-                ],
+                "parameters": [_in_path("name")],
             },
             "/health": {"get": _lookup("Says whether requests are taken.", "503")},
             "/metrics": {"get": _lookup("Tells figures for Prometheus.", form="text/plain")},
         },
         "components": {"schemas": {**schemas, "Error": _ERROR}},
     }
+
+
+def _in_path(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 def _generation(summary: str, request: type) -> dict[str, Any]:

@@ -5,6 +5,7 @@ as an absent field at every depth, even in an unknown field: clients send back p
 The engine checks further ranges.
 """
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -65,13 +66,11 @@ class StructuredOutputs(Body):
     grammar: str | None = None
 
 
-class SharedFields(Body):
-    """Fields of both completions and chat completions."""
+class GenerationFields(Body):
+    """Fields of every request that runs the model."""
 
     model: str
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
@@ -85,7 +84,6 @@ class SharedFields(Body):
         ]
         | None
     ) = None
-    n: Annotated[int, Field(ge=1)] | None = None
 
     top_k: Count | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -96,10 +94,18 @@ class SharedFields(Body):
         Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None
     ) = None
 
-    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     structured_outputs: StructuredOutputs | None = None
     cache_salt: str | None = None
     parse_special_tokens: bool | None = None
+
+
+class SharedFields(GenerationFields):
+    """Fields of both completions and chat completions."""
+
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     @property
     def includes_usage(self) -> bool:
@@ -246,7 +252,7 @@ def parse(request_class: type[_Request], body: bytes) -> _Request:
     try:
         request = request_class.model_validate_json(body)
     except ValidationError as error:
-        raise _refusal(error) from None
+        raise refusal_of(error) from None
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("stream_options is for streams only", field="stream_options")
     if request.prompt_logprobs is not None and request.stream:
@@ -254,19 +260,36 @@ def parse(request_class: type[_Request], body: bytes) -> _Request:
     return request
 
 
-def _refusal(error: ValidationError) -> InvalidRequestError:
+def refusal_of(error: ValidationError, *, tags: Collection[str] = ()) -> InvalidRequestError:
+    """Returns the refusal of an invalid body, with the path of the first wrong field.
+
+    `tags` names the alternatives of tagged unions; they are no part of the path.
+    """
     errors = error.errors(include_url=False, include_input=False)
     # Among a value's possible forms, the one with an unknown field is the intended one.
     first = next((each for each in errors if each["type"] == _UNKNOWN_FIELD), errors[0])
-    location = first["loc"]
-    is_unknown = first["type"] == _UNKNOWN_FIELD
-    if is_unknown:
+    location = _without_tags(first["loc"], tags)
+    if first["type"] == _UNKNOWN_FIELD:
         location = (*location, first["ctx"]["name"])
+        problem = " is not supported"
+    elif first["type"] == "union_tag_invalid":
+        tag, known = first["ctx"]["tag"], first["ctx"]["expected_tags"]
+        problem = f": {_shown(tag)!r} is not supported here; {known} are"
+    else:
+        problem = f": {first['msg']}"
     if not location:
-        return InvalidRequestError(f"the body cannot be read: {first['msg']}")
+        return InvalidRequestError(f"the body cannot be read{problem}")
     path = ".".join(_shown(str(part)) for part in location)
-    message = f"{path} is not supported" if is_unknown else f"{path}: {first['msg']}"
-    return InvalidRequestError(message, field=_shown(str(location[0])))
+    return InvalidRequestError(path + problem, field=_shown(str(location[0])))
+
+
+def _without_tags(location: tuple[int | str, ...], tags: Collection[str]) -> tuple[int | str, ...]:
+    """Drops tags: they follow an index, or a top-level field."""
+    return tuple(
+        part
+        for index, part in enumerate(location)
+        if part not in tags or (index != 1 and not isinstance(location[index - 1], int))
+    )
 
 
 def _shown(name: str) -> str:
