@@ -10,10 +10,10 @@ from services.frontend.http.responses.schema import (
     AnyItem,
     CallItem,
     CallOutputItem,
+    ItemText,
     MessageItem,
     Part,
     ReasoningItem,
-    ItemText,
 )
 from services.frontend.pipeline.tools import json_object, tool_call_of
 from services.frontend.text.chat_template import Message

@@ -94,7 +94,7 @@ class ReasoningText(Body):
 
 
 class Item(Body):
-    """An item; the fields here are those that answers carry and that say nothing to a model."""
+    """An item; answers carry these fields, which say nothing to a model."""
 
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
@@ -155,7 +155,7 @@ class FunctionTool(Body):
 
 
 class FunctionChoice(Body):
-    """A function that the model must call, or one of those that it may."""
+    """A function that the model must call, or that it may call."""
 
     type: Annotated[Literal["function"], BeforeValidator(_only_functions)]
     name: str
