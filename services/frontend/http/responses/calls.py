@@ -1,5 +1,6 @@
 """Parses bodies of POST /v1/responses."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,9 @@ from services.frontend.pipeline.request import Conversation, Options
 from services.frontend.pipeline.tools import tool_of
 from services.frontend.reply.call_rules import CallRules
 from services.frontend.text.chat_template import Message
+
+MAX_SETTING_BYTES = 2**20
+"""Limit of the tools, and of the form of the text, that a response repeats in JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +155,8 @@ def _settings_of(request: ResponsesRequest) -> dict[str, Any]:
         for each in request.tools or ()
     ]
     choice = request.tool_choice or "auto"
+    _check_repeatable("tools", tools)
+    _check_repeatable("text", form)
     return {
         "instructions": request.instructions,
         "previous_response_id": request.previous_response_id,
@@ -179,3 +185,15 @@ def _settings_of(request: ResponsesRequest) -> dict[str, Any]:
         "safety_identifier": request.safety_identifier,
         "user": request.user,
     }
+
+
+def _check_repeatable(name: str, setting: Any) -> None:
+    """Refuses a setting that is large, or that JSON cannot hold, such as 1e999."""
+    try:
+        num_bytes = len(json.dumps(setting, allow_nan=False))
+    except (ValueError, RecursionError):
+        raise InvalidRequestError(f"{name} cannot be written as JSON", field=name) from None
+    if num_bytes > MAX_SETTING_BYTES:
+        raise InvalidRequestError(
+            f"{name} has {num_bytes} bytes of JSON; the limit is {MAX_SETTING_BYTES}", field=name
+        )

@@ -23,6 +23,8 @@ _PARTS = ("input_text", "output_text", "text", "refusal")
 _CHOICES = ("auto", "function", "allowed_tools")
 _UNTYPED = "untyped"
 
+Label = Annotated[str, Field(max_length=512)]
+"""A text that responses repeat."""
 Effort = Annotated[str, Field(min_length=1, max_length=64)]
 
 
@@ -103,7 +105,7 @@ class Item(Body):
 class MessageItem(Item):
     """A message."""
 
-    type: Literal["message"] = "message"
+    type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
     content: Parts
     phase: Literal["commentary", "final_answer"] | None = None
@@ -247,12 +249,12 @@ class ResponsesRequest(GenerationFields):
     background: Literal[False] | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
     """A limit of tools that the server runs; it runs none."""
-    prompt_cache_key: str | None = None
+    prompt_cache_key: Label | None = None
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
-    safety_identifier: str | None = None
-    service_tier: str | None = None
+    safety_identifier: Label | None = None
+    service_tier: Label | None = None
     stream_options: EventOptions | None = None
-    user: str | None = None
+    user: Label | None = None
 
 
 def parse(body: bytes) -> ResponsesRequest:
