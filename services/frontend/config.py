@@ -88,6 +88,12 @@ class FrontendConfig(BaseSettings):
     """Requests that one client session, or HTTP as a whole, may have unfinished."""
     max_samples: int = Field(default=16, ge=1, le=128)
     """Most outputs that one request may have of its prompt (n)."""
+    max_stored_responses: int = Field(default=1024, ge=0)
+    """Responses of /v1/responses that are kept for later requests; 0 keeps none."""
+    max_stored_response_bytes: int = Field(default=64 * 2**20, ge=0)
+    """Memory that stored responses and their conversations may take, in bytes."""
+    max_stored_response_age_s: float = Field(default=86400.0, gt=0)
+    """Time after which a stored response is forgotten."""
     num_tokenizer_threads: int = Field(default=2, ge=1, le=64)
     """Threads that tokenize; half as many more take texts of over 65,536 characters."""
     engine_silence_timeout_s: float = Field(default=2.5, gt=0)

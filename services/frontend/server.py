@@ -18,6 +18,7 @@ from services.frontend.engine_client.pool import EnginePool, PoolLimits
 from services.frontend.engine_client.tokenizer_files import TokenizerStore
 from services.frontend.http.body_reader import BodyReader
 from services.frontend.http.guarded_protocol import ConnectionLimits
+from services.frontend.http.responses.store import StoreLimits
 from services.frontend.http.server import HttpServer
 from services.frontend.pipeline.metrics import FrontendFamilies
 from services.frontend.pipeline.pipeline import Pipeline
@@ -145,7 +146,6 @@ class FrontendServer:
                 max_samples=config.max_samples,
                 counts=self._counts,
             ),
-            gate=self._gate,
             counts=self._counts,
             connections=Connections(
                 self._counts,
@@ -157,6 +157,13 @@ class FrontendServer:
                 header_timeout_s=config.http_header_timeout_s,
                 slow_reader_timeout_s=config.slow_reader_timeout_s,
                 max_body_bytes=config.max_message_bytes,
+            ),
+            store_limits=StoreLimits(
+                max_responses=config.max_stored_responses,
+                max_bytes=config.max_stored_response_bytes,
+                max_age_s=config.max_stored_response_age_s,
+                # JSON escapes make text up to six times longer.
+                max_conversation_bytes=6 * config.max_prompt_bytes,
             ),
             max_live_requests=config.max_live_requests,
         )

@@ -22,6 +22,9 @@ from services.frontend.http.messages.endpoint import (
     RequireVersion,
 )
 from services.frontend.http.openapi import openapi_document
+from services.frontend.http.responses.endpoint import ResponsesEndpoint
+from services.frontend.http.responses.store import ResponseStore
+from services.frontend.http.responses.stored import StoredResponses
 from services.frontend.http.status import RefusedCallError, http_error_of
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.served_model import ServedModel
@@ -95,6 +98,7 @@ def make_app(
     body_reader: BodyReader,
     metrics: Metrics,
     *,
+    store: ResponseStore,
     slow_reader_timeout_s: float,
 ) -> Starlette:
     """Returns the API as an ASGI application."""
@@ -110,12 +114,24 @@ def make_app(
             (CountEndpoint, MESSAGE_COUNT),
         )
     )
+    responses = ResponsesEndpoint(
+        store,
+        pipeline,
+        live,
+        bodies,
+        body_reader,
+        slow_reader_timeout_s=slow_reader_timeout_s,
+    )
+    stored = StoredResponses(store, pipeline.gate)
     return Starlette(
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completion, methods=["POST"]),
             Route("/v1/messages", RequireVersion(message), methods=["POST"]),
             Route("/v1/messages/count_tokens", RequireVersion(message_count), methods=["POST"]),
+            Route("/v1/responses", responses, methods=["POST"]),
+            Route("/v1/responses/{response_id}", stored.show),
+            Route("/v1/responses/{response_id}", stored.delete, methods=["DELETE"]),
             Route("/v1/embeddings", service.refuse_embeddings, methods=["POST"]),
             Route("/v1/models", service.list_models),
             Route("/v1/models/{name:path}", service.show_model),

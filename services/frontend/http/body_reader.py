@@ -14,6 +14,7 @@ from services.frontend.errors import (
 from services.frontend.http.body_worker import Refusal, question_of
 from services.frontend.http.calls import Call, ReadCall, read_chat, read_completion
 from services.frontend.http.messages.calls import read_count, read_message
+from services.frontend.http.responses.calls import read_response
 from services.processes.errors import (
     HelperBrokenError,
     HelperBusyError,
@@ -22,7 +23,7 @@ from services.processes.errors import (
 from services.processes.helper_pool import HelperPool
 from services.telemetry.counts import Counts
 
-Reader = Literal["completion", "chat", "message", "message_count"]
+Reader = Literal["completion", "chat", "message", "message_count", "response"]
 
 INLINE_BODY_BYTES = 2**20
 """Larger bodies are always parsed in the process: scanning takes 5 ns per byte."""
@@ -48,6 +49,7 @@ _READERS: dict[Reader, ReadCall] = {
     "chat": read_chat,
     "message": read_message,
     "message_count": read_count,
+    "response": read_response,
 }
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from services.frontend.errors import InvalidRequestError
 from services.frontend.http.calls import Call, ReadCall, read_chat, read_completion
 from services.frontend.http.messages.calls import read_count, read_message
+from services.frontend.http.responses.calls import read_response
 from services.frontend.pipeline.prompt_size import MAX_PROMPT_TOKENS, check_prompt_size
 from services.frontend.pipeline.request import check_options
 from services.processes.helper_program import limit_resources, run_helper
@@ -35,6 +36,7 @@ _READERS: dict[str, ReadCall] = {
     "chat": read_chat,
     "message": read_message,
     "message_count": read_count,
+    "response": read_response,
 }
 
 

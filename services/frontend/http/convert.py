@@ -8,9 +8,9 @@ from services.frontend.http.schema import (
     ChatCompletionRequest,
     ChatMessage,
     CompletionRequest,
+    GenerationFields,
     NamedTool,
     ResponseFormat,
-    SharedFields,
 )
 from services.frontend.http.structured_output import structured_output_of
 from services.frontend.pipeline.request import Conversation, Options, Prompt
@@ -70,7 +70,10 @@ def conversation_of(request: ChatCompletionRequest) -> Conversation:
         strict=frozenset(each.function.name for each in wanted if each.function.strict),
     )
     messages = [_message_of(each) for each in request.messages]
-    return Conversation(messages, tools, rules, _template_variables(request))
+    variables = template_variables_of(
+        request.chat_template_kwargs, request.reasoning_effort, field="reasoning_effort"
+    )
+    return Conversation(messages, tools, rules, variables)
 
 
 def completion_options(request: CompletionRequest, request_id: str) -> Options:
@@ -88,9 +91,10 @@ def completion_options(request: CompletionRequest, request_id: str) -> Options:
             "echo with logprobs already returns the prompt's; leave prompt_logprobs out",
             field="prompt_logprobs",
         )
-    return _options(
+    return options_of(
         request,
         request_id,
+        num_samples=request.n,
         max_tokens=DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens,
         logprobs=request.logprobs,
         prompt_logprobs=request.logprobs if tells_prompt else request.prompt_logprobs,
@@ -111,9 +115,10 @@ def chat_options(request: ChatCompletionRequest, request_id: str) -> Options:
         )
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs to be true", field="top_logprobs")
-    return _options(
+    return options_of(
         request,
         request_id,
+        num_samples=request.n,
         max_tokens=old if new is None else new,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         prompt_logprobs=request.prompt_logprobs,
@@ -121,15 +126,21 @@ def chat_options(request: ChatCompletionRequest, request_id: str) -> Options:
     )
 
 
-def _options(
-    request: SharedFields,
+def options_of(
+    request: GenerationFields,
     request_id: str,
     *,
     max_tokens: int | None,
     logprobs: int | None,
-    prompt_logprobs: int | None,
+    num_samples: int | None = None,
+    prompt_logprobs: int | None = None,
     response_format: ResponseFormat | None = None,
 ) -> Options:
+    """Returns the options of a request; None counts as absent.
+
+    Raises:
+        InvalidRequestError: there is more than one form of output.
+    """
     named: dict[str, Any] = {name: getattr(request, name) for name in _PASSED_ON}
     named |= {
         "max_tokens": max_tokens,
@@ -146,20 +157,24 @@ def _options(
         ),
         stop=tuple(stop),
         cache_salt=request.cache_salt or "",
-        num_samples=1 if request.n is None else request.n,
+        num_samples=1 if num_samples is None else num_samples,
         parse_special_tokens=request.parse_special_tokens,
     )
 
 
-def _template_variables(request: ChatCompletionRequest) -> dict[str, Any]:
-    given = request.chat_template_kwargs or {}
-    variables = {name: value for name, value in given.items() if value is not None}
-    effort = request.reasoning_effort
+def template_variables_of(
+    given: dict[str, Any] | None, effort: str | None, *, field: str
+) -> dict[str, Any]:
+    """Returns the variables for the chat template; `field` has the effort of reasoning.
+
+    Raises:
+        InvalidRequestError: the variables have another effort.
+    """
+    variables = {name: value for name, value in (given or {}).items() if value is not None}
     if effort is not None:
         if variables.get("reasoning_effort", effort) != effort:
             raise InvalidRequestError(
-                "reasoning_effort and chat_template_kwargs contradict each other",
-                field="reasoning_effort",
+                f"{field} and chat_template_kwargs contradict each other", field=field
             )
         variables["reasoning_effort"] = effort
     return variables

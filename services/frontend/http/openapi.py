@@ -5,6 +5,7 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from services.frontend.http.messages.schema import CountTokensRequest, MessagesRequest
+from services.frontend.http.responses.schema import ResponsesRequest
 from services.frontend.http.schema import ChatCompletionRequest, CompletionRequest
 
 _REFERENCE = "#/components/schemas/{model}"
@@ -39,7 +40,7 @@ _MESSAGE_ERROR = {
 }
 _REFUSALS = {
     "400": "the request is wrong, or asks for something that is not served",
-    "404": "another model is served, or there is no such path",
+    "404": "another model is served, or there is no such path or response",
     "408": "the body took too long",
     "413": "the body is too large",
     "415": "the body is not application/json",
@@ -54,7 +55,13 @@ def openapi_document() -> dict[str, Any]:
 
     It describes accepted bodies; docs/http.md explains their meaning.
     """
-    requests = (ChatCompletionRequest, CompletionRequest, MessagesRequest, CountTokensRequest)
+    requests = (
+        ChatCompletionRequest,
+        CompletionRequest,
+        MessagesRequest,
+        CountTokensRequest,
+        ResponsesRequest,
+    )
     _, definitions = models_json_schema(
         [(request, "validation") for request in requests], ref_template=_REFERENCE
     )
@@ -71,18 +78,26 @@ def openapi_document() -> dict[str, Any]:
             "/v1/messages/count_tokens": {
                 "post": _count("Counts the tokens of a conversation.", requests[3])
             },
+            "/v1/responses": {"post": _generation("Creates a response.", ResponsesRequest)},
+            "/v1/responses/{response_id}": {
+                "get": _lookup("Returns a stored response.", "404"),
+                "delete": _lookup("Forgets a stored response.", "404"),
+                "parameters": [_in_path("response_id")],
+            },
             "/v1/models": {"get": _lookup("Lists the model that is served.")},
             "/v1/models/{name}": {
                 "get": _lookup("Describes one model.", "404"),
-                "parameters": [
-                    {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-                ],
+                "parameters": [_in_path("name")],
             },
             "/health": {"get": _lookup("Says whether requests are taken.", "503")},
             "/metrics": {"get": _lookup("Tells figures for Prometheus.", form="text/plain")},
         },
         "components": {"schemas": {**schemas, "Error": _ERROR, "MessageError": _MESSAGE_ERROR}},
     }
+
+
+def _in_path(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 def _generation(summary: str, request: type, *, error: str = "Error") -> dict[str, Any]:

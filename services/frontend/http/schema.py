@@ -66,13 +66,11 @@ class StructuredOutputs(Body):
     grammar: str | None = None
 
 
-class SharedFields(Body):
-    """Fields of both completions and chat completions."""
+class GenerationFields(Body):
+    """Fields of every request that runs the model."""
 
     model: str
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
@@ -86,7 +84,6 @@ class SharedFields(Body):
         ]
         | None
     ) = None
-    n: Annotated[int, Field(ge=1)] | None = None
 
     top_k: Count | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -97,10 +94,18 @@ class SharedFields(Body):
         Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None
     ) = None
 
-    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     structured_outputs: StructuredOutputs | None = None
     cache_salt: str | None = None
     parse_special_tokens: bool | None = None
+
+
+class SharedFields(GenerationFields):
+    """Fields of both completions and chat completions."""
+
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     @property
     def includes_usage(self) -> bool:

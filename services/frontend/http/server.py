@@ -9,13 +9,13 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from services.frontend.access.gate import Gate
 from services.frontend.http.access import RequireKey
 from services.frontend.http.app import make_app
 from services.frontend.http.body import Bodies
 from services.frontend.http.body_reader import BodyReader
 from services.frontend.http.guarded_protocol import ConnectionLimits, GuardedProtocol
 from services.frontend.http.live_requests import LiveRequests
+from services.frontend.http.responses.store import ResponseStore, StoreLimits
 from services.frontend.pipeline.pipeline import Pipeline
 from services.telemetry.connections import Connections, Place
 from services.telemetry.counts import Counts
@@ -40,25 +40,27 @@ class HttpServer:
         metrics: Metrics,
         *,
         body_reader: BodyReader,
-        gate: Gate,
         counts: Counts,
         connections: Connections,
         limits: ConnectionLimits,
+        store_limits: StoreLimits,
         max_live_requests: int,
     ) -> None:
         """Serves nothing until `start`."""
         self._live = LiveRequests(counts, max_requests=max_live_requests)
         self._body_reader = body_reader
+        self._store = ResponseStore(store_limits)
         app: ASGIApp = make_app(
             pipeline,
             self._live,
             Bodies(counts, max_bytes=limits.max_body_bytes),
             body_reader,
             metrics,
+            store=self._store,
             slow_reader_timeout_s=limits.slow_reader_timeout_s,
         )
-        if gate.requires_keys:
-            app = RequireKey(app, gate)
+        if pipeline.gate.requires_keys:
+            app = RequireKey(app, pipeline.gate)
         self._config = uvicorn.Config(
             app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False
         )
@@ -67,6 +69,7 @@ class HttpServer:
         self._limits = limits
         self._state = ServerState()
         self._listener: Listener | None = None
+        self._expiring: asyncio.Task[None] | None = None
 
     def start(
         self, host: str, port: int, tls: ServerTls | None = None, *, shares_port: bool = False
@@ -90,6 +93,7 @@ class HttpServer:
             handshake_timeout_s=self._limits.header_timeout_s,
         )
         self._listener.start()
+        self._expiring = asyncio.create_task(self._store.watch())
         log.info("http_listening", address=f"{host}:{port}", port=port, tls=tls is not None)
         return port
 
@@ -119,6 +123,8 @@ class HttpServer:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        if self._expiring is not None:
+            self._expiring.cancel()
         await self._body_reader.close()
 
     async def _close_port(self) -> None:
