@@ -127,6 +127,13 @@ def test_an_example_runs_as_its_text_says(run, example: Path):
     assert finished.stdout.strip()
 
 
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+def test_an_example_has_help(run, example: Path):
+    finished = run(sys.executable, str(example), "--help")
+    assert finished.returncode == 0, finished.stderr
+    assert "octavo serve" in finished.stdout
+
+
 def test_the_readmes_python_runs_unchanged(run, services):
     [program] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     program = program.replace("127.0.0.1:50050", services.frontend.address)
@@ -197,13 +204,13 @@ class TestServe:
         assert finished.returncode == 1
         assert finished.stderr.startswith(f"octavo: cannot listen on {address}: Address already")
 
-    def test_a_flag_that_the_engine_refuses_ends_it_with_exit_code_1(self):
+    def test_a_flag_that_the_engine_refuses_ends_it_with_the_engines_exit_code(self):
         finished = subprocess.run(
             [*OCTAVO, "serve", "--port", "0", "--engine-port", "0", "--model", "/nowhere"],
             cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
-        assert finished.returncode == 1
-        assert "octavo: engine exited" in finished.stderr
+        assert finished.returncode == 2
+        assert "octavo: engine exited with 2" in finished.stderr
 
 
 def _wait_for(log: Path, pattern: str, process: subprocess.Popen[bytes]) -> None:
