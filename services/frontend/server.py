@@ -249,11 +249,14 @@ class FrontendServer:
 
 async def serve(config: FrontendConfig) -> int:
     """Serves until SIGTERM, SIGINT or SIGHUP and returns the process's exit status."""
+    server = None
     try:
         server = FrontendServer(config)
         await server.start()
     except (OSError, TlsFilesError, KeyFileError) as error:
         log.error("frontend_start_failed", error=str(error))  # noqa: TRY400  the reason is enough
+        if server is not None:
+            await server.close()
         return 1
     log_loop_errors()
     gc.freeze()  # everything loaded so far lives as long as the process

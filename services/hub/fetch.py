@@ -49,7 +49,7 @@ _MAX_INDEX_BYTES = 2**26
 def fetch(name: HubName, *, has_weights: bool = True, report: Report) -> Path:
     """Returns the folder of a model, after bringing the files that it lacks.
 
-    What an interrupted call has brought is kept, and the next call goes on from there. Without the
+    The files of an interrupted call are kept, and the next call goes on from there. Without the
     hub, a complete copy in the cache is enough. HF_HOME, HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT and
     the library's other variables hold. Only the main thread may call it.
 

@@ -1,4 +1,4 @@
-"""Tells folders of checkpoints from names on the hub."""
+"""Distinguishes names on the hub from folders of checkpoints."""
 
 import re
 from dataclasses import dataclass

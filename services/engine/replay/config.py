@@ -17,8 +17,8 @@ class ReplaySection(ConfigSection):
     trace: CliPositionalArg[Path]
     """Recording: a file that `octavo record` wrote from an engine with --allow-watch-tokens."""
     against: Literal["eager", "piecewise", "full"]
-    """What eager steps are compared with. eager: with themselves, to see whether the recording can
-    be repeated; full: graphs of whole steps; piecewise: graphs of pieces."""
+    """The other side of the comparison with eager steps. eager: the same again, to see whether the
+    recording can be repeated; full: graphs of whole steps; piecewise: graphs of pieces."""
 
 
 class ReplayObservability(ObservabilityConfig):
