@@ -283,11 +283,14 @@ class FrontendServer:
 
 async def serve(config: FrontendConfig, share: Share | None = None) -> int:
     """Serves until SIGTERM, SIGINT or SIGHUP and returns the process's exit status."""
+    server = None
     try:
         server = FrontendServer(config, share)
         await server.start()
     except (OSError, TlsFilesError, KeyFileError) as error:
         log.error("frontend_start_failed", error=str(error))  # noqa: TRY400  the reason is enough
+        if server is not None:
+            await server.close()
         return 1
     log_loop_errors()
     gc.freeze()  # everything loaded so far lives as long as the process

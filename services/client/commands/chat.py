@@ -33,7 +33,8 @@ def chat(
     """Talks with the model, with history; Ctrl-C ends an answer, Ctrl-D or /quit the program.
 
     In the conversation, /system TEXT sets the system message and /reset forgets what was said.
-    A flag that is absent means the model's own default.
+    A flag that is absent means the model's own default. Lines that come through a pipe are asked
+    one by one; if any gets no answer, the exit code is 1.
 
     Examples:
     - `octavo chat`
@@ -45,7 +46,10 @@ def chat(
     options = structured(options, structure)
     conversation = Conversation(system)
     if message is None:
-        Repl(conversation, options, timeout_s).run(frontend, access)
+        repl = Repl(conversation, options, timeout_s)
+        repl.run(frontend, access)
+        if repl.has_failed and not sys.stdin.isatty():
+            raise typer.Exit(1)
     else:
         conversation.ask(message)
         asyncio.run(_ask_once(conversation, options, timeout_s, frontend, access, as_json))
@@ -90,6 +94,8 @@ class Repl:
         self._conversation = conversation
         self._options = options
         self._timeout_s = timeout_s
+        self.has_failed = False
+        """Whether a message got no answer."""
 
     def run(self, address: str, access: Access) -> None:
         """Talks until /quit or the end of the input."""
@@ -126,6 +132,7 @@ class Repl:
                 self._conversation.take_back()
                 typer.echo("\n(cancelled)", err=True)
             except OctavoError as error:
+                self.has_failed = True
                 self._conversation.take_back()
                 typer.secho(f"octavo: {error}", fg=typer.colors.RED, err=True)
             else:
