@@ -144,6 +144,7 @@ class FrontendServer:
                 max_body_bytes=config.max_message_bytes,
             ),
             max_live_requests=config.max_live_requests,
+            cors_origins=config.cors_origins.split(",") if config.cors_origins else (),
         )
         self.http_port: int | None = None
         """The HTTP port; None without HTTP and before `start`."""

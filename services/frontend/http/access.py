@@ -9,7 +9,7 @@ from services.frontend.access.gate import Gate
 from services.frontend.errors import UnauthenticatedError
 from services.frontend.http.status import http_error_of
 
-_OPEN_PATHS = {"/health"}
+_OPEN_PATHS = {"/health", "/ping"}
 """Probes need no key."""
 
 log = structlog.get_logger()

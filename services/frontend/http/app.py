@@ -1,5 +1,6 @@
 """The routes of the HTTP API."""
 
+import importlib.metadata
 import json
 import time
 
@@ -16,6 +17,12 @@ from services.frontend.http.generation import CHAT, COMPLETION, GenerationEndpoi
 from services.frontend.http.live_requests import LiveRequests
 from services.frontend.http.openapi import openapi_document
 from services.frontend.http.status import RefusedCallError, http_error_of
+from services.frontend.http.tokenization import (
+    DETOKENIZE,
+    TOKENIZE,
+    DetokenizeEndpoint,
+    TokenizeEndpoint,
+)
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.served_model import ServedModel
 from services.telemetry.metrics import Metrics
@@ -29,6 +36,7 @@ class ServiceEndpoints:
         self._live = live
         self._metrics = metrics
         self._created_s = int(time.time())
+        self._version = importlib.metadata.version("octavo")
         self._openapi = json.dumps(openapi_document(), separators=(",", ":")).encode()
 
     async def health(self, request: Request) -> Response:
@@ -37,6 +45,11 @@ class ServiceEndpoints:
         if self._pipeline.engine.is_ready and not self._live.is_draining:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "unavailable"}, status_code=503)
+
+    async def show_version(self, request: Request) -> Response:
+        """Returns Octavo's version."""
+        del request
+        return JSONResponse({"version": self._version})
 
     async def list_models(self, request: Request) -> Response:
         """Lists the served model; nothing before the first connection to an engine."""
@@ -92,11 +105,16 @@ def make_app(
 ) -> Starlette:
     """Returns the API as an ASGI application."""
     service = ServiceEndpoints(pipeline, live, metrics)
-    chat, completion = (
-        GenerationEndpoint(
+    chat, completion, tokenize, detokenize = (
+        endpoint(
             kind, pipeline, live, bodies, body_reader, slow_reader_timeout_s=slow_reader_timeout_s
         )
-        for kind in (CHAT, COMPLETION)
+        for endpoint, kind in (
+            (GenerationEndpoint, CHAT),
+            (GenerationEndpoint, COMPLETION),
+            (TokenizeEndpoint, TOKENIZE),
+            (DetokenizeEndpoint, DETOKENIZE),
+        )
     )
     return Starlette(
         routes=[
@@ -104,8 +122,13 @@ def make_app(
             Route("/v1/completions", completion, methods=["POST"]),
             Route("/v1/embeddings", service.refuse_embeddings, methods=["POST"]),
             Route("/v1/models", service.list_models),
+            Route("/v1/models/", service.list_models),
             Route("/v1/models/{name:path}", service.show_model),
+            Route("/tokenize", tokenize, methods=["POST"]),
+            Route("/detokenize", detokenize, methods=["POST"]),
             Route("/health", service.health),
+            Route("/ping", service.health, methods=["GET", "POST"]),
+            Route("/version", service.show_version),
             Route("/metrics", service.show_metrics),
             Route("/openapi.json", service.describe),
         ],

@@ -12,7 +12,14 @@ from services.frontend.errors import (
     OverloadedError,
 )
 from services.frontend.http.body_worker import Refusal, question_of
-from services.frontend.http.calls import Call, ReadCall, read_chat, read_completion
+from services.frontend.http.calls import (
+    Call,
+    ReadCall,
+    read_chat,
+    read_completion,
+    read_detokenize,
+    read_tokenize,
+)
 from services.processes.errors import (
     HelperBrokenError,
     HelperBusyError,
@@ -21,7 +28,7 @@ from services.processes.errors import (
 from services.processes.helper_pool import HelperPool
 from services.telemetry.counts import Counts
 
-Reader = Literal["completion", "chat"]
+Reader = Literal["completion", "chat", "tokenize", "detokenize"]
 
 INLINE_BODY_BYTES = 2**20
 """Larger bodies are always parsed in the process: scanning takes 5 ns per byte."""
@@ -42,7 +49,12 @@ _MARKS = b"{[,:\\"
 """Upper bound of values and keys; a backslash may hide one in a string."""
 _WAITING = "large_body_bytes"
 _WORKER = "services.frontend.http.body_worker"
-_READERS: dict[Reader, ReadCall] = {"completion": read_completion, "chat": read_chat}
+_READERS: dict[Reader, ReadCall] = {
+    "completion": read_completion,
+    "chat": read_chat,
+    "tokenize": read_tokenize,
+    "detokenize": read_detokenize,
+}
 
 
 def is_small(body: bytes) -> bool:

@@ -13,9 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.frontend.errors import InvalidRequestError
-from services.frontend.http.calls import Call, ReadCall, read_chat, read_completion
+from services.frontend.http.calls import (
+    Call,
+    ReadCall,
+    read_chat,
+    read_completion,
+    read_detokenize,
+    read_tokenize,
+)
 from services.frontend.pipeline.prompt_size import MAX_PROMPT_TOKENS, check_prompt_size
-from services.frontend.pipeline.request import check_options
+from services.frontend.pipeline.request import check_options, prompts_of
 from services.processes.helper_program import limit_resources, run_helper
 
 MAX_MEMORY_BYTES = 2**30
@@ -29,7 +36,12 @@ _LENGTH = struct.Struct(">I")
 _NICENESS = 5
 """The event loop has priority on a shared core."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_READERS: dict[str, ReadCall] = {"completion": read_completion, "chat": read_chat}
+_READERS: dict[str, ReadCall] = {
+    "completion": read_completion,
+    "chat": read_chat,
+    "tokenize": read_tokenize,
+    "detokenize": read_detokenize,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +83,8 @@ def _answer(
         check_prompt_size(
             call.prompt, max_bytes=limits["max_prompt_bytes"], max_tokens=max_prompt_tokens
         )
-        check_options(call.options, max_samples=limits["max_samples"])
+        num_prompts = len(prompts_of(call.prompt))
+        check_options(call.options, max_samples=limits["max_samples"], num_prompts=num_prompts)
     except InvalidRequestError as error:
         return Refusal(str(error), error.field)
     except MemoryError:
