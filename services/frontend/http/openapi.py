@@ -6,7 +6,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from services.frontend.http import answer_schema
-from services.frontend.http.request_id import HEADER, MAX_CHARACTERS
+from services.frontend.http.request_id import HEADER, PATTERN
 from services.frontend.http.schema import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -47,7 +47,7 @@ _REQUEST_ID = {
     "name": HEADER,
     "in": "header",
     "description": "Names the request in logs; the answer repeats it.",
-    "schema": {"type": "string", "minLength": 1, "maxLength": MAX_CHARACTERS},
+    "schema": {"type": "string", "pattern": f"^{PATTERN}$"},
 }
 _REQUESTS = (ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
 _ANSWERS = (
@@ -108,7 +108,7 @@ def openapi_document() -> dict[str, Any]:
                 ],
             },
             "/health": _health(),
-            "/ping": _health(),
+            "/ping": _health("get", "post"),
             "/version": _get("Returns the version.", answer_schema.VersionAnswer),
             "/metrics": _get("Returns metrics for Prometheus."),
         },
@@ -171,11 +171,11 @@ def _get(summary: str, answer: type[BaseModel] | None = None, *refusals: str) ->
     }
 
 
-def _health() -> dict[str, Any]:
-    described = _get("Says whether requests are taken.", answer_schema.HealthAnswer)
-    responses = described["get"]["responses"]
+def _health(*methods: str) -> dict[str, Any]:
+    described = _get("Says whether requests are taken.", answer_schema.HealthAnswer)["get"]
+    responses = described["responses"]
     responses["503"] = {**responses["200"], "description": "requests are not taken now"}
-    return described
+    return dict.fromkeys(methods or ("get",), described)
 
 
 def _refusals(*statuses: str) -> dict[str, Any]:

@@ -12,7 +12,9 @@ from services.frontend.http.status import RefusedCallError, http_error_of
 HEADER = "x-request-id"
 MAX_CHARACTERS = 64
 """Leaves room for what the frontend adds to an id."""
-_VALID = re.compile(rf"[A-Za-z0-9._:~=+@-]{{1,{MAX_CHARACTERS}}}")
+PATTERN = rf"[A-Za-z0-9._:~=+@-]{{1,{MAX_CHARACTERS}}}"
+"""A valid id, as a regular expression."""
+_VALID = re.compile(PATTERN)
 _NUM_DIGITS = 8
 
 
