@@ -1,4 +1,4 @@
-"""What a driver of a client tried, and how it ended; needs the standard library alone.
+"""Trials of a client and their results; needs the standard library alone.
 
 A driver runs in the environment of its client: `python -m tests.clients.drivers.NAME URL MODEL`. It
 prints its version and its trials as JSON in its last line.

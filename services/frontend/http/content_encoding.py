@@ -65,7 +65,7 @@ class _Inflater:
             RefusedCallError: the part is not compressed so, or follows the end.
         """
         rest, piece = part, b""
-        # A full piece may leave output behind when all input is read.
+        # A full piece may leave output in the stream when all input is read.
         while rest or len(piece) == PIECE_BYTES:
             if self._stream.eof:
                 raise RefusedCallError(400, f"the body goes on after the end of its {self._name}")

@@ -20,7 +20,7 @@ def ids(text: str) -> list[int]:
 
 
 def repeating() -> FakeEngine:
-    """Says each prompt again, so that outputs tell which prompt they are of."""
+    """Says each prompt again, so that each output shows its prompt."""
     return FakeEngine(script=lambda prompt: [*prompt, 1])
 
 

@@ -1,4 +1,4 @@
-"""Fields that cannot change an answer, and those that only some chat templates know."""
+"""Fields that cannot change an answer, and fields that only some chat templates know."""
 
 import pytest
 
