@@ -159,13 +159,15 @@ class FrontendServer:
                 max_body_bytes=config.max_message_bytes,
             ),
             store_limits=StoreLimits(
-                max_responses=config.max_stored_responses,
+                # A client's next connection may reach another process, which has another memory.
+                max_responses=config.max_stored_responses if share is None else 0,
                 max_bytes=config.max_stored_response_bytes,
                 max_age_s=config.max_stored_response_age_s,
                 # JSON escapes make text up to six times longer.
                 max_conversation_bytes=6 * config.max_prompt_bytes,
             ),
             max_live_requests=config.max_live_requests,
+            cors_origins=config.cors_origins.split(",") if config.cors_origins else (),
         )
         self.http_port: int | None = None
         """The HTTP port; None without HTTP and before `start`."""

@@ -34,6 +34,7 @@ from services.frontend.errors import (
 
 __all__ = [
     "ABORTED",
+    "LENGTH",
     "STOP",
     "EngineRequest",
     "FinishReason",
@@ -55,6 +56,7 @@ __all__ = [
 
 ModelInfo = GetModelInfoResponse
 """The served model and its limits."""
+LENGTH = FinishReason.FINISH_REASON_LENGTH
 STOP = FinishReason.FINISH_REASON_STOP
 ABORTED = FinishReason.FINISH_REASON_ABORTED
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}

@@ -1,5 +1,6 @@
 """The routes of the HTTP API."""
 
+import importlib.metadata
 import json
 import time
 
@@ -26,6 +27,12 @@ from services.frontend.http.responses.endpoint import ResponsesEndpoint
 from services.frontend.http.responses.store import ResponseStore
 from services.frontend.http.responses.stored import StoredResponses
 from services.frontend.http.status import RefusedCallError, http_error_of
+from services.frontend.http.tokenization import (
+    DETOKENIZE,
+    TOKENIZE,
+    DetokenizeEndpoint,
+    TokenizeEndpoint,
+)
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.served_model import ServedModel
 from services.telemetry.metrics import Metrics
@@ -39,6 +46,7 @@ class ServiceEndpoints:
         self._live = live
         self._metrics = metrics
         self._created_s = int(time.time())
+        self._version = importlib.metadata.version("octavo")
         self._openapi = json.dumps(openapi_document(), separators=(",", ":")).encode()
 
     async def health(self, request: Request) -> Response:
@@ -47,6 +55,11 @@ class ServiceEndpoints:
         if self._pipeline.engine.is_ready and not self._live.is_draining:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "unavailable"}, status_code=503)
+
+    async def show_version(self, request: Request) -> Response:
+        """Returns Octavo's version."""
+        del request
+        return JSONResponse({"version": self._version})
 
     async def list_models(self, request: Request) -> Response:
         """Lists the served model; nothing before the first connection to an engine."""
@@ -103,15 +116,17 @@ def make_app(
 ) -> Starlette:
     """Returns the API as an ASGI application."""
     service = ServiceEndpoints(pipeline, live, metrics)
-    chat, completion, message, message_count = (
-        endpoint_class(
+    chat, completion, message, message_count, tokenize, detokenize = (
+        endpoint(
             kind, pipeline, live, bodies, body_reader, slow_reader_timeout_s=slow_reader_timeout_s
         )
-        for endpoint_class, kind in (
+        for endpoint, kind in (
             (GenerationEndpoint, CHAT),
             (GenerationEndpoint, COMPLETION),
             (GenerationEndpoint, MESSAGE),
             (CountEndpoint, MESSAGE_COUNT),
+            (TokenizeEndpoint, TOKENIZE),
+            (DetokenizeEndpoint, DETOKENIZE),
         )
     )
     responses = ResponsesEndpoint(
@@ -134,8 +149,13 @@ def make_app(
             Route("/v1/responses/{response_id}", stored.delete, methods=["DELETE"]),
             Route("/v1/embeddings", service.refuse_embeddings, methods=["POST"]),
             Route("/v1/models", service.list_models),
+            Route("/v1/models/", service.list_models),
             Route("/v1/models/{name:path}", service.show_model),
+            Route("/tokenize", tokenize, methods=["POST"]),
+            Route("/detokenize", detokenize, methods=["POST"]),
             Route("/health", service.health),
+            Route("/ping", service.health, methods=["GET", "POST"]),
+            Route("/version", service.show_version),
             Route("/metrics", service.show_metrics),
             Route("/openapi.json", service.describe),
         ],

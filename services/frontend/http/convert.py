@@ -11,15 +11,21 @@ from services.frontend.http.schema import (
     GenerationFields,
     NamedTool,
     ResponseFormat,
+    TokenizeRequest,
+    Tool,
 )
 from services.frontend.http.structured_output import structured_output_of
-from services.frontend.pipeline.request import Conversation, Options, Prompt
+from services.frontend.pipeline.request import Conversation, Options, Prompt, PromptBatch
 from services.frontend.pipeline.tools import tool_call_of, tool_of
 from services.frontend.reply.call_rules import CallRules
 from services.frontend.text.chat_template import Message
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Default max_tokens of a completion, as in OpenAI's API."""
+NO_SEED = -1
+"""The same as no seed, as at other servers."""
+ALL_TOKENS = -1
+"""top_k that keeps all tokens, as at other servers."""
 
 _PASSED_ON = (
     "temperature",
@@ -39,12 +45,12 @@ _PASSED_ON = (
 
 
 def completion_prompt(request: CompletionRequest) -> Prompt:
-    """Returns the prompt: text, or token ids used as they are."""
+    """Returns the prompt or prompts: text, or token ids used as they are."""
     match request.prompt:
-        case [str(text)]:
-            return text
+        case [str() | list(), *_] as prompts:
+            return PromptBatch(prompts) if len(prompts) > 1 else prompts[0]  # type: ignore[return-value,arg-type]  # texts or lists
         case prompt:
-            return prompt  # type: ignore[return-value]  # a list of text has one entry
+            return prompt  # type: ignore[return-value]  # one text or list of ids
 
 
 def conversation_of(request: ChatCompletionRequest) -> Conversation:
@@ -58,10 +64,7 @@ def conversation_of(request: ChatCompletionRequest) -> Conversation:
         if getattr(request, field) is not None and request.tools is None:
             raise InvalidRequestError(f"{field} needs tools", field=field)
     wanted = () if request.tool_choice == "none" else request.tools or ()
-    tools = [
-        tool_of(each.function.name, each.function.description, each.function.parameters)
-        for each in wanted
-    ]
+    tools = [_tool_of(each) for each in wanted]
     named = choice.function.name if isinstance(choice, NamedTool) else ""
     rules = CallRules(
         is_required=bool(named) or choice == "required",
@@ -71,9 +74,30 @@ def conversation_of(request: ChatCompletionRequest) -> Conversation:
     )
     messages = [_message_of(each) for each in request.messages]
     variables = template_variables_of(
-        request.chat_template_kwargs, request.reasoning_effort, field="reasoning_effort"
+        request.chat_template_kwargs,
+        request.reasoning_effort,
+        request.verbosity,
+        field="reasoning_effort",
     )
     return Conversation(messages, tools, rules, variables)
+
+
+def tokenized_prompt(request: TokenizeRequest) -> str | Conversation:
+    """Returns the text or conversation to be tokenized.
+
+    Raises:
+        InvalidRequestError: a tool call's arguments are not JSON, or a text has fields of chats.
+    """
+    if request.messages is None:
+        for field in ("tools", "chat_template_kwargs"):
+            if getattr(request, field) is not None:
+                raise InvalidRequestError(f"{field} needs messages", field=field)
+        return request.prompt or ""
+    return Conversation(
+        [_message_of(each) for each in request.messages],
+        [_tool_of(each) for each in request.tools or ()],
+        template_variables=_given(request.chat_template_kwargs),
+    )
 
 
 def completion_options(request: CompletionRequest, request_id: str) -> Options:
@@ -82,7 +106,15 @@ def completion_options(request: CompletionRequest, request_id: str) -> Options:
     Raises:
         InvalidRequestError: two fields contradict each other.
     """
-    max_tokens = request.max_tokens
+    max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    if max_tokens == 0 and not request.echo:
+        raise InvalidRequestError("max_tokens of 0 is for echo only", field="max_tokens")
+    if request.best_of not in (None, request.n or 1):
+        raise InvalidRequestError(
+            f"best_of is {request.best_of} with n of {request.n or 1}; choosing among outputs is"
+            " not supported",
+            field="best_of",
+        )
     tells_prompt = bool(request.echo) and request.logprobs is not None
     if tells_prompt and request.n not in (None, 1):
         raise InvalidRequestError("echo with logprobs takes n of 1", field="echo")
@@ -95,7 +127,7 @@ def completion_options(request: CompletionRequest, request_id: str) -> Options:
         request,
         request_id,
         num_samples=request.n,
-        max_tokens=DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens,
+        max_tokens=max_tokens,
         logprobs=request.logprobs,
         prompt_logprobs=request.logprobs if tells_prompt else request.prompt_logprobs,
     )
@@ -143,10 +175,15 @@ def options_of(
     """
     named: dict[str, Any] = {name: getattr(request, name) for name in _PASSED_ON}
     named |= {
-        "max_tokens": max_tokens,
+        # The engine always samples a token after the prompt; without output it is left out.
+        "max_tokens": 1 if max_tokens == 0 else max_tokens,
         "logprobs": logprobs,
         "prompt_logprobs": prompt_logprobs,
     }
+    if named["seed"] == NO_SEED:
+        named["seed"] = None
+    if named["top_k"] == ALL_TOKENS:
+        named["top_k"] = 0
     named["structured_output"] = structured_output_of(request.structured_outputs, response_format)
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or ()
     return Options(
@@ -158,26 +195,38 @@ def options_of(
         stop=tuple(stop),
         cache_salt=request.cache_salt or "",
         num_samples=1 if num_samples is None else num_samples,
+        has_output=max_tokens != 0,
         parse_special_tokens=request.parse_special_tokens,
     )
 
 
 def template_variables_of(
-    given: dict[str, Any] | None, effort: str | None, *, field: str
+    given: dict[str, Any] | None, effort: str | None, verbosity: str | None, *, field: str
 ) -> dict[str, Any]:
     """Returns the variables for the chat template; `field` has the effort of reasoning.
 
     Raises:
         InvalidRequestError: the variables have another effort.
     """
-    variables = {name: value for name, value in (given or {}).items() if value is not None}
+    variables = _given(given)
     if effort is not None:
         if variables.get("reasoning_effort", effort) != effort:
             raise InvalidRequestError(
                 f"{field} and chat_template_kwargs contradict each other", field=field
             )
         variables["reasoning_effort"] = effort
+    if verbosity is not None:
+        variables.setdefault("verbosity", verbosity)
     return variables
+
+
+def _given(variables: dict[str, Any] | None) -> dict[str, Any]:
+    return {name: value for name, value in (variables or {}).items() if value is not None}
+
+
+def _tool_of(tool: Tool) -> Message:
+    function = tool.function
+    return tool_of(function.name, function.description, function.parameters)
 
 
 def _message_of(message: ChatMessage) -> Message:
@@ -185,6 +234,8 @@ def _message_of(message: ChatMessage) -> Message:
     if isinstance(content, list):
         content = "".join(part.text for part in content)
     read: dict[str, Any] = {"role": message.role, "content": content}
+    if message.name is not None:
+        read["name"] = message.name
     if message.reasoning_content is not None:
         read["reasoning_content"] = message.reasoning_content
     if message.tool_calls:

@@ -1,13 +1,12 @@
 """The endpoints that run the model, and the responses in OpenAI's form."""
 
 import dataclasses
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
@@ -15,16 +14,18 @@ from starlette.types import Receive, Scope, Send
 from services.frontend.access.caller import Lease
 from services.frontend.engine_client.messages import ABORTED, Usage
 from services.frontend.errors import EngineUnavailableError, FrontendError
-from services.frontend.http.answers import Answer, ChatAnswer, CompletionAnswer
+from services.frontend.http.answers import Answer, ChatAnswer, CompletionAnswer, usage_so_far
 from services.frontend.http.body import Bodies, Body
-from services.frontend.http.body_reader import BodyReader, Reader
+from services.frontend.http.body_reader import BodyReader
 from services.frontend.http.calls import Call
 from services.frontend.http.echo import prompt_text
 from services.frontend.http.live_requests import LiveRequests
+from services.frontend.http.readers import Reader
+from services.frontend.http.request_id import new_request_id
 from services.frontend.http.writer import ResponseWriter
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.pipeline import Outlet, Pipeline
-from services.frontend.pipeline.request import Output
+from services.frontend.pipeline.request import Output, Prompt, prompts_of
 from services.frontend.pipeline.samples import Samples
 from services.frontend.reply.deltas import joined_calls
 from services.telemetry.connections import address_of
@@ -75,7 +76,7 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
-        request_id = self._kind.id_prefix + uuid.uuid4().hex
+        request_id = new_request_id(scope, self._kind.id_prefix)
         writer = self._kind.writer_class(
             send, timeout_s=self._slow_reader_timeout_s, headers={"x-request-id": request_id}
         )
@@ -144,6 +145,8 @@ class AnswerResponse:
         self._writer = writer
         self._answer: Answer
         self._usage = Usage()
+        self._num_prompt_tokens = 0
+        self._num_output_tokens = 0
         self._pieces: defaultdict[int, list[Output]] = defaultdict(list)
 
     async def begin(self, generation: Generation | Samples) -> None:
@@ -158,19 +161,21 @@ class AnswerResponse:
             streams_usage=call.includes_usage,
             num_samples=call.options.num_samples,
         )
+        self._num_prompt_tokens = sum(map(len, generation.prompts))
         if call.has_echo and isinstance(answer, CompletionAnswer):
-            token_ids = generation.prompt_token_ids
-            answer.echo(await self._prompt_text(token_ids), token_ids)
+            for prompt, token_ids in zip(prompts_of(call.prompt), generation.prompts, strict=True):
+                answer.echo(await self._prompt_text(prompt, token_ids), token_ids)
         if call.is_stream:
             await self._writer.start_events()
             for body in answer.opening():
-                await self._writer.write_event(body)
+                await self._write_chunk(body)
 
     async def write(self, output: Output) -> None:
         """Writes an event, or keeps the output for the end."""
         if output.finish_reason == ABORTED:  # no caller aborted it
             raise EngineUnavailableError("the engine ended the request")
         self._usage = output.usage or self._usage
+        self._num_output_tokens += len(output.token_ids)
         if not self._call.is_stream:
             self._pieces[output.index].append(output)
         elif (
@@ -181,7 +186,7 @@ class AnswerResponse:
             or output.prompt_logprobs
             or output.finish_reason is not None
         ):
-            await self._writer.write_event(self._answer.chunk(output))
+            await self._write_chunk(self._answer.chunk(output))
 
     async def end(self) -> None:
         """Ends the stream of events, or writes the body."""
@@ -193,9 +198,15 @@ class AnswerResponse:
         outputs = [_joined(pieces) for _, pieces in sorted(self._pieces.items())]
         await self._writer.write(self._answer.whole(outputs, self._usage))
 
-    async def _prompt_text(self, token_ids: Sequence[int]) -> str:
-        """Returns the prompt as given, or the text of its token ids."""
-        prompt = self._call.prompt
+    async def _write_chunk(self, body: dict[str, Any]) -> None:
+        if self._call.counts_usage:
+            body["usage"] = usage_so_far(
+                prompt_tokens=self._num_prompt_tokens, output_tokens=self._num_output_tokens
+            )
+        await self._writer.write_event(body)
+
+    async def _prompt_text(self, prompt: Prompt, token_ids: Sequence[int]) -> str:
+        """Returns a prompt as given, or the text of its token ids."""
         if isinstance(prompt, str):
             return prompt
         decoded = await self._pipeline.detokenize("", token_ids, show_special_tokens=False)

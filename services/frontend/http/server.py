@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+from collections.abc import Sequence
 
 import structlog
 import uvicorn
@@ -13,8 +14,10 @@ from services.frontend.http.access import RequireKey
 from services.frontend.http.app import make_app
 from services.frontend.http.body import Bodies
 from services.frontend.http.body_reader import BodyReader
+from services.frontend.http.cors import with_cors
 from services.frontend.http.guarded_protocol import ConnectionLimits, GuardedProtocol
 from services.frontend.http.live_requests import LiveRequests
+from services.frontend.http.request_id import ReturnRequestId
 from services.frontend.http.responses.store import ResponseStore, StoreLimits
 from services.frontend.pipeline.pipeline import Pipeline
 from services.telemetry.connections import Connections, Place
@@ -34,7 +37,7 @@ log = structlog.get_logger()
 class HttpServer:
     """The HTTP server: opens its port and shuts it down."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the parts of a server
         self,
         pipeline: Pipeline,
         metrics: Metrics,
@@ -45,6 +48,7 @@ class HttpServer:
         limits: ConnectionLimits,
         store_limits: StoreLimits,
         max_live_requests: int,
+        cors_origins: Sequence[str],
     ) -> None:
         """Serves nothing until `start`."""
         self._live = LiveRequests(counts, max_requests=max_live_requests)
@@ -61,6 +65,9 @@ class HttpServer:
         )
         if pipeline.gate.requires_keys:
             app = RequireKey(app, pipeline.gate)
+        app = ReturnRequestId(app)
+        if cors_origins:
+            app = with_cors(app, cors_origins)
         self._config = uvicorn.Config(
             app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False
         )

@@ -30,8 +30,11 @@ class ResponseWriter:
 
     async def write(self, body: Body) -> None:
         """Writes the whole response."""
-        await self._start(200, {"content-type": "application/json"})
-        await self._write(_encode(body), more=False)
+        await self._write_whole(_encode(body))
+
+    async def write_json(self, text: str) -> None:
+        """Writes the whole response, which is encoded already."""
+        await self._write_whole(text.encode())
 
     async def start_events(self) -> None:
         """Starts a stream of events."""
@@ -76,6 +79,10 @@ class ResponseWriter:
     def error_body(self, told: HttpError) -> Body:
         """Returns the body of an error."""
         return told.body
+
+    async def _write_whole(self, content: bytes) -> None:
+        await self._start(200, {"content-type": "application/json"})
+        await self._write(content, more=False)
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self._is_started = True

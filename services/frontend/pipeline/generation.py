@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from services.frontend.access.caller import Lease
-from services.frontend.engine_client.messages import STOP, TokenBatch, Usage
+from services.frontend.engine_client.messages import LENGTH, STOP, TokenBatch, Usage
 from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.errors import EngineFaultError, FrontendError
 from services.frontend.pipeline.request import Output
@@ -24,21 +24,29 @@ class Generation:
         *,
         lease: Lease,
         prompt_token_ids: Sequence[int],
+        has_output: bool = True,
         reader: ReplyReader | None = None,
     ) -> None:
         """Attaches the stream to the lease, which several generations may share.
 
-        With a `reader`, the text is a chat's reply to be read.
+        Without `has_output`, the engine's output is left out. With a `reader`, the text is a
+        chat's reply to be read.
         """
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
         self._stream = stream
         self._text = text
+        self._has_output = has_output
         self._reader = reader
         self._lease = lease
         self._num_output_tokens = 0
         self._is_over = False
         lease.attach(stream.abort)
+
+    @property
+    def prompts(self) -> list[Sequence[int]]:
+        """The token ids of the prompt, as the only entry."""
+        return [self.prompt_token_ids]
 
     def __aiter__(self) -> Self:
         return self
@@ -110,6 +118,8 @@ class Generation:
     async def _read(self) -> TokenBatch:
         try:
             batch = await self._stream.read()
+            if not self._has_output:
+                _leave_out_output(batch)
             self._lease.charge_output(len(batch.token_ids))
         except BaseException:
             self.cancel()
@@ -141,3 +151,14 @@ class Generation:
         except (FrontendError, EngineFaultError):  # the answer is complete anyway
             return Usage()
         return usage
+
+
+def _leave_out_output(batch: TokenBatch) -> None:
+    """Leaves out the one token that the engine samples after a prompt."""
+    batch.token_ids, batch.logprobs, batch.stop_token_id = [], [], None
+    if batch.finish_reason == STOP:
+        batch.finish_reason = LENGTH
+    if batch.usage is not None:
+        batch.usage = Usage(
+            prompt_tokens=batch.usage.prompt_tokens, cached_tokens=batch.usage.cached_tokens
+        )

@@ -2,7 +2,8 @@
 
 from services.frontend.http.calls import Call
 from services.frontend.http.messages.convert import conversation_of, options_of
-from services.frontend.http.messages.schema import CountTokensRequest, MessagesRequest, parse
+from services.frontend.http.messages.schema import TAGS, CountTokensRequest, MessagesRequest
+from services.frontend.http.schema import parse_body
 from services.frontend.pipeline.request import Options
 
 
@@ -12,7 +13,7 @@ def read_message(body: bytes, request_id: str) -> Call:
     Raises:
         InvalidRequestError: it is invalid.
     """
-    request = parse(MessagesRequest, body)
+    request = parse_body(MessagesRequest, body, tags=TAGS)
     return Call(
         conversation_of(request),
         options_of(request, request_id),
@@ -28,7 +29,7 @@ def read_count(body: bytes, request_id: str) -> Call:
     Raises:
         InvalidRequestError: it is invalid.
     """
-    request = parse(CountTokensRequest, body)
+    request = parse_body(CountTokensRequest, body, tags=TAGS)
     return Call(
         conversation_of(request),
         Options(model=request.model, request_id=request_id),

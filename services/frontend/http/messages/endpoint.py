@@ -64,7 +64,7 @@ class MessageResponse:
         self._answer = MessageAnswer(
             self._call.options.request_id,
             self._model.info.model,
-            num_prompt_tokens=len(generation.prompt_token_ids),
+            num_prompt_tokens=sum(map(len, generation.prompts)),
         )
         if self._call.is_stream:
             await self._writer.start_events()

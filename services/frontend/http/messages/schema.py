@@ -5,10 +5,10 @@ A text counts as a list of one text block, and a null as an absent field.
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
-from services.frontend.http.schema import Body, Count, refusal_of
-from services.frontend.pipeline.request import MAX_MESSAGES
+from services.frontend.http.schema import Body, Count, Model, StopString
+from services.frontend.pipeline.request import MAX_MESSAGES, MAX_STOP_STRINGS
 from services.frontend.pipeline.tools import MAX_TOOLS
 
 MAX_TOOL_NAME_CHARACTERS = 128
@@ -196,7 +196,7 @@ class OutputConfig(Body):
 class CountTokensRequest(CachedBody):
     """Body of POST /v1/messages/count_tokens."""
 
-    model: str
+    model: Model
     messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES, fail_fast=True)]
     system: TextBlocks | None = None
     tools: Annotated[list[CustomTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
@@ -216,7 +216,9 @@ class MessagesRequest(CountTokensRequest):
 
     max_tokens: Annotated[int, Field(ge=1, le=2**32 - 1)]
     stream: bool | None = None
-    stop_sequences: Annotated[list[str], Field(fail_fast=True)] | None = None
+    stop_sequences: (
+        Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None
+    ) = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Count | None = None
@@ -224,7 +226,7 @@ class MessagesRequest(CountTokensRequest):
     service_tier: Literal["auto", "standard_only"] | None = None
 
 
-_TAGS = frozenset(
+TAGS = frozenset(
     {
         *("text", "thinking", "tool_use", "tool_result"),
         *("user", "assistant", "system"),
@@ -233,17 +235,3 @@ _TAGS = frozenset(
     }
 )
 """Names of alternatives, which pydantic puts into the path of an error."""
-
-_Request = TypeVar("_Request", bound=CountTokensRequest)
-
-
-def parse(request_class: type[_Request], body: bytes) -> _Request:
-    """Parses a body.
-
-    Raises:
-        InvalidRequestError: it is not JSON, or a field is missing, wrong or not supported.
-    """
-    try:
-        return request_class.model_validate_json(body)
-    except ValidationError as error:
-        raise refusal_of(error, tags=_TAGS) from None

@@ -11,15 +11,15 @@ from services.frontend.http.convert import options_of, template_variables_of
 from services.frontend.http.responses.items import messages_of
 from services.frontend.http.responses.schema import (
     LOGPROBS,
+    TAGS,
     AllowedTools,
     FunctionChoice,
     FunctionTool,
     ResponsesRequest,
     SchemaFormat,
-    parse,
 )
 from services.frontend.http.responses.store import Turn
-from services.frontend.http.schema import JsonSchema, ResponseFormat
+from services.frontend.http.schema import JsonSchema, ResponseFormat, parse_body
 from services.frontend.pipeline.request import Conversation, Options
 from services.frontend.pipeline.tools import tool_of
 from services.frontend.reply.call_rules import CallRules
@@ -53,7 +53,7 @@ def read_response(body: bytes, request_id: str) -> ResponsesCall:
     Raises:
         InvalidRequestError: it is invalid.
     """
-    request = parse(body)
+    request = parse_body(ResponsesRequest, body, tags=TAGS)
     conversation = _conversation_of(request)
     return ResponsesCall(
         conversation,
@@ -74,11 +74,12 @@ def read_response(body: bytes, request_id: str) -> ResponsesCall:
 def _conversation_of(request: ResponsesRequest) -> Conversation:
     tools, rules = _tools_of(request)
     effort = None if request.reasoning is None else request.reasoning.effort
+    verbosity = None if request.text is None else request.text.verbosity
     return Conversation(
         messages_of(request.input),
         [tool_of(each.name, each.description, each.parameters) for each in tools],
         rules,
-        template_variables_of(request.chat_template_kwargs, effort, field="reasoning"),
+        template_variables_of(request.chat_template_kwargs, effort, verbosity, field="reasoning"),
     )
 
 

@@ -6,10 +6,10 @@ holds for the `id` and `status` of items that clients send back.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from services.frontend.http.schema import Body, GenerationFields, JsonSchema, refusal_of
+from services.frontend.http.schema import Body, GenerationFields, JsonSchema
 from services.frontend.pipeline.request import MAX_MESSAGES
 from services.frontend.pipeline.tools import MAX_TOOLS
 
@@ -257,13 +257,5 @@ class ResponsesRequest(GenerationFields):
     user: Label | None = None
 
 
-def parse(body: bytes) -> ResponsesRequest:
-    """Parses a body.
-
-    Raises:
-        InvalidRequestError: it is not JSON, or a field is missing, wrong or not supported.
-    """
-    try:
-        return ResponsesRequest.model_validate_json(body)
-    except ValidationError as error:
-        raise refusal_of(error, tags=(*_ITEMS, *_PARTS, *_CHOICES)) from None
+TAGS = frozenset((*_ITEMS, *_PARTS, *_CHOICES))
+"""Names of alternatives, which pydantic puts into the path of an error."""

@@ -185,6 +185,11 @@ class ResponseStore:
             self.expire()
 
     def _find(self, owner: str, response_id: str, *, field: str | None) -> _Entry:
+        if not self.is_enabled:
+            raise UnknownResponseError(
+                "this server stores no responses: send all items of the conversation in input",
+                field=field,
+            )
         self.expire()
         share = self._shares.get(owner)
         entry = None if share is None else share.entries.get(response_id)
