@@ -106,12 +106,14 @@ class Tag(_message.Message):
     def __init__(self, begin: _Optional[str] = ..., json_schema: _Optional[str] = ..., end: _Optional[str] = ...) -> None: ...
 
 class Preamble(_message.Message):
-    __slots__ = ("begin", "end")
+    __slots__ = ("begin", "end", "max_tokens")
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     begin: str
     end: str
-    def __init__(self, begin: _Optional[str] = ..., end: _Optional[str] = ...) -> None: ...
+    max_tokens: int
+    def __init__(self, begin: _Optional[str] = ..., end: _Optional[str] = ..., max_tokens: _Optional[int] = ...) -> None: ...
 
 class TextChoice(_message.Message):
     __slots__ = ("texts",)
@@ -120,14 +122,16 @@ class TextChoice(_message.Message):
     def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "cached_tokens", "output_tokens")
+    __slots__ = ("prompt_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ...) -> None: ...
+    reasoning_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob")

@@ -19,10 +19,13 @@ def structured_output_of(
         InvalidRequestError: it is empty, too large, or has an empty text.
     """
     kind = message.WhichOneof("grammar")
-    if kind is None:
+    has_budget = message.preamble.HasField("max_tokens")
+    if kind is None and not has_budget:
         raise InvalidRequestError("structured_output is empty; it must say what the output is")
     texts: tuple[str, ...] = ()
     match kind:
+        case None:
+            pass
         case "json_object":
             if not message.json_object:
                 raise InvalidRequestError("structured_output.json_object is false; leave it out")
@@ -46,7 +49,12 @@ def structured_output_of(
         raise InvalidRequestError(
             f"structured_output.{kind} has {num_bytes} bytes; the limit is {max_bytes}"
         )
-    return StructuredOutput(GrammarKind(kind), texts, preamble)
+    return StructuredOutput(
+        None if kind is None else GrammarKind(kind),
+        texts,
+        preamble,
+        message.preamble.max_tokens if has_budget else None,
+    )
 
 
 def _preamble(message: sampling_pb2.StructuredOutput) -> tuple[str, str] | None:

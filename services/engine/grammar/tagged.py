@@ -71,7 +71,7 @@ def with_preamble(grammar: str, begin: str, end: str, special: Tokens) -> str:
 
 def _up_to(rule: str, end: str, special: Tokens) -> list[str]:
     """Returns the rules of free text up to the first occurrence of a fixed text."""
-    first, *rest = _pieces(end, special)
+    first, *rest = pieces_of(end, special)
     if first in special:
         return [f"{rule}: {rule}_free {_fixed(end, special)}", f"{rule}_free: {FREE_TEXT}"]
     return [
@@ -82,11 +82,11 @@ def _up_to(rule: str, end: str, special: Tokens) -> list[str]:
 
 def _fixed(text: str, special: Tokens) -> str:
     """Returns the Lark expression of a fixed text."""
-    pieces = _pieces(text, special)
+    pieces = pieces_of(text, special)
     return " ".join(f"<[{special[p]}]>" if p in special else _quoted(p) for p in pieces)
 
 
-def _pieces(text: str, special: Tokens) -> list[str]:
+def pieces_of(text: str, special: Tokens) -> list[str]:
     """Divides a fixed text into special tokens and the texts between them."""
     longest_first = sorted(filter(None, special), key=len, reverse=True)
     if not longest_first:

@@ -70,7 +70,8 @@ def conversation_of(request: ChatCompletionRequest) -> Conversation:
         strict=frozenset(each.function.name for each in wanted if each.function.strict),
     )
     messages = [_message_of(each) for each in request.messages]
-    return Conversation(messages, tools, rules, _template_variables(request))
+    variables = _template_variables(request)
+    return Conversation(messages, tools, rules, variables, request.max_reasoning_tokens)
 
 
 def completion_options(request: CompletionRequest, request_id: str) -> Options:

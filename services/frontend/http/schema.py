@@ -232,6 +232,7 @@ class ChatCompletionRequest(SharedFields):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    max_reasoning_tokens: Count | None = None
 
 
 _Request = TypeVar("_Request", bound=SharedFields)

@@ -28,7 +28,8 @@ from services.frontend.pipeline.request import (
 from services.frontend.pipeline.request_log import RequestLog, RequestRecord
 from services.frontend.pipeline.samples import Samples, sample_id, sampling_of
 from services.frontend.pipeline.served_model import ServedModel
-from services.frontend.reply.reply_format import AUTO
+from services.frontend.reply.reply_format import ReplySettings
+from services.frontend.reply.reply_text import ReplyText
 from services.frontend.text.detokenizer import Detokenizer
 from services.frontend.text.output_text import OutputText
 from services.frontend.text.stop_strings import StopStrings
@@ -41,6 +42,9 @@ MAX_SHOWN_CHARACTERS = 128
 """Characters of a model name shown in an error."""
 PROMPT_TAIL_TOKENS = 256
 """Last prompt tokens searched for an unfinished character."""
+
+
+_AS_THE_MODEL = ReplySettings()
 
 
 class Outlet(Protocol):
@@ -64,7 +68,7 @@ class Pipeline:
         max_samples: int = 16,
         num_tokenizer_threads: int = 2,
         template_timeout_s: float = 2.0,
-        reply_format: str = AUTO,
+        replies: ReplySettings = _AS_THE_MODEL,
         gate: Gate | None = None,
         tracing: "Tracing | None" = None,
     ) -> None:
@@ -76,7 +80,7 @@ class Pipeline:
         """Checks what callers may do."""
         self._max_samples = max_samples
         self._template_timeout_s = template_timeout_s
-        self._reply_format = reply_format
+        self._replies = replies
         self._prompts = Prompts(
             max_prompt_bytes=max_prompt_bytes, num_tokenizer_threads=num_tokenizer_threads
         )
@@ -107,7 +111,7 @@ class Pipeline:
                         info,
                         files,
                         template_timeout_s=self._template_timeout_s,
-                        reply_format=self._reply_format,
+                        reply_format=self._replies.format_name,
                     )
                 except TokenizerFilesError as error:
                     raise EngineUnavailableError(str(error)) from None
@@ -184,7 +188,13 @@ class Pipeline:
         record.note_tokenized()
         lease.charge_prompt(len(token_ids))
         packed = pack_uint32(token_ids)
-        reply = plan_reply(model.reply_format, prompt, token_ids, options.sampling)
+        reply = plan_reply(
+            model.reply_format,
+            prompt,
+            token_ids,
+            options.sampling,
+            max_reasoning_tokens=self._replies.max_reasoning_tokens,
+        )
         token_bytes = model.tokenizer.token_bytes(show_special_tokens=options.show_special_tokens)
         if reply is not None and not options.show_special_tokens:
             token_bytes = reply.token_bytes
@@ -203,11 +213,14 @@ class Pipeline:
                     deadline_s=deadline_s,
                     traceparent=record.traceparent,
                 )
-                text = OutputText(
-                    Detokenizer(token_bytes, token_ids[-PROMPT_TAIL_TOKENS:]),
-                    StopStrings(options.stop),
-                    min_tokens=min_tokens,
-                )
+                detokenizer = Detokenizer(token_bytes, token_ids[-PROMPT_TAIL_TOKENS:])
+                stops = StopStrings(options.stop)
+                text: OutputText | ReplyText
+                if reply is None:
+                    text = OutputText(detokenizer, stops, min_tokens=min_tokens)
+                else:
+                    reader = reply.new_reader()
+                    text = ReplyText(detokenizer, reader, stops, min_tokens=min_tokens)
                 generations.append(
                     Generation(
                         options.request_id,
@@ -215,7 +228,6 @@ class Pipeline:
                         text,
                         lease=lease,
                         prompt_token_ids=token_ids,
-                        reader=None if reply is None else reply.new_reader(),
                     )
                 )
             for generation in generations:

@@ -33,6 +33,8 @@ class Conversation:
     call_rules: CallRules = field(default_factory=CallRules)
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     """Variables for the chat template, such as enable_thinking."""
+    max_reasoning_tokens: int | None = None
+    """Limit of the reply's reasoning; None leaves it to the server."""
 
 
 Prompt = str | list[int] | Conversation

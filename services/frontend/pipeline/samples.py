@@ -92,4 +92,5 @@ def _joint_usage(usages: Sequence[Usage]) -> Usage:
         prompt_tokens=max(usage.prompt_tokens for usage in usages),
         cached_tokens=min(usage.cached_tokens for usage in usages),
         output_tokens=sum(usage.output_tokens for usage in usages),
+        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
     )
