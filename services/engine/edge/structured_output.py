@@ -71,12 +71,34 @@ def _tagged(message: sampling_pb2.TaggedText) -> str:
         raise InvalidRequestError(
             f"structured_output.tagged has {len(message.tags)} tags; it must have 1 to {MAX_TAGS}"
         )
+    if len(message.triggers) > MAX_TAGS or not all(message.triggers):
+        raise InvalidRequestError(
+            f"structured_output.tagged has an empty trigger, or more than {MAX_TAGS}"
+        )
+    if message.has_text_between and (
+        not message.triggers or message.begin or message.separator or message.end
+    ):
+        raise InvalidRequestError(
+            "structured_output.tagged has text between its parts; it then takes triggers, and no"
+            " begin, separator or end"
+        )
     fields = {
         "begin": message.begin,
         "separator": message.separator,
         "end": message.end,
-        "trigger": message.trigger,
+        "triggers": list(message.triggers),
         "stop_after_first": message.stop_after_first,
-        "tags": [(tag.begin, tag.json_schema, tag.end) for tag in message.tags],
+        "has_text_between": message.has_text_between,
+        "tags": [
+            (tag.begin, tag.json_schema, tag.end, _pairs(tag) if tag.HasField("pairs") else None)
+            for tag in message.tags
+        ],
     }
     return json.dumps(fields, ensure_ascii=False)
+
+
+def _pairs(tag: sampling_pb2.Tag) -> dict[str, str | bool]:
+    pairs = tag.pairs
+    if not pairs.assign or (pairs.bare_strings and not pairs.end):
+        raise InvalidRequestError("structured_output.tagged has pairs without assign or end")
+    return {field.name: getattr(pairs, field.name) for field in pairs.DESCRIPTOR.fields}

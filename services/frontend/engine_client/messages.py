@@ -11,6 +11,7 @@ import numpy as np
 
 from protos.common.v1.failure_pb2 import Failure
 from protos.common.v1.sampling_pb2 import (
+    ArgumentPairs,
     FinishReason,
     PositionLogprobs,
     Preamble,
@@ -35,6 +36,7 @@ from services.frontend.errors import (
 __all__ = [
     "ABORTED",
     "STOP",
+    "ArgumentPairs",
     "EngineRequest",
     "FinishReason",
     "ModelInfo",

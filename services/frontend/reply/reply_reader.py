@@ -30,7 +30,7 @@ class ReplyReader(ABC):
     think: ClassVar[tuple[str, str]] = ("<think>", "</think>")
     """The markers around reasoning."""
     call_form: ClassVar[CallForm | None] = None
-    """How calls are written, for grammars; None if their arguments are not JSON objects."""
+    """How calls are written, for grammars; None if the format has none."""
     has_calls: ClassVar[bool] = True
     """Whether the format has tool calls."""
     always_reasons: ClassVar[bool] = False

@@ -311,7 +311,7 @@ async def test_demanded_calls_are_held_by_a_grammar():
 
         required = await grammar(tool_choice="required")
         assert [tag.begin.split('"')[3] for tag in required.tagged.tags] == ["add", "now"]
-        assert not required.tagged.trigger
+        assert not required.tagged.triggers
         assert not required.tagged.stop_after_first
         assert (required.preamble.begin, required.preamble.end) == ("<think>", "</think>")
         assert (await grammar(tool_choice="required", parallel_tool_calls=False)
@@ -320,7 +320,7 @@ async def test_demanded_calls_are_held_by_a_grammar():
         assert len(one.tagged.tags) == 1
         assert one.tagged.stop_after_first
         beside = await grammar()
-        assert beside.tagged.trigger == "<tool_call>"
+        assert beside.tagged.triggers == ["<tool_call>"]
         assert json.loads(beside.tagged.tags[0].json_schema) == {"type": "object"}
         opened = await grammar(
             tool_choice="required", chat_template_kwargs={"enable_thinking": True}
@@ -392,12 +392,35 @@ async def test_what_cannot_be_done_is_refused_by_name(changes, field):
         assert not engine.submits
 
 
-@pytest.mark.parametrize("name", ["pythonic", "glm4", "plain"])
-async def test_a_format_without_json_objects_refuses_demanded_calls(name):
-    async with running(reply_format=name) as (_, _, client):
+async def test_a_format_without_calls_refuses_demanded_ones():
+    async with running(reply_format="plain") as (_, _, client):
         response = await client.post(PATH, json=body(tools=TOOLS, tool_choice="required"))
         assert response.json()["error"]["param"] == "tool_choice"
-        assert name in response.json()["error"]["message"]
+        assert "plain" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["pythonic", "glm4"])
+async def test_a_format_with_pairs_says_how_it_writes_them(name):
+    async with running(reply_format=name) as (engine, _, client):
+        await client.post(PATH, json=body(tools=TOOLS, tool_choice="required"))
+        [tag] = tagged_of(engine).tagged.tags
+        assert tag.HasField("pairs")
+
+
+async def test_a_structural_tag_is_text_with_parts():
+    wanted = {
+        "type": "structural_tag",
+        "structures": [{"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"}],
+        "triggers": ["<f="],
+    }
+    async with running() as (engine, _, client):
+        await client.post(PATH, json=body(response_format=wanted))
+        tagged = tagged_of(engine).tagged
+        assert (tagged.triggers, tagged.has_text_between) == (["<f="], True)
+        assert (tagged.tags[0].begin, tagged.tags[0].end) == ("<f=a>", "</f>")
+        for wrong in ({"type": "text"}, {"triggers": None}, {"structures": []}, {"triggers": [""]}):
+            response = await client.post(PATH, json=body(response_format={**wanted, **wrong}))
+            assert response.json()["error"]["param"] == "response_format"
 
 
 async def test_the_template_gets_the_callers_variables_and_no_special_tokens_in_them():
