@@ -1,6 +1,6 @@
 """Writes the conversations that teach the embedded tiny model to call tools.
 
-There are two toy tools: one tells the weather in a place, one adds numbers. Their names, and those
+There are two toy tools: one says the weather in a place, one adds numbers. Their names, and those
 of their arguments, vary: the model reads them from the list of tools. Calls have the Hermes form.
 """
 

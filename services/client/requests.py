@@ -170,7 +170,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What a chat's reply may be. None and empty mean the server's defaults."""
+    """Rules for a chat's reply. None and empty mean the server's defaults."""
 
     tool_choice: Annotated[
         str, "Tools to call: auto, none, required (one or more), or the name of one."

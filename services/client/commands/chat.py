@@ -68,7 +68,7 @@ def chat(
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """What every question of a conversation carries."""
+    """The options of every request of a conversation."""
 
     options: Options
     tools: Sequence[Tool]

@@ -74,7 +74,7 @@ def test_none_at_all_is_ended_at_once():
 
 
 def test_a_marker_may_be_spelled_over_several_tokens():
-    TEXTS.update({910: b"a<", 911: b"/thi", 912: b"nk>b", 913: b" \n<th", 914: b"ink>c"})
+    TEXTS.update({910: b"a<", 911: b"/thin", 912: b"k>b", 913: b" \n<th", 914: b"ink>c"})
     assert after(budget(9), 1, 910, 911, 912).num_free_tokens == UNBOUNDED
     constraint = after(budget(4, MARKERS), 913)
     assert constraint.num_free_tokens == 5
