@@ -89,6 +89,8 @@ class FrontendConfig(BaseSettings):
         "deepseek_v31", "glm4", "harmony", "plain",
     ] = "auto"  # fmt: skip
     """Format of tool calls and reasoning in chats; auto chooses it from the chat template."""
+    max_reasoning_tokens: int | None = Field(default=None, ge=0, le=2**32 - 1)
+    """Tokens after which a chat's reasoning is ended, unless it has its own limit."""
     max_live_requests: int = Field(default=1024, ge=1)
     """Requests that one client session, or HTTP as a whole, may have unfinished."""
     max_samples: int = Field(default=32, ge=1, le=128)

@@ -24,6 +24,7 @@ from services.frontend.pipeline.metrics import FrontendFamilies
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request_log import RequestLog
 from services.frontend.process_group import Share
+from services.frontend.reply.reply_format import ReplySettings
 from services.frontend.rpc.access import AccessInterceptor
 from services.frontend.rpc.servicer import FrontendServicer
 from services.frontend.rpc.status import status_of
@@ -96,7 +97,7 @@ class FrontendServer:
             max_samples=config.max_samples,
             num_tokenizer_threads=config.num_tokenizer_threads,
             template_timeout_s=config.template_timeout_s,
-            reply_format=config.reply_format,
+            replies=ReplySettings(config.reply_format, config.max_reasoning_tokens),
             gate=self._gate,
         )
         self._lag = LoopLag()

@@ -159,6 +159,36 @@ async def test_a_demanded_call_comes_after_opened_reasoning(client):
         jsonschema.validate(json.loads(calls[0][1]), SCHEMAS["get_weather"])
 
 
+THINKING = {"chat_template_kwargs": {"enable_thinking": True}}
+
+
+@pytest.mark.parametrize("budget", [0, 1, 12])
+async def test_reasoning_ends_at_its_budget_and_an_answer_follows(client, budget):
+    for seed in range(3):
+        fields = {"tool_choice": "none", "extra_body": THINKING | {"max_reasoning_tokens": budget}}
+        answer = await ask(client, seed, **fields)
+        content, reasoning, calls, _ = whole = told(answer)
+        details = answer.usage.completion_tokens_details
+        assert details.reasoning_tokens == budget  # the untaught model ends none by itself
+        assert bool(reasoning) == bool(budget)
+        assert content
+        assert "think" not in content + reasoning
+        assert not calls
+        assert await streamed(client, seed, **fields) == whole
+
+
+async def test_a_demanded_call_follows_reasoning_that_was_cut_short(client):
+    for seed in range(NUM_SEEDS):
+        fields = {"tool_choice": NAMED, "extra_body": THINKING | {"max_reasoning_tokens": 9}}
+        answer = await ask(client, seed, **fields)
+        content, reasoning, [(name, arguments)], finish = whole = told(answer)
+        assert (content, name, finish) == ("", "get_weather", "tool_calls")
+        assert reasoning
+        jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+        assert answer.usage.completion_tokens_details.reasoning_tokens == 9
+        assert await streamed(client, seed, **fields) == whole
+
+
 async def test_a_plain_answer_beside_tools_is_content(client):
     for seed in range(3):
         whole = told(await ask(client, seed))

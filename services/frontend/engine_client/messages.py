@@ -11,6 +11,7 @@ import numpy as np
 
 from protos.common.v1.failure_pb2 import Failure
 from protos.common.v1.sampling_pb2 import (
+    ArgumentPairs,
     FinishReason,
     PositionLogprobs,
     Preamble,
@@ -36,6 +37,7 @@ __all__ = [
     "ABORTED",
     "LENGTH",
     "STOP",
+    "ArgumentPairs",
     "EngineRequest",
     "FinishReason",
     "ModelInfo",

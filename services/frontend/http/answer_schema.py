@@ -11,6 +11,12 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    """Parts of an output's tokens."""
+
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
     """The usage in tokens."""
 
@@ -18,7 +24,8 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
-    """Known at the end."""
+    completion_tokens_details: CompletionTokensDetails | None = None
+    """Both are known at the end."""
 
 
 class CompletionChoice(BaseModel):

@@ -79,7 +79,9 @@ def conversation_of(request: ChatCompletionRequest) -> Conversation:
         request.verbosity,
         field="reasoning_effort",
     )
-    return Conversation(messages, tools, rules, variables)
+    return Conversation(
+        messages, tools, rules, variables, max_reasoning_tokens=request.max_reasoning_tokens
+    )
 
 
 def tokenized_prompt(request: TokenizeRequest) -> str | Conversation:

@@ -246,16 +246,41 @@ class JsonSchema(Body):
     strict: bool | None = None
 
 
+class Structure(Body):
+    """A part of an answer between fixed texts."""
+
+    begin: Annotated[str, Field(min_length=1)]
+    schema_: dict[str, Any] = Field(alias="schema")
+    end: str
+
+
 class ResponseFormat(Body):
     """The form of an answer."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
+    structures: (
+        Annotated[list[Structure], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)] | None
+    ) = None
+    """Parts of a structural_tag, beside free text."""
+    triggers: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1)]],
+            Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True),
+        ]
+        | None
+    ) = None
+    """Texts after which a structural_tag must go on as one of its parts, which begin with them."""
 
     @model_validator(mode="after")
     def _check_schema(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise ValueError("json_schema must be given with the type json_schema, and only then")
+        is_tag = self.type == "structural_tag"
+        if is_tag != (self.structures is not None) or is_tag != (self.triggers is not None):
+            raise ValueError(
+                "structures and triggers must be given with the type structural_tag, and only then"
+            )
         return self
 
 
@@ -281,6 +306,7 @@ class ChatCompletionRequest(SharedFields):
     modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
     prediction: dict[str, Any] | None = None
     """A guess of the output, which may only save time; not used."""
+    max_reasoning_tokens: Count | None = None
 
 
 class TokenizeRequest(Body):

@@ -28,7 +28,7 @@ from services.frontend.pipeline.request_log import RequestLog, RequestRecord
 from services.frontend.pipeline.samples import Samples
 from services.frontend.pipeline.served_model import ServedModel
 from services.frontend.pipeline.submission import Submission
-from services.frontend.reply.reply_format import AUTO
+from services.frontend.reply.reply_format import ReplySettings
 from services.frontend.text.tokenizer import TokenizerFilesError
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 MAX_SHOWN_CHARACTERS = 128
 """Characters of a model name shown in an error."""
+
+
+_AS_THE_MODEL = ReplySettings()
 
 
 class Outlet(Protocol):
@@ -59,7 +62,7 @@ class Pipeline:
         max_samples: int = 32,
         num_tokenizer_threads: int = 2,
         template_timeout_s: float = 2.0,
-        reply_format: str = AUTO,
+        replies: ReplySettings = _AS_THE_MODEL,
         gate: Gate | None = None,
         tracing: "Tracing | None" = None,
     ) -> None:
@@ -71,7 +74,7 @@ class Pipeline:
         """Checks what callers may do."""
         self._max_samples = max_samples
         self._template_timeout_s = template_timeout_s
-        self._reply_format = reply_format
+        self._replies = replies
         self._prompts = Prompts(
             max_prompt_bytes=max_prompt_bytes, num_tokenizer_threads=num_tokenizer_threads
         )
@@ -102,7 +105,7 @@ class Pipeline:
                         info,
                         files,
                         template_timeout_s=self._template_timeout_s,
-                        reply_format=self._reply_format,
+                        reply_format=self._replies.format_name,
                     )
                 except TokenizerFilesError as error:
                     raise EngineUnavailableError(str(error)) from None
@@ -188,6 +191,7 @@ class Pipeline:
             engine=self.engine,
             model=model,
             options=options,
+            max_reasoning_tokens=self._replies.max_reasoning_tokens,
             lease=lease,
             deadline_s=deadline_s,
             traceparent=record.traceparent,

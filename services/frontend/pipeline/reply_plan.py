@@ -40,8 +40,17 @@ def plan_reply(
     prompt: Prompt,
     token_ids: Sequence[int],
     sampling: SamplingParams | None,
+    *,
+    max_reasoning_tokens: int | None = None,
 ) -> ReplyPlan | None:
     """Returns the plan for the replies to a conversation; None passes their text on.
+
+    Args:
+        form: the format of the model's replies; None if it has no chat template.
+        prompt: the prompt.
+        token_ids: the prompt's tokens.
+        sampling: the caller's sampling.
+        max_reasoning_tokens: limit of the reasoning where the conversation has none.
 
     Raises:
         InvalidRequestError: the format cannot keep the rules for calls.
@@ -59,11 +68,18 @@ def plan_reply(
         own.CopyFrom(sampling)
     if calls is not None:
         own.structured_output.tagged.CopyFrom(calls)
-    wanted = own.structured_output
-    if own.HasField("structured_output") and not wanted.HasField("preamble"):
-        preamble = form.preamble(reasoning, is_call=calls is not None)
-        if preamble is not None:
+    limit = prompt.max_reasoning_tokens
+    limit = max_reasoning_tokens if limit is None else limit
+    has_form = own.HasField("structured_output")
+    # After reasoning that is cut short, a model without a form of output may still call its tools.
+    may_call = bool(tools) and not has_form
+    preamble = form.preamble(reasoning, is_call=calls is not None or may_call)
+    if preamble is not None and (has_form or limit is not None):
+        wanted = own.structured_output
+        if not wanted.HasField("preamble"):
             wanted.preamble.CopyFrom(preamble)
+        if limit is not None and not wanted.preamble.HasField("max_tokens"):
+            wanted.preamble.max_tokens = limit
     return ReplyPlan(form, tools, reasoning is ReasoningState.OPEN, own)
 
 

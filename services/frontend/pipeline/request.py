@@ -35,6 +35,8 @@ class Conversation:
     """Variables for the chat template, such as enable_thinking."""
     reasons: bool | None = None
     """Whether the reply must have reasoning, or must have none; None leaves it to the template."""
+    max_reasoning_tokens: int | None = None
+    """Limit of the reply's reasoning; None leaves it to the server."""
 
 
 @dataclass(frozen=True, slots=True)

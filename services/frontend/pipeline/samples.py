@@ -78,6 +78,7 @@ class Samples:
             prompt_tokens=sum(max(each.prompt_tokens for each in of) for of in prompts),
             cached_tokens=sum(min(each.cached_tokens for each in of) for of in prompts),
             output_tokens=sum(each.output_tokens for each in usages),
+            reasoning_tokens=sum(each.reasoning_tokens for each in usages),
         )
 
     def _read(self, index: int) -> None:

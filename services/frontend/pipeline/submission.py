@@ -12,6 +12,7 @@ from services.frontend.pipeline.reply_plan import plan_reply
 from services.frontend.pipeline.request import Conversation, Options
 from services.frontend.pipeline.samples import sample_id, sampling_of
 from services.frontend.pipeline.served_model import ServedModel
+from services.frontend.reply.reply_text import ReplyText
 from services.frontend.text.detokenizer import Detokenizer
 from services.frontend.text.output_text import OutputText
 from services.frontend.text.stop_strings import StopStrings
@@ -27,6 +28,8 @@ class Submission:
     engine: EnginePool
     model: ServedModel
     options: Options
+    max_reasoning_tokens: int | None
+    """The server's limit of reasoning; None for no limit."""
     lease: Lease
     deadline_s: float | None
     traceparent: str
@@ -43,7 +46,13 @@ class Submission:
         """
         model, options, caller = self.model, self.options, self.lease.caller
         packed = pack_uint32(token_ids)
-        reply = plan_reply(model.reply_format, prompt, token_ids, options.sampling)
+        reply = plan_reply(
+            model.reply_format,
+            prompt,
+            token_ids,
+            options.sampling,
+            max_reasoning_tokens=self.max_reasoning_tokens,
+        )
         token_bytes = model.tokenizer.token_bytes(show_special_tokens=options.show_special_tokens)
         if reply is not None and not options.show_special_tokens:
             token_bytes = reply.token_bytes
@@ -60,11 +69,13 @@ class Submission:
                 deadline_s=self.deadline_s,
                 traceparent=self.traceparent,
             )
-            text = OutputText(
-                Detokenizer(token_bytes, token_ids[-PROMPT_TAIL_TOKENS:]),
-                StopStrings(options.stop),
-                min_tokens=min_tokens,
-            )
+            detokenizer = Detokenizer(token_bytes, token_ids[-PROMPT_TAIL_TOKENS:])
+            stops = StopStrings(options.stop)
+            text: OutputText | ReplyText
+            if reply is None:
+                text = OutputText(detokenizer, stops, min_tokens=min_tokens)
+            else:
+                text = ReplyText(detokenizer, reply.new_reader(), stops, min_tokens=min_tokens)
             return Generation(
                 options.request_id,
                 TokenStream(self.engine, request, model=model.info),
@@ -72,7 +83,6 @@ class Submission:
                 lease=self.lease,
                 prompt_token_ids=token_ids,
                 has_output=options.has_output,
-                reader=None if reply is None else reply.new_reader(),
             )
 
         return new_sample

@@ -47,6 +47,7 @@ VALUES = {
     "tool_use": frontend_pb2.TOOL_USE_REQUIRED,
     "required_tool": "add",
     "parallel_tool_calls": False,
+    "max_reasoning_tokens": 0,
     "template_variables": '{"enable_thinking": true}',
     "tools.name": "add",
     "tools.description": "adds",
@@ -80,7 +81,8 @@ async def running():
             tokens_per_step=99,
             files=tokenizer_files(chat_template=TOOL_TEMPLATE),
         ) as engine,
-        frontend_stack(engine, http_port=0) as stack,
+        # A format with reasoning, so that its limit has an effect.
+        frontend_stack(engine, http_port=0, reply_format="harmony") as stack,
     ):
         yield engine, stack
 
@@ -160,6 +162,7 @@ HTTP_VALUES = {
     "parallel_tool_calls": [False],
     "chat_template_kwargs": [{"enable_thinking": True}],
     "reasoning_effort": ["low"],
+    "max_reasoning_tokens": [0],
 }
 """Values for every field of the schema that are not what its absence means."""
 

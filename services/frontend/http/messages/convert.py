@@ -30,6 +30,7 @@ def conversation_of(request: schema.CountTokensRequest) -> Conversation:
             "messages: the last message is the assistant's, and going on with it is not supported",
             field="messages",
         )
+    thinking = request.thinking
     wanted = () if isinstance(choice, schema.ChooseNone) else request.tools or ()
     messages = [each for message in request.messages for each in _messages_of(message)]
     if request.system is not None:
@@ -39,7 +40,10 @@ def conversation_of(request: schema.CountTokensRequest) -> Conversation:
         [tool_of(each.name, each.description, each.input_schema) for each in wanted],
         _rules_of(choice, wanted),
         _template_variables(request.output_config),
-        reasons=_reasons(request.thinking),
+        reasons=None if thinking is None else not isinstance(thinking, schema.ThinkingDisabled),
+        max_reasoning_tokens=(
+            thinking.budget_tokens if isinstance(thinking, schema.ThinkingEnabled) else None
+        ),
     )
 
 
@@ -72,25 +76,6 @@ def _rules_of(choice: schema.ToolChoice | None, wanted: Sequence[schema.CustomTo
         is_single=is_single,
         strict=frozenset(each.name for each in wanted if each.strict),
     )
-
-
-def _reasons(thinking: schema.Thinking | None) -> bool | None:
-    """Returns whether the reply is to reason; None leaves it to the template.
-
-    Raises:
-        InvalidRequestError: there is a budget.
-    """
-    match thinking:
-        case schema.ThinkingEnabled():
-            raise InvalidRequestError(
-                "thinking.budget_tokens is not supported; thinking of type 'adaptive' has none",
-                field="thinking",
-            )
-        case schema.ThinkingAdaptive():
-            return True
-        case schema.ThinkingDisabled():
-            return False
-    return None
 
 
 def _template_variables(output: schema.OutputConfig | None) -> dict[str, Any]:

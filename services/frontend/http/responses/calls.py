@@ -80,6 +80,7 @@ def _conversation_of(request: ResponsesRequest) -> Conversation:
         [tool_of(each.name, each.description, each.parameters) for each in tools],
         rules,
         template_variables_of(request.chat_template_kwargs, effort, verbosity, field="reasoning"),
+        max_reasoning_tokens=request.max_reasoning_tokens,
     )
 
 

@@ -137,7 +137,7 @@ class ResponsesResponse:
     async def end(self) -> None:
         """Stores the response; ends the stream of events, or writes the body."""
         items = self._items.snapshot()
-        usage = usage_body(self._usage, num_reasoning_tokens=self._items.num_reasoning_tokens)
+        usage = usage_body(self._usage)
         status, details = "completed", None
         if self._finish_reason != STOP:
             status, details = "incomplete", CUT_OFF

@@ -138,18 +138,15 @@ class OutputItems:
 
     def __init__(self, logprobs: ChatLogprobs | None) -> None:
         """Starts without items; with `logprobs`, messages have log-probabilities."""
-        self.num_reasoning_tokens = 0
-        """Output tokens up to the last reasoning."""
         self._logprobs = logprobs
         self._waiting_logprobs: list[Any] = []
         """Log-probabilities of tokens whose text is still to come."""
-        self._num_waiting_tokens = 0
         self._open: TextItem | FunctionCallItem | None = None
         self._done: list[dict[str, Any]] = []
 
     def push(self, output: Output) -> list[Event]:
         """Adds new output and returns its events, those of the end included."""
-        self._count(output)
+        self._keep_logprobs(output)
         events: list[Event] = []
         # Arguments of a call that has begun precede all other output.
         for call in output.calls:
@@ -172,13 +169,8 @@ class OutputItems:
         """Returns the items so far; one that is not done is incomplete."""
         return self._done if self._open is None else [*self._done, self._open.whole("incomplete")]
 
-    def _count(self, output: Output) -> None:
-        """Counts tokens of reasoning, and keeps log-probabilities of a message's tokens."""
-        self._num_waiting_tokens += len(output.token_ids)
-        if output.reasoning:
-            self.num_reasoning_tokens += self._num_waiting_tokens
-        if output.reasoning or output.text or output.calls:
-            self._num_waiting_tokens = 0
+    def _keep_logprobs(self, output: Output) -> None:
+        """Keeps the log-probabilities of a message's tokens."""
         if self._logprobs is not None:
             self._waiting_logprobs += self._logprobs.push(output)["content"]
         if not output.text and (output.reasoning or output.calls):

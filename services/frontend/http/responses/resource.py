@@ -67,14 +67,12 @@ class ResponseObject:
         }
 
 
-def usage_body(usage: Usage, *, num_reasoning_tokens: int) -> dict[str, Any]:
+def usage_body(usage: Usage) -> dict[str, Any]:
     """Returns the usage in tokens."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.output_tokens,
-        "output_tokens_details": {
-            "reasoning_tokens": min(num_reasoning_tokens, usage.output_tokens)
-        },
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.output_tokens,
     }

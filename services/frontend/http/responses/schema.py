@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from services.frontend.http.schema import Body, GenerationFields, JsonSchema
+from services.frontend.http.schema import Body, Count, GenerationFields, JsonSchema
 from services.frontend.pipeline.request import MAX_MESSAGES
 from services.frontend.pipeline.tools import MAX_TOOLS
 
@@ -227,6 +227,7 @@ class ResponsesRequest(GenerationFields):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
+    max_reasoning_tokens: Count | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

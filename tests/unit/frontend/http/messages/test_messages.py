@@ -231,6 +231,11 @@ async def test_thinking_is_turned_on_and_off_and_nothing_is_ignored():
     async with running("Sums.</think>4") as (engine, _, client):
         on = await client.messages.create(**ASK, thinking={"type": "adaptive"})
         assert prompt_of(engine).endswith("assistant\n<think>\n")
+        budget = {"type": "enabled", "budget_tokens": 1024}
+        await client.messages.create(**ASK, thinking=budget)
+        assert prompt_of(engine).endswith("assistant\n<think>\n")
+        wanted = engine.submits[-1].sampling.structured_output
+        assert wanted.preamble.max_tokens == 1024
         await client.messages.create(**ASK, thinking={"type": "disabled"})
         assert prompt_of(engine).endswith("assistant\n<think></think>")
         await client.messages.create(**ASK, output_config={"effort": "low"})
@@ -287,7 +292,7 @@ def said(*blocks, role="user"):
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
         ({"tool_choice": {"type": "auto"}}, "tool_choice needs tools"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "sub"}}, "tool_choice names"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
         ({"temperature": 3}, "temperature"),
         ({"stop_sequences": ["x"] * 17}, "stop"),
         ({"container": "c"}, "container is not supported"),

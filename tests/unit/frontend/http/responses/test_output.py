@@ -5,7 +5,8 @@ import json
 from services.frontend.engine_client.messages import STOP, FinishReason
 from services.frontend.http.responses.items import messages_of, messages_of_output
 from services.frontend.http.responses.output import OutputItems
-from services.frontend.http.responses.schema import parse
+from services.frontend.http.responses.schema import ResponsesRequest
+from services.frontend.http.schema import parse_body
 from services.frontend.pipeline.request import Output
 from services.frontend.reply.deltas import CallPiece
 
@@ -47,18 +48,9 @@ def test_an_item_that_is_not_done_is_incomplete():
     assert items.snapshot()[0]["status"] == "incomplete"
 
 
-def test_tokens_up_to_the_last_reasoning_are_counted():
-    items = OutputItems(None)
-    items.push(output(num_tokens=1))  # the opening marker
-    items.push(output(reasoning="a", num_tokens=3))
-    items.push(output(num_tokens=2))
-    items.push(output("text", num_tokens=4, end=STOP))
-    assert items.num_reasoning_tokens == 4
-
-
 def messages(*items):
     body = {"model": "m", "input": list(items)}
-    return messages_of(parse(json.dumps(body).encode()).input)
+    return messages_of(parse_body(ResponsesRequest, json.dumps(body).encode()).input)
 
 
 REASONING = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
