@@ -63,8 +63,8 @@ The model that Octavo runs when it is given none: a really trained Qwen3 of {par
 `scripts/tiny_corpus.py` writes. No other data went in. License: Apache-2.0.
 
 It **memorises**: every sum it knows (0..20 + 0..20) was in the corpus, and its stories follow a
-handful of plots. It writes stories about given names, adds, spells, counts, says what Octavo is, and
-calls two tools in the Hermes format: `get_weather` (of a `city`) and `add` (of `a` and `b`). It
+handful of plots. It writes stories about given names, adds, spells, counts, says what Octavo is,
+and calls two tools in the Hermes format: `get_weather` (of a `city`) and `add` (of `a` and `b`). It
 knows nothing else and is not for any use beyond tests and demos. Prompts are ChatML; plain text
 such as `Once upon a time,` is continued as a story.
 

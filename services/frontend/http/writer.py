@@ -18,6 +18,8 @@ class ResponseWriter:
 
     last_event: ClassVar[bytes] = b"data: [DONE]\n\n"
     """Ends a stream."""
+    names_events: ClassVar[bool] = False
+    """Whether each event has its type as its name."""
 
     def __init__(self, send: Send, *, timeout_s: float, headers: Mapping[str, str]) -> None:
         """Waits at most `timeout_s` per write; `headers` go with every response."""
@@ -74,7 +76,8 @@ class ResponseWriter:
 
     def event(self, body: Body) -> bytes:
         """Encodes one event."""
-        return b"data: " + _encode(body) + b"\n\n"
+        name = b"event: " + str(body["type"]).encode() + b"\n" if self.names_events else b""
+        return name + b"data: " + _encode(body) + b"\n\n"
 
     def error_body(self, told: HttpError) -> Body:
         """Returns the body of an error."""

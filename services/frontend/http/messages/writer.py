@@ -14,15 +14,12 @@ class MessageWriter(ResponseWriter):
     """One response, whose events have names and whose errors have Anthropic's form."""
 
     last_event = b""
+    names_events = True
 
     def __init__(self, send: Send, *, timeout_s: float, headers: Mapping[str, str]) -> None:
         """Adds the request's id under Anthropic's name."""
         own = {"request-id": headers["x-request-id"]}
         super().__init__(send, timeout_s=timeout_s, headers={**headers, **own})
-
-    def event(self, body: Mapping[str, Any]) -> bytes:
-        """Encodes one event, named by its type."""
-        return b"event: " + str(body["type"]).encode() + b"\n" + super().event(body)
 
     def error_body(self, told: HttpError) -> Mapping[str, Any]:
         """Returns an error in Anthropic's form, with the request's id."""

@@ -16,6 +16,8 @@ Body = Mapping[str, Any]
 class ResponsesWriter(ResponseWriter):
     """One response, whose events have names and numbers and whose failure is an event."""
 
+    names_events = True
+
     def __init__(self, send: Send, *, timeout_s: float, headers: Mapping[str, str]) -> None:
         """Counts events from 0."""
         super().__init__(send, timeout_s=timeout_s, headers=headers)
@@ -30,10 +32,6 @@ class ResponsesWriter(ResponseWriter):
     async def write_numbered(self, events: Iterable[Event]) -> None:
         """Writes events together, with their numbers."""
         await self.write_events([self._numbered(event) for event in events])
-
-    def event(self, body: Body) -> bytes:
-        """Encodes one event, named by its type."""
-        return b"event: " + str(body["type"]).encode() + b"\n" + super().event(body)
 
     def error_body(self, told: HttpError) -> Body:
         """Returns an error as a body, or in a stream as the event of a failed response."""

@@ -216,7 +216,7 @@ async def test_a_tool_choice_becomes_a_grammar(choice, begins):
         await client.messages.create(**ASK, tools=TOOLS, tool_choice=choice)
         tagged = engine.submits[-1].sampling.structured_output.tagged
     assert tagged.tags
-    assert (tagged.trigger == "") is begins
+    assert (not tagged.triggers) is begins
     assert '"name": "add"' in prompt_of(engine)
 
 
