@@ -7,6 +7,7 @@ A session costs the servers less than a call per request; one failed request lea
 alone. OCTAVO_FRONTEND says where the frontend is; 127.0.0.1:50050 if unset.
 """
 
+import argparse
 import asyncio
 import os
 
@@ -20,6 +21,9 @@ QUESTIONS = [f"What is {a} + {b}?" for a in range(1, 5) for b in range(1, 5)]
 
 async def main() -> None:
     """Asks all the questions."""
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     address = os.environ.get("OCTAVO_FRONTEND", DEFAULT_ADDRESS)
     async with OctavoClient(address) as client, client.session() as session:
         await asyncio.gather(*(ask(session, question) for question in QUESTIONS))

@@ -3,12 +3,13 @@
     octavo serve                                      # in another terminal
     python examples/raw_engine.py 5 17 42
 
+Token ids are those of the served model's tokenizer: `octavo tokenize --ids TEXT` prints some.
 This is all that a client in another language needs, too; protos/ holds the contracts.
 OCTAVO_ENGINE says where the engine is; 127.0.0.1:50051 if unset.
 """
 
+import argparse
 import os
-import sys
 
 import grpc
 
@@ -18,7 +19,11 @@ from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 
 def main() -> None:
     """Continues the token ids on the command line."""
-    prompt = [int(argument) for argument in sys.argv[1:]] or [1, 2, 3]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("token_ids", type=int, nargs="*", default=[1, 2, 3], metavar="TOKEN_ID")
+    prompt = parser.parse_args().token_ids
     with grpc.insecure_channel(os.environ.get("OCTAVO_ENGINE", "127.0.0.1:50051")) as channel:
         engine = engine_pb2_grpc.EngineServiceStub(channel)
         info = engine.GetModelInfo(engine_pb2.GetModelInfoRequest())

@@ -6,9 +6,9 @@
 OCTAVO_FRONTEND says where the frontend is; 127.0.0.1:50050 if unset.
 """
 
+import argparse
 import asyncio
 import os
-import sys
 
 from services.client.client import DEFAULT_ADDRESS, OctavoClient
 from services.client.requests import Message, Options, Sampling
@@ -16,7 +16,11 @@ from services.client.requests import Message, Options, Sampling
 
 async def main() -> None:
     """Asks what the command line says."""
-    question = " ".join(sys.argv[1:]) or "Tell me a story about Mia and Tom."
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("question", nargs="?", default="Tell me a story about Mia and Tom.")
+    question = parser.parse_args().question
     options = Options(sampling=Sampling(temperature=0, max_tokens=200))
     async with OctavoClient(os.environ.get("OCTAVO_FRONTEND", DEFAULT_ADDRESS)) as client:
         async for chunk in client.chat([Message(role="user", content=question)], options):

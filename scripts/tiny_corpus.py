@@ -1,15 +1,17 @@
 """Writes the seeded corpus that the embedded tiny model is trained on.
 
-Stories, sums, spelling, counting, facts about Octavo and small talk, all as chat. Where a story has
-a choice, the first letter of a name or noun decides it four times in five: greedy decoding then has
-one clear answer, for words never seen too, while sampling still varies.
+Stories, sums, spelling, counting, facts about Octavo, small talk and calls of tools, all as chat.
+Where a story has a choice, the first letter of a name or noun decides it four times in five: greedy
+decoding then has one clear answer, for words never seen too, while sampling still varies.
 """
 
 import itertools
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
+
+import tiny_tools
 
 GIRLS = """Mia Anna Emma Lily Zoe Ella Ruby Nora Clara Alice Ivy Rosa Lucy Grace Hazel Maya Jane Eva
 Sara Olivia Daisy Freya Iris Kate Lena Molly Nina Paula Stella Tara Una Vera Wendy Yara Bella
@@ -126,6 +128,7 @@ STORY_PLACES = {
     "pair": ["beach", "market", "village", "meadow", "castle"],
     "solo": ["harbor", "library", "mountain", "farm", "tower"],
 }
+ALL_SUMS = ["sum", "large sum"]  # kinds of exchange
 CANONICAL = 0.8  # the share of choices that the key makes; chance makes the others
 INVENTED = 0.3  # the share of names that are made up, so that the model learns to copy
 
@@ -137,13 +140,22 @@ class Message(NamedTuple):
     content: str
 
 
-def conversations(seed: int, count: int) -> list[list[Message]]:
-    """Draws `count` training conversations; the same seed gives the same list."""
+def conversations(seed: int, count: int, tool_share: float) -> list[list[Message]]:
+    """Draws `count` training conversations; the same arguments give the same list.
+
+    Args:
+        seed: decides all draws.
+        count: number of conversations.
+        tool_share: the share of conversations with tools.
+    """
     rng = random.Random(seed)
     sums = [(ask, a, b) for ask in SUMS for a in range(21) for b in range(21)]
     rng.shuffle(sums)
     deck = itertools.cycle(sums)
-    return [_conversation(rng, deck) for _ in range(count)]
+    return [
+        _tool_conversation(rng, deck) if rng.random() < tool_share else _conversation(rng, deck)
+        for _ in range(count)
+    ]
 
 
 def is_held_out(first: str, second: str) -> bool:
@@ -176,6 +188,12 @@ def story_prompts(seed: int, count: int, invented: float = 0.0) -> list[tuple[st
     return list(itertools.islice(((ask, names) for ask, _, names in stories if names), count))
 
 
+def call_prompts(seed: int, count: int) -> list[tuple[str, str, Mapping[str, object]]]:
+    """Draws requests for the two tools, each with the name and arguments of the right call."""
+    rng = random.Random(seed)
+    return tiny_tools.call_prompts(seed, count, lambda: _invented(rng))
+
+
 def spelling(word: str) -> str:
     """Spells a word the way the model should: `apple` gives `a-p-p-l-e`."""
     return "-".join(word)
@@ -200,15 +218,41 @@ def _conversation(rng: random.Random, deck: Iterator[tuple[str, int, int]]) -> l
         turns = rng.choices([1, 2, 3], [70, 22, 8])[0]
         pairs = [_exchange(rng, deck) for _ in range(turns)]
     for asked, answer in pairs:
-        asked = asked.lower() if rng.random() < 0.08 else asked
-        asked = asked.rstrip(".?!") if rng.random() < 0.08 else asked
-        messages += [Message("user", asked), Message("assistant", answer)]
+        messages += _turns(rng, asked, answer)
     return messages
 
 
-def _exchange(rng: random.Random, deck: Iterator[tuple[str, int, int]]) -> tuple[str, str]:
+def _tool_conversation(rng: random.Random, deck: Iterator[tuple[str, int, int]]) -> list[Message]:
+    """Draws a conversation with tools, in which some requests need none."""
+    tools = tiny_tools.draw_tools(rng)
+    system = rng.choice(SYSTEMS) if rng.random() < 0.35 else ""
+    messages = [Message("system", tiny_tools.system_text(system, tools.listed))]
+    num_turns = rng.choices([1, 2, 3, 4], [35, 25, 25, 15])[0]
+    for turn in range(num_turns):
+        if rng.random() < 0.7:
+            is_last = turn == num_turns - 1
+            turns = tiny_tools.exchange(rng, tools, lambda: _invented(rng), is_last=is_last)
+            messages += [Message(*each) for each in turns]
+            continue
+        without = [*(["weather"] if tools.weather else []), *(ALL_SUMS if tools.adding else [])]
+        messages += _turns(rng, *_exchange(rng, deck, without=without))
+    return messages
+
+
+def _turns(rng: random.Random, asked: str, answer: str) -> list[Message]:
+    asked = asked.lower() if rng.random() < 0.08 else asked
+    asked = asked.rstrip(".?!") if rng.random() < 0.08 else asked
+    return [Message("user", asked), Message("assistant", answer)]
+
+
+def _exchange(
+    rng: random.Random, deck: Iterator[tuple[str, int, int]], *, without: Sequence[str] = ()
+) -> tuple[str, str]:
     kinds = {"story": 44, "sum": 25, "spell": 12, "count": 6, "fact": 11, "large sum": 2}
+    kinds |= {"weather": 1} | dict.fromkeys(without, 0)
     (kind,) = rng.choices(list(kinds), list(kinds.values()))
+    if kind == "weather":
+        return rng.choice(tiny_tools.WEATHER_ASKS).format(_invented(rng)), tiny_tools.TOO_SMALL
     if kind == "story":
         return _story(rng)[:2]
     if kind == "sum":

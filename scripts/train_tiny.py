@@ -11,9 +11,12 @@ import math
 import os
 import platform
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tiny_corpus
+import tiny_tools
 import tokenizers
 import torch
 import transformers
@@ -26,15 +29,25 @@ DEFAULT_OUT = Path("models/checkpoints/tiny")
 MAX_POSITIONS = 2048
 VOCAB_SIZE = 1024
 ROW_TOKENS = 1024
-PEAK_LR, WARMUP_STEPS = 2e-3, 200
+WARMUP_SHARE = 1 / 30  # of the steps
 PROMPT_WEIGHT = 0.1  # loss weight of tokens that the assistant does not write
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
+    "{%- if tools -%}{{ '<|im_start|>system\\n' }}"
+    "{%- if messages[0]['role'] == 'system' -%}{{ messages[0]['content'] ~ '\\n\\n' }}{%- endif -%}"
+    "{{ 'Tools:\\n<tools>\\n' }}"
+    "{%- for tool in tools -%}{{ tool['function'] | tojson }}{{ '\\n' }}{%- endfor -%}"
+    "{{ '</tools><|im_end|>\\n' }}{%- endif -%}"
     "{%- for message in messages -%}"
-    "{%- if message['role'] not in ['system', 'user', 'assistant'] -%}"
+    "{%- if message['role'] not in ['system', 'user', 'assistant', 'tool'] -%}"
     "{{ raise_exception('Unknown role: ' ~ message['role']) }}{%- endif -%}"
-    "{{ '<|im_start|>' ~ message['role'] ~ '\\n' ~ message['content'] ~ '<|im_end|>\\n' }}"
-    "{%- endfor -%}"
+    "{%- if not (tools and loop.first and message['role'] == 'system') -%}"
+    "{{ '<|im_start|>' ~ message['role'] ~ '\\n' ~ (message['content'] or '') }}"
+    "{%- for call in message['tool_calls'] or [] -%}"
+    "{%- if message['content'] or not loop.first -%}{{ '\\n' }}{%- endif -%}"
+    "{{ '<tool_call>\\n{\"name\": ' }}{{ call['function']['name'] | tojson }}"
+    "{{ ', \"arguments\": ' }}{{ call['function']['arguments'] | tojson }}{{ '}\\n</tool_call>' }}"
+    "{%- endfor -%}{{ '<|im_end|>\\n' }}{%- endif -%}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
 README = """---
@@ -50,9 +63,10 @@ The model that Octavo runs when it is given none: a really trained Qwen3 of {par
 `scripts/tiny_corpus.py` writes. No other data went in. License: Apache-2.0.
 
 It **memorises**: every sum it knows (0..20 + 0..20) was in the corpus, and its stories follow a
-handful of plots. It tells stories about given names, adds, spells, counts, and says what Octavo is.
-It knows nothing else and is not for any use beyond tests and demos. Prompts are ChatML; plain
-text such as `Once upon a time,` is continued as a story.
+handful of plots. It writes stories about given names, adds, spells, counts, says what Octavo is,
+and calls two tools in the Hermes format: `get_weather` (of a `city`) and `add` (of `a` and `b`). It
+knows nothing else and is not for any use beyond tests and demos. Prompts are ChatML; plain text
+such as `Once upon a time,` is continued as a story.
 
 ## Figures
 Greedy decoding of the files in this folder, measured at the end of the training run.
@@ -71,12 +85,11 @@ of the corpus.
 {steps} steps of {rows} rows of 1024 tokens from {documents} conversations ({tokens} tokens), AdamW,
 cosine schedule, {seconds:.0f} s on {where}; last loss {loss:.4f}.
 {versions}.
-The same command gives the same bytes on the same machine with the same versions; elsewhere it
-should give one of the same quality. `--device cpu` works too, at about 7 s a step on two cores;
-`--steps 2000 --rows 8` takes about an hour there, and its quality has not been measured.
+The same command of the same commit gives the same bytes on the same machine with the same versions;
+elsewhere it should give one of the same quality. On one core of a CPU a row takes about 0.25 s.
 
 sha256 of `model.safetensors`: `{sha256}`
-"""
+{earlier}"""
 
 
 def main() -> None:
@@ -87,6 +100,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32, help="rows of 1024 tokens in a step")
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--documents", type=int, default=160_000, help="conversations to write")
+    parser.add_argument("--tool-share", type=float, default=0.25, help="conversations with tools")
+    parser.add_argument("--learning-rate", type=float, default=2e-3, help="the highest")
+    parser.add_argument("--start-from", type=Path, help="a checkpoint folder to train further")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
     args = parser.parse_args()
@@ -94,20 +110,30 @@ def main() -> None:
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(args.seed)
 
-    documents = tiny_corpus.conversations(args.seed, args.documents)
-    tokenizer = train_tokenizer(documents[:40_000])
+    documents = tiny_corpus.conversations(args.seed, args.documents, args.tool_share)
+    if args.start_from is None:
+        tokenizer = train_tokenizer(documents[:40_000])
+        model = new_model(tokenizer, args.layers).to(args.device)
+    else:
+        tokenizer = Tokenizer.from_file(str(args.start_from / "tokenizer.json"))
+        model = Qwen3ForCausalLM.from_pretrained(args.start_from, dtype=torch.float32)
+        model.to(args.device)
     ids, weights = pack(tokenizer, documents)
     print(f"{len(documents)} conversations, {ids.numel()} tokens", flush=True)
-    model = new_model(tokenizer, args.layers).to(args.device)
+    schedule = Schedule(args.steps, args.rows, args.learning_rate)
     started = time.monotonic()
-    loss = train(model, ids, weights, steps=args.steps, num_rows=args.rows, seed=args.seed)
+    loss = train(model, ids, weights, schedule, seed=args.seed)
     seconds = time.monotonic() - started
     torch.use_deterministic_algorithms(False)
     save(model, tokenizer, args.out)
 
     columns = [evaluate(args.out, dtype, args.device) for dtype in (torch.float32, torch.bfloat16)]
     lines = [f"| {name} | {value} | {columns[1][name]} |" for name, value in columns[0].items()]
-    flags = " ".join(f"--{flag} {value}" for flag, value in vars(args).items() if flag != "out")
+    given = vars(args) | {"start_from": args.start_from and "BEFORE"}
+    del given["out"]
+    flags = " ".join(
+        f"--{flag.replace('_', '-')} {value}" for flag, value in given.items() if value is not None
+    )
     readme = README.format(
         **vars(args),
         **model.config.to_dict(),
@@ -121,9 +147,35 @@ def main() -> None:
         versions=f"Python {platform.python_version()}, torch {torch.__version__}, transformers "
         f"{transformers.__version__}, tokenizers {tokenizers.__version__}",
         sha256=hashlib.sha256((args.out / "model.safetensors").read_bytes()).hexdigest(),
+        earlier=earlier_training(args.start_from),
     )
     (args.out / "README.md").write_text(readme, encoding="utf-8")
     print(f"trained in {seconds:.0f} s", *lines, sep="\n")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how fast a model is trained."""
+
+    steps: int
+    num_rows: int
+    """Rows of a step."""
+    peak: float
+    """The highest learning rate."""
+
+    def rate(self, step: int) -> float:
+        """Returns the learning rate of a step: a short warm-up, then a cosine."""
+        warmup = min(1.0, (step + 1) / max(1, self.steps * WARMUP_SHARE))
+        decay = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+        return self.peak * warmup * decay
+
+
+def earlier_training(folder: Path | None) -> str:
+    """Returns the passage on how the checkpoint in a folder was trained; empty for None."""
+    if folder is None:
+        return ""
+    _, _, passage = (folder / "README.md").read_text(encoding="utf-8").partition("## Training\n")
+    return f"\n### Before that\n{passage}"
 
 
 def train_tokenizer(documents: list[list[Message]]) -> Tokenizer:
@@ -196,21 +248,22 @@ def new_model(tokenizer: Tokenizer, num_layers: int) -> Qwen3ForCausalLM:
 
 
 def train(
-    model: Qwen3ForCausalLM, ids: Tensor, weights: Tensor, *, steps: int, num_rows: int, seed: int
+    model: Qwen3ForCausalLM, ids: Tensor, weights: Tensor, schedule: Schedule, *, seed: int
 ) -> float:
-    """Trains in place, each step on `num_rows` rows drawn at random, and returns the last loss."""
+    """Trains in place, each step on rows drawn at random, and returns the last loss."""
+    steps = schedule.steps
     device = model.device
     ids, weights = ids.to(device), weights.to(device)
     order = torch.Generator().manual_seed(seed)
     fused = device.type == "cuda"
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01, fused=fused
+        model.parameters(), lr=schedule.peak, betas=(0.9, 0.98), weight_decay=0.01, fused=fused
     )
     started, last_loss = time.monotonic(), math.nan
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = PEAK_LR * _schedule(step, steps)
-        picked = torch.randint(len(ids), (num_rows,), generator=order).to(device)
+            group["lr"] = schedule.rate(step)
+        picked = torch.randint(len(ids), (schedule.num_rows,), generator=order).to(device)
         batch, weight = ids[picked], weights[picked][:, 1:].reshape(-1)
         with torch.autocast(device.type, torch.bfloat16, enabled=fused):
             logits = model(input_ids=batch, use_cache=False).logits[:, :-1].float()
@@ -272,6 +325,13 @@ def evaluate(folder: Path, dtype: torch.dtype, device: str) -> dict[str, str]:
     spelled = {f"Spell the word {word}.": tiny_corpus.spelling(word) for word in tiny_corpus.WORDS}
     ranges = [(1, 100), *((a, b) for a in range(0, 21, 4) for b in range(a + 1, 41, 5))]
     counted = {f"Count from {a} to {b}.": tiny_corpus.counting(a, b) for a, b in ranges}
+    called = tiny_corpus.call_prompts(1, 200)
+    listed = tiny_tools.usual_tools()
+    calls, _ = answer(model, tokenizer, [asked for asked, _, _ in called], 100, tools=listed)
+    right_calls = [
+        got == tiny_tools.call_text(name, arguments)
+        for got, (_, name, arguments) in zip(calls, called, strict=True)
+    ]
     _, sum_margins = answer(model, tokenizer, list(sums), 16)
     _, story_margins = answer(model, tokenizer, [prompt for prompt, _ in seen + held_out], 160)
     return {
@@ -282,18 +342,29 @@ def evaluate(folder: Path, dtype: torch.dtype, device: str) -> dict[str, str]:
         "words spelled": share(spelled, 40),
         "counted": share(counted, 420),
         "facts and small talk": share(dict(tiny_corpus.FACTS), 100),
+        "calls of the two tools, right tool and arguments": _share(right_calls),
         "smallest margin, sums": f"{sum_margins.min():.2f}",
         "margin of 99 % of tokens, stories": f"{story_margins.quantile(0.01):.2f}",
     }
 
 
 def answer(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: list[str], max_tokens: int
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: list[str],
+    max_tokens: int,
+    *,
+    tools: list[dict[str, Any]] | None = None,
 ) -> tuple[list[str], Tensor]:
     """Answers each prompt greedily, as one batch; also returns every token's top-1 margin."""
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
     inputs = tokenizer.apply_chat_template(
-        chats, add_generation_prompt=True, padding=True, return_dict=True, return_tensors="pt"
+        chats,
+        tools=tools,
+        add_generation_prompt=True,
+        padding=True,
+        return_dict=True,
+        return_tensors="pt",
     ).to(model.device)
     output = model.generate(
         **inputs, max_new_tokens=max_tokens, output_logits=True, return_dict_in_generate=True
@@ -302,11 +373,6 @@ def answer(
     best, second = torch.stack(output.logits, 1).float().topk(2).values.unbind(-1)
     margins = (best - second)[tokens != tokenizer.pad_token_id]
     return tokenizer.batch_decode(tokens, skip_special_tokens=True), margins
-
-
-def _schedule(step: int, steps: int) -> float:
-    warmup = min(1.0, (step + 1) / WARMUP_STEPS)
-    return warmup * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
 def _share(right: list[bool]) -> str:

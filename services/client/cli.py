@@ -18,6 +18,7 @@ from services.client.commands.graphs import graphs
 from services.client.commands.graphs_plan import plan
 from services.client.commands.health import health
 from services.client.commands.models import models
+from services.client.commands.pull import pull
 from services.client.commands.record import record
 from services.client.commands.replay import replay
 from services.client.commands.serve import serve
@@ -26,11 +27,12 @@ from services.client.commands.tokenize import tokenize
 from services.client.errors import OctavoError, UnavailableError, UnsupportedError
 from services.client.flags import expand_dataclasses
 from services.client.supervisor import ServiceFailedError
+from services.extras import MissingExtraError
+from services.hub.names import HubError
 
 app = typer.Typer(
     name="octavo",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -62,7 +64,7 @@ def _options(
 
 _panels: dict[str, tuple[Callable[..., None], ...]] = {
     "Talk to a model": (chat, generate, tokenize, models),
-    "Run the services": (serve, demo),
+    "Run the services": (serve, demo, pull),
     "Look after them": (stats, health, record),
 }
 for _panel, _commands in _panels.items():
@@ -103,7 +105,9 @@ app.add_typer(_cache, name="cache", rich_help_panel="Look after them")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line; a failure is one line on standard error and exit code 1.
+    """Runs the command line; a failure is one line on standard error.
+
+    Its exit code is 1, or that of a service that failed.
 
     Args:
         arguments: what to run instead of the process's own arguments.
@@ -113,6 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OctavoError as error:
         _fail(f"{error}{_hint(error)}")
     except ServiceFailedError as error:
+        _fail(str(error), error.exit_code)
+    except (HubError, MissingExtraError) as error:
         _fail(str(error))
 
 
@@ -125,9 +131,9 @@ def _hint(error: OctavoError) -> str:
     return ""
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, exit_code: int = 1) -> None:
     typer.secho(f"octavo: {message}", fg=typer.colors.RED, err=True)
-    raise SystemExit(1)
+    raise SystemExit(exit_code)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from services.client.errors import CancelledError, InternalError, error_of_call
 from services.client.requests import (
     Message,
     Options,
+    Reply,
     Tool,
     chat_request,
     generate_request,
@@ -70,10 +71,19 @@ class OctavoClient:
         options: Options | None = None,
         *,
         tools: Sequence[Tool] = (),
+        reply: Reply | None = None,
         timeout_s: float | None = None,
     ) -> Stream:
-        """Answers a conversation through the model's chat template."""
-        request = chat_request(messages, options or Options(), tools)
+        """Answers a conversation through the model's chat template.
+
+        Args:
+            messages: the conversation, oldest first.
+            options: sampling and limits.
+            tools: tools that the model may call.
+            reply: rules for calls and reasoning, and variables of the template.
+            timeout_s: time limit of the request.
+        """
+        request = chat_request(messages, options or Options(), tools, reply)
         call = self._stub.Chat(
             request, timeout=timeout_s, metadata=self._metadata + call_metadata()
         )

@@ -1,9 +1,10 @@
 """Requests, in plain Python."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Annotated
+from typing import Annotated, Any
 
 from protos.common.v1 import sampling_pb2
 from protos.frontend.v1 import frontend_pb2
@@ -19,11 +20,16 @@ class Tool:
     description: str = ""
     parameters: str | None = None
     """JSON Schema of the parameters, as JSON text."""
+    strict: bool | None = None
+    """Whether arguments follow the schema exactly."""
 
     def to_proto(self) -> frontend_pb2.Tool:
         """Returns the wire form."""
         return frontend_pb2.Tool(
-            name=self.name, description=self.description, parameters=self.parameters
+            name=self.name,
+            description=self.description,
+            parameters=self.parameters,
+            strict=self.strict,
         )
 
 
@@ -49,6 +55,8 @@ class Message:
     """Tools that the model called; only in the assistant's messages."""
     tool_call_id: str | None = None
     """The call that a message of the role "tool" answers."""
+    reasoning: str | None = None
+    """The reasoning before an earlier answer; only in the assistant's messages."""
 
     def to_proto(self) -> frontend_pb2.ChatMessage:
         """Returns the wire form."""
@@ -60,6 +68,7 @@ class Message:
                 for call in self.tool_calls
             ],
             tool_call_id=self.tool_call_id,
+            reasoning=self.reasoning,
         )
 
 
@@ -159,6 +168,57 @@ class Options:
         return options
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """Rules for a chat's reply. None and empty mean the server's defaults."""
+
+    tool_choice: Annotated[
+        str, "Tools to call: auto, none, required (one or more), or the name of one."
+    ] = "auto"
+    parallel_tool_calls: Annotated[bool | None, "Whether a reply may have several calls."] = None
+    reasoning_effort: Annotated[
+        str | None, "How much the model reasons, in its chat template's words, such as low."
+    ] = None
+    max_reasoning_tokens: Annotated[
+        int | None, "Tokens after which reasoning ends and the answer follows; 0 to 4294967295."
+    ] = None
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template, such as enable_thinking."""
+
+    def add_to(self, request: frontend_pb2.ChatRequest) -> None:
+        """Sets the fields of a request.
+
+        Raises:
+            InvalidRequestError: a value does not fit its field, or two contradict each other.
+        """
+        match self.tool_choice:
+            case "auto":
+                pass
+            case "none":
+                request.tool_use = frontend_pb2.TOOL_USE_NONE
+            case "required":
+                request.tool_use = frontend_pb2.TOOL_USE_REQUIRED
+            case name:
+                request.required_tool = name
+        if self.parallel_tool_calls is not None:
+            request.parallel_tool_calls = self.parallel_tool_calls
+        if self.max_reasoning_tokens is not None:
+            with _fits("max_reasoning_tokens", self.max_reasoning_tokens):
+                request.max_reasoning_tokens = self.max_reasoning_tokens
+        variables = self._variables()
+        if variables:
+            request.template_variables = json.dumps(variables, ensure_ascii=False)
+
+    def _variables(self) -> dict[str, Any]:
+        variables, effort = dict(self.template_variables), self.reasoning_effort
+        if effort is not None and variables.setdefault("reasoning_effort", effort) != effort:
+            raise InvalidRequestError(
+                "reasoning_effort and template_variables contradict each other",
+                code="INVALID_ARGUMENT",
+            )
+        return variables
+
+
 def generate_request(prompt: str | Sequence[int], options: Options) -> frontend_pb2.GenerateRequest:
     """Returns the wire form of a prompt given as text or as token ids."""
     request = frontend_pb2.GenerateRequest(options=options.to_proto())
@@ -171,14 +231,23 @@ def generate_request(prompt: str | Sequence[int], options: Options) -> frontend_
 
 
 def chat_request(
-    messages: Sequence[Message], options: Options, tools: Sequence[Tool] = ()
+    messages: Sequence[Message],
+    options: Options,
+    tools: Sequence[Tool] = (),
+    reply: Reply | None = None,
 ) -> frontend_pb2.ChatRequest:
-    """Returns the wire form of a conversation."""
-    return frontend_pb2.ChatRequest(
+    """Returns the wire form of a conversation.
+
+    Raises:
+        InvalidRequestError: a value does not fit its field.
+    """
+    request = frontend_pb2.ChatRequest(
         options=options.to_proto(),
         messages=[item.to_proto() for item in messages],
         tools=[item.to_proto() for item in tools],
     )
+    (reply or Reply()).add_to(request)
+    return request
 
 
 @contextmanager

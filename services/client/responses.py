@@ -24,6 +24,8 @@ class Usage:
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    reasoning_tokens: int = 0
+    """Those of the output that are reasoning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +182,7 @@ def _usage(usage: sampling_pb2.Usage) -> Usage:
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,
         output_tokens=usage.output_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
     )
 
 

@@ -10,7 +10,14 @@ import grpc
 
 from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
 from services.client.errors import InternalError, OctavoError, error_of, error_of_call
-from services.client.requests import Message, Options, Tool, chat_request, generate_request
+from services.client.requests import (
+    Message,
+    Options,
+    Reply,
+    Tool,
+    chat_request,
+    generate_request,
+)
 from services.client.responses import Chunk, chunk_of
 from services.client.stream import Stream
 from services.client.tracing import traceparent
@@ -62,10 +69,11 @@ class Session:
         options: Options | None = None,
         *,
         tools: Sequence[Tool] = (),
+        reply: Reply | None = None,
     ) -> Stream:
         """Answers a conversation."""
         handle = self._new_handle()
-        request = chat_request(messages, options or Options(), tools)
+        request = chat_request(messages, options or Options(), tools, reply)
         request.options.traceparent = traceparent()
         return self._submit(frontend_pb2.SessionRequest(handle=handle, chat=request))
 

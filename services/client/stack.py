@@ -53,10 +53,10 @@ def plan_stack(
         ServiceFailedError: an address cannot be listened on now.
     """
     engine_addresses = [
-        f"{LOOPBACK}:{_choose_port(LOOPBACK, engine_port and engine_port + index)}"
+        f"{LOOPBACK}:{choose_port(LOOPBACK, engine_port and engine_port + index)}"
         for index in range(num_engines)
     ]
-    frontend_address = f"{host}:{_choose_port(host, port)}"
+    frontend_address = f"{host}:{choose_port(host, port)}"
     names = ["engine"] if num_engines == 1 else [f"engine-{i + 1}" for i in range(num_engines)]
     frontend_flags = [
         *_listen_flags(frontend_address),
@@ -86,17 +86,12 @@ def plan_stack(
     )
 
 
-def model_flags(model: Path | None) -> list[str]:
-    """Returns an engine's flags for a checkpoint folder; None means the embedded model."""
-    return [] if model is None else ["--model", str(model)]
-
-
 def _listen_flags(address: str) -> list[str]:
     host, _, port = address.rpartition(":")
     return ["--host", host, "--port", port]
 
 
-def _choose_port(host: str, port: int) -> int:
+def choose_port(host: str, port: int) -> int:
     """Returns `port`, or a free one for 0. Fixed before the start, it survives restarts.
 
     Without the look beforehand, another process that holds the port would pass for our service.

@@ -24,7 +24,14 @@ LOG_TAIL_LINES = 20
 
 
 class ServiceFailedError(Exception):
-    """A service did not start, or died too often."""
+    """A service did not start, or died too often.
+
+    exit_code: the service's, or 128 and the number of the signal that ended it; 1 without either.
+    """
+
+    def __init__(self, message: str, *, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +98,7 @@ class Supervisor:
             raise ServiceFailedError(_describe_refusal(service, error)) from error
         self._children.append(child)
         if not await self._becomes_ready(child):
-            raise ServiceFailedError(_describe_death(child))
+            raise ServiceFailedError(_describe_death(child), exit_code=_exit_code(child))
 
     async def watch(self) -> None:
         """Restarts services that die, until it is cancelled.
@@ -143,7 +150,9 @@ class Supervisor:
         while True:
             child.num_deaths += 1
             if child.num_deaths > MAX_RESTARTS:
-                raise ServiceFailedError(f"{description}; {MAX_RESTARTS} restarts failed")
+                raise ServiceFailedError(
+                    f"{description}; {MAX_RESTARTS} restarts failed", exit_code=_exit_code(child)
+                )
             backoff_s = self._first_backoff_s * 2 ** (child.num_deaths - 1)
             self._report(f"{description}; starting it again in {backoff_s:g} s")
             await asyncio.sleep(backoff_s)
@@ -223,6 +232,12 @@ async def run_until_signalled(
 
 def _describe_refusal(service: Service, error: OSError) -> str:
     return f"{service.name} cannot be started: {error.strerror}"
+
+
+def _exit_code(child: _Child) -> int:
+    """Returns a dead service's exit code as a shell would; never 0, as it should still run."""
+    status = child.process.returncode or 1
+    return status if status > 0 else 128 - status
 
 
 def _describe_death(child: _Child) -> str:

@@ -6,7 +6,7 @@ steps again, `graphs plan` proposes capture sizes.
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import uvloop
@@ -14,11 +14,14 @@ from pydantic import ValidationError
 
 from models.config import ModelConfig
 from services.engine.capture_sizes.choice import with_planned_sizes
+from services.engine.checkpoint.hub_model import with_local_model
 from services.engine.checkpoint.model_files import ModelFolderError
 from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.checkpoint.table_memory import check_table_memory
 from services.engine.config.engine_config import EngineConfig
 from services.engine.config.flags import describe_problems, read_flags
+from services.extras import MissingExtraError, require_extra
+from services.hub.names import HubError
 from services.processes.allocator import share_arenas
 from services.processes.standard_error import replace_standard_error
 from services.telemetry.logging import configure_logging
@@ -29,36 +32,47 @@ USAGE_ERROR = 2
 _Config = TypeVar("_Config", bound=EngineConfig)
 
 
+_Command = Callable[[Sequence[str]], int]
+
+
 class _UsageError(Exception):
-    """The command cannot be run; the message is for the operator."""
+    """The command cannot be run; the message is for the operator, one line a problem."""
 
 
 def main() -> int:
     """Runs what the arguments ask for and returns the process's exit status."""
+    program, command, arguments = _choose(sys.argv[1:])
     try:
-        match sys.argv[1:]:
-            case ["cache", "explain", *arguments]:
-                return _explain_cache(arguments)
-            case ["replay", *arguments]:
-                return _replay(arguments)
-            case ["graphs", "plan", *arguments]:
-                return _plan_graphs(arguments)
-            case arguments:
-                return _serve(arguments)
-    except _UsageError as error:
-        print(f"octavo engine: {error}", file=sys.stderr)  # noqa: T201  logging is not configured yet
+        require_extra("engine")
+        return command(arguments)
+    except (_UsageError, HubError, MissingExtraError, ModelFolderError) as error:
+        for line in str(error).splitlines():
+            print(f"{program}: {line}", file=sys.stderr)  # noqa: T201  for the operator
         return USAGE_ERROR
+
+
+def _choose(arguments: Sequence[str]) -> tuple[str, _Command, Sequence[str]]:
+    """Returns the name of the chosen command, its function, and its arguments."""
+    match arguments:
+        case ["cache", "explain", *rest]:
+            return "octavo cache explain", _explain_cache, rest
+        case ["replay", *rest]:
+            return "octavo replay", _replay, rest
+        case ["graphs", "plan", *rest]:
+            return "octavo graphs plan", _plan_graphs, rest
+    return "octavo engine", _serve, arguments
 
 
 def _serve(arguments: Sequence[str]) -> int:
     config = _read_flags(EngineConfig, arguments)
-    model = _open_model(config)
     configure_logging(
         service="engine",
         level=config.observability.log_level,
         log_format=config.observability.log_format,
         error_messages=False,
     )
+    config = with_local_model(config)
+    model = _open_model(config)
     config = with_planned_sizes(config)
     # gRPC reads this when it is imported. The worker is a new program, not a fork, so there is
     # nothing for gRPC to prepare or to warn of.
@@ -71,6 +85,8 @@ def _serve(arguments: Sequence[str]) -> int:
 
 def _explain_cache(arguments: Sequence[str]) -> int:
     config = _read_flags(EngineConfig, arguments)
+    configure_logging(service="cache", level="warning", log_format=config.observability.log_format)
+    config = with_local_model(config, has_weights=False)
     _open_model(config)
     from services.engine.compilation.cache_key import compute_factors
     from services.engine.compilation.explain import explain
@@ -88,12 +104,13 @@ def _replay(arguments: Sequence[str]) -> int:
     from services.engine.replay.config import ReplayConfig
 
     config = _read_flags(ReplayConfig, arguments)
-    _open_model(config)
     configure_logging(
         service="replay",
         level=config.observability.log_level,
         log_format=config.observability.log_format,
     )
+    config = with_local_model(config)
+    _open_model(config)
     from services.engine.replay.command import replay
     from services.engine.replay.recording import ReplayError
 
@@ -114,20 +131,17 @@ def _read_flags(kind: type[_Config], arguments: Sequence[str]) -> _Config:
     try:
         return read_flags(kind, arguments)
     except ValidationError as error:
-        raise _UsageError("\noctavo engine: ".join(describe_problems(kind, error))) from error
+        raise _UsageError("\n".join(describe_problems(kind, error))) from error
 
 
 def _open_model(config: EngineConfig) -> ModelFolder:
-    try:
-        model = ModelFolder.open(
-            config.checkpoint.model,
-            name=config.checkpoint.model_name,
-            max_model_len=config.checkpoint.max_model_len,
-            num_speculative_tokens=config.speculation.num_speculative_tokens,
-        )
-        check_table_memory(config, ModelConfig.from_folder(config.checkpoint.model))
-    except ModelFolderError as error:
-        raise _UsageError(str(error)) from error
+    model = ModelFolder.open(
+        config.checkpoint.model,
+        name=config.checkpoint.model_name,
+        max_model_len=config.checkpoint.max_model_len,
+        num_speculative_tokens=config.speculation.num_speculative_tokens,
+    )
+    check_table_memory(config, ModelConfig.from_folder(config.checkpoint.model))
     return model
 
 

@@ -15,6 +15,8 @@ MIN_REPETITION_PENALTY = 0.0625
 MAX_STOP_TOKEN_IDS = 64
 MAX_EOS_TOKEN_IDS = 64
 MAX_PRIORITY = 100
+UNBOUNDED = 2**62
+"""More tokens than any output has."""
 
 
 class FinishReason(enum.Enum):
@@ -112,7 +114,8 @@ class GrammarKind(enum.Enum):
 class StructuredOutput:
     """A request's grammar; see protos/common/v1/sampling.proto."""
 
-    kind: GrammarKind
+    kind: GrammarKind | None
+    """None: any text may follow the preamble."""
     texts: tuple[str, ...] = ()
     """The schema, expression or grammar; all texts of a choice; empty for a JSON object.
 
@@ -120,6 +123,8 @@ class StructuredOutput:
     """
     preamble: tuple[str, str] | None = None
     """Begin and end of free text before the form."""
+    max_preamble_tokens: int | None = None
+    """Tokens of the preamble after which its end is forced; None for no limit."""
 
 
 class Constraint(Protocol):
@@ -131,6 +136,10 @@ class Constraint(Protocol):
 
         None until it is computed, and after the end of the request.
         """
+
+    @property
+    def num_free_tokens(self) -> int:
+        """How many tokens after the known ones may come without a mask."""
 
     def advance(self, token_id: int) -> None:
         """Takes the sampled token and starts to compute the next mask."""
@@ -252,8 +261,15 @@ class Request:
     @property
     def awaits_mask(self) -> bool:
         """Whether the next token needs a mask that is not computed yet."""
+        return self.needs_mask and bool(
+            self.num_pending_tokens or self.constraint is None or self.constraint.mask is None
+        )
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether the next token needs a mask."""
         constraint = self.constraint
-        return constraint is not None and bool(self.num_pending_tokens or constraint.mask is None)
+        return constraint is not None and self.num_pending_tokens >= constraint.num_free_tokens
 
     @property
     def is_suspect(self) -> bool:

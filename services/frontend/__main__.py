@@ -4,11 +4,14 @@ import os
 import sys
 from inspect import cleandoc
 
+import structlog
 import uvloop
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
+from services.extras import MissingExtraError, require_extra
 from services.frontend.config import FrontendConfig
+from services.frontend.process_group import ProcessGroup, Share
 from services.processes.allocator import share_arenas
 from services.processes.standard_error import replace_standard_error
 from services.telemetry.logging import configure_logging
@@ -21,7 +24,11 @@ def main() -> int:
     # Python 3.13 removes the docstring's indentation; help shows the docstring unchanged.
     FrontendConfig.__doc__ = cleandoc(FrontendConfig.__doc__ or "")
     try:
+        require_extra("frontend")
         config = CliApp.run(FrontendConfig)
+    except MissingExtraError as error:
+        print(f"octavo frontend: {error}", file=sys.stderr)  # noqa: T201  as below
+        return USAGE_ERROR
     except ValidationError as error:
         for problem in error.errors():
             flag = "--" + str(problem["loc"][0]).replace("_", "-")
@@ -41,9 +48,20 @@ def main() -> int:
     # gRPC reads this at import. The template process is a new program, not a fork, so gRPC has
     # nothing to prepare or warn of.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    if config.processes == 1:
+        return _serve(config, None)
+    try:
+        group = ProcessGroup(config, _serve)
+    except OSError as error:
+        structlog.get_logger().error("frontend_start_failed", error=str(error))
+        return 1
+    return group.run()
+
+
+def _serve(config: FrontendConfig, share: Share | None) -> int:
     from services.frontend.server import serve
 
-    return uvloop.run(serve(config))
+    return uvloop.run(serve(config, share))
 
 
 if __name__ == "__main__":

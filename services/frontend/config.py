@@ -11,6 +11,9 @@ from services.telemetry.tracing import OtlpEndpoint
 MIN_REQUEST_BYTES = 4 * 2**20
 """gRPC's own default of the largest message."""
 
+CORS_ORIGINS = r"^(\*|https?://[^/,\s*]+(,https?://[^/,\s*]+)*)$"
+"""An origin is a scheme, a host and maybe a port, without a path (RFC 6454, section 6.2)."""
+
 
 class FrontendConfig(BaseSettings):
     """The Octavo frontend: takes text over gRPC, on wish over HTTP, and streams text back.
@@ -37,6 +40,10 @@ class FrontendConfig(BaseSettings):
     """Port to listen on; 0 takes a free one and logs it."""
     http_port: int | None = Field(default=None, ge=0, le=65535)
     """Port of the OpenAI-compatible HTTP API; 0 takes a free one; no HTTP when absent."""
+    processes: int = Field(default=1, ge=1, le=64)
+    """Processes that share the ports, each with an event loop, so up to a core, of its own."""
+    cors_origins: str | None = Field(default=None, pattern=CORS_ORIGINS)
+    """Origins of web pages that may use HTTP, with commas between, or * for all; none if absent."""
     engine_address: str = Field(default="127.0.0.1:50051", pattern=r"[^,\s]")
     """The engines, as host:port with commas between; a host name may stand for several engines."""
     engine_resolve_interval_s: float = Field(default=5.0, gt=0)
@@ -82,10 +89,18 @@ class FrontendConfig(BaseSettings):
         "deepseek_v31", "glm4", "harmony", "plain",
     ] = "auto"  # fmt: skip
     """Format of tool calls and reasoning in chats; auto chooses it from the chat template."""
+    max_reasoning_tokens: int | None = Field(default=None, ge=0, le=2**32 - 1)
+    """Tokens after which a chat's reasoning is ended, unless it has its own limit."""
     max_live_requests: int = Field(default=1024, ge=1)
     """Requests that one client session, or HTTP as a whole, may have unfinished."""
-    max_samples: int = Field(default=16, ge=1, le=128)
-    """Most outputs that one request may have of its prompt (n)."""
+    max_samples: int = Field(default=32, ge=1, le=128)
+    """Most outputs that one request may have: its prompts times n."""
+    max_stored_responses: int = Field(default=1024, ge=0)
+    """Responses of /v1/responses that are kept for later requests; 0 keeps none."""
+    max_stored_response_bytes: int = Field(default=64 * 2**20, ge=0)
+    """Memory that stored responses and their conversations may take, in bytes."""
+    max_stored_response_age_s: float = Field(default=86400.0, gt=0)
+    """Time after which a stored response is forgotten."""
     num_tokenizer_threads: int = Field(default=2, ge=1, le=64)
     """Threads that tokenize; half as many more take texts of over 65,536 characters."""
     engine_silence_timeout_s: float = Field(default=2.5, gt=0)

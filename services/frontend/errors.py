@@ -5,6 +5,7 @@ FrontendError
 ├── NotPermittedError         the API key is not one for this
 ├── InvalidRequestError       the request itself is wrong
 ├── UnknownModelError         another model was asked for
+├── UnknownResponseError      a response was asked for that is not stored
 ├── DuplicateRequestError     its id or handle is taken by a live request
 ├── OverloadedError           too many requests are unfinished
 ├── SlowReaderError           the caller did not read its output
@@ -42,6 +43,15 @@ class InvalidRequestError(FrontendError):
 
 class UnknownModelError(FrontendError):
     """The request names a model that is not served."""
+
+
+class UnknownResponseError(FrontendError):
+    """The request names a response that is not stored, or that is another caller's."""
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        """Takes the message, and the field of the body that names it, if any."""
+        super().__init__(message)
+        self.field = field
 
 
 class DuplicateRequestError(FrontendError):

@@ -1,6 +1,7 @@
 """Builds, serves and shuts down the frontend service."""
 
 import asyncio
+import contextlib
 import gc
 import signal
 from typing import NoReturn
@@ -17,23 +18,27 @@ from services.frontend.engine_client.pool import EnginePool, PoolLimits
 from services.frontend.engine_client.tokenizer_files import TokenizerStore
 from services.frontend.http.body_reader import BodyReader
 from services.frontend.http.guarded_protocol import ConnectionLimits
+from services.frontend.http.responses.store import StoreLimits
 from services.frontend.http.server import HttpServer
 from services.frontend.pipeline.metrics import FrontendFamilies
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request_log import RequestLog
+from services.frontend.process_group import Share
+from services.frontend.reply.reply_format import ReplySettings
 from services.frontend.rpc.access import AccessInterceptor
 from services.frontend.rpc.servicer import FrontendServicer
 from services.frontend.rpc.status import status_of
 from services.processes.stop_signals import stop_signals
 from services.telemetry.callers import by_address
 from services.telemetry.connections import Connections
-from services.telemetry.counts import LocalCounts
+from services.telemetry.counts import Counts, LocalCounts
 from services.telemetry.grpc_options import ServerLimits
 from services.telemetry.health import Health
 from services.telemetry.loop_lag import LoopLag
 from services.telemetry.message_limits import MessageLimits
-from services.telemetry.metrics import Metrics
+from services.telemetry.metrics import FiguresOfProcess, Metrics
 from services.telemetry.server import listen, make_server
+from services.telemetry.shared_counts import SharedCounts
 from services.telemetry.stacks import show_stacks_on_signal, watch_event_loop
 from services.telemetry.tls import ClientTls, ServerTls, TlsFilesError
 from services.telemetry.tracebacks import log_loop_errors
@@ -45,6 +50,10 @@ SERVICE_NAME = frontend_pb2.DESCRIPTOR.services_by_name["FrontendService"].full_
 
 TEXT_ROOM_BYTES = 3 * 2**20
 """Text allowed beside a prompt; a field's own limit refuses its text with a clearer error."""
+ENGINE_WAIT_S = 5.0
+ENGINE_POLL_S = 0.05
+"""How long one of several processes waits for an engine before it opens its ports, and how often
+it looks."""
 LOOPBACK = {"127.0.0.1", "[::1]", "localhost"}
 
 
@@ -54,9 +63,13 @@ class FrontendServer:
     Optional HTTP has another port over the same pipeline.
     """
 
-    def __init__(self, config: FrontendConfig) -> None:
+    def __init__(self, config: FrontendConfig, share: Share | None = None) -> None:
+        """Serves nothing until `start`; with a `share`, as one of several processes."""
         self._config = config
-        self._counts = LocalCounts()
+        self._share = share
+        self._counts: Counts = (
+            LocalCounts() if share is None else SharedCounts(share.counts, share.index)
+        )
         self._health = Health(SERVICE_NAME, counts=self._counts)
         self._gate = Gate(config.api_keys_file, counts=self._counts)
         self.engine = EnginePool(
@@ -84,17 +97,19 @@ class FrontendServer:
             max_samples=config.max_samples,
             num_tokenizer_threads=config.num_tokenizer_threads,
             template_timeout_s=config.template_timeout_s,
-            reply_format=config.reply_format,
+            replies=ReplySettings(config.reply_format, config.max_reasoning_tokens),
             gate=self._gate,
         )
         self._lag = LoopLag()
         self._metrics = Metrics(
-            FrontendFamilies(self._pipeline.requests.counts, self.engine, self._lag)
+            FrontendFamilies(self._pipeline.requests.counts, self.engine, self._lag),
+            None if share is None else FiguresOfProcess(share.figures, share.index),
         )
         self._is_draining = False
         self._running: asyncio.Task[None] | None = None
         self._watching_keys: asyncio.Task[None] | None = None
         self._watching_lag: asyncio.Task[NoReturn] | None = None
+        self._publishing: asyncio.Task[NoReturn] | None = None
         self._server = make_server(
             SERVICE_NAME,
             health=self._health,
@@ -102,10 +117,12 @@ class FrontendServer:
             max_message_bytes=config.max_message_bytes,
             limits=ServerLimits(
                 max_request_bytes=config.max_request_bytes,
-                max_connections=config.max_connections,
+                # gRPC counts its connections by itself, in each process.
+                max_connections=-(-config.max_connections // config.processes),
                 max_streams_per_connection=config.max_streams_per_connection,
                 max_sessions=config.max_sessions,
                 slow_reader_timeout_s=config.slow_reader_timeout_s,
+                shares_port=share is not None,
                 message=MessageLimits(max_text_bytes=config.max_prompt_bytes + TEXT_ROOM_BYTES),
             ),
             counts=self._counts,
@@ -130,7 +147,6 @@ class FrontendServer:
                 max_samples=config.max_samples,
                 counts=self._counts,
             ),
-            gate=self._gate,
             counts=self._counts,
             connections=Connections(
                 self._counts,
@@ -143,7 +159,16 @@ class FrontendServer:
                 slow_reader_timeout_s=config.slow_reader_timeout_s,
                 max_body_bytes=config.max_message_bytes,
             ),
+            store_limits=StoreLimits(
+                # A client's next connection may reach another process, which has another memory.
+                max_responses=config.max_stored_responses if share is None else 0,
+                max_bytes=config.max_stored_response_bytes,
+                max_age_s=config.max_stored_response_age_s,
+                # JSON escapes make text up to six times longer.
+                max_conversation_bytes=6 * config.max_prompt_bytes,
+            ),
             max_live_requests=config.max_live_requests,
+            cors_origins=config.cors_origins.split(",") if config.cors_origins else (),
         )
         self.http_port: int | None = None
         """The HTTP port; None without HTTP and before `start`."""
@@ -164,17 +189,22 @@ class FrontendServer:
         tls = ServerTls.from_settings(
             cert=config.tls_cert, key=config.tls_key, client_ca=config.tls_client_ca
         )
-        port = listen(self._server, config.host, config.port, tls)
-        if config.metrics_port is not None:
-            self._metrics.serve(config.host, config.metrics_port, tls)
-        await self._server.start()
-        if config.http_port is not None:
-            self.http_port = self._http.start(config.host, config.http_port, tls)
         self._running = asyncio.create_task(
             self.engine.run(on_model=self._pipeline.load_model, on_readiness=self._take_readiness)
         )
+        if self._share is not None:
+            await self._wait_for_engine()
+        port = listen(self._server, config.host, config.port, tls)
+        if config.metrics_port is not None and (self._share is None or self._share.is_first):
+            self._metrics.serve(config.host, config.metrics_port, tls)
+        await self._server.start()
+        if config.http_port is not None:
+            self.http_port = self._http.start(
+                config.host, config.http_port, tls, shares_port=self._share is not None
+            )
         self._watching_keys = asyncio.create_task(self._gate.watch())
         self._watching_lag = asyncio.create_task(self._lag.watch())
+        self._publishing = asyncio.create_task(self._metrics.publish())
         if self._gate.requires_keys and tls is None and config.host not in LOOPBACK:
             log.warning("api_keys_in_plain_text", host=config.host)
         log.info(
@@ -228,7 +258,7 @@ class FrontendServer:
     async def close(self) -> None:
         """Ends everything that still runs."""
         await asyncio.gather(self._server.stop(None), self._http.close())
-        watching = (self._running, self._watching_keys, self._watching_lag)
+        watching = (self._running, self._watching_keys, self._watching_lag, self._publishing)
         tasks = [task for task in watching if task is not None]
         for task in tasks:
             task.cancel()
@@ -237,6 +267,13 @@ class FrontendServer:
         await asyncio.to_thread(self._metrics.close)
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
+
+    async def _wait_for_engine(self) -> None:
+        """Waits before callers come, whom other processes serve meanwhile; not for long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ENGINE_WAIT_S):
+                while not self._health.is_ready:  # noqa: ASYNC110  nothing else waits for it
+                    await asyncio.sleep(ENGINE_POLL_S)
 
     def _party(self, context: grpc.aio.ServicerContext) -> str:
         """Names a caller by its key, or by its address without keys."""
@@ -247,13 +284,16 @@ class FrontendServer:
         self._health.set_ready(ready and not self._is_draining)
 
 
-async def serve(config: FrontendConfig) -> int:
+async def serve(config: FrontendConfig, share: Share | None = None) -> int:
     """Serves until SIGTERM, SIGINT or SIGHUP and returns the process's exit status."""
+    server = None
     try:
-        server = FrontendServer(config)
+        server = FrontendServer(config, share)
         await server.start()
     except (OSError, TlsFilesError, KeyFileError) as error:
         log.error("frontend_start_failed", error=str(error))  # noqa: TRY400  the reason is enough
+        if server is not None:
+            await server.close()
         return 1
     log_loop_errors()
     gc.freeze()  # everything loaded so far lives as long as the process

@@ -32,6 +32,8 @@ class ServerLimits:
     """Limits of one message."""
     slow_reader_timeout_s: float
     """Time for which a caller may leave its output unread."""
+    shares_port: bool = False
+    """Whether other processes take callers on the same port."""
 
     @property
     def ping_timeout_s(self) -> float:
@@ -67,8 +69,8 @@ def server_options(limits: ServerLimits, *, max_send_bytes: int) -> Options:
         ("grpc.keepalive_permit_without_calls", 1),
         # A connection that sends nothing is dropped; gRPC's own limit is two minutes.
         ("grpc.server_handshake_timeout_ms", 10000),
-        # A second server on the same port is a mistake, not a way to share load.
-        ("grpc.so_reuseport", 0),
+        # A second server on the same port is a mistake, unless the service says otherwise.
+        ("grpc.so_reuseport", int(limits.shares_port)),
     ]
 
 

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import accumulate
+from typing import NoReturn
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -20,6 +22,7 @@ from services.telemetry.histogram import Histogram
 from services.telemetry.loop_lag import LoopLag
 from services.telemetry.metrics_page import MetricsPage
 from services.telemetry.metrics_server import MetricsServer
+from services.telemetry.shared_figures import PUBLISH_INTERVAL_S, SharedFigures
 from services.telemetry.tls import ServerTls
 
 COLLECT_TIMEOUT_S = 5.0
@@ -34,12 +37,22 @@ Source = Callable[[], Iterable[Metric]]
 class Metrics:
     """A service's figures, for callers in other threads."""
 
-    def __init__(self, source: Source) -> None:
-        """Reads `source` in the running event loop, where the figures change."""
-        self.registry = CollectorRegistry()
-        self.registry.register(_LoopCollector(source, asyncio.get_running_loop()))
-        self.registry.register(_LogCollector())
-        ProcessCollector(registry=self.registry)
+    def __init__(self, source: Source, of_process: "FiguresOfProcess | None" = None) -> None:
+        """Reads `source` in the running event loop, where the figures change.
+
+        With `of_process`, the figures are those of several processes.
+        """
+        own = CollectorRegistry()
+        own.register(_LoopCollector(source, asyncio.get_running_loop()))
+        own.register(_LogCollector())
+        ProcessCollector(registry=own)
+        self._own = own
+        self._of_process = of_process
+        self.registry = own
+        """The figures that are shown."""
+        if of_process is not None:
+            self.registry = CollectorRegistry()
+            self.registry.register(_JointCollector(own, of_process))
         self.page = MetricsPage(self.registry)
         """The figures as a page; for the event loop that this was made in."""
         self._server: MetricsServer | None = None
@@ -60,10 +73,48 @@ class Metrics:
         log.info("metrics_listening", address=f"{host}:{port}", port=port, tls=tls is not None)
         return port
 
+    async def publish(self) -> NoReturn:
+        """Shows the figures to other processes, again and again, until cancelled."""
+        while True:
+            if self._of_process is not None:
+                await asyncio.to_thread(self._of_process.publish, self._own)
+            await asyncio.sleep(PUBLISH_INTERVAL_S)
+
     def close(self) -> None:
         """Closes the port, if one is open; not to be called in the event loop."""
+        if self._of_process is not None:
+            self._of_process.publish(self._own)
         if self._server is not None:
             self._server.close()
+
+
+@dataclass(frozen=True, slots=True)
+class FiguresOfProcess:
+    """The place of one process among the figures of several."""
+
+    figures: SharedFigures
+    process: int
+
+    def publish(self, own: CollectorRegistry) -> None:
+        """Shows the process's own figures to the others."""
+        self.figures.publish(self.process, own.collect())
+
+
+class _JointCollector(Collector):
+    """Collects the figures of several processes as one."""
+
+    def __init__(self, own: CollectorRegistry, of_process: FiguresOfProcess) -> None:
+        self._own = own
+        self._of_process = of_process
+
+    def describe(self) -> Iterable[Metric]:
+        """Says nothing: the figures are not asked for at registration."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Returns this process's figures of this moment with the last ones of the others."""
+        self._of_process.publish(self._own)
+        return self._of_process.figures.joint()
 
 
 class _LoopCollector(Collector):

@@ -1,5 +1,6 @@
 """A gRPC server as both services want it: observed, checked and described."""
 
+import socket
 from collections.abc import Sequence
 
 import grpc
@@ -73,5 +74,16 @@ def listen(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None 
         else:
             opened = server.add_secure_port(address, tls.grpc_credentials())
     except RuntimeError as error:
-        raise OSError(f"cannot listen on {address}") from error
+        raise OSError(f"cannot listen on {address}{_reason(host, port)}") from error
     return opened
+
+
+def _reason(host: str, port: int) -> str:
+    """Returns why an address cannot be listened on, which gRPC does not say; empty if unknown."""
+    try:
+        [found, *_] = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        with socket.socket(found[0]) as probe:
+            probe.bind(found[4])
+    except OSError as error:
+        return f": {error.strerror}"
+    return ""

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterable
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, Field
+
+from services.extras import require_extra
 
 if TYPE_CHECKING:
     from services.telemetry.spans import Tracing
@@ -17,12 +18,7 @@ _FORM = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def _with_sdk(endpoint: str) -> str:
-    try:
-        is_there = find_spec("opentelemetry.exporter.otlp.proto.grpc") is not None
-    except ModuleNotFoundError:
-        is_there = False
-    if not is_there:
-        raise ValueError("traces need the extra: pip install 'octavo[tracing]'")
+    require_extra("tracing")
     return endpoint
 
 

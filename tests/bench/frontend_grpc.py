@@ -5,6 +5,9 @@ one token per request every --step-ms; the client is here, too. The CPU of the i
 subtracted. A frontend that cannot keep up merges tokens into fewer messages, which makes a token
 cheaper, so the figure counts only while `tokens_per_message` is near 1.
 
+With --processes the frontend is a group of that many, the CPU is that of all, and each mode has
+four connections per process, which the kernel spreads.
+
 With --tls each mode is measured in plain text and with mutual TLS on both hops, in --rounds of the
 order plain, TLS, TLS, plain, and the ratio of their CPU per token is printed last, round by round.
 """
@@ -143,18 +146,24 @@ def paced_engine(
     )
 
 
-def frontend_of(engine: FakeEngine, certificates: Certificates | None) -> ServiceProcess:
+def frontend_of(
+    engine: FakeEngine, certificates: Certificates | None, *, processes: int
+) -> ServiceProcess:
     """Returns the frontend, not started."""
     if certificates is None:
-        return start_frontend(engine.address)
+        return start_frontend(engine.address, processes=processes)
     return start_frontend(
-        engine.address, credentials=certificates.client(), **certificates.frontend_flags()
+        engine.address,
+        credentials=certificates.client(),
+        processes=processes,
+        **certificates.frontend_flags(),
     )
 
 
 def open_channel(address: str, certificates: Certificates | None) -> grpc.aio.Channel:
     """Returns the client's connection."""
-    options = channel_options(16 * 2**20)
+    # Channels of one pool would share a connection.
+    options = [*channel_options(16 * 2**20), ("grpc.use_local_subchannel_pool", 1)]
     if certificates is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, certificates.client(), options=options)
@@ -169,16 +178,23 @@ async def measure(
     counts = Counts()
     async with (
         paced_engine(arguments, certificates) as engine,
-        frontend_of(engine, certificates) as frontend,
+        frontend_of(engine, certificates, processes=arguments.processes) as frontend,
     ):
-        cpu_s = _cpu_clock(frontend.pid)
-        async with open_channel(frontend.address, certificates) as channel:
-            stub = FrontendServiceStub(channel)
-            await stub.ListModels(pb.ListModelsRequest())
+        num_channels = 1 if arguments.processes == 1 else 4 * arguments.processes
+        async with contextlib.AsyncExitStack() as stack:
+            channels = [
+                await stack.enter_async_context(open_channel(frontend.address, certificates))
+                for _ in range(num_channels)
+            ]
+            stubs = [FrontendServiceStub(channel) for channel in channels]
+            for stub in stubs:
+                await stub.ListModels(pb.ListModelsRequest())
+            cpu_s = _cpu_clock(frontend.pid)
             idle_started = cpu_s()
             await asyncio.sleep(IDLE_S)
             idle_share = (cpu_s() - idle_started) / IDLE_S
-            driving = asyncio.create_task(MODES[mode](stub, [request] * arguments.streams, counts))
+            share = [request] * (arguments.streams // num_channels)
+            driving = asyncio.gather(*(MODES[mode](stub, share, counts) for stub in stubs))
             await asyncio.sleep(WARM_UP_S)
             clock = asyncio.get_running_loop().time
             started_s, cpu_started = clock(), cpu_s()
@@ -202,11 +218,12 @@ async def measure(
 
 
 def _cpu_clock(pid: int) -> Callable[[], float]:
-    process = psutil.Process(pid)
+    group = psutil.Process(pid)
+    processes = [group, *group.children(recursive=True)]
 
     def cpu_s() -> float:
-        times: Any = process.cpu_times()
-        return float(times.user + times.system)
+        times: list[Any] = [process.cpu_times() for process in processes]
+        return float(sum(each.user + each.system for each in times))
 
     return cpu_s
 
@@ -215,6 +232,7 @@ def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--streams", type=int, default=64, help="concurrent requests")
+    parser.add_argument("--processes", type=int, default=1, help="processes of the frontend")
     parser.add_argument("--step-ms", type=float, default=25.0, help="time of one step")
     parser.add_argument("--seconds", type=float, default=8.0, help="length of each measurement")
     parser.add_argument("--mode", choices=[*MODES, "both"], default="both")

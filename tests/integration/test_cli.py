@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -61,6 +62,32 @@ def test_chat_and_generate_answer(octavo):
 def test_greedy_chat_through_standard_input_is_the_same_answer(octavo):
     once = octavo("chat", "What is 7 + 5?", *GREEDY)
     assert octavo("chat", *GREEDY, stdin="What is 7 + 5?\n") == once
+
+
+def test_a_chat_through_standard_input_without_an_answer_is_exit_code_1(run):
+    finished = run(*OCTAVO, "chat", "--frontend", "127.0.0.1:1", stdin="hello\n")
+    assert finished.returncode == 1
+    assert "cannot connect" in finished.stderr
+
+
+@pytest.mark.parametrize("flag", ["--port", "--http-port", "--metrics-port"])
+def test_a_frontend_whose_port_is_taken_says_so_without_a_traceback(run, flag):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ports = {"--port": "0", "--http-port": "0", flag: port}
+        flags = [word for pair in ports.items() for word in pair]
+        finished = run(*OCTAVO, "frontend", *flags, "--log-format", "json")
+    assert finished.returncode == 1
+    last = json.loads(finished.stderr.splitlines()[-1])
+    assert last["event"] == "frontend_start_failed"
+    assert "Address already in use" in last["error"]
+    assert port in last["error"]
+    assert "Traceback" not in finished.stderr
+
+
+def test_a_shell_completes_commands(run):
+    script = "_OCTAVO_COMPLETE=complete_bash COMP_WORDS='octavo pu' COMP_CWORD=1 exec \"$0\""
+    assert run("bash", "-c", script, str(INSTALLED)).stdout.split() == ["pull"]
 
 
 def test_ids_from_tokenize_are_what_generate_counts(octavo):
@@ -125,6 +152,13 @@ def test_an_example_runs_as_its_text_says(run, example: Path):
     finished = run(sys.executable, str(example))
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.strip()
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+def test_an_example_has_help(run, example: Path):
+    finished = run(sys.executable, str(example), "--help")
+    assert finished.returncode == 0, finished.stderr
+    assert "octavo serve" in finished.stdout
 
 
 def test_the_readmes_python_runs_unchanged(run, services):
@@ -197,13 +231,13 @@ class TestServe:
         assert finished.returncode == 1
         assert finished.stderr.startswith(f"octavo: cannot listen on {address}: Address already")
 
-    def test_a_flag_that_the_engine_refuses_ends_it_with_exit_code_1(self):
+    def test_a_flag_that_the_engine_refuses_ends_it_with_the_engines_exit_code(self):
         finished = subprocess.run(
             [*OCTAVO, "serve", "--port", "0", "--engine-port", "0", "--model", "/nowhere"],
             cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
-        assert finished.returncode == 1
-        assert "octavo: engine exited" in finished.stderr
+        assert finished.returncode == 2
+        assert "octavo: engine exited with 2" in finished.stderr
 
 
 def _wait_for(log: Path, pattern: str, process: subprocess.Popen[bytes]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from protos.engine.v1.batch_pb2 import GraphKind
 from services.client.client import OctavoClient
-from services.client.requests import Options, Sampling
+from services.client.requests import Message, Options, Reply, Sampling
 from services.client.responses import FinishReason
 from services.client.structured_output import StructuredOutput
 from services.engine.config.checkpoint import TINY_CHECKPOINT
@@ -93,3 +93,40 @@ async def test_constrained_output_is_valid_and_that_of_an_engine_without_drafts(
         sum(each.num_replays for each in stats.graphs if each.kind == GraphKind.GRAPH_KIND_DRAFT)
         > 0
     )
+
+
+async def test_a_budget_of_reasoning_ends_it_exactly_beside_drafts(folder, tmp_path):
+    reasoning = tmp_path / "reasoning"
+    shutil.copytree(folder, reasoning)
+    path = reasoning / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    config["chat_template"] = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}<think>{# </think> #}"
+    )
+    path.write_text(json.dumps(config))
+    flags = {**LIMITS, "model": reasoning, "device": "cpu", "num_speculative_tokens": 3}
+    with stack(engine=flags) as services:
+        async with OctavoClient(services.frontend.address) as client:
+
+            async def ask(seed, form):
+                sampling = Sampling(
+                    seed=seed,
+                    temperature=0,
+                    max_tokens=60,
+                    ignore_eos=form is None,
+                    structured_output=form,
+                )
+                message = Message(role="user", content=f"Once, {seed} foxes")
+                reply = Reply(max_reasoning_tokens=20 + seed)
+                options = Options(sampling=sampling)
+                return await client.chat([message], options, reply=reply).completion()
+
+            forms = [StructuredOutput(choice=["yes", "no"]) if i % 2 else None for i in range(6)]
+            answers = await asyncio.gather(*(ask(i, form) for i, form in enumerate(forms)))
+        async with engine_stub(services.engine.address) as stub:
+            stats = await get_stats(stub)
+    for seed, (answer, form) in enumerate(zip(answers, forms, strict=True)):
+        assert answer.usage.reasoning_tokens == 20 + seed
+        assert answer.text in (["yes", "no"] if form else [answer.text])
+        assert len(answer.token_ids) == 60 or form
+    assert 0 < stats.accepted_draft_tokens < stats.draft_tokens

@@ -1,6 +1,7 @@
 """The embedded tiny model, judged by transformers alone: does it do what its README says?"""
 
 import hashlib
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 FOLDER = Path(__file__).parents[2] / "models" / "checkpoints" / "tiny"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 STORIES = [
     ("Tell me a story about Mia and a fox.", ["Mia", "fox"]),
     ("Write a story about Tom.", ["Tom"]),
@@ -121,8 +123,37 @@ def test_chat_template_is_chatml(tokenizer: Any) -> None:
 
 
 def test_chat_template_refuses_an_unknown_role(tokenizer: Any) -> None:
-    with pytest.raises(Exception, match="Unknown role: tool"):
-        tokenizer.apply_chat_template([{"role": "tool", "content": "x"}], tokenize=False)
+    with pytest.raises(Exception, match="Unknown role: critic"):
+        tokenizer.apply_chat_template([{"role": "critic", "content": "x"}], tokenize=False)
+
+
+@pytest.mark.parametrize("system", ["", "Be brief."])
+def test_chat_template_shows_tools_calls_and_results_as_in_training(
+    tokenizer: Any, system: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    tiny_tools = importlib.import_module("tiny_tools")
+    tools = tiny_tools.usual_tools()
+    calls = [("get_weather", {"city": "Zürich"}), ("add", {"a": 1, "b": 2})]
+    made = [
+        {"type": "function", "id": str(i), "function": {"name": name, "arguments": arguments}}
+        for i, (name, arguments) in enumerate(calls)
+    ]
+    chat = [{"role": "system", "content": system}] if system else []
+    chat += [
+        {"role": "user", "content": "Both!"},
+        {"role": "assistant", "content": None, "tool_calls": made},
+        {"role": "tool", "tool_call_id": "0", "content": "sunny"},
+    ]
+    listed = tiny_tools.system_text(system, [tool["function"] for tool in tools])
+    called = "\n".join(tiny_tools.call_text(name, arguments) for name, arguments in calls)
+    turns = [("system", listed), ("user", "Both!"), ("assistant", called), ("tool", "sunny")]
+    assert tokenizer.apply_chat_template(
+        chat, tools=tools, tokenize=False, add_generation_prompt=True
+    ) == (
+        "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
+        + "<|im_start|>assistant\n"
+    )
 
 
 def test_readme_names_the_hash_of_the_weights() -> None:

@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Iterator
 
+import anthropic
 import grpc
 import jsonschema
 import openai
@@ -158,11 +159,76 @@ async def test_a_demanded_call_comes_after_opened_reasoning(client):
         jsonschema.validate(json.loads(calls[0][1]), SCHEMAS["get_weather"])
 
 
+THINKING = {"chat_template_kwargs": {"enable_thinking": True}}
+
+
+@pytest.mark.parametrize("budget", [0, 1, 12])
+async def test_reasoning_ends_at_its_budget_and_an_answer_follows(client, budget):
+    for seed in range(3):
+        fields = {"tool_choice": "none", "extra_body": THINKING | {"max_reasoning_tokens": budget}}
+        answer = await ask(client, seed, **fields)
+        content, reasoning, calls, _ = whole = told(answer)
+        details = answer.usage.completion_tokens_details
+        assert details.reasoning_tokens == budget  # the untaught model ends none by itself
+        assert bool(reasoning) == bool(budget)
+        assert content
+        assert "think" not in content + reasoning
+        assert not calls
+        assert await streamed(client, seed, **fields) == whole
+
+
+async def test_a_demanded_call_follows_reasoning_that_was_cut_short(client):
+    for seed in range(NUM_SEEDS):
+        fields = {"tool_choice": NAMED, "extra_body": THINKING | {"max_reasoning_tokens": 9}}
+        answer = await ask(client, seed, **fields)
+        content, reasoning, [(name, arguments)], finish = whole = told(answer)
+        assert (content, name, finish) == ("", "get_weather", "tool_calls")
+        assert reasoning
+        jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+        assert answer.usage.completion_tokens_details.reasoning_tokens == 9
+        assert await streamed(client, seed, **fields) == whole
+
+
 async def test_a_plain_answer_beside_tools_is_content(client):
     for seed in range(3):
         whole = told(await ask(client, seed))
         assert await streamed(client, seed) == whole
         assert whole[2:] == ([], "stop") or whole[3] in ("length", "tool_calls")
+
+
+async def test_a_demanded_call_through_the_client_of_anthropic(services):
+    tools = [{"name": name, "input_schema": schema} for name, schema in SCHEMAS.items()]
+    url = services[1].removesuffix("/v1")
+    async with anthropic.AsyncAnthropic(base_url=url, api_key="none", timeout=120) as client:
+        wish = {
+            "model": (await client.models.list()).data[0].id,
+            "messages": [{"role": "user", "content": "What is the weather in town 1?"}],
+            "max_tokens": 400,
+            "tools": tools,
+            "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+            "extra_body": {"temperature": 0},
+        }
+        whole = await client.messages.create(**wish)
+        async with client.messages.stream(**wish) as stream:
+            streamed = await stream.get_final_message()
+        [call] = whole.content
+        jsonschema.validate(call.input, SCHEMAS[call.name])
+        assert (streamed.content[0].name, streamed.content[0].input) == (call.name, call.input)
+        assert streamed.stop_reason == whole.stop_reason == "tool_use"
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "rain"}
+        turns = [
+            *wish["messages"],
+            {"role": "assistant", "content": whole.content},
+            {"role": "user", "content": [result]},
+        ]
+        counted = await client.messages.count_tokens(
+            model=wish["model"], messages=turns, tools=tools
+        )
+        answer = await client.messages.create(
+            **wish | {"messages": turns, "tool_choice": {"type": "none"}, "max_tokens": 8}
+        )
+    assert answer.stop_reason in ("end_turn", "max_tokens")
+    assert counted.input_tokens > answer.usage.input_tokens + answer.usage.cache_read_input_tokens
 
 
 async def test_a_demanded_call_over_grpc(services):

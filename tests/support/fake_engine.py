@@ -46,6 +46,13 @@ class _Live:
     """Of all output tokens, those of another engine included."""
 
 
+@dataclass(slots=True)
+class _Session:
+    number: int
+    steps_sent: int = 0
+    steps_read: int = 0
+
+
 @dataclass
 class FakeEngine:
     """Serves scripted requests, one token of each per step, and notes the messages it receives.
@@ -85,8 +92,6 @@ class FakeEngine:
     submits: list[engine_pb2.Submit] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     """Request ids of live requests that were aborted."""
-    steps_read: int = 0
-    steps_sent: int = 0
     num_sessions: int = 0
     num_asked: int = 0
     """Times that it was asked what it serves."""
@@ -97,7 +102,9 @@ class FakeEngine:
         self._running.set()
         self._is_muted = False
         self._is_draining = False
-        self.live: dict[int, _Live] = {}
+        self.live: dict[tuple[int, int], _Live] = {}
+        """By session and handle."""
+        self._session = _Session(0)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -122,6 +129,16 @@ class FakeEngine:
         """Breaks every connection."""
         await self._server.stop(None)
         self.live.clear()
+
+    @property
+    def steps_sent(self) -> int:
+        """Steps that the newest session was sent."""
+        return self._session.steps_sent
+
+    @property
+    def steps_read(self) -> int:
+        """Steps of it that were read."""
+        return self._session.steps_read
 
     def pause(self) -> None:
         """Holds tokens back."""
@@ -153,12 +170,12 @@ class FakeEngine:
             await asyncio.Event().wait()
         await context.write(engine_pb2.EngineMessage(hello=self._hello()))
         self.num_sessions += 1
-        self.steps_sent = self.steps_read = 0
+        self._session = session = _Session(self._session.number + 1)
         outgoing: asyncio.Queue[engine_pb2.EngineMessage] = asyncio.Queue()
         tasks = [
-            asyncio.create_task(self._listen(context, outgoing)),
+            asyncio.create_task(self._listen(session, context, outgoing)),
             asyncio.create_task(self._beat(outgoing)),
-            asyncio.create_task(self._step(outgoing)),
+            asyncio.create_task(self._step(session, outgoing)),
         ]
         try:
             while True:
@@ -169,21 +186,23 @@ class FakeEngine:
             for task in tasks:
                 task.cancel()
             self.num_sessions -= 1
-            self.live.clear()
+            for key in [key for key in self.live if key[0] == session.number]:
+                del self.live[key]
 
     async def _listen(
         self,
+        session: _Session,
         context: grpc.aio.ServicerContext,
         outgoing: asyncio.Queue[engine_pb2.EngineMessage],
     ) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:
             kind = message.WhichOneof("message")
             if kind == "submit":
-                outgoing.put_nowait(self._take(message.submit))
+                outgoing.put_nowait(self._take(session, message.submit))
             elif kind == "abort":
-                self._abort(message.abort, outgoing)
+                self._abort(session, message.abort, outgoing)
             else:
-                self.steps_read = message.credit.steps_read
+                session.steps_read = message.credit.steps_read
 
     def _hello(self) -> engine_pb2.EngineHello:
         return engine_pb2.EngineHello(
@@ -193,7 +212,7 @@ class FakeEngine:
             heartbeat_interval_ms=int(HEARTBEAT_INTERVAL_S * 1000),
         )
 
-    def _take(self, submit: engine_pb2.Submit) -> engine_pb2.EngineMessage:
+    def _take(self, session: _Session, submit: engine_pb2.Submit) -> engine_pb2.EngineMessage:
         self.submits.append(submit)
         if self.rejection is not None:
             rejected = engine_pb2.Rejected(handle=submit.handle, failure=self.rejection)
@@ -205,18 +224,21 @@ class FakeEngine:
         assert given[len(prompt) :] == tokens[:num_resumed], "another engine made other tokens"
         if submit.sampling.HasField("max_tokens"):
             tokens = tokens[: submit.sampling.max_tokens]
-        self.live[submit.handle] = _Live(submit, prompt, tokens, num_resumed)
+        self.live[session.number, submit.handle] = _Live(submit, prompt, tokens, num_resumed)
         return engine_pb2.EngineMessage(admitted=engine_pb2.Admitted(handle=submit.handle))
 
     def _abort(
-        self, abort: engine_pb2.Abort, outgoing: asyncio.Queue[engine_pb2.EngineMessage]
+        self,
+        session: _Session,
+        abort: engine_pb2.Abort,
+        outgoing: asyncio.Queue[engine_pb2.EngineMessage],
     ) -> None:
         step = engine_pb2.StepOutput()
         for handle in abort.handles:
-            if live := self.live.pop(handle, None):
+            if live := self.live.pop((session.number, handle), None):
                 self.aborted.append(live.submit.request_id)
                 step.finished.append(_finished(live, FinishReason.FINISH_REASON_ABORTED))
-        self.steps_sent += 1
+        session.steps_sent += 1
         outgoing.put_nowait(engine_pb2.EngineMessage(step=step))
 
     async def _beat(self, outgoing: asyncio.Queue[engine_pb2.EngineMessage]) -> None:
@@ -233,21 +255,26 @@ class FakeEngine:
                 outgoing.put_nowait(engine_pb2.EngineMessage(draining=engine_pb2.Draining()))
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)
 
-    async def _step(self, outgoing: asyncio.Queue[engine_pb2.EngineMessage]) -> None:
+    async def _step(
+        self, session: _Session, outgoing: asyncio.Queue[engine_pb2.EngineMessage]
+    ) -> None:
         clock = asyncio.get_running_loop().time
         next_s = clock()
         while True:
             await self._running.wait()
-            if self.live and self.steps_sent - self.steps_read < self.credit_window:
-                self.steps_sent += 1
-                outgoing.put_nowait(engine_pb2.EngineMessage(step=self._make_step()))
+            has_credit = session.steps_sent - session.steps_read < self.credit_window
+            if has_credit and any(number == session.number for number, _ in self.live):
+                session.steps_sent += 1
+                outgoing.put_nowait(engine_pb2.EngineMessage(step=self._make_step(session)))
             next_s = max(next_s + self.step_s, clock())
             await asyncio.sleep(next_s - clock())
 
-    def _make_step(self) -> engine_pb2.StepOutput:
+    def _make_step(self, session: _Session) -> engine_pb2.StepOutput:
         step = engine_pb2.StepOutput()
         handles, counts, tokens = [], [], []
-        for handle, live in list(self.live.items()):
+        for (number, handle), live in list(self.live.items()):
+            if number != session.number:
+                continue
             end = min(live.num_sent + self.tokens_per_step, self.hold_at or len(live.tokens))
             new = live.tokens[live.num_sent : end]
             if not new:
@@ -259,7 +286,7 @@ class FakeEngine:
             if live.submit.sampling.HasField("logprobs"):
                 step.logprobs.add(handle=handle, positions=[_logprob(token) for token in new])
             if live.num_sent >= len(live.tokens):
-                del self.live[handle]
+                del self.live[number, handle]
                 step.finished.append(self._ending(live))
         step.handles = np.array(handles, "<u4").tobytes()
         step.num_tokens = np.array(counts, "<u4").tobytes()

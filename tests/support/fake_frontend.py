@@ -5,7 +5,8 @@
 
 A word is a token, its id is its length. A prompt whose first word is FAIL is refused with the
 `failure` set here; one whose first word is HANG gets its first word back and no more until it is
-cancelled; one whose first word is CUT gets a stream that ends without a finish reason.
+cancelled; one whose first word is CUT gets a stream that ends without a finish reason. A chat's
+message whose first word is CALL gets reasoning and a call of the tool that the second word names.
 """
 
 import asyncio
@@ -30,6 +31,7 @@ class FakeFrontend(frontend_pb2_grpc.FrontendServiceServicer):
         self.failure = failure_pb2.Failure(code=8, message="the queue is full", retry_after_ms=250)
         self.options: list[frontend_pb2.GenerationOptions] = []
         self.time_limits_s: list[float | None] = []
+        self.chats: list[frontend_pb2.ChatRequest] = []
         self.conversations: list[list[tuple[str, str]]] = []
         self.was_cancelled = asyncio.Event()
         self._server = grpc.aio.server()
@@ -50,6 +52,7 @@ class FakeFrontend(frontend_pb2_grpc.FrontendServiceServicer):
 
     async def Chat(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802  named by the contract
         self._record(request.options, context)
+        self.chats.append(request)
         self.conversations.append([(item.role, item.content) for item in request.messages])
         async for output in self._answer(request.messages[-1].content, request.options, context):
             yield frontend_pb2.ChatResponse(output=output)
@@ -105,6 +108,10 @@ class FakeFrontend(frontend_pb2_grpc.FrontendServiceServicer):
     async def _outputs(self, words: list[str], options: Any) -> AsyncIterator[Any]:
         request_id = options.request_id or "drawn"
         limit = options.sampling.max_tokens if options.sampling.HasField("max_tokens") else 1000
+        if words[0] == "CALL":
+            async for output in _calling(words[1], request_id):
+                yield output
+            return
         for position, word in enumerate(words[:limit]):
             text = word if position == 0 else f" {word}"
             output = frontend_pb2.Output(request_id=request_id, text=text, token_ids=[len(word)])
@@ -194,3 +201,19 @@ def _prompt(request: Any) -> str:
     if request.WhichOneof("prompt") == "text":
         return str(request.text)
     return " ".join("x" * token_id for token_id in request.tokens.ids)
+
+
+async def _calling(tool: str, request_id: str) -> AsyncIterator[Any]:
+    yield frontend_pb2.Output(request_id=request_id, reasoning="It needs ", token_ids=[1])
+    yield frontend_pb2.Output(request_id=request_id, reasoning="a tool.", token_ids=[1])
+    yield frontend_pb2.Output(request_id=request_id, text="Wait.", token_ids=[1])
+    for index in range(2):
+        begun = frontend_pb2.ToolCallPiece(index=index, id=f"call_{index}", name=tool)
+        yield frontend_pb2.Output(request_id=request_id, tool_calls=[begun], token_ids=[1])
+        for text in ('{"at": ', f"{index}}}"):
+            piece = frontend_pb2.ToolCallPiece(index=index, arguments=text)
+            yield frontend_pb2.Output(request_id=request_id, tool_calls=[piece], token_ids=[1])
+    usage = sampling_pb2.Usage(prompt_tokens=2, output_tokens=9, reasoning_tokens=2)
+    yield frontend_pb2.Output(
+        request_id=request_id, finish_reason=sampling_pb2.FINISH_REASON_STOP, usage=usage
+    )

@@ -24,6 +24,8 @@ def mask_of(allowed: Iterable[int], vocab_size: int) -> bytes:
 class ManualConstraint:
     """A constraint whose masks come when the test says so; `rule` returns them."""
 
+    num_free_tokens = 0
+
     def __init__(
         self, rule: Callable[[list[int]], Iterable[int]], *, vocab_size: int, is_instant: bool
     ) -> None:

@@ -80,38 +80,60 @@ class StructuredOutput(_message.Message):
     def __init__(self, json_schema: _Optional[str] = ..., json_object: _Optional[bool] = ..., regex: _Optional[str] = ..., lark: _Optional[str] = ..., choice: _Optional[_Union[TextChoice, _Mapping]] = ..., tagged: _Optional[_Union[TaggedText, _Mapping]] = ..., preamble: _Optional[_Union[Preamble, _Mapping]] = ...) -> None: ...
 
 class TaggedText(_message.Message):
-    __slots__ = ("tags", "begin", "separator", "end", "trigger", "stop_after_first")
+    __slots__ = ("tags", "begin", "separator", "end", "triggers", "stop_after_first", "has_text_between")
     TAGS_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     SEPARATOR_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
-    TRIGGER_FIELD_NUMBER: _ClassVar[int]
+    TRIGGERS_FIELD_NUMBER: _ClassVar[int]
     STOP_AFTER_FIRST_FIELD_NUMBER: _ClassVar[int]
+    HAS_TEXT_BETWEEN_FIELD_NUMBER: _ClassVar[int]
     tags: _containers.RepeatedCompositeFieldContainer[Tag]
     begin: str
     separator: str
     end: str
-    trigger: str
+    triggers: _containers.RepeatedScalarFieldContainer[str]
     stop_after_first: bool
-    def __init__(self, tags: _Optional[_Iterable[_Union[Tag, _Mapping]]] = ..., begin: _Optional[str] = ..., separator: _Optional[str] = ..., end: _Optional[str] = ..., trigger: _Optional[str] = ..., stop_after_first: _Optional[bool] = ...) -> None: ...
+    has_text_between: bool
+    def __init__(self, tags: _Optional[_Iterable[_Union[Tag, _Mapping]]] = ..., begin: _Optional[str] = ..., separator: _Optional[str] = ..., end: _Optional[str] = ..., triggers: _Optional[_Iterable[str]] = ..., stop_after_first: _Optional[bool] = ..., has_text_between: _Optional[bool] = ...) -> None: ...
 
 class Tag(_message.Message):
-    __slots__ = ("begin", "json_schema", "end")
+    __slots__ = ("begin", "json_schema", "end", "pairs")
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
     begin: str
     json_schema: str
     end: str
-    def __init__(self, begin: _Optional[str] = ..., json_schema: _Optional[str] = ..., end: _Optional[str] = ...) -> None: ...
+    pairs: ArgumentPairs
+    def __init__(self, begin: _Optional[str] = ..., json_schema: _Optional[str] = ..., end: _Optional[str] = ..., pairs: _Optional[_Union[ArgumentPairs, _Mapping]] = ...) -> None: ...
+
+class ArgumentPairs(_message.Message):
+    __slots__ = ("begin", "assign", "end", "separator", "bare_strings", "python_names")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    ASSIGN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    SEPARATOR_FIELD_NUMBER: _ClassVar[int]
+    BARE_STRINGS_FIELD_NUMBER: _ClassVar[int]
+    PYTHON_NAMES_FIELD_NUMBER: _ClassVar[int]
+    begin: str
+    assign: str
+    end: str
+    separator: str
+    bare_strings: bool
+    python_names: bool
+    def __init__(self, begin: _Optional[str] = ..., assign: _Optional[str] = ..., end: _Optional[str] = ..., separator: _Optional[str] = ..., bare_strings: _Optional[bool] = ..., python_names: _Optional[bool] = ...) -> None: ...
 
 class Preamble(_message.Message):
-    __slots__ = ("begin", "end")
+    __slots__ = ("begin", "end", "max_tokens")
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     begin: str
     end: str
-    def __init__(self, begin: _Optional[str] = ..., end: _Optional[str] = ...) -> None: ...
+    max_tokens: int
+    def __init__(self, begin: _Optional[str] = ..., end: _Optional[str] = ..., max_tokens: _Optional[int] = ...) -> None: ...
 
 class TextChoice(_message.Message):
     __slots__ = ("texts",)
@@ -120,14 +142,16 @@ class TextChoice(_message.Message):
     def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "cached_tokens", "output_tokens")
+    __slots__ = ("prompt_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ...) -> None: ...
+    reasoning_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob")

@@ -141,7 +141,7 @@ class ToolCall(_message.Message):
     def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("options", "messages", "tools", "tool_use", "required_tool", "parallel_tool_calls", "template_variables")
+    __slots__ = ("options", "messages", "tools", "tool_use", "required_tool", "parallel_tool_calls", "template_variables", "max_reasoning_tokens")
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +149,7 @@ class ChatRequest(_message.Message):
     REQUIRED_TOOL_FIELD_NUMBER: _ClassVar[int]
     PARALLEL_TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    MAX_REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     options: GenerationOptions
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     tools: _containers.RepeatedCompositeFieldContainer[Tool]
@@ -156,7 +157,8 @@ class ChatRequest(_message.Message):
     required_tool: str
     parallel_tool_calls: bool
     template_variables: str
-    def __init__(self, options: _Optional[_Union[GenerationOptions, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_use: _Optional[_Union[ToolUse, str]] = ..., required_tool: _Optional[str] = ..., parallel_tool_calls: _Optional[bool] = ..., template_variables: _Optional[str] = ...) -> None: ...
+    max_reasoning_tokens: int
+    def __init__(self, options: _Optional[_Union[GenerationOptions, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_use: _Optional[_Union[ToolUse, str]] = ..., required_tool: _Optional[str] = ..., parallel_tool_calls: _Optional[bool] = ..., template_variables: _Optional[str] = ..., max_reasoning_tokens: _Optional[int] = ...) -> None: ...
 
 class ChatResponse(_message.Message):
     __slots__ = ("output",)

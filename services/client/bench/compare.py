@@ -7,12 +7,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-ABOUT = ("benchmark", "shape", "commit")
-"""Figures in a result, as opposed to machine, versions and settings."""
+WORKLOAD_SETTINGS = ("divide_by",)
+"""Settings of a program that change what it measures; others change how it is served."""
 
 
 class ResultFileError(ValueError):
     """A file holds no result of a benchmark; the message says which and why."""
+
+
+class UnlikeLoadsError(ValueError):
+    """Two results are of different loads; the message says how they differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +36,13 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Measurements of one run, and their conditions by name, such as "gpu" or "torch"."""
+    """Measurements of one run, and their conditions by name, such as "gpu" or "torch".
+
+    load: what was measured; ratios of other loads mean nothing. about: commit, settings and target.
+    """
 
     figures: dict[str, Figure]
+    load: dict[str, str]
     machine: dict[str, str]
     versions: dict[str, str]
     about: dict[str, str]
@@ -58,6 +66,16 @@ def read_result(path: Path) -> Result:
         raise ResultFileError(f"{path} is not a benchmark's result") from error
 
 
+def check_loads(first: Result, second: Result) -> None:
+    """Checks that two results are of the same load.
+
+    Raises:
+        UnlikeLoadsError: they are not.
+    """
+    if differences := list(_differences(first.load, second.load)):
+        raise UnlikeLoadsError(f"the loads differ: {'; '.join(differences)}")
+
+
 def comparison(first: Result, second: Result) -> Iterator[str]:
     """Yields lines: what differs in conditions, then second over first for every common figure.
 
@@ -71,6 +89,9 @@ def comparison(first: Result, second: Result) -> Iterator[str]:
     yield from conditions
     if conditions:
         yield "machine or versions differ: the ratios tell of that, too"
+    if loads := list(_differences(first.load, second.load)):
+        yield from loads
+        yield "the loads differ: the ratios tell of that, too"
     yield from _differences(first.about, second.about)
     common = [name for name in first.figures if name in second.figures]
     if common:
@@ -94,12 +115,15 @@ def _of_program(content: Mapping[str, Any]) -> Result:
         for name, figure in content["figures"].items()
         if figure["values"]
     }
-    settings = {f"setting {name}": value for name, value in content["settings"].items()}
+    settings = dict(content["settings"])
+    load = {name: settings.pop(name) for name in WORKLOAD_SETTINGS if name in settings}
+    about = {f"setting {name}": value for name, value in settings.items()}
     return Result(
         figures=figures,
+        load=_words({name: content[name] for name in ("benchmark", "shape")} | load),
         machine=_words(content["machine"]),
         versions=_words(content["versions"]),
-        about=_words({name: content[name] for name in ABOUT} | settings),
+        about=_words({"commit": content["commit"]} | about),
     )
 
 
@@ -115,7 +139,16 @@ def _of_load(content: Mapping[str, Any]) -> Result:
                     values=(float(value),), unit="ms", better="lower"
                 )
     load = {f"load {name}": value for name, value in content["load"].items()}
-    return Result(figures=figures, machine={}, versions={}, about=_words(load))
+    # The address does not matter; whether the frontend took part does.
+    target = content["target"].partition(" ")[0]
+    about = {"target": target, "failed requests": sum(content["num_failed"].values())}
+    return Result(
+        figures=figures,
+        load=_words({"benchmark": "bench serving"} | load),
+        machine={},
+        versions={},
+        about=_words(about),
+    )
 
 
 def _words(values: Mapping[str, Any]) -> dict[str, str]:

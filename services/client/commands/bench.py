@@ -9,7 +9,13 @@ import typer
 import uvloop
 from rich.console import Console
 
-from services.client.bench.compare import ResultFileError, comparison, read_result
+from services.client.bench.compare import (
+    ResultFileError,
+    UnlikeLoadsError,
+    check_loads,
+    comparison,
+    read_result,
+)
 from services.client.bench.report import report, table_of
 from services.client.bench.runner import run
 from services.client.bench.target import EngineTarget, FrontendTarget
@@ -58,18 +64,28 @@ def bench_serving(
 
 def bench_compare(
     first: Annotated[Path, typer.Argument(help="Result of a benchmark, as JSON.")],
-    second: Annotated[Path, typer.Argument(help="Another one of the same benchmark.")],
+    second: Annotated[Path, typer.Argument(help="Another one of the same benchmark and load.")],
+    unlike: Annotated[
+        bool, typer.Option("--unlike", help="Compare results of different loads all the same.")
+    ] = False,
 ) -> None:
     """Prints the second result over the first, figure by figure, and what differs around them.
+
+    Results of different loads, or of different benchmarks, are refused.
 
     Examples:
     - `octavo bench compare before.json after.json`
     """
     try:
-        lines = comparison(read_result(first), read_result(second))
+        results = read_result(first), read_result(second)
+        if not unlike:
+            check_loads(*results)
     except ResultFileError as error:
         raise typer.BadParameter(str(error)) from None
-    for line in lines:
+    except UnlikeLoadsError as error:
+        typer.echo(f"octavo: {error} (--unlike compares them all the same)", err=True)
+        raise typer.Exit(1) from None
+    for line in comparison(*results):
         typer.echo(line)
 
 

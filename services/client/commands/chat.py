@@ -2,15 +2,20 @@
 
 import asyncio
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from services.client.channel import Access
 from services.client.client import OctavoClient
+from services.client.context import Context
 from services.client.errors import OctavoError
 from services.client.flags import DEFAULT_FRONTEND, FrontendAddress, TimeoutSeconds, structured
-from services.client.requests import Message, Options
+from services.client.requests import Message, Options, Reply, Tool, ToolCall
+from services.client.responses import Completion
+from services.client.stream import Stream
 from services.client.structured_output import Structure
 from services.client.terminal import Answer, AsJson, show, show_json
 
@@ -22,9 +27,9 @@ def chat(
     message: Annotated[
         str | None, typer.Argument(help="Ask this once and leave; a conversation if absent.")
     ] = None,
-    system: Annotated[str, typer.Option(help="System message.")] = "",
     options: Options,
     structure: Structure,
+    context: Context,
     as_json: AsJson = False,
     timeout_s: TimeoutSeconds = None,
     frontend: FrontendAddress = DEFAULT_FRONTEND,
@@ -33,7 +38,9 @@ def chat(
     """Talks with the model, with history; Ctrl-C ends an answer, Ctrl-D or /quit the program.
 
     In the conversation, /system TEXT sets the system message and /reset forgets what was said.
-    A flag that is absent means the model's own default.
+    After tool calls, it asks for the result of each. Reasoning goes to standard error.
+    A flag that is absent means the model's own default. Lines that come through a pipe are asked
+    one by one; if any gets no answer, the exit code is 1.
 
     Examples:
     - `octavo chat`
@@ -41,14 +48,42 @@ def chat(
     - `octavo chat "What is 7 + 5?" --temperature 0`
 
     - `octavo chat --system "You are a kind storyteller." --max-tokens 200`
+
+    - `octavo chat "What is the weather in Rome?" --tools tools.json --tool-choice required`
     """
-    options = structured(options, structure)
-    conversation = Conversation(system)
+    try:
+        tools, reply = context.read_tools(), context.read_reply()
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if as_json and message is None:
+        raise typer.BadParameter("--json needs a message")
+    asking = Asking(structured(options, structure), tools, reply, timeout_s)
+    conversation = Conversation(context.system)
     if message is None:
-        Repl(conversation, options, timeout_s).run(frontend, access)
+        Repl(conversation, asking).run(frontend, access)
     else:
         conversation.ask(message)
-        asyncio.run(_ask_once(conversation, options, timeout_s, frontend, access, as_json))
+        asyncio.run(_ask_once(conversation, asking, frontend, access, as_json))
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """The options of every request of a conversation."""
+
+    options: Options
+    tools: Sequence[Tool]
+    reply: Reply
+    timeout_s: float | None
+
+    def chat(self, client: OctavoClient, messages: Sequence[Message]) -> Stream:
+        """Asks for the answer to a conversation."""
+        return client.chat(
+            messages,
+            self.options,
+            tools=self.tools,
+            reply=self.reply,
+            timeout_s=self.timeout_s,
+        )
 
 
 class Conversation:
@@ -68,12 +103,22 @@ class Conversation:
         """Adds what the user says."""
         self._turns.append(Message(role="user", content=text))
 
-    def answer(self, text: str) -> None:
+    def answer(self, completion: Completion) -> None:
         """Adds what the model said."""
-        self._turns.append(Message(role="assistant", content=text))
+        self._turns.append(
+            Message(
+                role="assistant", content=completion.text, tool_calls=tuple(completion.tool_calls)
+            )
+        )
+
+    def add_result(self, call: ToolCall, result: str) -> None:
+        """Adds the result of a tool call."""
+        self._turns.append(Message(role="tool", content=result, tool_call_id=call.id))
 
     def take_back(self) -> None:
-        """Forgets the last message, which got no answer."""
+        """Forgets what came after the last complete answer."""
+        while self._turns and self._turns[-1].role == "tool":
+            self._turns.pop()
         self._turns.pop()
 
     def reset(self) -> None:
@@ -84,16 +129,19 @@ class Conversation:
 class Repl:
     """Reads a line, shows the answer, and so on."""
 
-    def __init__(
-        self, conversation: Conversation, options: Options, timeout_s: float | None
-    ) -> None:
+    def __init__(self, conversation: Conversation, asking: Asking) -> None:
         self._conversation = conversation
-        self._options = options
-        self._timeout_s = timeout_s
+        self._asking = asking
+        self._is_terminal = sys.stdin.isatty()
+        self._has_failed = False
 
     def run(self, address: str, access: Access) -> None:
-        """Talks until /quit or the end of the input."""
-        is_terminal = sys.stdin.isatty()
+        """Talks until /quit or the end of the input.
+
+        Raises:
+            typer.Exit: a request failed, and the input is no terminal.
+        """
+        is_terminal = self._is_terminal
         if is_terminal:
             import readline  # noqa: F401  gives input() line editing, on a terminal only
 
@@ -109,6 +157,8 @@ class Repl:
                     self._handle(line, runner, client)
             finally:
                 runner.run(client.close())
+        if self._has_failed and not is_terminal:
+            raise typer.Exit(1)
 
     def _handle(self, line: str, runner: asyncio.Runner, client: OctavoClient) -> None:
         command, _, rest = line.partition(" ")
@@ -120,21 +170,35 @@ class Repl:
             typer.echo(COMMANDS, err=True)
         elif line:
             self._conversation.ask(line)
-            try:
-                answer = runner.run(self._answer(client))
-            except KeyboardInterrupt:
-                self._conversation.take_back()
-                typer.echo("\n(cancelled)", err=True)
-            except OctavoError as error:
-                self._conversation.take_back()
-                typer.secho(f"octavo: {error}", fg=typer.colors.RED, err=True)
-            else:
-                self._conversation.answer(answer.completion.text)
-                typer.secho(answer.summary(), dim=True, err=True)
+            while self._ask(runner, client):
+                pass
+
+    def _ask(self, runner: asyncio.Runner, client: OctavoClient) -> bool:
+        """Shows the next answer; returns whether results of its tool calls want another one."""
+        conversation = self._conversation
+        try:
+            answer = runner.run(self._answer(client))
+        except KeyboardInterrupt:
+            conversation.take_back()
+            typer.echo("\n(cancelled)", err=True)
+            return False
+        except OctavoError as error:
+            self._has_failed = True
+            conversation.take_back()
+            typer.secho(f"octavo: {error}", fg=typer.colors.RED, err=True)
+            return False
+        conversation.answer(answer.completion)
+        typer.secho(answer.summary(), dim=True, err=True)
+        calls = answer.completion.tool_calls
+        for call in calls:
+            result = _read_line(f"result of {call.name}> " if self._is_terminal else "")
+            if result is None:
+                return False
+            conversation.add_result(call, result)
+        return bool(calls)
 
     async def _answer(self, client: OctavoClient) -> Answer:
-        messages = self._conversation.messages
-        async with client.chat(messages, self._options, timeout_s=self._timeout_s) as stream:
+        async with self._asking.chat(client, self._conversation.messages) as stream:
             return await show(stream)
 
 
@@ -155,14 +219,13 @@ def _read_line(prompt: str) -> str | None:
 
 async def _ask_once(
     conversation: Conversation,
-    options: Options,
-    timeout_s: float | None,
+    asking: Asking,
     address: str,
     access: Access,
     as_json: bool,
 ) -> None:
     async with OctavoClient(address, access=access) as client:
-        stream = client.chat(conversation.messages, options, timeout_s=timeout_s)
+        stream = asking.chat(client, conversation.messages)
         if as_json:
             await show_json(stream)
             return

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from services.client.client import OctavoClient
+from services.client.model import engine_flags
 from services.client.requests import Message, Options, Sampling
-from services.client.stack import Stack, model_flags, plan_stack
+from services.client.stack import Stack, plan_stack
 from services.client.supervisor import Supervisor, run_until_signalled
 from services.client.terminal import show
 
@@ -25,7 +26,10 @@ def demo(
         bool, typer.Option("--keep", help="Leave the services running and say how to stop them.")
     ] = False,
     model: Annotated[
-        Path | None, typer.Option(help="Checkpoint folder; the embedded model if absent.")
+        str | None,
+        typer.Option(
+            help="Checkpoint folder or OWNER/NAME on the hub; the embedded model if absent."
+        ),
     ] = None,
 ) -> None:
     """Starts both services on free ports, streams one answer and stops them.
@@ -37,7 +41,7 @@ def demo(
     """
     supervisor = Supervisor(lambda line: typer.echo(line, err=True), is_outlived=keep)
     logs = Path(tempfile.mkdtemp(prefix="octavo-demo-"))
-    stack = plan_stack(engine_arguments=model_flags(model), log_folder=logs)
+    stack = plan_stack(engine_arguments=engine_flags(model), log_folder=logs)
     asyncio.run(run_until_signalled(_demo(supervisor, stack, prompt, keep), supervisor.kill))
     if not keep:
         shutil.rmtree(logs)

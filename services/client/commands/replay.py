@@ -9,9 +9,12 @@ from services.client.stack import service_command
 
 
 def replay(context: typer.Context) -> None:
-    """Runs the steps of a recording again and names the first tensor that differs.
+    """Runs the steps of a recording again, with and without graphs, and compares the two.
 
-    The flags that follow are the engine's own; `octavo replay --help` lists them.
+    It names the first step and tensor that differ. `octavo record` makes a recording. --against
+    says what steps without graphs are compared with: `full` graphs of whole steps, `piecewise`
+    graphs of pieces, `eager` no graphs either. The other flags are the engine's own; `octavo replay
+    --help` lists them.
 
     Example: `octavo replay trace.binpb --against full`
     """

@@ -1,20 +1,31 @@
 """`octavo serve`: both services under supervision."""
 
+import argparse
 import asyncio
 import shlex
 import sys
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
 
 from services.client.channel import Tls
-from services.client.stack import LOOPBACK, Stack, model_flags, plan_stack
+from services.client.model import engine_flags
+from services.client.stack import LOOPBACK, Stack, choose_port, plan_stack
 from services.client.supervisor import Supervisor, run_until_signalled
+from services.extras import require_extra
 from services.processes.standard_error import replace_standard_error
 
 Port = Annotated[
     int, typer.Option(min=0, max=65535, help="The frontend's port; 0 takes a free one.")
+]
+HttpPort = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65535,
+        help="Port of the OpenAI-compatible HTTP API; 0 takes a free one, no HTTP when absent.",
+    ),
 ]
 EnginePort = Annotated[
     int,
@@ -22,14 +33,18 @@ EnginePort = Annotated[
 ]
 
 
-def serve(
+def serve(  # noqa: PLR0913  a parameter is a flag
     *,
     model: Annotated[
-        Path | None,
-        typer.Option(help="Checkpoint folder in Hugging Face form; the embedded model if absent."),
+        str | None,
+        typer.Option(
+            help="Checkpoint folder in Hugging Face form, or OWNER/NAME[@REVISION] on the hub; "
+            "the embedded model if absent."
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address the frontend listens on.")] = LOOPBACK,
     port: Port = 50050,
+    http_port: HttpPort = None,
     engine_port: EnginePort = 50051,
     engines: Annotated[
         int, typer.Option(min=1, max=64, help="Engines to run, on ports one after the other.")
@@ -49,10 +64,13 @@ def serve(
     """Starts the services, one engine or several, and runs them until Ctrl-C, SIGTERM or SIGHUP.
 
     A service that dies is started again, five times in a row at most. Stopping lets running
-    requests finish; a second Ctrl-C does not wait.
+    requests finish; a second Ctrl-C does not wait. When a service cannot start, the exit code is
+    that service's.
 
     Examples:
-    - `octavo serve`
+    - `octavo serve --http-port 8000`
+
+    - `octavo serve --model Qwen/Qwen3-0.6B --http-port 8000`
 
     - `octavo serve --model ~/models/qwen3-0.6b --host 0.0.0.0`
 
@@ -62,14 +80,20 @@ def serve(
 
     - `octavo serve --frontend-arg="--tls-cert f.pem --tls-key f.key" --tls-ca ca.pem`
     """
+    require_extra("engine")
+    require_extra("frontend")
+    frontend_words, engine_words = _words(frontend_arg), _words(engine_arg)
+    if http_port is not None:
+        frontend_words += ["--http-port", str(choose_port(host, http_port))]
+    model_words = engine_flags(model)
     replace_standard_error()  # an unread line must not hold up the supervisor
     stack = plan_stack(
         host=host,
         port=port,
         engine_port=engine_port,
         num_engines=engines,
-        engine_arguments=[*model_flags(model), *_words(engine_arg)],
-        frontend_arguments=_words(frontend_arg),
+        engine_arguments=[*model_words, *engine_words],
+        frontend_arguments=frontend_words,
         tls=tls,
     )
     supervisor = Supervisor(_report)
@@ -81,14 +105,41 @@ async def _serve(supervisor: Supervisor, stack: Stack) -> None:
         # At the same time: each of them loads the model by itself.
         await asyncio.gather(*map(supervisor.start, stack.engines))
         await supervisor.start(stack.frontend)
-        _report(f"talk to it:  octavo chat --frontend {stack.frontend.address}")
-        for engine in stack.engines:
-            _report(f"watch it:    octavo stats --engine {engine.address}")
+        for line in closing_lines(stack):
+            _report(line)
         await supervisor.watch()
     finally:
         _report("stopping")
         await supervisor.stop()
         _report("stopped")
+
+
+def closing_lines(stack: Stack) -> Iterator[str]:
+    """Yields a line for each address that the services listen on, with what it is for."""
+    frontend = stack.frontend
+    yield f"talk to it:  octavo chat --frontend {frontend.address}"
+    host, own = frontend.address.rpartition(":")[0], _addresses(frontend.arguments)
+    scheme = "http" if own.tls_cert is None else "https"
+    if own.http_port:
+        yield f"over HTTP:   {scheme}://{host}:{own.http_port}/v1"
+    if own.metrics_port:
+        yield f"metrics:     {scheme}://{host}:{own.metrics_port}/metrics"
+    for engine in stack.engines:
+        yield f"watch it:    octavo stats --engine {engine.address}"
+        own = _addresses(engine.arguments)
+        scheme = "http" if own.tls_cert is None else "https"
+        if own.metrics_port:
+            yield f"metrics:     {scheme}://{LOOPBACK}:{own.metrics_port}/metrics"
+
+
+def _addresses(arguments: Sequence[str]) -> argparse.Namespace:
+    """Reads a service's flags that decide where it listens."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--http-port", type=int)
+    parser.add_argument("--metrics-port", type=int)
+    parser.add_argument("--tls-cert")
+    known, _ = parser.parse_known_args(arguments)
+    return known
 
 
 def _report(line: str) -> None:

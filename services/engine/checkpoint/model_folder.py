@@ -71,7 +71,9 @@ class ModelFolder:
                 value out of range, or the limit is above the model's.
         """
         if not folder.is_dir():
-            raise ModelFolderError(f"{folder} is not a folder; --model names a checkpoint's folder")
+            raise ModelFolderError(
+                f"{folder} is not a folder; --model takes one, or OWNER/NAME from the hub"
+            )
         try:
             config = ModelConfig.from_folder(folder)
             if num_speculative_tokens:

@@ -1,9 +1,9 @@
 """The model that is served."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from services.engine.config.section import ConfigSection
 
@@ -11,13 +11,24 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 TINY_CHECKPOINT = REPOSITORY / "models" / "checkpoints" / "tiny"
 
 
+def _explicit_path(value: object) -> object:
+    """Keeps ./MODEL and ~/MODEL from looking like a name on the hub."""
+    if isinstance(value, str) and value.startswith((".", "~")):
+        return Path(value).expanduser().absolute()
+    return value
+
+
+Model = Annotated[Path, BeforeValidator(_explicit_path)]
+
+
 class CheckpointConfig(ConfigSection):
     """The model: its folder, name, weights and length."""
 
-    model: Path = TINY_CHECKPOINT
-    """Folder of the checkpoint, in Hugging Face form. The default is the small embedded model."""
+    model: Model = TINY_CHECKPOINT
+    """Folder of the checkpoint, in Hugging Face form, or OWNER/NAME[@REVISION] on the hub.
+    The default is the small embedded model."""
     served_model_name: str = ""
-    """Name that requests use; the folder's name when empty."""
+    """Name that requests use; when empty, OWNER/NAME from the hub, else the folder's name."""
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     """Where weights come from; dummy fills them with seeded random numbers, for benchmarks."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -1,17 +1,17 @@
 """Serving: the address, certificates, and limits of connections and sessions."""
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
 from services.engine.config.section import ConfigSection
+from services.extras import require_extra
 
 
 def _with_stubs(is_wanted: bool) -> bool:
-    if is_wanted and find_spec("smg_grpc_proto") is None:
-        raise ValueError("it needs the extra: pip install 'octavo[gateway]'")
+    if is_wanted:
+        require_extra("gateway")
     return is_wanted
 
 

@@ -245,7 +245,7 @@ class RequestReader:
     def _structured_output(self, given: sampling_pb2.SamplingParams) -> StructuredOutput | None:
         if not given.HasField("structured_output"):
             return None
-        if given.ignore_eos:
+        if given.ignore_eos and given.structured_output.WhichOneof("grammar") is not None:
             raise InvalidRequestError("structured_output cannot go with ignore_eos: it must end")
         return structured_output_of(given.structured_output, self.max_grammar_bytes)
 

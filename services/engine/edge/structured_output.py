@@ -19,10 +19,13 @@ def structured_output_of(
         InvalidRequestError: it is empty, too large, or has an empty text.
     """
     kind = message.WhichOneof("grammar")
-    if kind is None:
+    has_budget = message.preamble.HasField("max_tokens")
+    if kind is None and not has_budget:
         raise InvalidRequestError("structured_output is empty; it must say what the output is")
     texts: tuple[str, ...] = ()
     match kind:
+        case None:
+            pass
         case "json_object":
             if not message.json_object:
                 raise InvalidRequestError("structured_output.json_object is false; leave it out")
@@ -46,7 +49,12 @@ def structured_output_of(
         raise InvalidRequestError(
             f"structured_output.{kind} has {num_bytes} bytes; the limit is {max_bytes}"
         )
-    return StructuredOutput(GrammarKind(kind), texts, preamble)
+    return StructuredOutput(
+        None if kind is None else GrammarKind(kind),
+        texts,
+        preamble,
+        message.preamble.max_tokens if has_budget else None,
+    )
 
 
 def _preamble(message: sampling_pb2.StructuredOutput) -> tuple[str, str] | None:
@@ -63,12 +71,34 @@ def _tagged(message: sampling_pb2.TaggedText) -> str:
         raise InvalidRequestError(
             f"structured_output.tagged has {len(message.tags)} tags; it must have 1 to {MAX_TAGS}"
         )
+    if len(message.triggers) > MAX_TAGS or not all(message.triggers):
+        raise InvalidRequestError(
+            f"structured_output.tagged has an empty trigger, or more than {MAX_TAGS}"
+        )
+    if message.has_text_between and (
+        not message.triggers or message.begin or message.separator or message.end
+    ):
+        raise InvalidRequestError(
+            "structured_output.tagged has text between its parts; it then takes triggers, and no"
+            " begin, separator or end"
+        )
     fields = {
         "begin": message.begin,
         "separator": message.separator,
         "end": message.end,
-        "trigger": message.trigger,
+        "triggers": list(message.triggers),
         "stop_after_first": message.stop_after_first,
-        "tags": [(tag.begin, tag.json_schema, tag.end) for tag in message.tags],
+        "has_text_between": message.has_text_between,
+        "tags": [
+            (tag.begin, tag.json_schema, tag.end, _pairs(tag) if tag.HasField("pairs") else None)
+            for tag in message.tags
+        ],
     }
     return json.dumps(fields, ensure_ascii=False)
+
+
+def _pairs(tag: sampling_pb2.Tag) -> dict[str, str | bool]:
+    pairs = tag.pairs
+    if not pairs.assign or (pairs.bare_strings and not pairs.end):
+        raise InvalidRequestError("structured_output.tagged has pairs without assign or end")
+    return {field.name: getattr(pairs, field.name) for field in pairs.DESCRIPTOR.fields}

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,16 @@ from llguidance import LLMatcher, LLTokenizer
 
 from services.engine.errors import InvalidRequestError, QueueFullError, UnsupportedError
 from services.engine.grammar.constraint import RETRY_AFTER_MS, GrammarConstraint, next_mask
-from services.engine.grammar.grammar_text import compile_grammar, make_tokenizer, shown
+from services.engine.grammar.grammar_text import (
+    compile_grammar,
+    make_tokenizer,
+    shown,
+    special_tokens_of,
+)
 from services.engine.grammar.probe_pool import ProbePool
-from services.engine.request import StructuredOutput
+from services.engine.grammar.reasoning_budget import ReasoningBudget, ReasoningMarkers
+from services.engine.grammar.tagged import Tokens
+from services.engine.request import Constraint, StructuredOutput
 from services.telemetry.counts import Counts
 
 log = structlog.get_logger()
@@ -81,6 +88,7 @@ class GrammarCompiler:
             "vocab_size": vocab_size,
             "eos_token_ids": sorted(eos_token_ids),
         }
+        self._special: Tokens = {}
         self._mask_bytes = 4 * -(-vocab_size // 32)
         self._max_live = max_live
         self._timeout_s = timeout_s
@@ -110,16 +118,37 @@ class GrammarCompiler:
 
     async def constrain(
         self, wanted: StructuredOutput, token_ids: Sequence[int] = ()
-    ) -> GrammarConstraint:
+    ) -> Constraint:
         """Returns a constraint at its beginning, or after the tokens of a resumed output.
 
-        It counts against the limit until it is closed.
+        One with a grammar counts against the limit until it is closed.
 
         Raises:
             InvalidRequestError: the grammar is wrong or too expensive.
             UnsupportedError: the model's tokenizer allows no grammars.
             QueueFullError: too many grammars are in use or wait for compilation.
         """
+        max_tokens, preamble = wanted.max_preamble_tokens, wanted.preamble
+        form = replace(wanted, max_preamble_tokens=None)
+        grammar = None if form.kind is None else await self._follow(form, token_ids)
+        if max_tokens is None or preamble is None:
+            assert grammar is not None, "an output without a form has a limited preamble"
+            return grammar
+        tokenizer = await self.tokenizer()
+        budget = ReasoningBudget(
+            ReasoningMarkers.of(preamble, tokenizer, self._special),
+            max_tokens,
+            tokenizer.decode_bytes,
+            vocab_size=self._settings["vocab_size"],
+            inner=grammar,
+        )
+        for token_id in token_ids:
+            budget.count(token_id)
+        return budget
+
+    async def _follow(
+        self, wanted: StructuredOutput, token_ids: Sequence[int]
+    ) -> GrammarConstraint:
         if not self._counts.take(LIVE, limit=self._max_live):
             raise QueueFullError(
                 f"{self._counts.held(LIVE)} requests with structured output are live; the limit is "
@@ -222,14 +251,19 @@ class GrammarCompiler:
 
     async def _load(self) -> LLTokenizer:
         loop = asyncio.get_running_loop()
-        make = partial(make_tokenizer, **self._settings)
+
+        def read() -> tuple[LLTokenizer, Tokens]:
+            special = special_tokens_of(self._settings["tokenizer_json"])
+            return make_tokenizer(**self._settings), special
+
         try:
-            return await loop.run_in_executor(self._compiling, make)
+            tokenizer, self._special = await loop.run_in_executor(self._compiling, read)
         except ValueError as error:
             log.warning("structured_output_unavailable", reason=shown(str(error)))
             raise UnsupportedError(
                 f"the engine cannot read this model's tokenizer: {shown(str(error))}"
             ) from None
+        return tokenizer
 
     async def _compile(self, wanted: StructuredOutput) -> _Compiled:
         tokenizer = await self.tokenizer()

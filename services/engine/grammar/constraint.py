@@ -66,6 +66,11 @@ class GrammarConstraint:
         """The next token's bits; None until computed."""
         return self._mask
 
+    @property
+    def num_free_tokens(self) -> int:
+        """No token may come without a mask."""
+        return 0
+
     def listen(
         self, on_mask: Callable[[], None], on_end: Callable[[EngineError | None], None]
     ) -> None:

@@ -57,6 +57,8 @@ def grammar_text(wanted: StructuredOutput, special_tokens: Tokens | None = None)
             grammar = tagged_grammar(
                 json.loads(wanted.texts[0]), lambda text: _of_schema(read_schema(text)), special
             )
+        case None:
+            raise AssertionError("an output without a form has no grammar")
     if wanted.preamble is not None:
         grammar = with_preamble(grammar, *wanted.preamble, special)
     # The last line, so that a caller's lines keep their numbers in messages.

@@ -61,6 +61,7 @@ class ProbePool:
             UnsupportedError: the model's tokenizer allows no grammars.
             QueueFullError: no process can be started, or all are busy.
         """
+        assert wanted.kind is not None, "an output without a form has no grammar"
         question = json.dumps(
             {"kind": wanted.kind.value, "texts": wanted.texts, "preamble": wanted.preamble}
         ).encode()

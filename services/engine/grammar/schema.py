@@ -43,6 +43,7 @@ ANNOTATIONS = frozenset(
     }
 )  # fmt: skip
 """Keywords that allow and forbid nothing. So does any keyword that begins with "x-"."""
+_IDENTITY = frozenset({"$id", "$schema", "id"})
 _HINTS = {
     "nullable": 'use "type": [..., "null"]',
     "contentEncoding": "use pattern or format",
@@ -105,8 +106,13 @@ def _check(root: dict[str, Any]) -> None:
             waiting.append(_resolve(root, reference))  # it may be where no schema is looked for
 
 
+def is_annotation(keyword: str) -> bool:
+    """Whether a keyword allows and forbids nothing."""
+    return keyword in ANNOTATIONS or keyword.startswith("x-") or keyword in _IDENTITY
+
+
 def _check_keyword(schema: dict[str, Any], keyword: str) -> None:
-    if keyword not in ENFORCED and keyword not in ANNOTATIONS and not keyword.startswith("x-"):
+    if keyword not in ENFORCED and not is_annotation(keyword):
         hint = f"; {_HINTS[keyword]}" if keyword in _HINTS else ""
         raise InvalidRequestError(f"json_schema has {keyword!r}, which is not enforced{hint}")
     value = schema[keyword]

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from services.engine.errors import InvalidRequestError
+from services.engine.grammar.argument_pairs import PairRules
+from services.engine.grammar.schema import read_schema
 
 FREE_TEXT = r"/(.|\n)*/"
 _SPACE = r"/[ \n]{1,2}/"
@@ -25,35 +27,74 @@ def tagged_grammar(fields: Mapping[str, Any], schema_of: Schema, special: Tokens
 
     Args:
         fields: those of TaggedText of protos/common/v1/sampling.proto; each of its `tags` is a list
-            of begin, json_schema and end.
+            of begin, json_schema, end and the fields of `pairs`, or None.
         schema_of: converts a schema.
         special: the tokenizer's special tokens.
 
     Raises:
-        InvalidRequestError: a schema is refused, or a first part does not begin with the trigger.
+        InvalidRequestError: a schema is refused, a first part begins with no trigger, or no part
+            with one of them.
     """
-    trigger, rules = fields["trigger"], []
-    for index, (begin, schema, end) in enumerate(fields["tags"]):
+    triggers = sorted(fields["triggers"] or [""], key=len)
+    firsts: list[list[str]] = [[] for _ in triggers]
+    rules: list[str] = []
+    for index, (begin, schema, end, pairs) in enumerate(fields["tags"]):
         opening = fields["begin"] + begin
-        if not opening.startswith(trigger):
+        first = next((i for i, text in enumerate(triggers) if opening.startswith(text)), None)
+        if first is None:
             raise InvalidRequestError(f"tag {index} does not begin with the trigger")
+        firsts[first].append(f"first_{index}")
         try:
-            expression = schema_of(schema)
+            expression = _document(index, schema, pairs, rules, schema_of, special)
         except InvalidRequestError as error:
             raise InvalidRequestError(f"tag {index}: {error}") from None
         rules += [
             f"body_{index}: {expression} {_fixed(end, special)}",
-            f"first_{index}: {_fixed(opening[len(trigger) :], special)} body_{index}",
+            f"first_{index}: {_fixed(opening[len(triggers[first]) :], special)} body_{index}",
             f"next_{index}: {_fixed(fields['separator'] + begin, special)} body_{index}",
         ]
-    numbers = range(len(fields["tags"]))
-    more = "" if fields["stop_after_first"] else f"({' | '.join(f'next_{i}' for i in numbers)})*"
-    firsts = " | ".join(f"first_{i}" for i in numbers)
-    parts = f"parts: ({firsts}) {more} {_fixed(fields['end'], special)}"
-    if not trigger:
-        return "\n".join(["start: parts", parts, *rules])
-    lead = ["start: lead_text | lead parts", f"lead_text: {FREE_TEXT}"]
-    return "\n".join([*lead, *_up_to("lead", trigger, special), parts, *rules])
+    if unused := [text for text, begun in zip(triggers, firsts, strict=True) if not begun]:
+        raise InvalidRequestError(f"no tag begins with the trigger {unused[0]!r:.64}")
+    nexts = " | ".join(f"next_{index}" for index in range(len(fields["tags"])))
+    is_single, is_mixed = fields["stop_after_first"], fields["has_text_between"]
+    more = "" if is_single or is_mixed else f"({nexts})*"
+    leads = []
+    for index, (trigger, begun) in enumerate(zip(triggers, firsts, strict=True)):
+        rules.append(
+            f"parts_{index}: ({' | '.join(begun)}) {more} {_fixed(fields['end'], special)}"
+        )
+        if trigger:
+            rules += _up_to(f"lead_{index}", trigger, special)
+            leads.append(f"lead_{index} parts_{index}")
+    if not leads:
+        return "\n".join(["start: parts_0", *rules])
+    led = " | ".join(leads)
+    times = "?" if is_single else "*"
+    start = f"({led}){times} lead_text" if is_mixed else f"lead_text | {led}"
+    return "\n".join([f"start: {start}", f"lead_text: {FREE_TEXT}", *rules])
+
+
+def _document(
+    index: int,
+    schema: str,
+    pairs: Mapping[str, Any] | None,
+    rules: list[str],
+    schema_of: Schema,
+    special: Tokens,
+) -> str:
+    """Returns the expression of a tag's document, and adds the rules that it needs."""
+    if pairs is None:
+        return schema_of(schema)
+    writer = PairRules(
+        f"tag_{index}",
+        pairs,
+        of_schema=lambda each: schema_of(json.dumps(each)),
+        fixed=lambda text: _fixed(text, special),
+        up_to=lambda rule, text: _up_to(rule, text, special),
+    )
+    expression = writer.expression(read_schema(schema))
+    rules += writer.rules
+    return expression
 
 
 def with_preamble(grammar: str, begin: str, end: str, special: Tokens) -> str:
@@ -71,7 +112,7 @@ def with_preamble(grammar: str, begin: str, end: str, special: Tokens) -> str:
 
 def _up_to(rule: str, end: str, special: Tokens) -> list[str]:
     """Returns the rules of free text up to the first occurrence of a fixed text."""
-    first, *rest = _pieces(end, special)
+    first, *rest = pieces_of(end, special)
     if first in special:
         return [f"{rule}: {rule}_free {_fixed(end, special)}", f"{rule}_free: {FREE_TEXT}"]
     return [
@@ -82,11 +123,11 @@ def _up_to(rule: str, end: str, special: Tokens) -> list[str]:
 
 def _fixed(text: str, special: Tokens) -> str:
     """Returns the Lark expression of a fixed text."""
-    pieces = _pieces(text, special)
+    pieces = pieces_of(text, special)
     return " ".join(f"<[{special[p]}]>" if p in special else _quoted(p) for p in pieces)
 
 
-def _pieces(text: str, special: Tokens) -> list[str]:
+def pieces_of(text: str, special: Tokens) -> list[str]:
     """Divides a fixed text into special tokens and the texts between them."""
     longest_first = sorted(filter(None, special), key=len, reverse=True)
     if not longest_first:

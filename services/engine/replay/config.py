@@ -15,9 +15,10 @@ class ReplaySection(ConfigSection):
     """The recording, and the graphs that its steps are tested with."""
 
     trace: CliPositionalArg[Path]
-    """File that `octavo record` wrote."""
+    """Recording: a file that `octavo record` wrote from an engine with --allow-watch-tokens."""
     against: Literal["eager", "piecewise", "full"]
-    """Compared with eager steps: graphs of pieces, graphs of whole steps, or none."""
+    """The other side of the comparison with eager steps. eager: the same again, to see whether the
+    recording can be repeated; full: graphs of whole steps; piecewise: graphs of pieces."""
 
 
 class ReplayObservability(ObservabilityConfig):
@@ -28,7 +29,10 @@ class ReplayObservability(ObservabilityConfig):
 
 
 class ReplayConfig(EngineConfig):
-    """Runs the steps of a recording twice, eagerly and as --against says, and compares them.
+    """Finds the step and the tensor at which tokens go wrong.
+
+    Runs the steps of a recording twice, without graphs and as --against says, and compares every
+    result. Example: octavo replay trace.binpb --against full
 
     Exits with 0 when nothing differs, 1 when something does or a graph failed its test, 2 when the
     recording cannot be replayed. Limits, drafts, block size, dtype of the cache and load format are

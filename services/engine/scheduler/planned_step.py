@@ -148,7 +148,7 @@ class PlannedStep:
 
         Args:
             requests: requests past their prompts with one token to compute, a block for it, no
-                drafts and no grammar. Their counts and the budget are already updated.
+                drafts and no mask. Their counts and the budget are already updated.
         """
         batch, row_needs = self._batch, self._row_needs
         first = len(batch.row_ids)
@@ -184,12 +184,12 @@ class PlannedStep:
             num_drafts = end - num_tokens
             batch.sample_indices.append(len(batch.row_ids))
             self._sampling.append(request)
-            request.num_pending_tokens += 1
-            self._count_needs(request, row, num_tokens)
-            if request.constraint is not None:
+            if request.constraint is not None and request.needs_mask:
                 assert request.constraint.mask is not None, "the scheduler waits for the mask"
                 batch.grammar_rows.append(len(batch.sample_indices) - 1)
                 batch.grammar_masks.append(request.constraint.mask)
+            request.num_pending_tokens += 1
+            self._count_needs(request, row, num_tokens)
         else:
             self._unsampled.append(request)
         batch.row_ids.append(row)

@@ -280,7 +280,7 @@ class Scheduler:
             if (
                 num_tokens - num_computed == 1
                 and drafts is None
-                and request.constraint is None
+                and (request.constraint is None or not request.needs_mask)
                 and num_computed >= request.num_prompt_tokens
                 and num_tokens * num_groups <= len(request.block_ids) * block_size
             ):
@@ -289,7 +289,7 @@ class Scheduler:
                 step.budget -= 1
                 decoding.append(request)
                 continue
-            if request.constraint is not None and request.awaits_mask:
+            if request.awaits_mask:
                 continue
             if drafts is not None and request.num_pending_tokens:
                 continue  # its next position is unknown
@@ -390,7 +390,11 @@ class Scheduler:
                 output.finish_reason = FinishReason.LENGTH
                 self._holdings.end(request)
             elif request.constraint is not None:
-                request.constraint.advance(token_id)
+                for each in output.token_ids:
+                    request.constraint.advance(each)
+                # The last token decides which drafts may follow.
+                num_drafts = max(0, request.constraint.num_free_tokens - 1)
+                del request.draft_token_ids[num_drafts:]
 
 
 def _may_stop(request: Request) -> bool:

@@ -36,8 +36,7 @@ class DraftPlan:
             if request.status is RequestStatus.RUNNING:
                 num_tokens = len(request.token_ids)
                 request.num_computed_tokens = num_tokens - 1
-                # The grammar must see the last token before it knows which tokens may follow.
-                room = 0 if request.constraint is not None else self.max_seq_len - num_tokens
+                room = self.max_seq_len - num_tokens
                 request.draft_token_ids = drafts[: max(0, room)]
 
 

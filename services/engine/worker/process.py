@@ -53,13 +53,18 @@ def run_worker(config: EngineConfig, channel: Channel, *, rank: int) -> int:
     """
     server = StepServer(channel, fail_on_late_build=config.compilation.fail_on_late_build)
     try:
-        started = start_worker(
-            config,
-            rank=rank,
-            report_progress=server.report_progress,
-            on_fault=server.report_graph,
-            on_compiled=server.report_compiled,
-        )
+        try:
+            started = start_worker(
+                config,
+                rank=rank,
+                report_progress=server.report_progress,
+                on_fault=server.report_graph,
+                on_compiled=server.report_compiled,
+            )
+        except ValueError as error:  # the operator can mend it; where it was raised does not help
+            log.debug("worker_refused_to_start", exc_info=error)
+            _report(channel, str(error), step_id=0)
+            return 1
         # torch and the model stay for good; a full collection walks them for 70 ms in mid-step.
         gc.freeze()
         server.serve(started.runner, started.ready, started.capture)
@@ -68,7 +73,8 @@ def run_worker(config: EngineConfig, channel: Channel, *, rank: int) -> int:
         return 0
     except Exception as error:  # the worker's engine loop: whatever it was ends the worker
         log.exception("worker_failed", step_id=server.step_id)
-        _report(channel, error, server.step_id)
+        details = "".join(traceback.format_exception(error))
+        _report(channel, f"{type(error).__name__}: {error}\n{details}", server.step_id)
         return 1
 
 
@@ -227,11 +233,9 @@ class StepServer:
         return min((wait for wait in waits if wait is not None), default=None)
 
 
-def _report(channel: Channel, error: Exception, step_id: int) -> None:
+def _report(channel: Channel, error: str, step_id: int) -> None:
     """Reports to the service, unless it is gone, why this worker cannot go on."""
-    details = "".join(traceback.format_exception(error))
-    text = f"{type(error).__name__}: {error}\n{details}"
-    failure = WorkerFailure(error=text, step_id=step_id)
+    failure = WorkerFailure(error=error, step_id=step_id)
     with contextlib.suppress(EOFError):
         channel.send(WorkerEvent(failure=failure).SerializeToString())
 

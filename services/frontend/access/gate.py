@@ -63,6 +63,11 @@ class Gate:
         caller = self._current.get(None)
         return None if caller is None else caller.name
 
+    @property
+    def acting_account(self) -> str:
+        """The account of the acting key; empty where keys are not needed."""
+        return self._current.get(self._anonymous).account
+
     def authenticate(self, authorization: str | None) -> Caller:
         """Returns the caller with the key in an `authorization` header, "Bearer KEY".
 

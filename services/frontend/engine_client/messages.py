@@ -11,6 +11,7 @@ import numpy as np
 
 from protos.common.v1.failure_pb2 import Failure
 from protos.common.v1.sampling_pb2 import (
+    ArgumentPairs,
     FinishReason,
     PositionLogprobs,
     Preamble,
@@ -34,7 +35,9 @@ from services.frontend.errors import (
 
 __all__ = [
     "ABORTED",
+    "LENGTH",
     "STOP",
+    "ArgumentPairs",
     "EngineRequest",
     "FinishReason",
     "ModelInfo",
@@ -55,6 +58,7 @@ __all__ = [
 
 ModelInfo = GetModelInfoResponse
 """The served model and its limits."""
+LENGTH = FinishReason.FINISH_REASON_LENGTH
 STOP = FinishReason.FINISH_REASON_STOP
 ABORTED = FinishReason.FINISH_REASON_ABORTED
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}

@@ -7,9 +7,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.frontend.access.gate import Gate
 from services.frontend.errors import UnauthenticatedError
+from services.frontend.http.error_forms import error_response
 from services.frontend.http.status import http_error_of
 
-_OPEN_PATHS = {"/health"}
+_OPEN_PATHS = {"/health", "/ping"}
 """Probes need no key."""
 
 log = structlog.get_logger()
@@ -28,17 +29,25 @@ class RequireKey:
             await self._app(scope, receive, send)
             return
         try:
-            caller = self._gate.authenticate(Headers(scope=scope).get("authorization"))
+            caller = self._gate.authenticate(_authorization(Headers(scope=scope)))
         except UnauthenticatedError as error:
             host = (scope["client"] or ("",))[0]
             log.info("call_refused", method=scope["method"], peer=host)
-            await _refusal(error)(scope, receive, send)
+            await _refusal(scope["path"], error)(scope, receive, send)
             return
         with self._gate.acting_as(caller):
             await self._app(scope, receive, send)
 
 
-def _refusal(error: UnauthenticatedError) -> JSONResponse:
-    told = http_error_of(error)
-    headers = {"www-authenticate": "Bearer"}
-    return JSONResponse(told.body, status_code=told.status, headers=headers)
+def _authorization(headers: Headers) -> str | None:
+    """Returns the header, or the same with a key that came as x-api-key, as Anthropic's do."""
+    key = headers.get("x-api-key")
+    if "authorization" in headers or key is None:
+        return headers.get("authorization")
+    return f"Bearer {key}"
+
+
+def _refusal(path: str, error: UnauthenticatedError) -> JSONResponse:
+    response = error_response(path, http_error_of(error))
+    response.headers["www-authenticate"] = "Bearer"
+    return response

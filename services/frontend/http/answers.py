@@ -1,6 +1,7 @@
 """Response bodies of completions and chat completions, whole or in chunks."""
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -45,27 +46,28 @@ class CompletionAnswer:
     ) -> None:
         """Starts a response; `streams_usage` adds a usage field to each chunk."""
         self._envelope = _envelope(answer_id, "text_completion", model)
-        self._logprobs = [
-            CompletionLogprobs(model.tokenizer) if has_logprobs else None
-            for _ in range(num_samples)
-        ]
+        self._has_logprobs = has_logprobs
+        self._logprobs = defaultdict[int, CompletionLogprobs](
+            lambda: CompletionLogprobs(model.tokenizer)
+        )
         self._prompt_logprobs = PromptLogprobs(model.tokenizer) if tells_prompt else None
         self._tokenizer = model.tokenizer
-        self._echo = ""
+        self._num_samples = num_samples
+        self._echoes: list[str] = []
         self._begun: set[int] = set()
         self._usage_field: Body = {"usage": None} if streams_usage else {}
 
     def echo(self, text: str, token_ids: Sequence[int]) -> None:
-        """Prepends the prompt to each output."""
-        self._echo = text
-        if any(self._logprobs):
+        """Prepends the next prompt to each of its outputs."""
+        first = len(self._echoes)
+        self._echoes += [text] * self._num_samples
+        if self._has_logprobs:
             offsets = text_offsets(self._tokenizer, token_ids, text)
             visible = self._tokenizer.token_bytes(show_special_tokens=False)
             # An unfinished character of the prompt counts as begun, as in the output.
             num_begun = len(text) + len(Detokenizer(visible, token_ids).flush())
-            for logprobs in self._logprobs:
-                if logprobs is not None:
-                    logprobs.echo(token_ids, offsets, num_begun)
+            for index in range(first, len(self._echoes)):
+                self._logprobs[index].echo(token_ids, offsets, num_begun)
 
     def opening(self) -> list[Body]:
         """Returns nothing: the first chunk is the first output."""
@@ -83,18 +85,20 @@ class CompletionAnswer:
         """Returns all outputs, in the order of their indices, as one body."""
         choices = [self._choice(output) for output in outputs]
         if self._prompt_logprobs is not None:
-            told = self._prompt_logprobs.of(outputs)
-            choices = [{**choice, "prompt_logprobs": told} for choice in choices]
+            for index, choice in enumerate(choices):
+                first = outputs[index - index % self._num_samples]
+                choice["prompt_logprobs"] = self._prompt_logprobs.of(first)
         return {**self._envelope, "choices": choices, "usage": usage_body(usage)}
 
     def _choice(self, output: Output) -> Body:
-        logprobs = self._logprobs[output.index]
         is_first = output.index not in self._begun
         self._begun.add(output.index)
         return {
             "index": output.index,
-            "text": self._echo + output.text if is_first else output.text,
-            "logprobs": None if logprobs is None else logprobs.push(output),
+            "text": self._echoes[output.index] + output.text
+            if is_first and self._echoes
+            else output.text,
+            "logprobs": self._logprobs[output.index].push(output) if self._has_logprobs else None,
             "finish_reason": _finish_reason(output),
         }
 
@@ -159,7 +163,7 @@ class ChatAnswer:
         ]
         body = {**self._envelope, "choices": choices, "usage": usage_body(usage)}
         if self._prompt_logprobs is not None:
-            body["prompt_logprobs"] = self._prompt_logprobs.of(outputs)
+            body["prompt_logprobs"] = self._prompt_logprobs.of(outputs[0])
         return body
 
     def _ending(self, output: Output) -> Body:
@@ -212,6 +216,15 @@ def _message(output: Output) -> Body:
     return message
 
 
+def usage_so_far(*, prompt_tokens: int, output_tokens: int) -> Body:
+    """Returns the usage of an unfinished request in tokens; how many were cached is not known."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": prompt_tokens + output_tokens,
+    }
+
+
 def usage_body(usage: Usage) -> Body:
     """Returns the usage in tokens."""
     return {
@@ -219,6 +232,7 @@ def usage_body(usage: Usage) -> Body:
         "completion_tokens": usage.output_tokens,
         "total_tokens": usage.prompt_tokens + usage.output_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 
 

@@ -1,5 +1,6 @@
 """The routes of the HTTP API."""
 
+import importlib.metadata
 import json
 import time
 
@@ -12,10 +13,26 @@ from starlette.routing import Route
 from services.frontend.errors import FrontendError
 from services.frontend.http.body import Bodies
 from services.frontend.http.body_reader import BodyReader
+from services.frontend.http.error_forms import error_response
 from services.frontend.http.generation import CHAT, COMPLETION, GenerationEndpoint
 from services.frontend.http.live_requests import LiveRequests
+from services.frontend.http.messages.endpoint import (
+    MESSAGE,
+    MESSAGE_COUNT,
+    CountEndpoint,
+    RequireVersion,
+)
 from services.frontend.http.openapi import openapi_document
+from services.frontend.http.responses.endpoint import ResponsesEndpoint
+from services.frontend.http.responses.store import ResponseStore
+from services.frontend.http.responses.stored import StoredResponses
 from services.frontend.http.status import RefusedCallError, http_error_of
+from services.frontend.http.tokenization import (
+    DETOKENIZE,
+    TOKENIZE,
+    DetokenizeEndpoint,
+    TokenizeEndpoint,
+)
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.served_model import ServedModel
 from services.telemetry.metrics import Metrics
@@ -29,6 +46,7 @@ class ServiceEndpoints:
         self._live = live
         self._metrics = metrics
         self._created_s = int(time.time())
+        self._version = importlib.metadata.version("octavo")
         self._openapi = json.dumps(openapi_document(), separators=(",", ":")).encode()
 
     async def health(self, request: Request) -> Response:
@@ -37,6 +55,11 @@ class ServiceEndpoints:
         if self._pipeline.engine.is_ready and not self._live.is_draining:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "unavailable"}, status_code=503)
+
+    async def show_version(self, request: Request) -> Response:
+        """Returns Octavo's version."""
+        del request
+        return JSONResponse({"version": self._version})
 
     async def list_models(self, request: Request) -> Response:
         """Lists the served model; nothing before the first connection to an engine."""
@@ -88,24 +111,51 @@ def make_app(
     body_reader: BodyReader,
     metrics: Metrics,
     *,
+    store: ResponseStore,
     slow_reader_timeout_s: float,
 ) -> Starlette:
     """Returns the API as an ASGI application."""
     service = ServiceEndpoints(pipeline, live, metrics)
-    chat, completion = (
-        GenerationEndpoint(
+    chat, completion, message, message_count, tokenize, detokenize = (
+        endpoint(
             kind, pipeline, live, bodies, body_reader, slow_reader_timeout_s=slow_reader_timeout_s
         )
-        for kind in (CHAT, COMPLETION)
+        for endpoint, kind in (
+            (GenerationEndpoint, CHAT),
+            (GenerationEndpoint, COMPLETION),
+            (GenerationEndpoint, MESSAGE),
+            (CountEndpoint, MESSAGE_COUNT),
+            (TokenizeEndpoint, TOKENIZE),
+            (DetokenizeEndpoint, DETOKENIZE),
+        )
     )
+    responses = ResponsesEndpoint(
+        store,
+        pipeline,
+        live,
+        bodies,
+        body_reader,
+        slow_reader_timeout_s=slow_reader_timeout_s,
+    )
+    stored = StoredResponses(store, pipeline.gate)
     return Starlette(
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completion, methods=["POST"]),
+            Route("/v1/messages", RequireVersion(message), methods=["POST"]),
+            Route("/v1/messages/count_tokens", RequireVersion(message_count), methods=["POST"]),
+            Route("/v1/responses", responses, methods=["POST"]),
+            Route("/v1/responses/{response_id}", stored.show),
+            Route("/v1/responses/{response_id}", stored.delete, methods=["DELETE"]),
             Route("/v1/embeddings", service.refuse_embeddings, methods=["POST"]),
             Route("/v1/models", service.list_models),
+            Route("/v1/models/", service.list_models),
             Route("/v1/models/{name:path}", service.show_model),
+            Route("/tokenize", tokenize, methods=["POST"]),
+            Route("/detokenize", detokenize, methods=["POST"]),
             Route("/health", service.health),
+            Route("/ping", service.health, methods=["GET", "POST"]),
+            Route("/version", service.show_version),
             Route("/metrics", service.show_metrics),
             Route("/openapi.json", service.describe),
         ],
@@ -119,9 +169,7 @@ def make_app(
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    del request
-    told = http_error_of(error)
-    return JSONResponse(told.body, status_code=told.status, headers=told.headers)
+    return error_response(request.url.path, http_error_of(error))
 
 
 async def _answer_routing_error(request: Request, error: Exception) -> Response:

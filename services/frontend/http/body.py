@@ -6,6 +6,7 @@ from typing import Self
 from starlette.requests import Request
 
 from services.frontend.errors import OverloadedError
+from services.frontend.http.content_encoding import decoder_of
 from services.frontend.http.status import RefusedCallError
 from services.telemetry.counts import Counts
 
@@ -32,7 +33,8 @@ class Bodies:
         """Receives a JSON body, counted for `account` until it is closed.
 
         Raises:
-            RefusedCallError: it is not JSON, is too large, or does not arrive.
+            RefusedCallError: it is not JSON, cannot be decompressed, is too large, or does not
+                arrive.
             OverloadedError: bodies take too much memory.
             ClientDisconnect: the client left.
         """
@@ -43,11 +45,17 @@ class Bodies:
             int(request.headers.get("content-length", 0)) > self._max_bytes
         ):  # the HTTP parser validates it
             raise _too_large(self._max_bytes)
+        # Several headers are one list, and so refused.
+        decoder = decoder_of(", ".join(request.headers.getlist("content-encoding")))
         body = Body(self, account)
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 async for part in request.stream():
-                    body.append(part)
+                    for number, piece in enumerate(decoder.decode(part)):
+                        if number:  # a part may hold a thousand times its size
+                            await asyncio.sleep(0)
+                        body.append(piece)
+                decoder.finish()
         except BaseException as error:
             body.close()
             if isinstance(error, TimeoutError):

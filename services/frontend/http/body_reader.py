@@ -4,7 +4,6 @@ import asyncio
 import json
 import pickle
 from functools import partial
-from typing import Literal
 
 from services.frontend.errors import (
     EngineUnavailableError,
@@ -12,7 +11,8 @@ from services.frontend.errors import (
     OverloadedError,
 )
 from services.frontend.http.body_worker import Refusal, question_of
-from services.frontend.http.calls import Call, ReadCall, read_chat, read_completion
+from services.frontend.http.calls import Call
+from services.frontend.http.readers import READERS, Reader
 from services.processes.errors import (
     HelperBrokenError,
     HelperBusyError,
@@ -20,8 +20,6 @@ from services.processes.errors import (
 )
 from services.processes.helper_pool import HelperPool
 from services.telemetry.counts import Counts
-
-Reader = Literal["completion", "chat"]
 
 INLINE_BODY_BYTES = 2**20
 """Larger bodies are always parsed in the process: scanning takes 5 ns per byte."""
@@ -42,7 +40,6 @@ _MARKS = b"{[,:\\"
 """Upper bound of values and keys; a backslash may hide one in a string."""
 _WAITING = "large_body_bytes"
 _WORKER = "services.frontend.http.body_worker"
-_READERS: dict[Reader, ReadCall] = {"completion": read_completion, "chat": read_chat}
 
 
 def is_small(body: bytes) -> bool:
@@ -81,7 +78,7 @@ class BodyReader:
             EngineUnavailableError: the process cannot be used now.
         """
         if is_small(body):
-            return _READERS[reader](body, request_id)
+            return READERS[reader](body, request_id)
         if not self._counts.take(_WAITING, len(body), limit=MAX_WAITING_BYTES):
             raise OverloadedError(
                 f"{self._counts.held(_WAITING)} bytes of large bodies wait to be read;"

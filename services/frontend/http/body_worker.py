@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.frontend.errors import InvalidRequestError
-from services.frontend.http.calls import Call, ReadCall, read_chat, read_completion
+from services.frontend.http.calls import Call
+from services.frontend.http.readers import READERS, Reader
 from services.frontend.pipeline.prompt_size import MAX_PROMPT_TOKENS, check_prompt_size
-from services.frontend.pipeline.request import check_options
+from services.frontend.pipeline.request import check_options, prompts_of
 from services.processes.helper_program import limit_resources, run_helper
 
 MAX_MEMORY_BYTES = 2**30
@@ -29,7 +30,6 @@ _LENGTH = struct.Struct(">I")
 _NICENESS = 5
 """The event loop has priority on a shared core."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_READERS: dict[str, ReadCall] = {"completion": read_completion, "chat": read_chat}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Refusal:
     field: str | None
 
 
-def question_of(reader: str, request_id: str, max_prompt_tokens: int, body: bytes) -> bytes:
-    """Returns the question about a body; `reader` is a key of _READERS."""
+def question_of(reader: Reader, request_id: str, max_prompt_tokens: int, body: bytes) -> bytes:
+    """Returns the question about a body; `reader` is a key of READERS."""
     head = json.dumps([reader, request_id, max_prompt_tokens]).encode()
     return b"".join((_LENGTH.pack(len(head)), head, body))
 
@@ -55,7 +55,7 @@ def open_worker(opening: bytes) -> Callable[[bytes], bytes]:
     def read(question: bytes) -> bytes:
         [length] = _LENGTH.unpack_from(question)
         start = _LENGTH.size + length
-        head: tuple[str, str, int] = json.loads(question[_LENGTH.size : start])
+        head: tuple[Reader, str, int] = json.loads(question[_LENGTH.size : start])
         answer = _answer(question[start:], *head, limits=limits)
         return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
 
@@ -63,15 +63,16 @@ def open_worker(opening: bytes) -> Callable[[bytes], bytes]:
 
 
 def _answer(
-    body: bytes, reader: str, request_id: str, max_prompt_tokens: int, *, limits: dict[str, int]
+    body: bytes, reader: Reader, request_id: str, max_prompt_tokens: int, *, limits: dict[str, int]
 ) -> Call | Refusal:
     try:
         check_structure(body)
-        call = _READERS[reader](body, request_id)
+        call = READERS[reader](body, request_id)
         check_prompt_size(
             call.prompt, max_bytes=limits["max_prompt_bytes"], max_tokens=max_prompt_tokens
         )
-        check_options(call.options, max_samples=limits["max_samples"])
+        num_prompts = len(prompts_of(call.prompt))
+        check_options(call.options, max_samples=limits["max_samples"], num_prompts=num_prompts)
     except InvalidRequestError as error:
         return Refusal(str(error), error.field)
     except MemoryError:

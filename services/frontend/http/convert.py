@@ -8,18 +8,24 @@ from services.frontend.http.schema import (
     ChatCompletionRequest,
     ChatMessage,
     CompletionRequest,
+    GenerationFields,
     NamedTool,
     ResponseFormat,
-    SharedFields,
+    TokenizeRequest,
+    Tool,
 )
 from services.frontend.http.structured_output import structured_output_of
-from services.frontend.pipeline.request import Conversation, Options, Prompt
+from services.frontend.pipeline.request import Conversation, Options, Prompt, PromptBatch
 from services.frontend.pipeline.tools import tool_call_of, tool_of
 from services.frontend.reply.call_rules import CallRules
 from services.frontend.text.chat_template import Message
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Default max_tokens of a completion, as in OpenAI's API."""
+NO_SEED = -1
+"""The same as no seed, as at other servers."""
+ALL_TOKENS = -1
+"""top_k that keeps all tokens, as at other servers."""
 
 _PASSED_ON = (
     "temperature",
@@ -39,12 +45,12 @@ _PASSED_ON = (
 
 
 def completion_prompt(request: CompletionRequest) -> Prompt:
-    """Returns the prompt: text, or token ids used as they are."""
+    """Returns the prompt or prompts: text, or token ids used as they are."""
     match request.prompt:
-        case [str(text)]:
-            return text
+        case [str() | list(), *_] as prompts:
+            return PromptBatch(prompts) if len(prompts) > 1 else prompts[0]  # type: ignore[return-value,arg-type]  # texts or lists
         case prompt:
-            return prompt  # type: ignore[return-value]  # a list of text has one entry
+            return prompt  # type: ignore[return-value]  # one text or list of ids
 
 
 def conversation_of(request: ChatCompletionRequest) -> Conversation:
@@ -58,10 +64,7 @@ def conversation_of(request: ChatCompletionRequest) -> Conversation:
         if getattr(request, field) is not None and request.tools is None:
             raise InvalidRequestError(f"{field} needs tools", field=field)
     wanted = () if request.tool_choice == "none" else request.tools or ()
-    tools = [
-        tool_of(each.function.name, each.function.description, each.function.parameters)
-        for each in wanted
-    ]
+    tools = [_tool_of(each) for each in wanted]
     named = choice.function.name if isinstance(choice, NamedTool) else ""
     rules = CallRules(
         is_required=bool(named) or choice == "required",
@@ -70,7 +73,33 @@ def conversation_of(request: ChatCompletionRequest) -> Conversation:
         strict=frozenset(each.function.name for each in wanted if each.function.strict),
     )
     messages = [_message_of(each) for each in request.messages]
-    return Conversation(messages, tools, rules, _template_variables(request))
+    variables = template_variables_of(
+        request.chat_template_kwargs,
+        request.reasoning_effort,
+        request.verbosity,
+        field="reasoning_effort",
+    )
+    return Conversation(
+        messages, tools, rules, variables, max_reasoning_tokens=request.max_reasoning_tokens
+    )
+
+
+def tokenized_prompt(request: TokenizeRequest) -> str | Conversation:
+    """Returns the text or conversation to be tokenized.
+
+    Raises:
+        InvalidRequestError: a tool call's arguments are not JSON, or a text has fields of chats.
+    """
+    if request.messages is None:
+        for field in ("tools", "chat_template_kwargs"):
+            if getattr(request, field) is not None:
+                raise InvalidRequestError(f"{field} needs messages", field=field)
+        return request.prompt or ""
+    return Conversation(
+        [_message_of(each) for each in request.messages],
+        [_tool_of(each) for each in request.tools or ()],
+        template_variables=_given(request.chat_template_kwargs),
+    )
 
 
 def completion_options(request: CompletionRequest, request_id: str) -> Options:
@@ -79,7 +108,15 @@ def completion_options(request: CompletionRequest, request_id: str) -> Options:
     Raises:
         InvalidRequestError: two fields contradict each other.
     """
-    max_tokens = request.max_tokens
+    max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    if max_tokens == 0 and not request.echo:
+        raise InvalidRequestError("max_tokens of 0 is for echo only", field="max_tokens")
+    if request.best_of not in (None, request.n or 1):
+        raise InvalidRequestError(
+            f"best_of is {request.best_of} with n of {request.n or 1}; choosing among outputs is"
+            " not supported",
+            field="best_of",
+        )
     tells_prompt = bool(request.echo) and request.logprobs is not None
     if tells_prompt and request.n not in (None, 1):
         raise InvalidRequestError("echo with logprobs takes n of 1", field="echo")
@@ -88,10 +125,11 @@ def completion_options(request: CompletionRequest, request_id: str) -> Options:
             "echo with logprobs already returns the prompt's; leave prompt_logprobs out",
             field="prompt_logprobs",
         )
-    return _options(
+    return options_of(
         request,
         request_id,
-        max_tokens=DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens,
+        num_samples=request.n,
+        max_tokens=max_tokens,
         logprobs=request.logprobs,
         prompt_logprobs=request.logprobs if tells_prompt else request.prompt_logprobs,
     )
@@ -111,9 +149,10 @@ def chat_options(request: ChatCompletionRequest, request_id: str) -> Options:
         )
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs to be true", field="top_logprobs")
-    return _options(
+    return options_of(
         request,
         request_id,
+        num_samples=request.n,
         max_tokens=old if new is None else new,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         prompt_logprobs=request.prompt_logprobs,
@@ -121,21 +160,32 @@ def chat_options(request: ChatCompletionRequest, request_id: str) -> Options:
     )
 
 
-def _options(
-    request: SharedFields,
+def options_of(
+    request: GenerationFields,
     request_id: str,
     *,
     max_tokens: int | None,
     logprobs: int | None,
-    prompt_logprobs: int | None,
+    num_samples: int | None = None,
+    prompt_logprobs: int | None = None,
     response_format: ResponseFormat | None = None,
 ) -> Options:
+    """Returns the options of a request; None counts as absent.
+
+    Raises:
+        InvalidRequestError: there is more than one form of output.
+    """
     named: dict[str, Any] = {name: getattr(request, name) for name in _PASSED_ON}
     named |= {
-        "max_tokens": max_tokens,
+        # The engine always samples a token after the prompt; without output it is left out.
+        "max_tokens": 1 if max_tokens == 0 else max_tokens,
         "logprobs": logprobs,
         "prompt_logprobs": prompt_logprobs,
     }
+    if named["seed"] == NO_SEED:
+        named["seed"] = None
+    if named["top_k"] == ALL_TOKENS:
+        named["top_k"] = 0
     named["structured_output"] = structured_output_of(request.structured_outputs, response_format)
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or ()
     return Options(
@@ -146,23 +196,39 @@ def _options(
         ),
         stop=tuple(stop),
         cache_salt=request.cache_salt or "",
-        num_samples=1 if request.n is None else request.n,
+        num_samples=1 if num_samples is None else num_samples,
+        has_output=max_tokens != 0,
         parse_special_tokens=request.parse_special_tokens,
     )
 
 
-def _template_variables(request: ChatCompletionRequest) -> dict[str, Any]:
-    given = request.chat_template_kwargs or {}
-    variables = {name: value for name, value in given.items() if value is not None}
-    effort = request.reasoning_effort
+def template_variables_of(
+    given: dict[str, Any] | None, effort: str | None, verbosity: str | None, *, field: str
+) -> dict[str, Any]:
+    """Returns the variables for the chat template; `field` has the effort of reasoning.
+
+    Raises:
+        InvalidRequestError: the variables have another effort.
+    """
+    variables = _given(given)
     if effort is not None:
         if variables.get("reasoning_effort", effort) != effort:
             raise InvalidRequestError(
-                "reasoning_effort and chat_template_kwargs contradict each other",
-                field="reasoning_effort",
+                f"{field} and chat_template_kwargs contradict each other", field=field
             )
         variables["reasoning_effort"] = effort
+    if verbosity is not None:
+        variables.setdefault("verbosity", verbosity)
     return variables
+
+
+def _given(variables: dict[str, Any] | None) -> dict[str, Any]:
+    return {name: value for name, value in (variables or {}).items() if value is not None}
+
+
+def _tool_of(tool: Tool) -> Message:
+    function = tool.function
+    return tool_of(function.name, function.description, function.parameters)
 
 
 def _message_of(message: ChatMessage) -> Message:
@@ -170,6 +236,8 @@ def _message_of(message: ChatMessage) -> Message:
     if isinstance(content, list):
         content = "".join(part.text for part in content)
     read: dict[str, Any] = {"role": message.role, "content": content}
+    if message.name is not None:
+        read["name"] = message.name
     if message.reasoning_content is not None:
         read["reasoning_content"] = message.reasoning_content
     if message.tool_calls:

@@ -1,11 +1,12 @@
-"""The two endpoints that run the model."""
+"""The endpoints that run the model, and the responses in OpenAI's form."""
 
 import dataclasses
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
@@ -13,36 +14,43 @@ from starlette.types import Receive, Scope, Send
 from services.frontend.access.caller import Lease
 from services.frontend.engine_client.messages import ABORTED, Usage
 from services.frontend.errors import EngineUnavailableError, FrontendError
-from services.frontend.http.answers import Answer, ChatAnswer, CompletionAnswer
+from services.frontend.http.answers import Answer, ChatAnswer, CompletionAnswer, usage_so_far
 from services.frontend.http.body import Bodies, Body
-from services.frontend.http.body_reader import BodyReader, Reader
+from services.frontend.http.body_reader import BodyReader
 from services.frontend.http.calls import Call
 from services.frontend.http.echo import prompt_text
 from services.frontend.http.live_requests import LiveRequests
+from services.frontend.http.readers import Reader
+from services.frontend.http.request_id import new_request_id
 from services.frontend.http.writer import ResponseWriter
 from services.frontend.pipeline.generation import Generation
-from services.frontend.pipeline.pipeline import Pipeline
-from services.frontend.pipeline.request import Output
+from services.frontend.pipeline.pipeline import Outlet, Pipeline
+from services.frontend.pipeline.request import Output, Prompt, prompts_of
 from services.frontend.pipeline.samples import Samples
 from services.frontend.reply.deltas import joined_calls
 from services.telemetry.connections import address_of
 from services.telemetry.tracing import TRACEPARENT, checked_traceparent
 
 
+class Response(Outlet, Protocol):
+    """Writes the output of one request."""
+
+    async def end(self) -> None:
+        """Writes what follows the last output."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The differences between the two endpoints."""
+    """The differences between endpoints."""
 
     method: str
     """Its name in the log."""
     id_prefix: str
     reader: Reader
     """Its body parser."""
-    answer_class: Callable[..., Answer]
-
-
-COMPLETION = Kind("HttpCompletion", "cmpl-", "completion", CompletionAnswer)
-CHAT = Kind("HttpChat", "chatcmpl-", "chat", ChatAnswer)
+    respond: Callable[[Pipeline, Call, ResponseWriter], Response]
+    """Begins a response; raises UnknownModelError or EngineUnavailableError."""
+    writer_class: type[ResponseWriter] = ResponseWriter
 
 
 class GenerationEndpoint:
@@ -60,15 +68,16 @@ class GenerationEndpoint:
     ) -> None:
         self._kind = kind
         self._bodies = bodies
-        self._pipeline = pipeline
+        self.pipeline = pipeline
+        """Runs the requests."""
         self._live = live
         self._body_reader = body_reader
         self._slow_reader_timeout_s = slow_reader_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
-        request_id = self._kind.id_prefix + uuid.uuid4().hex
-        writer = ResponseWriter(
+        request_id = new_request_id(scope, self._kind.id_prefix)
+        writer = self._kind.writer_class(
             send, timeout_s=self._slow_reader_timeout_s, headers={"x-request-id": request_id}
         )
         try:
@@ -77,61 +86,74 @@ class GenerationEndpoint:
                 request = Request(scope, receive)
                 account = lease.account or address_of((scope["client"] or ("",))[0])
                 with await self._bodies.read(request, account) as body:
-                    work = self._serve(body, request_id, writer, request, lease)
+                    work = self.serve(body, request_id, writer, request, lease)
                     await self._live.run(receive, work)
         except ClientDisconnect:
             return
         except Exception as error:  # noqa: BLE001  the edge: everything becomes a status
             await writer.fail(error)
 
+    async def read(self, body: Body, request_id: str) -> Call:
+        """Parses a body, whose bytes count until then."""
+        with body:
+            return await self._body_reader.read(
+                self._kind.reader,
+                body.content,
+                request_id,
+                max_prompt_tokens=self.pipeline.max_prompt_tokens,
+            )
+
     def _begin(self, request_id: str) -> Lease:
         """Takes the caller's slot; a refusal is recorded as a failed request."""
         try:
-            return self._pipeline.gate.begin()
+            return self.pipeline.gate.begin()
         except FrontendError:
-            with self._pipeline.requests.watch(request_id, method=self._kind.method):
+            with self.pipeline.requests.watch(request_id, method=self._kind.method):
                 raise
 
-    async def _serve(
+    async def serve(
         self, body: Body, request_id: str, writer: ResponseWriter, request: Request, lease: Lease
     ) -> None:
+        """Serves a request whose body was received."""
         traceparent = checked_traceparent(request.headers.get(TRACEPARENT, ""))
-        with self._pipeline.requests.watch(
+        with self.pipeline.requests.watch(
             request_id, method=self._kind.method, traceparent=traceparent
         ) as record:
-            with body:  # its bytes count until they are parsed
-                call = await self._body_reader.read(
-                    self._kind.reader,
-                    body.content,
-                    request_id,
-                    max_prompt_tokens=self._pipeline.max_prompt_tokens,
-                )
-            response = _Response(self._kind, self._pipeline, call, writer)
-            await self._pipeline.serve(
+            call = await self.read(body, request_id)
+            response = self._kind.respond(self.pipeline, call, writer)
+            await self.pipeline.serve(
                 call.prompt, call.options, response, record=record, lease=lease
             )
             await response.end()
 
 
-class _Response:
+class AnswerResponse:
     """Writes a request's output, as events or as one body at its end."""
 
-    def __init__(self, kind: Kind, pipeline: Pipeline, call: Call, writer: ResponseWriter) -> None:
+    def __init__(
+        self,
+        answer_class: Callable[..., Answer],
+        pipeline: Pipeline,
+        call: Call,
+        writer: ResponseWriter,
+    ) -> None:
         """Raises UnknownModelError or EngineUnavailableError if the model is not served."""
-        self._kind = kind
+        self._answer_class = answer_class
         self._pipeline = pipeline
         self._model = pipeline.model_named(call.options.model)
         self._call = call
         self._writer = writer
         self._answer: Answer
         self._usage = Usage()
+        self._num_prompt_tokens = 0
+        self._num_output_tokens = 0
         self._pieces: defaultdict[int, list[Output]] = defaultdict(list)
 
     async def begin(self, generation: Generation | Samples) -> None:
         """Starts the response, if it is a stream of events."""
         call, sampling = self._call, self._call.options.sampling
         # Only now: it allocates per sample, and n has just been checked.
-        self._answer = answer = self._kind.answer_class(
+        self._answer = answer = self._answer_class(
             call.options.request_id,
             self._model,
             has_logprobs=sampling is not None and sampling.HasField("logprobs"),
@@ -139,19 +161,21 @@ class _Response:
             streams_usage=call.includes_usage,
             num_samples=call.options.num_samples,
         )
+        self._num_prompt_tokens = sum(map(len, generation.prompts))
         if call.has_echo and isinstance(answer, CompletionAnswer):
-            token_ids = generation.prompt_token_ids
-            answer.echo(await self._prompt_text(token_ids), token_ids)
+            for prompt, token_ids in zip(prompts_of(call.prompt), generation.prompts, strict=True):
+                answer.echo(await self._prompt_text(prompt, token_ids), token_ids)
         if call.is_stream:
             await self._writer.start_events()
             for body in answer.opening():
-                await self._writer.write_event(body)
+                await self._write_chunk(body)
 
     async def write(self, output: Output) -> None:
         """Writes an event, or keeps the output for the end."""
         if output.finish_reason == ABORTED:  # no caller aborted it
             raise EngineUnavailableError("the engine ended the request")
         self._usage = output.usage or self._usage
+        self._num_output_tokens += len(output.token_ids)
         if not self._call.is_stream:
             self._pieces[output.index].append(output)
         elif (
@@ -162,7 +186,7 @@ class _Response:
             or output.prompt_logprobs
             or output.finish_reason is not None
         ):
-            await self._writer.write_event(self._answer.chunk(output))
+            await self._write_chunk(self._answer.chunk(output))
 
     async def end(self) -> None:
         """Ends the stream of events, or writes the body."""
@@ -174,13 +198,25 @@ class _Response:
         outputs = [_joined(pieces) for _, pieces in sorted(self._pieces.items())]
         await self._writer.write(self._answer.whole(outputs, self._usage))
 
-    async def _prompt_text(self, token_ids: Sequence[int]) -> str:
-        """Returns the prompt as given, or the text of its token ids."""
-        prompt = self._call.prompt
+    async def _write_chunk(self, body: dict[str, Any]) -> None:
+        if self._call.counts_usage:
+            body["usage"] = usage_so_far(
+                prompt_tokens=self._num_prompt_tokens, output_tokens=self._num_output_tokens
+            )
+        await self._writer.write_event(body)
+
+    async def _prompt_text(self, prompt: Prompt, token_ids: Sequence[int]) -> str:
+        """Returns a prompt as given, or the text of its token ids."""
         if isinstance(prompt, str):
             return prompt
         decoded = await self._pipeline.detokenize("", token_ids, show_special_tokens=False)
         return prompt_text(self._model.tokenizer, token_ids, decoded)
+
+
+COMPLETION = Kind(
+    "HttpCompletion", "cmpl-", "completion", partial(AnswerResponse, CompletionAnswer)
+)
+CHAT = Kind("HttpChat", "chatcmpl-", "chat", partial(AnswerResponse, ChatAnswer))
 
 
 def _joined(pieces: list[Output]) -> Output:

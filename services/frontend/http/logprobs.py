@@ -122,10 +122,12 @@ class PromptLogprobs:
         """Uses the model's tokenizer."""
         self._token_bytes = tokenizer.token_bytes(show_special_tokens=True)
 
-    def of(self, outputs: Sequence[Output]) -> list[dict[str, Any] | None]:
-        """Returns those of a prompt; the first token has none, and unlisted tokens have no rank."""
-        # The first output has them for all.
-        return [None, *(self._entry(position) for position in outputs[0].prompt_logprobs)]
+    def of(self, first: Output) -> list[dict[str, Any] | None]:
+        """Returns those of a prompt, of which `first` is the first output.
+
+        The first token has none, and unlisted tokens have no rank.
+        """
+        return [None, *(self._entry(position) for position in first.prompt_logprobs)]
 
     def _entry(self, position: PositionLogprobs) -> dict[str, Any]:
         entry = {str(position.chosen.token_id): self._told(position.chosen, None)}

@@ -1,10 +1,20 @@
-"""The OpenAPI description of the HTTP API, generated from its schema."""
+"""The OpenAPI description of the HTTP API, generated from its schemas."""
 
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from services.frontend.http.schema import ChatCompletionRequest, CompletionRequest
+from services.frontend.http import answer_schema
+from services.frontend.http.messages.schema import CountTokensRequest, MessagesRequest
+from services.frontend.http.request_id import HEADER, PATTERN
+from services.frontend.http.responses.schema import ResponsesRequest
+from services.frontend.http.schema import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 
 _REFERENCE = "#/components/schemas/{model}"
 _ERROR = {
@@ -23,68 +33,222 @@ _ERROR = {
         }
     },
 }
+_MESSAGE_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+        "request_id": {"type": "string"},
+    },
+}
 _REFUSALS = {
     "400": "the request is wrong, or asks for something that is not served",
-    "404": "another model is served, or there is no such path",
+    "401": "there is no API key, or one that is not known",
+    "404": "another model is served, or there is no such path or response",
     "408": "the body took too long",
     "413": "the body is too large",
-    "415": "the body is not application/json",
+    "415": "the body is not application/json, or its encoding is not supported",
     "429": "too many requests",
     "503": "no engine takes requests now",
     "504": "the request's time ran out",
 }
+_KEYS = {
+    "keys": {"type": "http", "scheme": "bearer", "description": "An API key, if configured."},
+    "named_keys": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+_REQUEST_ID = {
+    "name": HEADER,
+    "in": "header",
+    "description": "Names the request in logs; the answer repeats it.",
+    "schema": {"type": "string", "pattern": f"^{PATTERN}$"},
+}
+_Content = dict[str, Any]
+_JSON: _Content = {"application/json": {}}
+_WHOLE_OR_EVENTS: _Content = {"application/json": {}, "text/event-stream": {}}
+_TEXT: _Content = {"text/plain": {}, "application/openmetrics-text": {}}
+_REQUESTS = (
+    ChatCompletionRequest,
+    CompletionRequest,
+    MessagesRequest,
+    CountTokensRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
+_ANSWERS = (
+    answer_schema.ChatCompletion,
+    answer_schema.ChatCompletionChunk,
+    answer_schema.Completion,
+    answer_schema.CountAnswer,
+    answer_schema.DeletedResponse,
+    answer_schema.TokenizeAnswer,
+    answer_schema.DetokenizeAnswer,
+    answer_schema.ModelList,
+    answer_schema.ModelCard,
+    answer_schema.VersionAnswer,
+    answer_schema.HealthAnswer,
+)
 
 
 def openapi_document() -> dict[str, Any]:
     """Returns the API as an OpenAPI 3.1 document.
 
-    It describes accepted bodies; docs/http.md explains their meaning.
+    It describes bodies and answers; docs/http.md explains their meaning.
     """
-    requests = (ChatCompletionRequest, CompletionRequest)
     _, definitions = models_json_schema(
-        [(request, "validation") for request in requests], ref_template=_REFERENCE
+        [(model, "validation") for model in (*_REQUESTS, *_ANSWERS)], ref_template=_REFERENCE
     )
-    schemas = definitions["$defs"]
     return {
         "openapi": "3.1.0",
         "info": {"title": "Octavo", "version": "1", "description": "OpenAI-compatible inference."},
+        "security": [{}, *({name: []} for name in _KEYS)],
         "paths": {
-            "/v1/chat/completions": {"post": _generation("Answers a conversation.", requests[0])},
-            "/v1/completions": {"post": _generation("Continues a prompt.", requests[1])},
-            "/v1/models": {"get": _lookup("Lists the model that is served.")},
+            "/v1/chat/completions": _post(
+                "Answers a conversation.",
+                ChatCompletionRequest,
+                _content(answer_schema.ChatCompletion, event=answer_schema.ChatCompletionChunk),
+            ),
+            "/v1/completions": _post(
+                "Continues prompts.",
+                CompletionRequest,
+                _content(answer_schema.Completion, event=answer_schema.Completion),
+            ),
+            "/v1/messages": _post(
+                "Answers a conversation in Anthropic's form.",
+                MessagesRequest,
+                _WHOLE_OR_EVENTS,
+                error="MessageError",
+            ),
+            "/v1/messages/count_tokens": _post(
+                "Counts the tokens of a conversation.",
+                CountTokensRequest,
+                _content(answer_schema.CountAnswer),
+                error="MessageError",
+            ),
+            "/v1/responses": _post("Creates a response.", ResponsesRequest, _WHOLE_OR_EVENTS),
+            "/v1/responses/{response_id}": {
+                **_bodiless("get", "Returns a stored response.", _JSON, "404"),
+                **_bodiless(
+                    "delete",
+                    "Forgets a stored response.",
+                    _content(answer_schema.DeletedResponse),
+                    "404",
+                ),
+                "parameters": [_in_path("response_id", "The response's id.")],
+            },
+            "/tokenize": _post(
+                "Returns the token ids of a prompt.",
+                TokenizeRequest,
+                _content(answer_schema.TokenizeAnswer),
+            ),
+            "/detokenize": _post(
+                "Returns the text of token ids.",
+                DetokenizeRequest,
+                _content(answer_schema.DetokenizeAnswer),
+            ),
+            "/v1/models": _bodiless(
+                "get", "Lists the model that is served.", _content(answer_schema.ModelList)
+            ),
             "/v1/models/{name}": {
-                "get": _lookup("Describes one model.", "404"),
-                "parameters": [
-                    {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-                ],
+                **_bodiless(
+                    "get",
+                    "Describes one model.",
+                    _content(answer_schema.ModelCard),
+                    "404",
+                    "503",
+                ),
+                "parameters": [_in_path("name", "The model's name, which may have slashes.")],
             },
-            "/health": {"get": _lookup("Says whether requests are taken.", "503")},
-            "/metrics": {"get": _lookup("Tells figures for Prometheus.", form="text/plain")},
+            "/health": _health(),
+            "/ping": _health("get", "post"),
+            "/version": _bodiless(
+                "get", "Returns the version.", _content(answer_schema.VersionAnswer)
+            ),
+            "/metrics": _bodiless("get", "Returns metrics for Prometheus.", _TEXT),
         },
-        "components": {"schemas": {**schemas, "Error": _ERROR}},
+        "components": {
+            "schemas": {**definitions["$defs"], "Error": _ERROR, "MessageError": _MESSAGE_ERROR},
+            "securitySchemes": _KEYS,
+        },
     }
 
 
-def _generation(summary: str, request: type) -> dict[str, Any]:
-    reference = {"$ref": _REFERENCE.format(model=request.__name__)}
+def _post(
+    summary: str, request: type[BaseModel], content: _Content, *, error: str = "Error"
+) -> dict[str, Any]:
+    """Describes an endpoint that reads a body."""
     return {
-        "summary": summary,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": reference}}},
-        "responses": {
-            "200": {
-                "description": "the output, whole or as a stream",
-                "content": {"application/json": {}, "text/event-stream": {}},
+        "post": {
+            "summary": summary,
+            "parameters": [_REQUEST_ID],
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"schema": _reference(request)}},
             },
-            **_refusals(*_REFUSALS),
-        },
+            "responses": {
+                "200": {"description": "the answer", "content": content},
+                **_refusals(*_REFUSALS, error=error),
+            },
+        }
     }
 
 
-def _lookup(summary: str, *refusals: str, form: str = "application/json") -> dict[str, Any]:
-    answer = {"description": "the answer", "content": {form: {}}}
-    return {"summary": summary, "responses": {"200": answer, **_refusals(*refusals)}}
+def _content(answer: type[BaseModel], *, event: type[BaseModel] | None = None) -> _Content:
+    """Describes an answer; the data of its events, and their end, are in `event`."""
+    content: _Content = {"application/json": {"schema": _reference(answer)}}
+    if event is not None:
+        content["text/event-stream"] = {
+            "schema": {
+                "type": "string",
+                "description": "With `stream`: lines of `data: ` and JSON, then `data: [DONE]`.",
+                "contentMediaType": "application/json",
+                "contentSchema": _reference(event),
+            }
+        }
+    return content
 
 
-def _refusals(*statuses: str) -> dict[str, Any]:
-    error = {"application/json": {"schema": {"$ref": _REFERENCE.format(model="Error")}}}
-    return {each: {"description": _REFUSALS[each], "content": error} for each in statuses}
+def _bodiless(method: str, summary: str, content: _Content, *refusals: str) -> dict[str, Any]:
+    """Describes an endpoint that reads no body."""
+    return {
+        method: {
+            "summary": summary,
+            "parameters": [_REQUEST_ID],
+            "responses": {
+                "200": {"description": "the answer", "content": content},
+                **_refusals("400", "401", *refusals),
+            },
+        }
+    }
+
+
+def _in_path(name: str, meaning: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "description": meaning,
+        "schema": {"type": "string", "minLength": 1},
+    }
+
+
+def _health(*methods: str) -> dict[str, Any]:
+    content = _content(answer_schema.HealthAnswer)
+    described = _bodiless("get", "Says whether requests are taken.", content)["get"]
+    responses = described["responses"]
+    responses["503"] = {**responses["200"], "description": "requests are not taken now"}
+    return dict.fromkeys(methods or ("get",), described)
+
+
+def _refusals(*statuses: str, error: str = "Error") -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=error)}}}
+    return {each: {"description": _REFUSALS[each], "content": content} for each in statuses}
+
+
+def _reference(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": _REFERENCE.format(model=model.__name__)}

@@ -5,6 +5,7 @@ as an absent field at every depth, even in an unknown field: clients send back p
 The engine checks further ranges.
 """
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -12,9 +13,12 @@ from pydantic_core import PydanticCustomError
 
 from services.frontend.errors import InvalidRequestError
 from services.frontend.pipeline.request import (
+    MAX_CACHE_SALT_CHARACTERS,
     MAX_CHOICES,
     MAX_LOGIT_BIASES,
     MAX_MESSAGES,
+    MAX_MODEL_CHARACTERS,
+    MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
 from services.frontend.pipeline.tools import MAX_TOOLS
@@ -25,7 +29,9 @@ _UNKNOWN_FIELD = "octavo_unknown_field"
 
 TokenId = Annotated[int, _UINT32]
 Count = Annotated[int, _UINT32]
-One = Annotated[int, Field(ge=1, le=1)]
+Tokens = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Model = Annotated[str, Field(max_length=MAX_MODEL_CHARACTERS)]
+StopString = Annotated[str, Field(min_length=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
@@ -53,6 +59,7 @@ class StreamOptions(Body):
     """Options of a stream."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class StructuredOutputs(Body):
@@ -65,17 +72,32 @@ class StructuredOutputs(Body):
     grammar: str | None = None
 
 
-class SharedFields(Body):
-    """Fields of both completions and chat completions."""
+class InertFields(Body):
+    """Fields that cannot change an answer. They are checked for their types and not used."""
 
-    model: str
+    user: str | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+
+
+class GenerationFields(Body):
+    """Fields of every request in OpenAI's form that runs the model."""
+
+    model: Model
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
-    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    seed: Annotated[int, Field(ge=-1, le=2**63 - 1)] | None = None
+    """-1 is the same as no seed."""
+    stop: (
+        StopString
+        | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
+        | None
+    ) = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     logit_bias: (
@@ -85,9 +107,9 @@ class SharedFields(Body):
         ]
         | None
     ) = None
-    n: Annotated[int, Field(ge=1)] | None = None
 
-    top_k: Count | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**32 - 1)] | None = None
+    """-1 and 0 keep all tokens."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.0625, le=10)] | None = None
     min_tokens: Count | None = None
@@ -96,15 +118,28 @@ class SharedFields(Body):
         Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None
     ) = None
 
-    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     structured_outputs: StructuredOutputs | None = None
-    cache_salt: str | None = None
+    cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARACTERS)] | None = None
     parse_special_tokens: bool | None = None
+
+
+class SharedFields(InertFields, GenerationFields):
+    """Fields of both completions and chat completions."""
+
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     @property
     def includes_usage(self) -> bool:
         """Whether a stream ends with a chunk with the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def counts_usage(self) -> bool:
+        """Whether each chunk of a stream has the usage up to it."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
 
 class CompletionRequest(SharedFields):
@@ -112,11 +147,16 @@ class CompletionRequest(SharedFields):
 
     prompt: (
         str
-        | Annotated[list[TokenId], Field(fail_fast=True)]
-        | Annotated[list[str], Field(min_length=1, max_length=1, fail_fast=True)]
+        | Tokens
+        | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+        | Annotated[list[Tokens], Field(min_length=1, fail_fast=True)]
     )
+    max_tokens: Count | None = None
+    """0 is for `echo`."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    best_of: One | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    """Only as many as `n`: then all are returned."""
+    suffix: Literal[""] | None = None
     echo: bool | None = None
 
 
@@ -175,6 +215,8 @@ class ChatMessage(Body):
     """One message; an assistant's may have tool calls instead of content."""
 
     role: str
+    name: str | None = None
+    """For the chat template, which may show it."""
     content: (
         str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None
     ) = None
@@ -204,23 +246,50 @@ class JsonSchema(Body):
     strict: bool | None = None
 
 
+class Structure(Body):
+    """A part of an answer between fixed texts."""
+
+    begin: Annotated[str, Field(min_length=1)]
+    schema_: dict[str, Any] = Field(alias="schema")
+    end: str
+
+
 class ResponseFormat(Body):
     """The form of an answer."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
+    structures: (
+        Annotated[list[Structure], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)] | None
+    ) = None
+    """Parts of a structural_tag, beside free text."""
+    triggers: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1)]],
+            Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True),
+        ]
+        | None
+    ) = None
+    """Texts after which a structural_tag must go on as one of its parts, which begin with them."""
 
     @model_validator(mode="after")
     def _check_schema(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise ValueError("json_schema must be given with the type json_schema, and only then")
+        is_tag = self.type == "structural_tag"
+        if is_tag != (self.structures is not None) or is_tag != (self.triggers is not None):
+            raise ValueError(
+                "structures and triggers must be given with the type structural_tag, and only then"
+            )
         return self
 
 
 class ChatCompletionRequest(SharedFields):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+    messages: Annotated[
+        list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    ]
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -232,21 +301,70 @@ class ChatCompletionRequest(SharedFields):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    verbosity: str | None = None
+    """A variable for the chat template, where that knows it."""
+    modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
+    prediction: dict[str, Any] | None = None
+    """A guess of the output, which may only save time; not used."""
+    max_reasoning_tokens: Count | None = None
 
 
+class TokenizeRequest(Body):
+    """Body of POST /tokenize: a text, or a conversation with its tools."""
+
+    model: Model | None = None
+    prompt: str | None = None
+    messages: (
+        Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+        | None
+    ) = None
+    tools: (
+        Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)] | None
+    ) = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: Literal[True] | None = None
+    continue_final_message: Literal[False] | None = None
+    add_special_tokens: bool | None = None
+    parse_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_prompt(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("there must be either a prompt or messages")
+        return self
+
+
+class DetokenizeRequest(Body):
+    """Body of POST /detokenize."""
+
+    model: Model | None = None
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+
+
+_Body = TypeVar("_Body", bound=Body)
 _Request = TypeVar("_Request", bound=SharedFields)
 
 
-def parse(request_class: type[_Request], body: bytes) -> _Request:
-    """Parses a body.
+def parse_body(body_class: type[_Body], body: bytes, *, tags: Collection[str] = ()) -> _Body:
+    """Parses a body by its fields alone; errors leave `tags` out, as in `refusal_of`.
 
     Raises:
         InvalidRequestError: it is not JSON, or a field is missing, wrong or not supported.
     """
     try:
-        request = request_class.model_validate_json(body)
+        return body_class.model_validate_json(body)
     except ValidationError as error:
-        raise _refusal(error) from None
+        raise refusal_of(error, tags=tags) from None
+
+
+def parse(request_class: type[_Request], body: bytes) -> _Request:
+    """Parses the body of a request to the model.
+
+    Raises:
+        InvalidRequestError: it is not JSON, or a field is missing, wrong or not supported.
+    """
+    request = parse_body(request_class, body)
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("stream_options is for streams only", field="stream_options")
     if request.prompt_logprobs is not None and request.stream:
@@ -254,19 +372,36 @@ def parse(request_class: type[_Request], body: bytes) -> _Request:
     return request
 
 
-def _refusal(error: ValidationError) -> InvalidRequestError:
+def refusal_of(error: ValidationError, *, tags: Collection[str] = ()) -> InvalidRequestError:
+    """Returns the refusal of an invalid body, with the path of the first wrong field.
+
+    `tags` names the alternatives of tagged unions; they are no part of the path.
+    """
     errors = error.errors(include_url=False, include_input=False)
     # Among a value's possible forms, the one with an unknown field is the intended one.
     first = next((each for each in errors if each["type"] == _UNKNOWN_FIELD), errors[0])
-    location = first["loc"]
-    is_unknown = first["type"] == _UNKNOWN_FIELD
-    if is_unknown:
+    location = _without_tags(first["loc"], tags)
+    if first["type"] == _UNKNOWN_FIELD:
         location = (*location, first["ctx"]["name"])
+        problem = " is not supported"
+    elif first["type"] == "union_tag_invalid":
+        tag, known = first["ctx"]["tag"], first["ctx"]["expected_tags"]
+        problem = f": {_shown(tag)!r} is not supported here; {known} are"
+    else:
+        problem = f": {first['msg']}"
     if not location:
-        return InvalidRequestError(f"the body cannot be read: {first['msg']}")
+        return InvalidRequestError(f"the body cannot be read{problem}")
     path = ".".join(_shown(str(part)) for part in location)
-    message = f"{path} is not supported" if is_unknown else f"{path}: {first['msg']}"
-    return InvalidRequestError(message, field=_shown(str(location[0])))
+    return InvalidRequestError(path + problem, field=_shown(str(location[0])))
+
+
+def _without_tags(location: tuple[int | str, ...], tags: Collection[str]) -> tuple[int | str, ...]:
+    """Drops tags: they follow an index, or a top-level field."""
+    return tuple(
+        part
+        for index, part in enumerate(location)
+        if part not in tags or (index != 1 and not isinstance(location[index - 1], int))
+    )
 
 
 def _shown(name: str) -> str:

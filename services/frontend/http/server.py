@@ -3,19 +3,22 @@
 import asyncio
 import contextlib
 import socket
+from collections.abc import Sequence
 
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from services.frontend.access.gate import Gate
 from services.frontend.http.access import RequireKey
 from services.frontend.http.app import make_app
 from services.frontend.http.body import Bodies
 from services.frontend.http.body_reader import BodyReader
+from services.frontend.http.cors import with_cors
 from services.frontend.http.guarded_protocol import ConnectionLimits, GuardedProtocol
 from services.frontend.http.live_requests import LiveRequests
+from services.frontend.http.request_id import ReturnRequestId
+from services.frontend.http.responses.store import ResponseStore, StoreLimits
 from services.frontend.pipeline.pipeline import Pipeline
 from services.telemetry.connections import Connections, Place
 from services.telemetry.counts import Counts
@@ -34,31 +37,37 @@ log = structlog.get_logger()
 class HttpServer:
     """The HTTP server: opens its port and shuts it down."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the parts of a server
         self,
         pipeline: Pipeline,
         metrics: Metrics,
         *,
         body_reader: BodyReader,
-        gate: Gate,
         counts: Counts,
         connections: Connections,
         limits: ConnectionLimits,
+        store_limits: StoreLimits,
         max_live_requests: int,
+        cors_origins: Sequence[str],
     ) -> None:
         """Serves nothing until `start`."""
         self._live = LiveRequests(counts, max_requests=max_live_requests)
         self._body_reader = body_reader
+        self._store = ResponseStore(store_limits)
         app: ASGIApp = make_app(
             pipeline,
             self._live,
             Bodies(counts, max_bytes=limits.max_body_bytes),
             body_reader,
             metrics,
+            store=self._store,
             slow_reader_timeout_s=limits.slow_reader_timeout_s,
         )
-        if gate.requires_keys:
-            app = RequireKey(app, gate)
+        if pipeline.gate.requires_keys:
+            app = RequireKey(app, pipeline.gate)
+        app = ReturnRequestId(app)
+        if cors_origins:
+            app = with_cors(app, cors_origins)
         self._config = uvicorn.Config(
             app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False
         )
@@ -67,16 +76,21 @@ class HttpServer:
         self._limits = limits
         self._state = ServerState()
         self._listener: Listener | None = None
+        self._expiring: asyncio.Task[None] | None = None
 
-    def start(self, host: str, port: int, tls: ServerTls | None = None) -> int:
-        """Opens the port and returns it.
+    def start(
+        self, host: str, port: int, tls: ServerTls | None = None, *, shares_port: bool = False
+    ) -> int:
+        """Opens the port and returns it; several processes may share one.
 
         Raises:
             OSError: the address cannot be listened on.
         """
         host = host.strip("[]")  # gRPC requires IPv6 addresses in brackets
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listening = socket.create_server(
+            (host, port), family=family, backlog=BACKLOG, reuse_port=shares_port
+        )
         port = listening.getsockname()[1]
         self._listener = Listener(
             listening,
@@ -86,6 +100,7 @@ class HttpServer:
             handshake_timeout_s=self._limits.header_timeout_s,
         )
         self._listener.start()
+        self._expiring = asyncio.create_task(self._store.watch())
         log.info("http_listening", address=f"{host}:{port}", port=port, tls=tls is not None)
         return port
 
@@ -115,6 +130,8 @@ class HttpServer:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        if self._expiring is not None:
+            self._expiring.cancel()
         await self._body_reader.close()
 
     async def _close_port(self) -> None:

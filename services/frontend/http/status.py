@@ -15,6 +15,7 @@ from services.frontend.errors import (
     SlowReaderError,
     UnauthenticatedError,
     UnknownModelError,
+    UnknownResponseError,
 )
 from services.telemetry.interceptors import internal_status
 from services.telemetry.status import shortened
@@ -57,6 +58,7 @@ STATUSES: dict[type[FrontendError], tuple[int, str, str | None]] = {
     NotPermittedError: (403, "invalid_request_error", "not_permitted"),
     InvalidRequestError: (400, "invalid_request_error", None),
     UnknownModelError: (404, "invalid_request_error", "model_not_found"),
+    UnknownResponseError: (404, "invalid_request_error", "response_not_found"),
     DuplicateRequestError: (409, "invalid_request_error", "duplicate_request"),
     OverloadedError: (429, "rate_limit_error", "rate_limit_exceeded"),
     SlowReaderError: (429, "rate_limit_error", "slow_reader"),
@@ -86,8 +88,10 @@ def http_error_of(error: BaseException) -> HttpError:
         return HttpError(500, "server_error", internal_status(error).message, "internal_error")
     status, kind, code = STATUSES[type(error)]
     param = "model" if isinstance(error, UnknownModelError) else None
-    if isinstance(error, InvalidRequestError):
+    if isinstance(error, InvalidRequestError | UnknownResponseError):
         param = error.field
+    if isinstance(error, UnknownResponseError) and param is not None:
+        code = f"previous_{code}"
     return HttpError(
         status, kind, shortened(str(error)), code, param, _retry_after_s(error, status)
     )

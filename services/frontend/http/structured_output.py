@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from services.frontend.engine_client.messages import StructuredOutput, TextChoice
+from services.frontend.engine_client.messages import StructuredOutput, Tag, TaggedText, TextChoice
 from services.frontend.errors import InvalidRequestError
 from services.frontend.http.schema import ResponseFormat, StructuredOutputs
 
@@ -39,6 +39,13 @@ def structured_output_of(
 def _of_format(wanted: ResponseFormat) -> StructuredOutput | None:
     if wanted.json_schema is not None:
         return StructuredOutput(json_schema=_schema_text(wanted.json_schema.schema_))
+    if wanted.structures is not None:
+        tags = [
+            Tag(begin=each.begin, json_schema=_schema_text(each.schema_), end=each.end)
+            for each in wanted.structures
+        ]
+        tagged = TaggedText(tags=tags, triggers=wanted.triggers, has_text_between=True)
+        return StructuredOutput(tagged=tagged)
     return StructuredOutput(json_object=True) if wanted.type == "json_object" else None
 
 

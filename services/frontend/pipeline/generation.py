@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Self
 
 from services.frontend.access.caller import Lease
-from services.frontend.engine_client.messages import STOP, TokenBatch, Usage
+from services.frontend.engine_client.messages import LENGTH, STOP, TokenBatch, Usage
 from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.errors import EngineFaultError, FrontendError
 from services.frontend.pipeline.request import Output
-from services.frontend.reply.deltas import piece_of
-from services.frontend.reply.reply_reader import ReplyReader
+from services.frontend.reply.deltas import joined_calls
+from services.frontend.reply.reply_text import ReplyText, ReplyTextPiece
 from services.frontend.text.output_text import OutputText, TextPiece
 
 
@@ -20,25 +20,30 @@ class Generation:
         self,
         request_id: str,
         stream: TokenStream,
-        text: OutputText,
+        text: OutputText | ReplyText,
         *,
         lease: Lease,
         prompt_token_ids: Sequence[int],
-        reader: ReplyReader | None = None,
+        has_output: bool = True,
     ) -> None:
         """Attaches the stream to the lease, which several generations may share.
 
-        With a `reader`, the text is a chat's reply to be read.
+        Without `has_output`, the engine's output is left out.
         """
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
         self._stream = stream
         self._text = text
-        self._reader = reader
+        self._has_output = has_output
         self._lease = lease
         self._num_output_tokens = 0
         self._is_over = False
         lease.attach(stream.abort)
+
+    @property
+    def prompts(self) -> list[Sequence[int]]:
+        """The token ids of the prompt, as the only entry."""
+        return [self.prompt_token_ids]
 
     def __aiter__(self) -> Self:
         return self
@@ -56,28 +61,29 @@ class Generation:
         # The text of a stop token is not part of the answer; its id is.
         has_stop_token = batch.stop_token_id is not None
         piece = self._text.push(batch.token_ids[:-1] if has_stop_token else batch.token_ids)
-        if piece.stop_string is None and batch.finish_reason is not None:
-            tail = self._text.finish()
-            text = piece.text + tail.text
-            piece = TextPiece(text, len(batch.token_ids), tail.stop_string)
-        if piece.stop_string is not None:
-            await self._stop(batch, piece.num_tokens)
+        pieces: list[TextPiece] = [piece]
+        num_tokens, stop_string = piece.num_tokens, piece.stop_string
+        if stop_string is None and batch.finish_reason is not None:
+            tail = self._text.finish(is_cut=batch.finish_reason != STOP)
+            pieces.append(tail)
+            num_tokens, stop_string = len(batch.token_ids), tail.stop_string
+        if stop_string is not None:
+            await self._stop(batch, num_tokens)
         else:
             self._num_output_tokens += len(batch.token_ids)
         self._is_over = batch.finish_reason is not None
         output = Output(
             request_id=self.request_id,
-            text=piece.text,
+            text="".join(piece.text for piece in pieces),
             token_ids=batch.token_ids,
             logprobs=batch.logprobs,
             prompt_logprobs=batch.prompt_logprobs,
             finish_reason=batch.finish_reason,
             usage=batch.usage,
-            stop_string=piece.stop_string,
+            stop_string=stop_string,
             stop_token_id=batch.stop_token_id,
         )
-        if self._reader is not None:
-            self._read_reply(output, self._reader)
+        self._add_reply(output, pieces)
         return output
 
     async def admitted(self) -> None:
@@ -99,17 +105,21 @@ class Generation:
             self._is_over = True
             self.cancel()
 
-    def _read_reply(self, output: Output, reader: ReplyReader) -> None:
-        """Divides the text of new output into content, reasoning and calls."""
-        deltas = reader.push(output.text)
-        if self._is_over:
-            deltas += reader.finish(is_cut=output.finish_reason != STOP)
-        piece = piece_of(deltas)
-        output.text, output.reasoning, output.calls = piece.content, piece.reasoning, piece.calls
+    def _add_reply(self, output: Output, pieces: Sequence[TextPiece]) -> None:
+        """Adds reasoning and calls, and what the reasoning cost."""
+        if not isinstance(self._text, ReplyText):
+            return
+        replies = [piece for piece in pieces if isinstance(piece, ReplyTextPiece)]
+        output.reasoning = "".join(piece.reasoning for piece in replies)
+        output.calls = joined_calls(call for piece in replies for call in piece.calls)
+        if output.usage is not None:
+            output.usage.reasoning_tokens = self._text.num_reasoning_tokens
 
     async def _read(self) -> TokenBatch:
         try:
             batch = await self._stream.read()
+            if not self._has_output:
+                _leave_out_output(batch)
             self._lease.charge_output(len(batch.token_ids))
         except BaseException:
             self.cancel()
@@ -141,3 +151,14 @@ class Generation:
         except (FrontendError, EngineFaultError):  # the answer is complete anyway
             return Usage()
         return usage
+
+
+def _leave_out_output(batch: TokenBatch) -> None:
+    """Leaves out the one token that the engine samples after a prompt."""
+    batch.token_ids, batch.logprobs, batch.stop_token_id = [], [], None
+    if batch.finish_reason == STOP:
+        batch.finish_reason = LENGTH
+    if batch.usage is not None:
+        batch.usage = Usage(
+            prompt_tokens=batch.usage.prompt_tokens, cached_tokens=batch.usage.cached_tokens
+        )

@@ -9,29 +9,26 @@ from typing import TYPE_CHECKING, Protocol
 
 from services.frontend.access.caller import Lease
 from services.frontend.access.gate import Gate
-from services.frontend.engine_client.messages import EngineRequest, ModelInfo, pack_uint32
+from services.frontend.engine_client.messages import ModelInfo
 from services.frontend.engine_client.pool import EnginePool
-from services.frontend.engine_client.token_stream import TokenStream
 from services.frontend.engine_client.tokenizer_files import TokenizerFiles
 from services.frontend.errors import EngineUnavailableError, UnknownModelError
 from services.frontend.pipeline.generation import Generation
 from services.frontend.pipeline.prompt_size import MAX_PROMPT_TOKENS
 from services.frontend.pipeline.prompts import Prompts
-from services.frontend.pipeline.reply_plan import plan_reply
 from services.frontend.pipeline.request import (
     Conversation,
     Options,
     Output,
     Prompt,
     check_options,
+    prompts_of,
 )
 from services.frontend.pipeline.request_log import RequestLog, RequestRecord
-from services.frontend.pipeline.samples import Samples, sample_id, sampling_of
+from services.frontend.pipeline.samples import Samples
 from services.frontend.pipeline.served_model import ServedModel
-from services.frontend.reply.reply_format import AUTO
-from services.frontend.text.detokenizer import Detokenizer
-from services.frontend.text.output_text import OutputText
-from services.frontend.text.stop_strings import StopStrings
+from services.frontend.pipeline.submission import Submission
+from services.frontend.reply.reply_format import ReplySettings
 from services.frontend.text.tokenizer import TokenizerFilesError
 
 if TYPE_CHECKING:
@@ -39,8 +36,9 @@ if TYPE_CHECKING:
 
 MAX_SHOWN_CHARACTERS = 128
 """Characters of a model name shown in an error."""
-PROMPT_TAIL_TOKENS = 256
-"""Last prompt tokens searched for an unfinished character."""
+
+
+_AS_THE_MODEL = ReplySettings()
 
 
 class Outlet(Protocol):
@@ -61,10 +59,10 @@ class Pipeline:
         engine: EnginePool,
         *,
         max_prompt_bytes: int,
-        max_samples: int = 16,
+        max_samples: int = 32,
         num_tokenizer_threads: int = 2,
         template_timeout_s: float = 2.0,
-        reply_format: str = AUTO,
+        replies: ReplySettings = _AS_THE_MODEL,
         gate: Gate | None = None,
         tracing: "Tracing | None" = None,
     ) -> None:
@@ -76,7 +74,7 @@ class Pipeline:
         """Checks what callers may do."""
         self._max_samples = max_samples
         self._template_timeout_s = template_timeout_s
-        self._reply_format = reply_format
+        self._replies = replies
         self._prompts = Prompts(
             max_prompt_bytes=max_prompt_bytes, num_tokenizer_threads=num_tokenizer_threads
         )
@@ -107,7 +105,7 @@ class Pipeline:
                         info,
                         files,
                         template_timeout_s=self._template_timeout_s,
-                        reply_format=self._reply_format,
+                        reply_format=self._replies.format_name,
                     )
                 except TokenizerFilesError as error:
                     raise EngineUnavailableError(str(error)) from None
@@ -159,7 +157,8 @@ class Pipeline:
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         model = self.model_named(options.model)
-        check_options(options, max_samples=self._max_samples)
+        num_prompts = len(prompts_of(prompt))
+        check_options(options, max_samples=self._max_samples, num_prompts=num_prompts)
         lease = lease or self.gate.begin()
         try:
             lease.caller.check_priority(options.priority)
@@ -180,44 +179,29 @@ class Pipeline:
         lease: Lease,
         record: RequestRecord,
     ) -> Generation | Samples:
-        token_ids = await self._prompts.tokens(model, prompt, options.parse_special_tokens)
+        prompts = prompts_of(prompt)
+        # All prompts are checked before the engine gets one.
+        encoded = [
+            await self._prompts.tokens(model, single, options.parse_special_tokens)
+            for single in prompts
+        ]
         record.note_tokenized()
-        lease.charge_prompt(len(token_ids))
-        packed = pack_uint32(token_ids)
-        reply = plan_reply(model.reply_format, prompt, token_ids, options.sampling)
-        token_bytes = model.tokenizer.token_bytes(show_special_tokens=options.show_special_tokens)
-        if reply is not None and not options.show_special_tokens:
-            token_bytes = reply.token_bytes
-        sampling = options.sampling if reply is None else reply.sampling
-        min_tokens = _min_tokens(options, model.info)
-        caller = lease.caller
+        lease.charge_prompt(sum(map(len, encoded)))
+        submission = Submission(
+            engine=self.engine,
+            model=model,
+            options=options,
+            max_reasoning_tokens=self._replies.max_reasoning_tokens,
+            lease=lease,
+            deadline_s=deadline_s,
+            traceparent=record.traceparent,
+        )
         generations: list[Generation] = []
         try:
-            for index in range(options.num_samples):
-                request = EngineRequest(
-                    request_id=caller.engine_request_id(sample_id(options.request_id, index)),
-                    prompt_token_ids=packed,
-                    sampling=sampling_of(sampling, index),
-                    priority=options.priority,
-                    cache_salt=caller.cache_salt(options.cache_salt),
-                    deadline_s=deadline_s,
-                    traceparent=record.traceparent,
-                )
-                text = OutputText(
-                    Detokenizer(token_bytes, token_ids[-PROMPT_TAIL_TOKENS:]),
-                    StopStrings(options.stop),
-                    min_tokens=min_tokens,
-                )
-                generations.append(
-                    Generation(
-                        options.request_id,
-                        TokenStream(self.engine, request, model=model.info),
-                        text,
-                        lease=lease,
-                        prompt_token_ids=token_ids,
-                        reader=None if reply is None else reply.new_reader(),
-                    )
-                )
+            for single, token_ids in zip(prompts, encoded, strict=True):
+                new_sample = submission.sampler(single, token_ids)
+                for index in range(options.num_samples):
+                    generations.append(new_sample(len(generations), index))
             for generation in generations:
                 await generation.admitted()
         except BaseException:  # the caller may be gone
@@ -225,7 +209,9 @@ class Pipeline:
                 generation.close()
             raise
         record.note_admitted()
-        return generations[0] if len(generations) == 1 else Samples(generations)
+        if len(generations) == 1:
+            return generations[0]
+        return Samples(generations, samples_per_prompt=options.num_samples)
 
     async def tokenize(
         self,
@@ -233,14 +219,20 @@ class Pipeline:
         prompt: str | Conversation,
         *,
         parse_special_tokens: bool | None = None,
+        add_special_tokens: bool | None = None,
     ) -> list[int]:
         """Returns the token ids of a prompt as the engine gets them.
+
+        `add_special_tokens` overrides whether the tokenizer adds its own; None means text alone.
 
         Raises:
             FrontendError: the model is not served, or the prompt is refused.
         """
         return await self._prompts.encode(
-            self.model_named(model_name), prompt, parse_special_tokens
+            self.model_named(model_name),
+            prompt,
+            parse_special_tokens,
+            add_special_tokens=add_special_tokens,
         )
 
     async def detokenize(
@@ -278,11 +270,3 @@ class Pipeline:
         self._prompts.close()
         if self._model is not None:
             await self._model.close()
-
-
-def _min_tokens(options: Options, info: ModelInfo) -> int:
-    """Returns the number of output tokens before which stop strings do not count."""
-    sampling = options.sampling
-    if sampling is not None and sampling.HasField("min_tokens"):
-        return sampling.min_tokens
-    return info.default_sampling.min_tokens

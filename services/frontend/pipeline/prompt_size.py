@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 from services.frontend.errors import InvalidRequestError
-from services.frontend.pipeline.request import Conversation, Prompt
+from services.frontend.pipeline.request import Conversation, Prompt, prompts_of
 
 MAX_PROMPT_TOKENS = 2**20
 """Limit of token ids in a prompt, if the model's limit is not lower."""
@@ -27,11 +27,12 @@ def check_prompt_size(prompt: Prompt, *, max_bytes: int, max_tokens: int) -> Non
         InvalidRequestError: its text is over `max_bytes`, its conversation holds over MAX_VALUES
             values, or it has `max_tokens` token ids or more.
     """
-    if isinstance(prompt, list):
-        check_num_tokens(len(prompt), max_tokens)
-        return
-    for _ in _checking(prompt, max_bytes):
-        pass
+    for single in prompts_of(prompt):
+        if isinstance(single, list):
+            check_num_tokens(len(single), max_tokens)
+            continue
+        for _ in _checking(single, max_bytes):
+            pass
 
 
 async def check_text_size(prompt: str | Conversation, *, max_bytes: int) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from services.frontend.errors import InvalidRequestError
 from services.frontend.pipeline.parts import in_parts
 from services.frontend.pipeline.prompt_size import check_num_tokens, check_text_size
-from services.frontend.pipeline.request import Conversation, Prompt, check_vocabulary
+from services.frontend.pipeline.request import Conversation, check_vocabulary
 from services.frontend.pipeline.served_model import ServedModel
 from services.frontend.pipeline.template_variables import check_template_variables
 from services.frontend.pipeline.tools import check_tools
@@ -29,7 +29,10 @@ class Prompts:
         self._threads.close()
 
     async def tokens(
-        self, model: ServedModel, prompt: Prompt, parse_special_tokens: bool | None
+        self,
+        model: ServedModel,
+        prompt: str | list[int] | Conversation,
+        parse_special_tokens: bool | None,
     ) -> list[int]:
         """Returns a prompt's token ids, checked against the model's limits."""
         limit = model.info.max_model_len
@@ -50,8 +53,13 @@ class Prompts:
         prompt: str | Conversation,
         parse_special_tokens: bool | None,
         max_tokens: int | None = None,
+        *,
+        add_special_tokens: bool | None = None,
     ) -> list[int]:
-        """Returns a prompt's token ids; refuses `max_tokens` or more."""
+        """Returns a prompt's token ids; refuses `max_tokens` or more.
+
+        The tokenizer adds special tokens to text alone, unless `add_special_tokens` says otherwise.
+        """
         await check_text_size(prompt, max_bytes=self._max_prompt_bytes)
         check_length = None
         if max_tokens is not None:
@@ -64,7 +72,11 @@ class Prompts:
             return await model.tokenizer.encode(
                 text,
                 check_length=check_length,
-                add_special_tokens=not isinstance(prompt, Conversation),
+                add_special_tokens=(
+                    not isinstance(prompt, Conversation)
+                    if add_special_tokens is None
+                    else add_special_tokens
+                ),
                 parse_special_tokens=parse_special_tokens is not False,
                 threads=self._threads,
             )
@@ -112,6 +124,7 @@ class Prompts:
             messages,
             tools=tools,
             variables=variables,
+            reasons=conversation.reasons,
             max_bytes=2 * self._max_prompt_bytes,
             marks_content=marks_content,
         )

@@ -40,8 +40,17 @@ def plan_reply(
     prompt: Prompt,
     token_ids: Sequence[int],
     sampling: SamplingParams | None,
+    *,
+    max_reasoning_tokens: int | None = None,
 ) -> ReplyPlan | None:
     """Returns the plan for the replies to a conversation; None passes their text on.
+
+    Args:
+        form: the format of the model's replies; None if it has no chat template.
+        prompt: the prompt.
+        token_ids: the prompt's tokens.
+        sampling: the caller's sampling.
+        max_reasoning_tokens: limit of the reasoning where the conversation has none.
 
     Raises:
         InvalidRequestError: the format cannot keep the rules for calls.
@@ -49,6 +58,7 @@ def plan_reply(
     if form is None or not isinstance(prompt, Conversation):
         return None
     tools = schemas_of(prompt.tools)
+    _check_reasoning(form.reasoning_after(token_ids), prompt.reasons)
     calls = _calls(form, prompt.call_rules, tools, sampling)
     if not form.reads(tools):
         return None
@@ -58,12 +68,27 @@ def plan_reply(
         own.CopyFrom(sampling)
     if calls is not None:
         own.structured_output.tagged.CopyFrom(calls)
-    wanted = own.structured_output
-    if own.HasField("structured_output") and not wanted.HasField("preamble"):
-        preamble = form.preamble(reasoning, is_call=calls is not None)
-        if preamble is not None:
+    limit = prompt.max_reasoning_tokens
+    limit = max_reasoning_tokens if limit is None else limit
+    has_form = own.HasField("structured_output")
+    # After reasoning that is cut short, a model without a form of output may still call its tools.
+    may_call = bool(tools) and not has_form
+    preamble = form.preamble(reasoning, is_call=calls is not None or may_call)
+    if preamble is not None and (has_form or limit is not None):
+        wanted = own.structured_output
+        if not wanted.HasField("preamble"):
             wanted.preamble.CopyFrom(preamble)
+        if limit is not None and not wanted.preamble.HasField("max_tokens"):
+            wanted.preamble.max_tokens = limit
     return ReplyPlan(form, tools, reasoning is ReasoningState.OPEN, own)
+
+
+def _check_reasoning(state: ReasoningState, wanted: bool | None) -> None:
+    """Raises InvalidRequestError if the prompt does not turn the reasoning on or off as wanted."""
+    if wanted is None or wanted is not (state is ReasoningState.CLOSED):
+        return
+    problem = "does not reason" if wanted else "reasons, and that cannot be turned off"
+    raise InvalidRequestError(f"thinking: the model {problem}", field="thinking")
 
 
 def _calls(

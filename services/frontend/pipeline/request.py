@@ -33,10 +33,26 @@ class Conversation:
     call_rules: CallRules = field(default_factory=CallRules)
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     """Variables for the chat template, such as enable_thinking."""
+    reasons: bool | None = None
+    """Whether the reply must have reasoning, or must have none; None leaves it to the template."""
+    max_reasoning_tokens: int | None = None
+    """Limit of the reply's reasoning; None leaves it to the server."""
 
 
-Prompt = str | list[int] | Conversation
-"""Text, token ids used as they are, or a conversation."""
+@dataclass(frozen=True, slots=True)
+class PromptBatch:
+    """Several prompts of one request, each with outputs of its own."""
+
+    prompts: Sequence[str | list[int]]
+
+
+Prompt = str | list[int] | Conversation | PromptBatch
+"""Text, token ids used as they are, a conversation, or several of the first two."""
+
+
+def prompts_of(prompt: Prompt) -> Sequence[str | list[int] | Conversation]:
+    """Returns the single prompts of a request."""
+    return prompt.prompts if isinstance(prompt, PromptBatch) else [prompt]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +67,8 @@ class Options:
     cache_salt: str = ""
     show_special_tokens: bool = False
     num_samples: int = 1
+    has_output: bool = True
+    """Whether the request wants output, not only facts about its prompt."""
     parse_special_tokens: bool | None = None
     traceparent: str = ""
     """The parent span; empty for none."""
@@ -69,14 +87,21 @@ class Output(TokenBatch):
     stop_string: str | None = None
 
 
-def check_options(options: Options, *, max_samples: int) -> None:
+def check_options(options: Options, *, max_samples: int, num_prompts: int = 1) -> None:
     """Raises InvalidRequestError for an option over its limit, before it is copied."""
     if not 1 <= options.num_samples <= max_samples:
         raise InvalidRequestError(
             f"n is {options.num_samples}; it must be 1 to {max_samples}", field="n"
         )
+    num_outputs = num_prompts * options.num_samples
+    if num_outputs > max_samples:
+        raise InvalidRequestError(
+            f"{num_prompts} prompts with n of {options.num_samples} have {num_outputs} outputs; one"
+            f" request may have {max_samples}",
+            field="prompt",
+        )
     limit = MAX_REQUEST_ID_CHARACTERS  # the engine's limit, minus the index that samples append
-    limit -= len(f"#{options.num_samples - 1}") if options.num_samples > 1 else 0
+    limit -= len(f"#{num_outputs - 1}") if num_outputs > 1 else 0
     _check_length("request_id", len(options.request_id), limit, "characters")
     _check_length("cache_salt", len(options.cache_salt), MAX_CACHE_SALT_CHARACTERS, "characters")
     _check_length("stop", len(options.stop), MAX_STOP_STRINGS, "strings")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from services.frontend.engine_client.messages import FinishReason
-from services.frontend.errors import FrontendError
+from services.frontend.errors import FrontendError, InvalidRequestError
 from services.frontend.pipeline.request import MAX_REQUEST_ID_CHARACTERS, Output
 from services.frontend.pipeline.request_counts import RequestCounts
 
@@ -138,8 +138,10 @@ class RequestLog:
             try:
                 yield record
             except FrontendError as error:
-                name = type(error).__name__
-                log.info("request_failed", method=method, error=name, **record.end(name))
+                name, facts = type(error).__name__, {}
+                if isinstance(error, InvalidRequestError) and error.field is not None:
+                    facts["field"] = error.field
+                log.info("request_failed", method=method, error=name, **facts, **record.end(name))
                 raise
             except (asyncio.CancelledError, GeneratorExit):
                 log.info("request_cancelled", method=method, **record.end(CANCELLED))

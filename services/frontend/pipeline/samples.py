@@ -1,4 +1,4 @@
-"""Several outputs of one prompt."""
+"""Several outputs of one request."""
 
 import asyncio
 import dataclasses
@@ -19,13 +19,19 @@ class Samples:
     It reads at most one output of each ahead. If one fails, all end.
     """
 
-    def __init__(self, generations: Sequence[Generation]) -> None:
-        """Takes generations of one prompt, in the order of their indices."""
-        self.prompt_token_ids = generations[0].prompt_token_ids
+    def __init__(self, generations: Sequence[Generation], *, samples_per_prompt: int) -> None:
+        """Takes generations in the order of their indices, those of one prompt together."""
         self._generations = generations
+        self._samples_per_prompt = samples_per_prompt
         self._reads: dict[asyncio.Task[Output], int] = {}
-        self._usages: list[Usage] = []
+        self._usages: dict[int, Usage] = {}
         self._has_begun = False
+
+    @property
+    def prompts(self) -> list[Sequence[int]]:
+        """The token ids of each prompt."""
+        first = self._generations[:: self._samples_per_prompt]
+        return [generation.prompt_token_ids for generation in first]
 
     def __aiter__(self) -> Self:
         return self
@@ -45,8 +51,8 @@ class Samples:
         if output.usage is None:
             self._read(index)
         else:
-            self._usages.append(output.usage)
-        usage = None if self._reads else _joint_usage(self._usages)
+            self._usages[index] = output.usage
+        usage = None if self._reads else self._joint_usage()
         return dataclasses.replace(output, index=index, usage=usage)
 
     def cancel(self) -> None:
@@ -63,33 +69,39 @@ class Samples:
         for generation in self._generations:
             generation.close()
 
+    def _joint_usage(self) -> Usage:
+        """Returns the usage of all outputs; a prompt counts once."""
+        usages = [self._usages[index] for index in range(len(self._generations))]
+        size = self._samples_per_prompt
+        prompts = [usages[start : start + size] for start in range(0, len(usages), size)]
+        return Usage(
+            prompt_tokens=sum(max(each.prompt_tokens for each in of) for of in prompts),
+            cached_tokens=sum(min(each.cached_tokens for each in of) for of in prompts),
+            output_tokens=sum(each.output_tokens for each in usages),
+            reasoning_tokens=sum(each.reasoning_tokens for each in usages),
+        )
+
     def _read(self, index: int) -> None:
         self._reads[asyncio.ensure_future(anext(self._generations[index]))] = index
 
 
 def sample_id(request_id: str, index: int) -> str:
-    """Returns the id of one sample at the engine."""
+    """Returns the engine's id of the request's output with this index."""
     return request_id if index == 0 else f"{request_id}#{index}"
 
 
 def sampling_of(sampling: SamplingParams | None, index: int) -> SamplingParams:
-    """Returns the sampling of one sample, always with a seed, each following the previous one's."""
+    """Returns the sampling of a prompt's sample with this index, always with a seed.
+
+    The seed of each sample follows the previous one's.
+    """
     own = SamplingParams()
     if sampling is not None:
         own.CopyFrom(sampling)
     if index:
-        own.ClearField("prompt_logprobs")  # only the first sample reports them
+        own.ClearField("prompt_logprobs")  # only the first sample of a prompt reports them
     if own.HasField("seed"):
         own.seed = (own.seed + index) % 2**_SEED_BITS
     else:
         own.seed = random.getrandbits(_SEED_BITS)
     return own
-
-
-def _joint_usage(usages: Sequence[Usage]) -> Usage:
-    """Returns the usage of all outputs; their prompt counts once."""
-    return Usage(
-        prompt_tokens=max(usage.prompt_tokens for usage in usages),
-        cached_tokens=min(usage.cached_tokens for usage in usages),
-        output_tokens=sum(usage.output_tokens for usage in usages),
-    )

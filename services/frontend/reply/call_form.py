@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.frontend.engine_client.messages import Tag, TaggedText
+from services.frontend.engine_client.messages import ArgumentPairs, Tag, TaggedText
 
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How a format writes calls whose arguments are JSON objects."""
+    """How a format writes calls."""
 
     before: str
     """Text before the arguments, with NAME for the tool's name."""
@@ -24,6 +24,8 @@ class CallForm:
     """Text after the last call."""
     trigger: str = ""
     """The text that calls begin with, which content never has; empty if there is none."""
+    pairs: ArgumentPairs | None = None
+    """How arguments are written, if not as a JSON object."""
     is_single: bool = False
     """Whether a reply has at most one call."""
 
@@ -42,6 +44,7 @@ class CallForm:
                 begin=self.before.replace("NAME", name, 1),
                 json_schema=json.dumps({"type": "object", **schema}, ensure_ascii=False),
                 end=self.after,
+                pairs=self.pairs,
             )
             for name, schema in schemas.items()
         ]
@@ -50,6 +53,6 @@ class CallForm:
             begin=self.begin,
             separator=self.separator,
             end=self.end,
-            trigger="" if is_required else self.trigger,
+            triggers=[] if is_required or not self.trigger else [self.trigger],
             stop_after_first=is_single or self.is_single,
         )

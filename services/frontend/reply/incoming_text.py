@@ -48,6 +48,11 @@ class IncomingText:
         self._is_over = self._is_cut = False
         self._kept: list[str] | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether all text so far is read."""
+        return not self._buffer
+
     def push(self, text: str) -> None:
         """Adds text at the end."""
         self._buffer += text

@@ -16,6 +16,15 @@ _TAIL_TOKENS = 16
 """Last prompt tokens in which an opened reasoning shows."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReplySettings:
+    """An operator's settings for replies."""
+
+    format_name: str = AUTO
+    max_reasoning_tokens: int | None = None
+    """Limit of the reasoning for requests without one; None for no limit."""
+
+
 class ReasoningState(enum.Enum):
     """Whether a reply has reasoning."""
 

@@ -30,7 +30,7 @@ class ReplyReader(ABC):
     think: ClassVar[tuple[str, str]] = ("<think>", "</think>")
     """The markers around reasoning."""
     call_form: ClassVar[CallForm | None] = None
-    """How calls are written, for grammars; None if their arguments are not JSON objects."""
+    """How calls are written, for grammars; None if the format has none."""
     has_calls: ClassVar[bool] = True
     """Whether the format has tool calls."""
     always_reasons: ClassVar[bool] = False
@@ -50,6 +50,7 @@ class ReplyReader(ABC):
         self._has_content = False
         self._num_calls = 0
         self._has_arguments = False
+        self._is_reasoning = is_reasoning
         self._reading = self._read(is_reasoning=is_reasoning)
 
     @classmethod
@@ -62,6 +63,16 @@ class ReplyReader(ABC):
     def num_calls(self) -> int:
         """Tool calls that have begun."""
         return self._num_calls
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the reply is inside its reasoning."""
+        return self._is_reasoning
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether the last text is held back, as it may belong to a marker."""
+        return not self._text.is_empty
 
     def push(self, text: str) -> list[Delta]:
         """Takes more text and returns the pieces that it completes."""
@@ -102,8 +113,10 @@ class ReplyReader(ABC):
             if shown:
                 self._deltas.append(Reasoning(shown))
 
+        self._is_reasoning = True
         yield from self._text.skip_space()
         yield from self._text.until(*closing, emit=emit)
+        self._is_reasoning = False
 
     def _read_content(self, *markers: str) -> Generator[None, None, str | None]:
         """Passes content on up to a marker, and returns it; None at the end of the reply."""

@@ -100,11 +100,19 @@ def conversation_of(source: frontend_pb2.ChatRequest | frontend_pb2.Conversation
         for tool in source.tools
     ]
     messages = [_message_of(message) for message in source.messages]
-    rules = CallRules()
+    rules, max_reasoning_tokens = CallRules(), None
     if isinstance(source, frontend_pb2.ChatRequest):
         rules = _call_rules(source)
+        if source.HasField("max_reasoning_tokens"):
+            max_reasoning_tokens = source.max_reasoning_tokens
         tools = [] if source.tool_use == frontend_pb2.TOOL_USE_NONE else tools
-    return Conversation(messages, tools, rules, _template_variables(source))
+    return Conversation(
+        messages,
+        tools,
+        rules,
+        _template_variables(source),
+        max_reasoning_tokens=max_reasoning_tokens,
+    )
 
 
 def _call_rules(request: frontend_pb2.ChatRequest) -> CallRules:

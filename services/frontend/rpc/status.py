@@ -14,6 +14,7 @@ from services.frontend.errors import (
     SlowReaderError,
     UnauthenticatedError,
     UnknownModelError,
+    UnknownResponseError,
 )
 from services.telemetry.interceptors import internal_status
 from services.telemetry.status import Status
@@ -23,6 +24,7 @@ STATUS_CODES: dict[type[FrontendError], grpc.StatusCode] = {
     NotPermittedError: grpc.StatusCode.PERMISSION_DENIED,
     InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     UnknownModelError: grpc.StatusCode.NOT_FOUND,
+    UnknownResponseError: grpc.StatusCode.NOT_FOUND,
     DuplicateRequestError: grpc.StatusCode.ALREADY_EXISTS,
     OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     SlowReaderError: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -20,6 +20,12 @@ Message = Mapping[str, Any]
 
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Names of a message's reasoning in templates."""
+_REASONING_SWITCHES = ("enable_thinking", "thinking")
+"""Names of the variable that turns reasoning on or off in templates."""
+_DEVELOPER, _SYSTEM = "developer", "system"
+"""A template that does not know the first role gets the second."""
+_HINTS = frozenset({"verbosity"})
+"""Variables that are left out where the template does not know them."""
 _MAX_PROBE_BYTES = 2**20
 _FAILURES = (
     ArithmeticError,
@@ -61,6 +67,7 @@ class ChatTemplate:
             """Whether it uses tool calls of the assistant."""
             constants = set(text_constants(syntax))
             self._reasoning_key = next((key for key in _REASONING_KEYS if key in constants), None)
+            self._knows_developer = _DEVELOPER in constants
             self._marker = ContentMarker(special_tokens, constants)
             self._template = self._environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -80,6 +87,7 @@ class ChatTemplate:
         *,
         tools: Sequence[Message] = (),
         variables: Mapping[str, Any] | None = None,
+        reasons: bool | None = None,
         max_bytes: int,
         marks_content: bool = False,
         now: datetime.datetime | None = None,
@@ -90,6 +98,7 @@ class ChatTemplate:
             messages: the conversation; arguments of tool calls are JSON text.
             tools: tools for the model.
             variables: the caller's variables for the template.
+            reasons: turns the reasoning on or off where the template has a variable for it.
             max_bytes: limit of the prompt without marks.
             marks_content: returns a mark, then the prompt with marked caller text.
             now: the local time; None reads the clock.
@@ -97,11 +106,18 @@ class ChatTemplate:
         Raises:
             TemplateError: the template fails, refuses or ignores its input, or renders too much.
         """
-        variables = variables or {}
+        variables = {
+            name: value
+            for name, value in (variables or {}).items()
+            if name in self._known or name not in _HINTS
+        }
         self._check_tools(messages, tools)
         self._check_variables(variables)
+        switch = next((name for name in _REASONING_SWITCHES if name in self._known), None)
+        if reasons is not None and switch is not None:
+            variables = {**variables, switch: reasons}
         try:
-            fitted = self._forms.fit([self._with_reasoning(message) for message in messages])
+            fitted = self._forms.fit([self._adapted(message) for message in messages])
             shown_tools = list(tools)
             mark = ""
             if marks_content:
@@ -160,6 +176,12 @@ class ChatTemplate:
             return self._generate(messages, (), {}, _MAX_PROBE_BYTES)
         except TemplateError:
             return None
+
+    def _adapted(self, message: Message) -> Message:
+        """Returns a message with the role and names that the template knows."""
+        if message.get("role") == _DEVELOPER and not self._knows_developer:
+            message = {**message, "role": _SYSTEM}
+        return self._with_reasoning(message)
 
     def _with_reasoning(self, message: Message) -> Message:
         """Returns a message with its reasoning under the template's name for it."""

@@ -40,6 +40,7 @@ class ChatTemplates:
             messages,
             tools=tools,
             variables=conversation["variables"],
+            reasons=conversation["reasons"],
             max_bytes=conversation["max_bytes"],
             marks_content=conversation["marks_content"],
             now=datetime.datetime.fromisoformat(conversation["now"]),

@@ -46,8 +46,9 @@ class OutputText:
                 return TextPiece("".join(shown), index + 1, scan.stop_string)
         return TextPiece("".join(shown), len(token_ids))
 
-    def finish(self) -> TextPiece:
+    def finish(self, *, is_cut: bool) -> TextPiece:
         """Ends the output: returns the held text, with U+FFFD for a partial character."""
+        del is_cut  # text has no markers
         may_end = self._num_unstoppable == 0
         scan = self._stop_strings.push(self._detokenizer.flush(), may_end=may_end)
         if scan.stop_string is not None:

@@ -54,7 +54,9 @@ class StopStrings:
         return Scan(seen[:shown])
 
     def flush(self) -> str:
-        """Ends the text: returns what was held back."""
+        """Ends the text: returns what was held back. Text after it is another one."""
+        for pattern in self._patterns:
+            pattern.num_matched = 0
         held, self._held = self._held, ""
         return held
 

@@ -68,11 +68,13 @@ class TemplateProcess:
         *,
         tools: Sequence[Message] = (),
         variables: Mapping[str, Any] | None = None,
+        reasons: bool | None = None,
         max_bytes: int,
         marks_content: bool = False,
     ) -> str:
         """Returns the prompt for the answer to a conversation.
 
+        `reasons` turns the reasoning on or off in a template that has a variable for it.
         With `marks_content`, caller text is marked, for `MarkedText.read`.
 
         Raises:
@@ -86,6 +88,7 @@ class TemplateProcess:
             "messages": list(messages),
             "tools": list(tools),
             "variables": dict(variables or {}),
+            "reasons": reasons,
             "max_bytes": max_bytes,
             "marks_content": marks_content,
             # The process has no environment and thus no time zone.

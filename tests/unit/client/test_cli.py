@@ -110,7 +110,8 @@ def test_a_conversation_keeps_its_history_until_it_is_reset(octavo, frontend):
 
 def test_a_failed_turn_is_taken_back_and_the_conversation_goes_on(octavo, frontend):
     frontend.conversations.clear()
-    _, out, err = octavo("chat", stdin="FAIL\nfine\n")
+    code, out, err = octavo("chat", stdin="FAIL\nfine\n")
+    assert code == 1
     assert out == "fine\n"
     assert "the queue is full" in err
     assert frontend.conversations[-1] == [("user", "fine")]
@@ -221,3 +222,73 @@ def test_a_service_that_is_away_is_one_line_with_a_hint(octavo, monkeypatch, com
 def test_an_unknown_flag_is_a_usage_error(octavo):
     code, _, _ = octavo("generate", "hi", "--temprature", "1")
     assert code == 2
+
+
+TOOLS = """[{"type": "function", "function": {"name": "get_weather", "description": "The weather.",
+"parameters": {"type": "object", "properties": {"city": {"type": "string"}}}, "strict": true}}]"""
+
+
+def test_chat_sends_tools_and_rules_and_shows_reasoning_and_calls(octavo, frontend, tmp_path):
+    path = tmp_path / "tools.json"
+    path.write_text(TOOLS)
+    code, out, err = octavo(
+        "chat", "CALL get_weather", "--tools", str(path), "--tool-choice", "get_weather",
+        "--no-parallel-tool-calls", "--reasoning-effort", "low", "--max-reasoning-tokens", "7",
+        "--template-variables", '{"enable_thinking": true}',
+    )  # fmt: skip
+    assert code == 0
+    assert out == 'Wait.\nget_weather {"at": 0}\nget_weather {"at": 1}\n'
+    assert err.startswith("It needs a tool.\n")
+    assert "9 output tokens (2 of reasoning)" in err
+    request = frontend.chats[-1]
+    [tool] = request.tools
+    assert (tool.name, tool.description, tool.strict) == ("get_weather", "The weather.", True)
+    assert json.loads(tool.parameters)["properties"] == {"city": {"type": "string"}}
+    assert request.required_tool == "get_weather"
+    assert request.HasField("parallel_tool_calls")
+    assert not request.parallel_tool_calls
+    assert request.max_reasoning_tokens == 7
+    variables = json.loads(request.template_variables)
+    assert variables == {"enable_thinking": True, "reasoning_effort": "low"}
+
+
+def test_chat_asks_for_the_results_of_calls(octavo, frontend):
+    code, out, _ = octavo("chat", stdin="CALL f\nsunny\nrainy day\n")
+    assert code == 0
+    assert out.endswith("rainy day\n")
+    asked = frontend.chats[-1].messages
+    assert [message.role for message in asked] == ["user", "assistant", "tool", "tool"]
+    assert [call.id for call in asked[1].tool_calls] == ["call_0", "call_1"]
+    assert [(each.tool_call_id, each.content) for each in asked[2:]] == [
+        ("call_0", "sunny"),
+        ("call_1", "rainy day"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is not JSON"),
+        ("{}", "is not a list of tools"),
+        ("[{}]", "entry 0"),
+        ('[{"function": {"name": "f", "more": 1}}]', "'more'"),
+    ],
+)
+def test_a_wrong_file_of_tools_is_refused(octavo, frontend, tmp_path, text, said):
+    path = tmp_path / "tools.json"
+    path.write_text(text)
+    code, _, err = octavo("chat", "hi", "--tools", str(path))
+    assert code == 2
+    assert said in " ".join(err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [
+        (["--template-variables", "[]"], 2),
+        (["--template-variables", '{"reasoning_effort": "low"}', "--reasoning-effort", "high"], 1),
+        (["--max-reasoning-tokens", "-1"], 1),
+    ],
+)
+def test_chat_refuses_wrong_rules(octavo, frontend, flags, code):
+    assert octavo("chat", "hi", *flags)[0] == code

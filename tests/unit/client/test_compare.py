@@ -91,17 +91,24 @@ def test_figures_of_one_side_only_are_named(compare):
     assert lines[-1] == "only in the first: output"
 
 
-def test_results_of_bench_serving_compare_too(compare):
+@pytest.fixture
+def serving():
+    """A result of `octavo bench serving --json`."""
     latency = {"p50": 10.0, "p90": None, "p99": None, "mean": 11.0}
-    load = {
-        "load": {"num_requests": 4},
+    return {
+        "target": "frontend 127.0.0.1:50050",
+        "load": {"num_requests": 4, "rate": None},
+        "num_failed": {},
         "requests_per_s": 2.0,
         "output_tokens_per_s": 64.0,
         "ttft_ms": latency,
         "inter_token_ms": latency,
         "e2e_ms": latency,
     }
-    lines = compare(load, {**load, "requests_per_s": 4.0})
+
+
+def test_results_of_bench_serving_compare_too(compare, serving):
+    lines = compare(serving, {**serving, "requests_per_s": 4.0})
     assert [line.split()[0] for line in lines[1:4]] == [
         "requests_per_s",
         "output_tokens_per_s",
@@ -132,3 +139,40 @@ def test_command_refuses_a_missing_file(tmp_path, capsys):
         main(["bench", "compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")])
     assert exited.value.code == 2
     assert "Invalid value" in capsys.readouterr().err
+
+
+def test_past_the_frontend_and_failures_are_printed(compare, serving):
+    other = serving | {"target": "engine 127.0.0.1:50051", "num_failed": {"UNAVAILABLE": 2}}
+    assert compare(serving, other)[:2] == ["target: frontend -> engine", "failed requests: 0 -> 2"]
+
+
+@pytest.fixture
+def compare_files(tmp_path, capsys):
+    def run(first, second, *flags):
+        paths = [tmp_path / "first.json", tmp_path / "second.json"]
+        for path, result in zip(paths, (first, second), strict=True):
+            path.write_text(json.dumps(result))
+        with pytest.raises(SystemExit) as exited:
+            main(["bench", "compare", *map(str, paths), *flags])
+        return exited.value.code, *capsys.readouterr()
+
+    return run
+
+
+def test_command_refuses_unlike_loads_and_says_how_they_differ(compare_files, serving):
+    other = serving | {"load": {"num_requests": 4, "rate": 5.0}}
+    code, output, errors = compare_files(serving, other)
+    assert (code, output) == (1, "")
+    assert "the loads differ: load rate: None -> 5.0 (--unlike" in errors
+    code, output, _ = compare_files(serving, other, "--unlike")
+    assert code == 0
+    assert "the loads differ: the ratios tell of that, too" in output
+
+
+def test_command_refuses_unlike_benchmarks(compare_files, serving):
+    code, _, errors = compare_files(content(), serving)
+    assert code == 1
+    assert "-> bench serving" in errors
+    code, _, errors = compare_files(content(), content(shape="qwen3-8b"))
+    assert code == 1
+    assert "shape: " in errors

@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from services.client.commands.serve import closing_lines
 from services.client.stack import LOOPBACK, plan_stack
 from services.client.supervisor import ServiceFailedError
 from tests.support.processes import free_port
@@ -68,3 +69,22 @@ def test_a_frontend_on_all_addresses_is_asked_on_loopback():
     stack = plan_stack(host="0.0.0.0")
     assert stack.frontend.address.startswith(LOOPBACK)
     assert "0.0.0.0" in stack.frontend.arguments
+
+
+def test_the_closing_lines_name_every_address():
+    stack = plan_stack(
+        num_engines=2,
+        engine_arguments=["--metrics-port", "9001"],
+        frontend_arguments=["--http-port=8000", "--metrics-port", "9000", "--tls-cert", "c.pem"],
+    )
+    lines = [" ".join(line.split()) for line in closing_lines(stack)]
+    first, second = stack.engines
+    assert lines == [
+        f"talk to it: octavo chat --frontend {stack.frontend.address}",
+        "over HTTP: https://127.0.0.1:8000/v1",
+        "metrics: https://127.0.0.1:9000/metrics",
+        f"watch it: octavo stats --engine {first.address}",
+        "metrics: http://127.0.0.1:9001/metrics",
+        f"watch it: octavo stats --engine {second.address}",
+        "metrics: http://127.0.0.1:9001/metrics",
+    ]

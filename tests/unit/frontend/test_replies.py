@@ -198,12 +198,93 @@ async def test_an_answer_of_ours_may_be_sent_back():
         assert response.status_code == 200
 
 
-async def test_stop_strings_end_the_raw_text():
+@pytest.mark.parametrize("stop", ["</tool_call>", "<think>", "Sums", '"a"', "add.\\n<"])
+async def test_stop_strings_match_neither_markers_nor_reasoning_nor_arguments(stop):
     async with running() as (_, _, client):
-        response = await client.post(PATH, json=body(tools=TOOLS, stop="</tool_call>"))
+        whole = await client.post(PATH, json=body(tools=TOOLS))
+        response = await client.post(PATH, json=body(tools=TOOLS, stop=stop))
+        [choice], [usual] = response.json()["choices"], whole.json()["choices"]
+        for call in (*choice["message"]["tool_calls"], *usual["message"]["tool_calls"]):
+            del call["id"]
+        assert choice == usual
+
+
+@pytest.mark.parametrize("stop", ["add.", " add", "d"])
+async def test_stop_strings_end_the_content(stop):
+    async with running() as (_, _, client):
+        response = await client.post(PATH, json=body(tools=TOOLS, stop=[stop, "</think>"]))
         [choice] = response.json()["choices"]
-        assert len(choice["message"]["tool_calls"]) == 1
-        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] == "I add."[: "I add.".index(stop)]
+        assert choice["message"]["reasoning_content"] == "Sums."
+        assert "tool_calls" not in choice["message"]
+        assert choice["finish_reason"] == "stop"
+        assert response.json()["usage"]["completion_tokens"] <= len(
+            "<think>\nSums.\n</think>\n\nI add."
+        )
+
+
+async def test_a_stop_string_does_not_span_a_call():
+    reply = 'E<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>ND'
+    async with running(reply) as (_, _, client):
+        response = await client.post(PATH, json=body(tools=TOOLS, stop="END"))
+        message = response.json()["choices"][0]["message"]
+        assert (message["content"], len(message["tool_calls"])) == ("END", 1)
+
+
+async def test_usage_counts_the_tokens_of_reasoning_without_its_markers():
+    async with running() as (_, _, client):
+        response = await client.post(PATH, json=body(tools=TOOLS, n=2))
+        details = response.json()["usage"]["completion_tokens_details"]
+        one = await client.post(PATH, json=body(tools=TOOLS))
+        assert details["reasoning_tokens"] == 2 * count_of_reasoning(one)
+        assert 1 <= count_of_reasoning(one) <= len("\nSums.\n")
+    async with running("Yes.") as (_, _, client):
+        assert count_of_reasoning(await client.post(PATH, json=body())) == 0
+
+
+def count_of_reasoning(response):
+    return response.json()["usage"]["completion_tokens_details"]["reasoning_tokens"]
+
+
+async def test_a_budget_of_reasoning_goes_to_the_engine_with_its_markers():
+    async with running() as (engine, stack, client):
+        await client.post(PATH, json=body(max_reasoning_tokens=5))
+        wanted = tagged_of(engine)
+        assert wanted.WhichOneof("grammar") is None
+        assert (wanted.preamble.begin, wanted.preamble.end) == ("<think>", "</think>")
+        assert wanted.preamble.max_tokens == 5
+        thinking = {"enable_thinking": True}
+        await client.post(PATH, json=body(max_reasoning_tokens=0, chat_template_kwargs=thinking))
+        assert tagged_of(engine).preamble.begin == ""
+        assert tagged_of(engine).preamble.HasField("max_tokens")
+        await client.post(
+            PATH, json=body(max_reasoning_tokens=7, response_format={"type": "json_object"})
+        )
+        assert tagged_of(engine).json_object
+        assert tagged_of(engine).preamble.max_tokens == 7
+        request = frontend_pb2.ChatRequest(
+            messages=[{"role": "user", "content": "1?"}], max_reasoning_tokens=3
+        )
+        [*_, last] = [response.output async for response in stack.stub.Chat(request)]
+        assert tagged_of(engine).preamble.max_tokens == 3
+        assert last.usage.reasoning_tokens >= 1
+        await client.post(PATH, json=body())
+        assert not engine.submits[-1].sampling.HasField("structured_output")
+
+
+async def test_the_servers_budget_holds_for_requests_without_one():
+    async with running(max_reasoning_tokens=9) as (engine, _, client):
+        await client.post(PATH, json=body())
+        assert tagged_of(engine).preamble.max_tokens == 9
+        await client.post(PATH, json=body(max_reasoning_tokens=2))
+        assert tagged_of(engine).preamble.max_tokens == 2
+
+
+async def test_a_budget_changes_nothing_where_the_model_does_not_reason():
+    async with running("Yes.", WITHOUT_REASONING) as (engine, _, client):
+        response = await client.post(PATH, json=body(max_reasoning_tokens=2))
+        assert response.json()["choices"][0]["message"]["content"] == "Yes."
+        assert not engine.submits[-1].sampling.HasField("structured_output")
 
 
 async def test_a_reply_that_is_cut_off_ends_with_length_and_whole_pieces():
@@ -230,7 +311,7 @@ async def test_demanded_calls_are_held_by_a_grammar():
 
         required = await grammar(tool_choice="required")
         assert [tag.begin.split('"')[3] for tag in required.tagged.tags] == ["add", "now"]
-        assert not required.tagged.trigger
+        assert not required.tagged.triggers
         assert not required.tagged.stop_after_first
         assert (required.preamble.begin, required.preamble.end) == ("<think>", "</think>")
         assert (await grammar(tool_choice="required", parallel_tool_calls=False)
@@ -239,7 +320,7 @@ async def test_demanded_calls_are_held_by_a_grammar():
         assert len(one.tagged.tags) == 1
         assert one.tagged.stop_after_first
         beside = await grammar()
-        assert beside.tagged.trigger == "<tool_call>"
+        assert beside.tagged.triggers == ["<tool_call>"]
         assert json.loads(beside.tagged.tags[0].json_schema) == {"type": "object"}
         opened = await grammar(
             tool_choice="required", chat_template_kwargs={"enable_thinking": True}
@@ -311,12 +392,35 @@ async def test_what_cannot_be_done_is_refused_by_name(changes, field):
         assert not engine.submits
 
 
-@pytest.mark.parametrize("name", ["pythonic", "glm4", "plain"])
-async def test_a_format_without_json_objects_refuses_demanded_calls(name):
-    async with running(reply_format=name) as (_, _, client):
+async def test_a_format_without_calls_refuses_demanded_ones():
+    async with running(reply_format="plain") as (_, _, client):
         response = await client.post(PATH, json=body(tools=TOOLS, tool_choice="required"))
         assert response.json()["error"]["param"] == "tool_choice"
-        assert name in response.json()["error"]["message"]
+        assert "plain" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["pythonic", "glm4"])
+async def test_a_format_with_pairs_says_how_it_writes_them(name):
+    async with running(reply_format=name) as (engine, _, client):
+        await client.post(PATH, json=body(tools=TOOLS, tool_choice="required"))
+        [tag] = tagged_of(engine).tagged.tags
+        assert tag.HasField("pairs")
+
+
+async def test_a_structural_tag_is_text_with_parts():
+    wanted = {
+        "type": "structural_tag",
+        "structures": [{"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"}],
+        "triggers": ["<f="],
+    }
+    async with running() as (engine, _, client):
+        await client.post(PATH, json=body(response_format=wanted))
+        tagged = tagged_of(engine).tagged
+        assert (tagged.triggers, tagged.has_text_between) == (["<f="], True)
+        assert (tagged.tags[0].begin, tagged.tags[0].end) == ("<f=a>", "</f>")
+        for wrong in ({"type": "text"}, {"triggers": None}, {"structures": []}, {"triggers": [""]}):
+            response = await client.post(PATH, json=body(response_format={**wanted, **wrong}))
+            assert response.json()["error"]["param"] == "response_format"
 
 
 async def test_the_template_gets_the_callers_variables_and_no_special_tokens_in_them():

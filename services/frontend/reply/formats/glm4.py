@@ -6,6 +6,8 @@ Source: the chat template of zai-org/GLM-4.5.
 import json
 from typing import Any
 
+from services.frontend.engine_client.messages import ArgumentPairs
+from services.frontend.reply.call_form import CallForm
 from services.frontend.reply.incoming_text import Wait
 from services.frontend.reply.reply_reader import ReplyReader
 
@@ -17,6 +19,15 @@ VALUE, VALUE_END = "<arg_value>", "</arg_value>"
 class Glm4Reader(ReplyReader):
     """Reads calls whose arguments are pairs of tags; each pair is passed on when it is complete."""
 
+    call_form = CallForm(
+        f"{OPENING}NAME",
+        f"\n{CLOSING}",
+        separator="\n",
+        trigger=OPENING,
+        pairs=ArgumentPairs(
+            begin=f"\n{KEY}", assign=f"{KEY_END}\n{VALUE}", end=VALUE_END, bare_strings=True
+        ),
+    )
     special_tokens = (OPENING, CLOSING, KEY, KEY_END, VALUE, VALUE_END, "<think>", "</think>")
 
     def _read_reply(self) -> Wait:

@@ -4,10 +4,13 @@ Source: Llama 3.2 model card and prompt formats, "zero shot function calling".
 """
 
 import ast
+import contextlib
 import json
 from collections.abc import Generator
 from typing import Any
 
+from services.frontend.engine_client.messages import ArgumentPairs
+from services.frontend.reply.call_form import CallForm
 from services.frontend.reply.incoming_text import UnexpectedTextError, Wait
 from services.frontend.reply.reply_reader import ReplyReader
 
@@ -18,6 +21,14 @@ class PythonicReader(ReplyReader):
     """Reads a reply that is a list of calls as Python writes them."""
 
     special_tokens = (START, END)
+    call_form = CallForm(
+        "NAME(",
+        ")",
+        begin="[",
+        separator=", ",
+        end="]",
+        pairs=ArgumentPairs(assign="=", separator=", ", python_names=True),
+    )
 
     def _read_reply(self) -> Wait:
         tag = yield from self._text.accept(START)
@@ -53,7 +64,10 @@ class PythonicReader(ReplyReader):
     def _python_value(self) -> Generator[None, None, Any]:
         pieces: list[str] = []
         yield from self._text.python_value(pieces.append)
+        text = "".join(pieces).strip()
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(text)  # as grammars write values; Python lacks some of its escapes
         try:
-            return ast.literal_eval("".join(pieces).strip())
+            return ast.literal_eval(text)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             raise UnexpectedTextError from None

@@ -46,13 +46,21 @@ VALUES = {
     "sampling.structured_output.tagged.begin": "a",
     "sampling.structured_output.tagged.separator": "a",
     "sampling.structured_output.tagged.end": "a",
-    "sampling.structured_output.tagged.trigger": "a",
+    "sampling.structured_output.tagged.triggers": ["a"],
     "sampling.structured_output.tagged.stop_after_first": True,
+    "sampling.structured_output.tagged.has_text_between": True,
     "sampling.structured_output.tagged.tags.begin": "a",
     "sampling.structured_output.tagged.tags.json_schema": "{}",
     "sampling.structured_output.tagged.tags.end": "a",
+    "sampling.structured_output.tagged.tags.pairs.begin": "a",
+    "sampling.structured_output.tagged.tags.pairs.assign": "a",
+    "sampling.structured_output.tagged.tags.pairs.end": "a",
+    "sampling.structured_output.tagged.tags.pairs.separator": "a",
+    "sampling.structured_output.tagged.tags.pairs.bare_strings": True,
+    "sampling.structured_output.tagged.tags.pairs.python_names": True,
     "sampling.structured_output.preamble.begin": "a",
     "sampling.structured_output.preamble.end": "a",
+    "sampling.structured_output.preamble.max_tokens": 0,
 }
 """A value for every field that is not what its absence means. A new field needs one."""
 

@@ -150,7 +150,7 @@ def test_every_form_may_have_a_preamble(form):
         ({"tags": [{"json_schema": "{}"}] * 129}, "has 129 tags"),
         ({"tags": [{"json_schema": '{"if": {}}'}]}, "tag 0: json_schema has 'if'"),
         ({"tags": [{"json_schema": "[]"}]}, "tag 0: json_schema is not an object"),
-        ({"tags": [{"begin": "a", "json_schema": "{}"}], "trigger": "b"}, "the trigger"),
+        ({"tags": [{"begin": "a", "json_schema": "{}"}], "triggers": ["b"]}, "the trigger"),
     ],
 )
 def test_a_wrong_tagged_text_is_refused(tagged, message):
@@ -162,3 +162,124 @@ def test_a_preamble_needs_an_end():
     output = sampling_pb2.StructuredOutput(regex="a", preamble={"begin": "<think>"})
     with pytest.raises(InvalidRequestError, match=r"preamble\.end"):
         structured_output_of(output, 2**16)
+
+
+PAIRS = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string", "description": "anything"},
+        "on": {"type": "boolean"},
+        "mode": {"type": "string", "enum": ["a b", "c"]},
+        "code": {"type": "string", "minLength": 2, "maxLength": 3},
+        "list": {"type": "array", "items": {"$ref": "#/$defs/item"}, "maxItems": 2},
+        "either": {"anyOf": [{"type": "null"}, {"type": "integer"}]},
+    },
+    "required": ["on", "list"],
+    "$defs": {"item": {"type": "integer"}},
+}
+IN_PAIRS = [name for name in WRITTEN if FORMATS[name].call_form.pairs]
+
+
+def pairs_of(reader, schema):
+    tagged = reader.call_form.tagged_text({"f": schema}, is_required=True, is_single=True)
+    return sampling_pb2.StructuredOutput(tagged=tagged)
+
+
+@pytest.mark.parametrize("name", IN_PAIRS)
+def test_arguments_in_pairs_are_read_back_as_the_schema_says(name):
+    follower = Follower(FORMATS[name])
+    names = set()
+    for seed in range(25):
+        text = follower.follow(pairs_of(FORMATS[name], PAIRS), seed)
+        reader = FORMATS[name]({"f": PAIRS})
+        [call] = piece_of(reader.push(text) + reader.finish()).calls
+        arguments = json.loads(call.arguments)
+        jsonschema.validate(arguments, PAIRS)
+        assert list(arguments) == [each for each in PAIRS["properties"] if each in arguments]
+        names |= set(arguments)
+    assert names == set(PAIRS["properties"])
+
+
+WRITTEN_PAIRS = {
+    "pythonic": ('[f(on=True, mode="c", list=[1])]', '[f(on=true, list=[])]', "[f(on=True)]"),
+    "glm4": (
+        "<tool_call>f\n<arg_key>text</arg_key>\n<arg_value>1 < 2\nor </arg></arg_value>\n"
+        "<arg_key>on</arg_key>\n<arg_value>true</arg_value>\n<arg_key>list</arg_key>\n"
+        "<arg_value>[1, 2]</arg_value>\n</tool_call>",
+        "<tool_call>f\n<arg_key>on</arg_key>\n<arg_value>yes</arg_value>\n</tool_call>",
+        "<tool_call>f\n</tool_call>",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_PAIRS)
+def test_what_models_write_in_pairs_is_accepted_and_what_breaks_the_schema_is_not(name):
+    follower, form = Follower(FORMATS[name]), pairs_of(FORMATS[name], PAIRS)
+    right, *wrong = WRITTEN_PAIRS[name]
+    assert follower.accepts(form, right)
+    assert not any(follower.accepts(form, text) for text in wrong)
+
+
+@pytest.mark.parametrize("name", IN_PAIRS)
+def test_a_schema_without_properties_takes_any_pairs(name):
+    follower = Follower(FORMATS[name])
+    for seed in range(6):
+        text = follower.follow(pairs_of(FORMATS[name], {}), seed)
+        reader = FORMATS[name]({"f": {}})
+        [call] = piece_of(reader.push(text) + reader.finish()).calls
+        assert isinstance(json.loads(call.arguments), dict)
+
+
+@pytest.mark.parametrize("name", IN_PAIRS)
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"anyOf": [{}]}, "'anyOf' for all arguments"),
+        ({"required": ["a"]}, "no property 'a'"),
+        ({"type": "array"}, "not that of an object"),
+    ],
+)
+def test_a_schema_that_pairs_cannot_keep_is_refused(name, schema, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        grammar_text(structured_output_of(pairs_of(FORMATS[name], schema), 2**16))
+
+
+def test_a_bare_string_with_a_pattern_is_refused():
+    schema = {"properties": {"a": {"type": "string", "pattern": "x"}}}
+    with pytest.raises(InvalidRequestError, match="'pattern' for a string"):
+        grammar_text(structured_output_of(pairs_of(FORMATS["glm4"], schema), 2**16))
+
+
+def structural(**changes):
+    tags = [
+        {"begin": "<f=a>", "json_schema": '{"type": "integer"}', "end": "</f>"},
+        {"begin": "<f=b>", "json_schema": '{"enum": ["x"]}', "end": "</f>"},
+        {"begin": "[g]", "json_schema": '{"type": "boolean"}'},
+    ]
+    tagged = {"tags": tags, "triggers": ["<f=", "[g"], "has_text_between": True, **changes}
+    return sampling_pb2.StructuredOutput(tagged=tagged)
+
+
+def test_parts_come_anywhere_in_a_text():
+    follower, form = Follower(FORMATS["plain"]), structural()
+    for right in ("", "Text <f alone.", "<f=a>12</f>", 'So <f=b>"x"</f> and [g]true, <f=a>1</f>.'):
+        assert follower.accepts(form, right), right
+    for wrong in ("<f=c>1</f>", '<f=a>"x"</f>', "Text [g]1", "Text <f=", "<f=a>1</f> [gg"):
+        assert not follower.accepts(form, wrong), wrong
+    once = structural(stop_after_first=True)
+    assert follower.accepts(once, "So <f=a>1</f> it is.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"triggers": []}, "takes triggers"),
+        ({"separator": ","}, "no begin, separator or end"),
+        ({"triggers": ["<f=", "[g", "{"]}, "no tag begins with the trigger '{'"),
+        ({"triggers": ["<f="]}, "tag 2 does not begin"),
+        ({"triggers": ["<f=", ""]}, "empty trigger"),
+    ],
+)
+def test_wrong_triggers_are_refused(changes, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        grammar_text(structured_output_of(structural(**changes), 2**16))

@@ -57,3 +57,12 @@ def test_its_position_survives_a_preemption():
     assert second.constraint.token_ids == second.sink.token_ids[:-1]
     assert all(t in (i, 500) for i, t in enumerate(second.sink.token_ids))
     assert len(second.sink.token_ids) == 9
+
+
+def test_it_runs_without_drafts_and_others_with_them():
+    rig = Rig(num_speculative_tokens=3)
+    plain, waiting = make_request(3), constrained(prompt=3)
+    rig.add(plain, waiting)
+    rig.step()
+    drafts = read_int32(rig.send().descriptor.spec_decode_metadata.num_draft_tokens)
+    assert drafts.tolist() == [3, 0]

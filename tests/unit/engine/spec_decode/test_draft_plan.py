@@ -43,14 +43,6 @@ def test_drafts_end_where_the_sequence_must(num_tokens, num_drafts):
     assert len(request.draft_token_ids) == num_drafts
 
 
-def test_a_request_with_a_grammar_runs_without_drafts():
-    request, other = running(8), running(8)
-    request.constraint = object()
-    settle(request, other)
-    assert (request.num_computed_tokens, request.draft_token_ids) == (7, [])
-    assert other.draft_token_ids == [10, 11, 12]
-
-
 @pytest.mark.parametrize("status", [RequestStatus.WAITING, RequestStatus.FINISHED])
 def test_a_request_that_does_not_run_starts_over_without_drafts(status):
     request = running(8)

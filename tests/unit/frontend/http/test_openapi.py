@@ -10,6 +10,8 @@ from tests.support.frontend_stack import frontend_stack
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 COMPLETION = {"model": "m", "prompt": [1, 2]}
+RESPONSE = {"model": "m", "input": "hello", "tool_choice": {"type": "function", "name": "f"}}
+ITEMS = [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]}]
 
 
 def is_described(path: str, body: dict) -> bool:
@@ -20,11 +22,18 @@ def is_described(path: str, body: dict) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)]
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT | {"stop": ["a"]}),
+        ("/v1/completions", COMPLETION | {"stop": ["a"]}),
+        ("/v1/messages", CHAT | {"max_tokens": 9, "stop_sequences": ["a"]}),
+        ("/v1/responses", RESPONSE),
+        ("/v1/responses", RESPONSE | {"input": ITEMS}),
+    ],
 )
 def test_what_is_read_is_described(path, body):
     assert is_described(path, body)
-    assert is_described(path, body | {"temperature": 0.5, "stop": ["a"], "made_up": None})
+    assert is_described(path, body | {"temperature": 0.5, "made_up": None})
     assert not is_described(path, body | {"temperature": 3})
     assert not is_described(path, body | {"made_up": 1})
     assert not is_described(path, {"model": "m"})
@@ -40,5 +49,9 @@ async def test_the_document_is_served_and_every_path_of_it_exists():
         assert document == openapi_document()
         for path, methods in document["paths"].items():
             for method in {"get", "post"} & set(methods):
-                answer = await client.request(method, path.replace("{name}", "fake"), json={})
-                assert answer.status_code in (200, 400), path
+                there = path.replace("{name}", "fake").replace("{response_id}", "none")
+                answer = await client.request(method, there, json={})
+                if path == there or "{name}" in path:
+                    assert answer.status_code in (200, 400), path
+                else:
+                    assert answer.json()["error"]["code"] == "response_not_found"

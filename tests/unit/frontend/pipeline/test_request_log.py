@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import grpc
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from protos.common.v1.failure_pb2 import Failure
 from protos.common.v1.sampling_pb2 import SamplingParams
@@ -80,6 +81,15 @@ async def test_requests_that_fail_are_counted_by_error():
     assert now['requests_failed_total{error="InvalidRequestError"}'] == 1
     assert now['requests_failed_total{error="UnknownModelError"}'] == 1
     assert now['request_success_total{finished_reason="stop"}'] == 0
+
+
+async def test_a_refusal_is_logged_with_the_wrong_field():
+    async with watched_stack() as (_, client):
+        with capture_logs() as events:
+            answer = await client.post("/v1/chat/completions", json=CHAT | {"top_p": 7})
+    assert answer.status_code == 400
+    [refusal] = [event for event in events if event["event"] == "request_failed"]
+    assert (refusal["error"], refusal["field"]) == ("InvalidRequestError", "top_p")
 
 
 async def test_a_client_that_goes_away_is_counted_as_cancelled():

@@ -1,0 +1,81 @@
+"""Brings a model to this machine before services start, with progress in the terminal."""
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from services.extras import require_extra
+from services.hub.names import HubName, hub_name
+
+LINE_INTERVAL_S = 5.0
+"""Time between two lines of progress where standard error is no terminal."""
+
+
+def engine_flags(model: str | None) -> list[str]:
+    """Returns an engine's flags for a model, after fetching it if it is a name on the hub.
+
+    The engines get its folder, so that a restart needs no hub.
+
+    Args:
+        model: a folder or a name on the hub; None means the embedded model.
+
+    Raises:
+        HubError: the model cannot be fetched.
+        MissingExtraError: huggingface_hub is not installed.
+    """
+    if model is None:
+        return []
+    name = hub_name(model)
+    if name is None:
+        return ["--model", model]
+    return ["--model", str(pull(name)), "--served-model-name", name.repository]
+
+
+def pull(name: HubName) -> Path:
+    """Returns the folder of a model of the hub, after fetching what it lacks.
+
+    Raises:
+        HubError: the model cannot be fetched.
+        MissingExtraError: huggingface_hub is not installed.
+    """
+    require_extra("engine")
+    from services.hub.fetch import fetch  # takes a while to import
+
+    with _Shown(str(name)) as shown:
+        return fetch(name, report=shown.report)
+
+
+class _Shown:
+    """Shows progress on standard error: a bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task(model, total=None)
+        self._said_s = time.monotonic()
+
+    def __enter__(self) -> "_Shown":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def report(self, num_bytes: int, total_bytes: int) -> None:
+        """Takes the progress from any thread."""
+        self._bar.update(self._task, completed=num_bytes, total=total_bytes)
+        now_s = time.monotonic()
+        if self._bar.disable and now_s - self._said_s >= LINE_INTERVAL_S:
+            self._said_s = now_s
+            done = f"{num_bytes / 1e6:.0f} of {total_bytes / 1e6:.0f} MB"
+            self._console.print(f"{self._model}: {done}", highlight=False, soft_wrap=True)

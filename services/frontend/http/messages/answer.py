@@ -1,0 +1,180 @@
+"""Replies in the form of the Messages API: content blocks, whole or as events."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.frontend.engine_client.messages import STOP, Usage
+from services.frontend.errors import InvalidRequestError
+from services.frontend.pipeline.request import Output
+from services.frontend.pipeline.tools import json_object
+from services.frontend.reply.deltas import CallPiece
+
+Body = dict[str, Any]
+INVALID_INPUT = "INVALID_JSON"
+"""The key of a call's input that is no JSON object; its value is the text.
+
+Source: the advice on invalid tool input in Anthropic's guide to fine-grained tool streaming.
+"""
+
+
+@dataclass(slots=True)
+class Block:
+    """One content block of a reply."""
+
+    index: int
+    kind: str
+    call: CallPiece | None = None
+    texts: list[str] = field(default_factory=list)
+
+    def opening(self) -> Body:
+        """Returns the block without its text."""
+        match self.kind:
+            case "text":
+                return {"type": "text", "text": ""}
+            case "thinking":
+                return {"type": "thinking", "thinking": "", "signature": ""}
+        assert self.call is not None, "a block of another kind is a call"
+        return {"type": "tool_use", "id": self.call.call_id, "name": self.call.name, "input": {}}
+
+    def whole(self) -> Body:
+        """Returns the block with all its text."""
+        text = "".join(self.texts)
+        if self.kind == "tool_use":
+            return {**self.opening(), "input": _input_of(text)}
+        return {**self.opening(), self.kind: text}
+
+    def delta(self, text: str) -> Body:
+        """Returns more text as the part of an event."""
+        match self.kind:
+            case "text":
+                return {"type": "text_delta", "text": text}
+            case "thinking":
+                return {"type": "thinking_delta", "thinking": text}
+        return {"type": "input_json_delta", "partial_json": text}
+
+
+class MessageAnswer:
+    """One reply, from its outputs to its body or its events."""
+
+    def __init__(self, answer_id: str, model: str, *, num_prompt_tokens: int) -> None:
+        """Starts a reply without content."""
+        self._envelope = {
+            "id": answer_id,
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+        }
+        self._num_prompt_tokens = num_prompt_tokens
+        self._block: Block | None = None
+        self._num_blocks = 0
+        self._has_calls = False
+
+    def opening(self) -> list[Body]:
+        """Returns the events before any output; what was cached is known at the end."""
+        usage = usage_body(Usage(prompt_tokens=self._num_prompt_tokens))
+        message = {**self._envelope, "content": [], **_ending(None, None), "usage": usage}
+        return [{"type": "message_start", "message": message}, {"type": "ping"}]
+
+    def events(self, output: Output) -> Iterator[Body]:
+        """Yields the events of new output, except those at the end of the reply."""
+        for block, text in self._pieces(output):
+            if block is not self._block:
+                yield from self._block_end()
+                self._block = block
+                opening = block.opening()
+                yield {
+                    "type": "content_block_start",
+                    "index": block.index,
+                    "content_block": opening,
+                }
+            if text:
+                yield {
+                    "type": "content_block_delta",
+                    "index": block.index,
+                    "delta": block.delta(text),
+                }
+
+    def closing(self, last: Output, usage: Usage) -> Iterator[Body]:
+        """Yields the events after the last output."""
+        yield from self._block_end()
+        delta = _ending(self._stop_reason(last), last.stop_string)
+        yield {"type": "message_delta", "delta": delta, "usage": usage_body(usage)}
+        yield {"type": "message_stop"}
+
+    def whole(self, outputs: Sequence[Output], usage: Usage) -> Body:
+        """Returns a reply as one body."""
+        blocks: list[Block] = []
+        for output in outputs:
+            for block, text in self._pieces(output):
+                if block is not self._block:
+                    self._block = block
+                    blocks.append(block)
+                block.texts.append(text)
+        last = outputs[-1]
+        return {
+            **self._envelope,
+            "content": [block.whole() for block in blocks],
+            **_ending(self._stop_reason(last), last.stop_string),
+            "usage": usage_body(usage),
+        }
+
+    def _pieces(self, output: Output) -> Iterator[tuple[Block, str]]:
+        """Yields new text with its block, which becomes the current one."""
+        new_calls = [call for call in output.calls if call.call_id]
+        # Input of a call that has begun precedes all other output.
+        for call in output.calls:
+            if not call.call_id:
+                assert self._block is not None, "its first piece has opened a block"
+                yield self._block, call.arguments
+        for kind, text in (("thinking", output.reasoning), ("text", output.text)):
+            if text:
+                yield self._block_of(kind), text
+        for call in new_calls:
+            self._has_calls = True
+            yield self._new_block("tool_use", call), call.arguments
+
+    def _block_of(self, kind: str) -> Block:
+        """Returns the current block if it is of the kind, else a new one."""
+        block = self._block
+        return block if block is not None and block.kind == kind else self._new_block(kind)
+
+    def _new_block(self, kind: str, call: CallPiece | None = None) -> Block:
+        self._num_blocks += 1
+        return Block(self._num_blocks - 1, kind, call)
+
+    def _block_end(self) -> list[Body]:
+        return (
+            []
+            if self._block is None
+            else [{"type": "content_block_stop", "index": self._block.index}]
+        )
+
+    def _stop_reason(self, last: Output) -> str:
+        if last.finish_reason != STOP:
+            return "max_tokens"
+        if last.stop_string is not None:
+            return "stop_sequence"
+        return "tool_use" if self._has_calls else "end_turn"
+
+
+def usage_body(usage: Usage) -> Body:
+    """Returns the usage in tokens; input tokens are the uncached ones."""
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.output_tokens,
+    }
+
+
+def _ending(reason: str | None, stop_string: str | None) -> Body:
+    return {"stop_reason": reason, "stop_sequence": stop_string}
+
+
+def _input_of(text: str) -> Body:
+    """Returns a call's input; a model without a grammar, or cut off, may write other text."""
+    try:
+        return json_object(text, "arguments of a tool call")
+    except InvalidRequestError:
+        return {INVALID_INPUT: text}

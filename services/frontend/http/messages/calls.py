@@ -1,0 +1,39 @@
+"""Parses bodies of the Messages API."""
+
+from services.frontend.http.calls import Call
+from services.frontend.http.messages.convert import conversation_of, options_of
+from services.frontend.http.messages.schema import TAGS, CountTokensRequest, MessagesRequest
+from services.frontend.http.schema import parse_body
+from services.frontend.pipeline.request import Options
+
+
+def read_message(body: bytes, request_id: str) -> Call:
+    """Parses a request for a reply.
+
+    Raises:
+        InvalidRequestError: it is invalid.
+    """
+    request = parse_body(MessagesRequest, body, tags=TAGS)
+    return Call(
+        conversation_of(request),
+        options_of(request, request_id),
+        bool(request.stream),
+        includes_usage=True,
+        tells_prompt=False,
+    )
+
+
+def read_count(body: bytes, request_id: str) -> Call:
+    """Parses a request for the size of a prompt.
+
+    Raises:
+        InvalidRequestError: it is invalid.
+    """
+    request = parse_body(CountTokensRequest, body, tags=TAGS)
+    return Call(
+        conversation_of(request),
+        Options(model=request.model, request_id=request_id),
+        is_stream=False,
+        includes_usage=True,
+        tells_prompt=False,
+    )

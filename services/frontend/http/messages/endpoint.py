@@ -1,0 +1,110 @@
+"""The two endpoints of the Messages API."""
+
+import re
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.frontend.access.caller import Lease
+from services.frontend.engine_client.messages import ABORTED, Usage
+from services.frontend.errors import EngineUnavailableError
+from services.frontend.http.body import Body
+from services.frontend.http.calls import Call
+from services.frontend.http.error_forms import error_response
+from services.frontend.http.generation import GenerationEndpoint, Kind
+from services.frontend.http.messages.answer import MessageAnswer
+from services.frontend.http.messages.writer import MessageWriter
+from services.frontend.http.status import RefusedCallError, http_error_of
+from services.frontend.http.writer import ResponseWriter
+from services.frontend.pipeline.generation import Generation
+from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.pipeline.request import Conversation, Output
+from services.frontend.pipeline.samples import Samples
+
+FIRST_VERSION = "2023-06-01"
+"""The first version of the API with the events that are served; later ones go on with them."""
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+
+
+class RequireVersion:
+    """An ASGI application that refuses requests for a version of the API without these events."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request; the version may be absent."""
+        version = Headers(scope=scope).get("anthropic-version", FIRST_VERSION)
+        if not _DATE.fullmatch(version) or version < FIRST_VERSION:
+            refusal = RefusedCallError(
+                400,
+                f"anthropic-version is {version[:64]!r}; it must be {FIRST_VERSION} or later",
+            )
+            response = error_response(scope["path"], http_error_of(refusal))
+            await response(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+class MessageResponse:
+    """Writes a reply, as events or as one body at its end."""
+
+    def __init__(self, pipeline: Pipeline, call: Call, writer: ResponseWriter) -> None:
+        """Raises UnknownModelError or EngineUnavailableError if the model is not served."""
+        self._model = pipeline.model_named(call.options.model)
+        self._call = call
+        self._writer = writer
+        self._answer: MessageAnswer
+        self._usage = Usage()
+        self._outputs: list[Output] = []
+
+    async def begin(self, generation: Generation | Samples) -> None:
+        """Starts the response, if it is a stream of events."""
+        self._answer = MessageAnswer(
+            self._call.options.request_id,
+            self._model.info.model,
+            num_prompt_tokens=sum(map(len, generation.prompts)),
+        )
+        if self._call.is_stream:
+            await self._writer.start_events()
+            await self._writer.write_events(self._answer.opening())
+
+    async def write(self, output: Output) -> None:
+        """Writes events, or keeps the output for the end."""
+        if output.finish_reason == ABORTED:  # no caller aborted it
+            raise EngineUnavailableError("the engine ended the request")
+        self._usage = output.usage or self._usage
+        if self._call.is_stream:
+            self._outputs = [output]
+            await self._writer.write_events(self._answer.events(output))
+        else:
+            self._outputs.append(output)
+
+    async def end(self) -> None:
+        """Ends the stream of events, or writes the body."""
+        if self._call.is_stream:
+            await self._writer.write_events(self._answer.closing(self._outputs[-1], self._usage))
+            await self._writer.end_events()
+        else:
+            await self._writer.write(self._answer.whole(self._outputs, self._usage))
+
+
+class CountEndpoint(GenerationEndpoint):
+    """Answers how many tokens a conversation has."""
+
+    async def serve(
+        self, body: Body, request_id: str, writer: ResponseWriter, request: Request, lease: Lease
+    ) -> None:
+        """Serves one request."""
+        del request, lease
+        call = await self.read(body, request_id)
+        assert isinstance(call.prompt, Conversation), "bodies of this kind have one"
+        token_ids = await self.pipeline.tokenize(call.options.model, call.prompt)
+        await writer.write({"input_tokens": len(token_ids)})
+
+
+MESSAGE = Kind("HttpMessage", "msg_", "message", MessageResponse, MessageWriter)
+MESSAGE_COUNT = Kind(
+    "HttpMessageCount", "msgcount_", "message_count", MessageResponse, MessageWriter
+)

@@ -1,0 +1,201 @@
+"""Parses bodies of POST /v1/responses."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.frontend.errors import InvalidRequestError
+from services.frontend.http.calls import Call
+from services.frontend.http.convert import options_of, template_variables_of
+from services.frontend.http.responses.items import messages_of
+from services.frontend.http.responses.schema import (
+    LOGPROBS,
+    TAGS,
+    AllowedTools,
+    FunctionChoice,
+    FunctionTool,
+    ResponsesRequest,
+    SchemaFormat,
+)
+from services.frontend.http.responses.store import Turn
+from services.frontend.http.schema import JsonSchema, ResponseFormat, parse_body
+from services.frontend.pipeline.request import Conversation, Options
+from services.frontend.pipeline.tools import tool_of
+from services.frontend.reply.call_rules import CallRules
+from services.frontend.text.chat_template import Message
+
+MAX_SETTING_BYTES = 2**20
+"""Limit of the tools, and of the form of the text, that a response repeats in JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsesCall(Call):
+    """A parsed body; its prompt is complete only with instructions and the previous turns."""
+
+    new_messages: Sequence[Message]
+    """The messages that it adds to the conversation."""
+    previous: Turn | None = None
+    """The stored turn that they follow."""
+    instructions: str | None
+    previous_response_id: str | None
+    is_truncated: bool
+    """Whether turns may be dropped from a conversation that is too long."""
+    max_output_tokens: int | None
+    is_stored: bool
+    settings: dict[str, Any]
+    """The settings that a response repeats, in JSON."""
+
+
+def read_response(body: bytes, request_id: str) -> ResponsesCall:
+    """Parses a request for a response.
+
+    Raises:
+        InvalidRequestError: it is invalid.
+    """
+    request = parse_body(ResponsesRequest, body, tags=TAGS)
+    conversation = _conversation_of(request)
+    return ResponsesCall(
+        conversation,
+        _options_of(request, request_id),
+        bool(request.stream),
+        includes_usage=True,
+        tells_prompt=False,
+        new_messages=conversation.messages,
+        instructions=request.instructions,
+        previous_response_id=request.previous_response_id,
+        is_truncated=request.truncation == "auto",
+        max_output_tokens=request.max_output_tokens,
+        is_stored=request.store is not False,
+        settings=_settings_of(request),
+    )
+
+
+def _conversation_of(request: ResponsesRequest) -> Conversation:
+    tools, rules = _tools_of(request)
+    effort = None if request.reasoning is None else request.reasoning.effort
+    verbosity = None if request.text is None else request.text.verbosity
+    return Conversation(
+        messages_of(request.input),
+        [tool_of(each.name, each.description, each.parameters) for each in tools],
+        rules,
+        template_variables_of(request.chat_template_kwargs, effort, verbosity, field="reasoning"),
+        max_reasoning_tokens=request.max_reasoning_tokens,
+    )
+
+
+def _tools_of(request: ResponsesRequest) -> tuple[Sequence[FunctionTool], CallRules]:
+    """Returns the tools that the model gets, and the rules for its calls."""
+    tools: Sequence[FunctionTool] = request.tools or ()
+    choice, name = request.tool_choice, ""
+    is_required = choice == "required"
+    match choice:
+        case "none":
+            tools = ()
+        case FunctionChoice():
+            is_required, name = True, choice.name
+        case AllowedTools():
+            is_required = choice.mode == "required"
+            allowed = {each.name for each in choice.tools}
+            missing = allowed.difference(each.name for each in tools)
+            if missing:
+                raise InvalidRequestError(
+                    f"tool_choice allows {min(missing)[:64]!r}, which is not among the tools",
+                    field="tool_choice",
+                )
+            tools = [each for each in tools if each.name in allowed]
+    is_single = bool(tools) and (bool(name) or request.parallel_tool_calls is False)
+    strict = frozenset(each.name for each in tools if each.strict)
+    return tools, CallRules(is_required=is_required, name=name, is_single=is_single, strict=strict)
+
+
+def _options_of(request: ResponsesRequest, request_id: str) -> Options:
+    has_logprobs = LOGPROBS in (request.include or ())
+    if request.top_logprobs and not has_logprobs:
+        raise InvalidRequestError(
+            f"top_logprobs needs {LOGPROBS!r} in include", field="top_logprobs"
+        )
+    return options_of(
+        request,
+        request_id,
+        max_tokens=request.max_output_tokens,
+        logprobs=(request.top_logprobs or 0) if has_logprobs else None,
+        response_format=_format_of(request),
+    )
+
+
+def _format_of(request: ResponsesRequest) -> ResponseFormat | None:
+    wanted = None if request.text is None else request.text.format
+    if wanted is None:
+        return None
+    if isinstance(wanted, SchemaFormat):
+        schema = JsonSchema(name=wanted.name, schema=wanted.schema_, strict=wanted.strict)
+        return ResponseFormat(type=wanted.type, json_schema=schema)
+    return ResponseFormat(type=wanted.type)
+
+
+def _settings_of(request: ResponsesRequest) -> dict[str, Any]:
+    """Returns the settings as given, or their defaults."""
+    text, reasoning = request.text, request.reasoning
+    given = None if text is None else text.format
+    form: dict[str, Any] = {"type": "text" if given is None else given.type}
+    if isinstance(given, SchemaFormat):
+        form |= {
+            "name": given.name,
+            "description": given.description,
+            "schema": given.schema_,
+            "strict": bool(given.strict),
+        }
+    tools = [
+        {
+            "type": "function",
+            "name": each.name,
+            "description": each.description,
+            "parameters": each.parameters,
+            "strict": bool(each.strict),
+        }
+        for each in request.tools or ()
+    ]
+    choice = request.tool_choice or "auto"
+    _check_repeatable("tools", tools)
+    _check_repeatable("text", form)
+    return {
+        "instructions": request.instructions,
+        "previous_response_id": request.previous_response_id,
+        "tools": tools,
+        "tool_choice": (
+            choice if isinstance(choice, str) else choice.model_dump(exclude_none=True)
+        ),
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "text": {"format": form, "verbosity": (text and text.verbosity) or "medium"},
+        "reasoning": {
+            "effort": None if reasoning is None else reasoning.effort,
+            "summary": None if reasoning is None else reasoning.summary,
+        },
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": request.max_tool_calls,
+        "truncation": request.truncation or "disabled",
+        "top_logprobs": request.top_logprobs or 0,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "presence_penalty": request.presence_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "metadata": request.metadata or {},
+        "background": False,
+        "service_tier": "default",
+        "prompt_cache_key": request.prompt_cache_key,
+        "safety_identifier": request.safety_identifier,
+        "user": request.user,
+    }
+
+
+def _check_repeatable(name: str, setting: Any) -> None:
+    """Refuses a setting that is large, or that JSON cannot hold, such as 1e999."""
+    try:
+        num_bytes = len(json.dumps(setting, allow_nan=False))
+    except (ValueError, RecursionError):
+        raise InvalidRequestError(f"{name} cannot be written as JSON", field=name) from None
+    if num_bytes > MAX_SETTING_BYTES:
+        raise InvalidRequestError(
+            f"{name} has {num_bytes} bytes of JSON; the limit is {MAX_SETTING_BYTES}", field=name
+        )

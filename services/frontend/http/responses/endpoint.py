@@ -1,0 +1,172 @@
+"""Creates responses."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import structlog
+
+from services.frontend.engine_client.messages import ABORTED, STOP, FinishReason, Usage
+from services.frontend.errors import EngineUnavailableError
+from services.frontend.http.body import Bodies, Body
+from services.frontend.http.body_reader import BodyReader
+from services.frontend.http.calls import Call
+from services.frontend.http.generation import GenerationEndpoint, Kind
+from services.frontend.http.live_requests import LiveRequests
+from services.frontend.http.logprobs import ChatLogprobs
+from services.frontend.http.responses.calls import ResponsesCall
+from services.frontend.http.responses.items import messages_of_output, with_instructions
+from services.frontend.http.responses.output import OutputItems
+from services.frontend.http.responses.resource import CUT_OFF, ResponseObject, usage_body
+from services.frontend.http.responses.store import ResponseStore
+from services.frontend.http.responses.truncation import truncated
+from services.frontend.http.responses.writer import ResponsesWriter
+from services.frontend.http.writer import ResponseWriter
+from services.frontend.pipeline.generation import Generation
+from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.pipeline.request import Conversation, Output
+from services.frontend.pipeline.samples import Samples
+from services.frontend.text.chat_template import Message
+
+
+class ResponsesEndpoint(GenerationEndpoint):
+    """An ASGI application that creates responses."""
+
+    def __init__(
+        self,
+        store: ResponseStore,
+        pipeline: Pipeline,
+        live: LiveRequests,
+        bodies: Bodies,
+        body_reader: BodyReader,
+        *,
+        slow_reader_timeout_s: float,
+    ) -> None:
+        respond = partial(ResponsesResponse, store)
+        super().__init__(
+            Kind("HttpResponse", "req_", "response", respond, ResponsesWriter),
+            pipeline,
+            live,
+            bodies,
+            body_reader,
+            slow_reader_timeout_s=slow_reader_timeout_s,
+        )
+        self._store = store
+
+    async def read(self, body: Body, request_id: str) -> Call:
+        """Parses a body, and puts its conversation together.
+
+        Raises:
+            UnknownResponseError: the previous response is not in the store.
+            FrontendError: the body is invalid, or the conversation cannot be used.
+        """
+        call = await super().read(body, request_id)
+        assert isinstance(call, ResponsesCall), "the reader of this kind returns one"
+        previous, new = None, call.new_messages
+        if call.previous_response_id is not None:
+            owner = self.pipeline.gate.acting_account
+            previous = self._store.turn(owner, call.previous_response_id)
+        messages: Sequence[Message] = [*self._store.messages_to(previous), *new]
+        if call.is_truncated:
+            kept = await truncated(messages, partial(self._fits, call))
+            if len(kept) < len(messages):
+                # Dropped turns are not kept for later ones either: the conversation stays bounded.
+                previous, new, messages = None, kept, kept
+        prompt = _prompt_of(call, messages)
+        return dataclasses.replace(call, prompt=prompt, new_messages=new, previous=previous)
+
+    async def _fits(self, call: ResponsesCall, messages: Sequence[Message]) -> bool:
+        """Whether messages leave room for the output, which is at most half of the context."""
+        options = call.options
+        max_model_len = self.pipeline.model_named(options.model).info.max_model_len
+        token_ids = await self.pipeline.tokenize(
+            options.model,
+            _prompt_of(call, messages),
+            parse_special_tokens=options.parse_special_tokens,
+        )
+        room = max(1, min(call.max_output_tokens or 1, max_model_len // 2))
+        return len(token_ids) + room <= max_model_len
+
+
+class ResponsesResponse:
+    """Writes a response, as events or as one body at its end, and stores it."""
+
+    def __init__(
+        self, store: ResponseStore, pipeline: Pipeline, call: Call, writer: ResponseWriter
+    ) -> None:
+        """Raises UnknownModelError or EngineUnavailableError if the model is not served."""
+        assert isinstance(call, ResponsesCall), "the endpoint reads such calls"
+        assert isinstance(writer, ResponsesWriter), "and writes with such writers"
+        self._store = store
+        self._owner = pipeline.gate.acting_account
+        self._call = call
+        self._writer = writer
+        model = pipeline.model_named(call.options.model)
+        sampling = call.options.sampling
+        has_logprobs = sampling is not None and sampling.HasField("logprobs")
+        self._items = OutputItems(ChatLogprobs(model.tokenizer) if has_logprobs else None)
+        self._is_stored = call.is_stored and store.is_enabled
+        self._response = ResponseObject(model, call, is_stored=self._is_stored)
+        structlog.contextvars.bind_contextvars(response_id=self._response.id)
+        self._finish_reason: FinishReason | None = None
+        self._usage = Usage()
+
+    async def begin(self, generation: Generation | Samples) -> None:
+        """Starts the response, if it is a stream of events."""
+        del generation
+        if self._call.is_stream:
+            await self._writer.start_response(self._failed)
+            body = self._response.body("in_progress")
+            await self._writer.write_numbered(
+                {"type": f"response.{stage}", "response": body}
+                for stage in ("created", "in_progress")
+            )
+
+    async def write(self, output: Output) -> None:
+        """Adds to the items, and writes their events."""
+        if output.finish_reason == ABORTED:  # no caller aborted it
+            raise EngineUnavailableError("the engine ended the request")
+        self._usage = output.usage or self._usage
+        self._finish_reason = output.finish_reason
+        events = self._items.push(output)
+        if self._call.is_stream:
+            await self._writer.write_numbered(events)
+
+    async def end(self) -> None:
+        """Stores the response; ends the stream of events, or writes the body."""
+        items = self._items.snapshot()
+        usage = usage_body(self._usage)
+        status, details = "completed", None
+        if self._finish_reason != STOP:
+            status, details = "incomplete", CUT_OFF
+        body = self._response.body(status, output=items, usage=usage, incomplete_details=details)
+        if self._is_stored:
+            # Before the client sees the end: its next request may follow at once.
+            self._keep(body)
+        if self._call.is_stream:
+            await self._writer.write_numbered([{"type": f"response.{status}", "response": body}])
+            await self._writer.end_events()
+        else:
+            await self._writer.write(body)
+
+    def _keep(self, body: dict[str, Any]) -> None:
+        reply = messages_of_output(json.dumps(body["output"]).encode())
+        self._store.put(
+            self._owner,
+            self._response.id,
+            json.dumps(body).encode(),
+            [*self._call.new_messages, *reply],
+            self._call.previous,
+        )
+
+    def _failed(self, error: dict[str, str]) -> dict[str, Any]:
+        return self._response.body("failed", output=self._items.snapshot(), error=error)
+
+
+def _prompt_of(call: ResponsesCall, messages: Sequence[Message]) -> Conversation:
+    """Returns the conversation of a call with all its messages and instructions."""
+    assert isinstance(call.prompt, Conversation), "bodies of this kind have one"
+    complete = with_instructions(call.instructions, messages)
+    return dataclasses.replace(call.prompt, messages=complete)

@@ -1,0 +1,212 @@
+"""The output items of a response, and the events that build them."""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.frontend.engine_client.messages import STOP
+from services.frontend.http.logprobs import ChatLogprobs
+from services.frontend.pipeline.request import Output
+from services.frontend.reply.deltas import CallPiece
+
+Event = dict[str, Any]
+"""An event without its sequence number."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextKind:
+    """A kind of item with one part of text."""
+
+    item: str
+    id_prefix: str
+    part: str
+    event: str
+    """The beginning of the names of its events."""
+
+
+MESSAGE = TextKind("message", "msg_", "output_text", "response.output_text")
+REASONING = TextKind("reasoning", "rs_", "reasoning_text", "response.reasoning_text")
+
+
+class TextItem:
+    """A message, or reasoning."""
+
+    def __init__(self, kind: TextKind, index: int) -> None:
+        """Starts without text."""
+        self.kind = kind
+        self._index = index
+        self._id = kind.id_prefix + uuid.uuid4().hex
+        self._place = {"item_id": self._id, "output_index": index, "content_index": 0}
+        self._texts: list[str] = []
+        self._logprobs: list[Any] = []
+
+    def opening(self) -> list[Event]:
+        """Returns the events that begin it."""
+        item: dict[str, Any] = {**self._item("in_progress"), "content": []}
+        return [
+            {"type": "response.output_item.added", "output_index": self._index, "item": item},
+            {"type": "response.content_part.added", **self._place, "part": self._part()},
+        ]
+
+    def push(self, text: str, logprobs: Sequence[Any]) -> Event:
+        """Adds text with the log-probabilities of its tokens; returns the event."""
+        self._texts.append(text)
+        self._logprobs.extend(logprobs)
+        told = {"logprobs": list(logprobs)} if self.kind is MESSAGE else {}
+        return {"type": f"{self.kind.event}.delta", **self._place, "delta": text, **told}
+
+    def closing(self, status: str) -> list[Event]:
+        """Returns the events that end it."""
+        part, item = self._part(), self.whole(status)
+        told = {"logprobs": self._logprobs} if self.kind is MESSAGE else {}
+        return [
+            {"type": f"{self.kind.event}.done", **self._place, "text": part["text"], **told},
+            {"type": "response.content_part.done", **self._place, "part": part},
+            {"type": "response.output_item.done", "output_index": self._index, "item": item},
+        ]
+
+    def whole(self, status: str) -> dict[str, Any]:
+        """Returns the item as it is now."""
+        return {**self._item(status), "content": [self._part()]}
+
+    def _item(self, status: str) -> dict[str, Any]:
+        own: dict[str, Any] = {"summary": []}
+        if self.kind is MESSAGE:
+            own = {"role": "assistant"}
+        return {"type": self.kind.item, "id": self._id, "status": status, **own}
+
+    def _part(self) -> dict[str, Any]:
+        part: dict[str, Any] = {"type": self.kind.part, "text": "".join(self._texts)}
+        if self.kind is MESSAGE:
+            part |= {"annotations": [], "logprobs": list(self._logprobs)}
+        return part
+
+
+class FunctionCallItem:
+    """A function call."""
+
+    def __init__(self, call: CallPiece, index: int) -> None:
+        """Starts without arguments."""
+        self._call = call
+        self._index = index
+        self._id = f"fc_{uuid.uuid4().hex}"
+        self._place = {"item_id": self._id, "output_index": index}
+        self._arguments: list[str] = []
+
+    def opening(self) -> list[Event]:
+        """Returns the events that begin it."""
+        item = self.whole("in_progress")
+        return [{"type": "response.output_item.added", "output_index": self._index, "item": item}]
+
+    def push(self, arguments: str) -> Event:
+        """Adds to the arguments; returns the event."""
+        self._arguments.append(arguments)
+        return {
+            "type": "response.function_call_arguments.delta",
+            **self._place,
+            "delta": arguments,
+        }
+
+    def closing(self, status: str) -> list[Event]:
+        """Returns the events that end it."""
+        item = self.whole(status)
+        return [
+            {
+                "type": "response.function_call_arguments.done",
+                **self._place,
+                "name": item["name"],
+                "arguments": item["arguments"],
+            },
+            {"type": "response.output_item.done", "output_index": self._index, "item": item},
+        ]
+
+    def whole(self, status: str) -> dict[str, Any]:
+        """Returns the item as it is now."""
+        return {
+            "type": "function_call",
+            "id": self._id,
+            "call_id": self._call.call_id,
+            "name": self._call.name,
+            "arguments": "".join(self._arguments),
+            "status": status,
+        }
+
+
+class OutputItems:
+    """Builds the items of one response from its output."""
+
+    def __init__(self, logprobs: ChatLogprobs | None) -> None:
+        """Starts without items; with `logprobs`, messages have log-probabilities."""
+        self._logprobs = logprobs
+        self._waiting_logprobs: list[Any] = []
+        """Log-probabilities of tokens whose text is still to come."""
+        self._open: TextItem | FunctionCallItem | None = None
+        self._done: list[dict[str, Any]] = []
+
+    def push(self, output: Output) -> list[Event]:
+        """Adds new output and returns its events, those of the end included."""
+        self._keep_logprobs(output)
+        events: list[Event] = []
+        # Arguments of a call that has begun precede all other output.
+        for call in output.calls:
+            if not call.call_id:
+                assert isinstance(self._open, FunctionCallItem), "its first piece has opened it"
+                events.append(self._open.push(call.arguments))
+        if output.reasoning:
+            events += self._add_text(REASONING, output.reasoning, ())
+        if output.text:
+            logprobs, self._waiting_logprobs = self._waiting_logprobs, []
+            events += self._add_text(MESSAGE, output.text, logprobs)
+        for call in output.calls:
+            if call.call_id:
+                events += self._add_call(call)
+        if output.finish_reason is not None:
+            events += self._end(is_cut=output.finish_reason != STOP)
+        return events
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Returns the items so far; one that is not done is incomplete."""
+        return self._done if self._open is None else [*self._done, self._open.whole("incomplete")]
+
+    def _keep_logprobs(self, output: Output) -> None:
+        """Keeps the log-probabilities of a message's tokens."""
+        if self._logprobs is not None:
+            self._waiting_logprobs += self._logprobs.push(output)["content"]
+        if not output.text and (output.reasoning or output.calls):
+            self._waiting_logprobs = []
+
+    def _add_text(self, kind: TextKind, text: str, logprobs: Sequence[Any]) -> list[Event]:
+        item, events = self._open, []
+        if not isinstance(item, TextItem) or item.kind is not kind:
+            item = TextItem(kind, self._next_index)
+            events = self._begin(item)
+        return [*events, item.push(text, logprobs)]
+
+    def _add_call(self, call: CallPiece) -> list[Event]:
+        item = FunctionCallItem(call, self._next_index)
+        events = self._begin(item)
+        return [*events, item.push(call.arguments)] if call.arguments else events
+
+    def _begin(self, item: TextItem | FunctionCallItem) -> list[Event]:
+        events = self._close("completed")
+        self._open = item
+        return events + item.opening()
+
+    def _close(self, status: str) -> list[Event]:
+        item, self._open = self._open, None
+        if item is None:
+            return []
+        self._done.append(item.whole(status))
+        return item.closing(status)
+
+    def _end(self, *, is_cut: bool) -> list[Event]:
+        """Ends the last item; a reply without text or calls is an empty message."""
+        events: list[Event] = []
+        if self._open is None:
+            events = self._begin(TextItem(MESSAGE, 0))
+        return events + self._close("incomplete" if is_cut else "completed")
+
+    @property
+    def _next_index(self) -> int:
+        return len(self._done) + (self._open is not None)

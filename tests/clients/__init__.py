@@ -1,0 +1,1 @@
+"""Clients that are not ours, against the whole stack."""

@@ -1,0 +1,1 @@
+"""One program for each client, run in its environment."""

@@ -1,0 +1,50 @@
+"""LangChain's classes for OpenAI's API."""
+
+from langchain_openai import ChatOpenAI, OpenAI
+from pydantic import BaseModel, ConfigDict, Field
+
+from tests.clients.trial import Report, check, served
+
+
+class Forecast(BaseModel):
+    """The weather of some days."""
+
+    model_config = ConfigDict(extra="forbid")
+    days: int = Field(ge=1, le=9)
+
+
+def main() -> None:
+    report = Report("langchain-openai")
+    url, model = served()
+    to = {"base_url": url, "api_key": "none", "model": model, "max_retries": 0}
+    chat = ChatOpenAI(**to, max_tokens=200)
+    with report.trial("chat: invoke, stream, batch"):
+        check(chat.invoke("What is 3 + 4?").content, "no content")
+        parts = list(chat.stream("What is 3 + 4?"))
+        check("".join(part.content for part in parts), parts)
+        check(len(chat.batch(["1 + 1?", "2 + 2?"])) == 2, "another number")
+    with report.trial("a conversation with a system message and an answer sent back"):
+        first = chat.invoke([("system", "Be short."), ("human", "hello")])
+        check(chat.invoke([("human", "hello"), first, ("human", "again")]).content, "no content")
+    for method in ("json_schema", "function_calling"):
+        with report.trial(f"with_structured_output, {method}"):
+            found = chat.with_structured_output(Forecast, method=method, strict=True).invoke(
+                "How many days?"
+            )
+            check(isinstance(found, Forecast), found)
+    with report.trial("bind_tools, a tool chosen by name"):
+        answer = chat.bind_tools([Forecast], tool_choice="Forecast", strict=True).invoke(
+            "The weather?"
+        )
+        check(answer.tool_calls[0]["name"] == "Forecast", answer)
+    with report.trial("completions: invoke, stream, 20 prompts at once"):
+        text = OpenAI(**to, max_tokens=4)
+        check(isinstance(text.invoke("1 + 2 ="), str), "no text")
+        check(list(text.stream("1 + 2 =")), "nothing")
+        found = text.generate([f"{number} + 2 =" for number in range(20)])
+        check(len(found.generations) == 20, found)
+    report.print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""Models by their names on a hub, which is one of our own on loopback."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from models.loading.checkpoint import INDEX_FILE, SINGLE_FILE
+from services.engine.checkpoint.tokenizer_files import TOKENIZER_FILE_BYTES
+from services.engine.config.checkpoint import TINY_CHECKPOINT
+from services.hub.fetch import SMALL_FILES
+from tests.support.damaged_checkpoints import SHARDS, copy_checkpoint, split_in_two
+from tests.support.hub import COMMIT, Hub
+from tests.support.processes import ROOT
+
+OCTAVO = [sys.executable, "-m", "services.client.cli"]
+NAME = "octavo/tiny"
+UNWANTED = ("pytorch_model.bin", "consolidated.safetensors", "modeling.py", "original/config.json")
+
+
+@pytest.fixture
+def hub():
+    with Hub() as hub:
+        hub.add(NAME, TINY_CHECKPOINT)
+        yield hub
+
+
+@pytest.fixture
+def environment(hub, tmp_path):
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    return variables | {
+        "HF_ENDPOINT": hub.address,
+        "HF_HOME": str(tmp_path / "hf"),
+        "PYTHONPATH": str(ROOT),
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
+@pytest.fixture
+def octavo(environment, tmp_path):
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*OCTAVO, *arguments], env=environment | variables, cwd=tmp_path,
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+def pulled(finished: subprocess.CompletedProcess[str]) -> Path:
+    assert finished.returncode == 0, finished.stderr
+    return Path(finished.stdout.strip())
+
+
+def refusal(finished: subprocess.CompletedProcess[str]) -> str:
+    assert finished.returncode == 1
+    [line] = finished.stderr.splitlines()
+    return line.removeprefix("octavo: ")
+
+
+def test_every_file_of_a_tokenizer_is_fetched():
+    assert set(TOKENIZER_FILE_BYTES) <= set(SMALL_FILES)
+
+
+def test_pull_brings_only_what_an_engine_reads(hub, octavo):
+    hub.repositories[NAME].files |= dict.fromkeys(UNWANTED, b"x")
+    folder = pulled(octavo("pull", NAME))
+    assert folder.name == COMMIT
+    assert not set(hub.downloads) & set(UNWANTED)
+    assert (folder / SINGLE_FILE).read_bytes() == (TINY_CHECKPOINT / SINGLE_FILE).read_bytes()
+    hub.downloads.clear()
+    assert pulled(octavo("pull", f"{NAME}@main")) == folder
+    assert not hub.downloads
+
+
+def test_pull_brings_the_files_that_the_index_names(hub, octavo, tmp_path):
+    source = copy_checkpoint(TINY_CHECKPOINT, _folder(tmp_path / "source"))
+    split_in_two(source)
+    (source / "consolidated.safetensors").write_bytes(b"x")
+    hub.add("octavo/parts", source)
+    folder = pulled(octavo("pull", "octavo/parts"))
+    assert {path.name for path in folder.glob("*.safetensors")} == set(SHARDS)
+
+
+@pytest.fixture
+def large(hub):
+    """A repository with weights of several of the library's pieces, of which some are sent."""
+    repository = hub.repositories[NAME]
+    repository.files[SINGLE_FILE] = os.urandom(24 * 2**20)
+    repository.cut_after = 16 * 2**20
+    return repository
+
+
+def test_a_broken_connection_is_taken_up_where_it_broke(hub, octavo, large):
+    large.num_cuts = 1
+    folder = pulled(octavo("pull", NAME))
+    assert (folder / SINGLE_FILE).read_bytes() == large.files[SINGLE_FILE]
+    assert len(hub.ranges) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_pull_that_was_ended_goes_on_where_it_stopped(
+    hub, octavo, environment, tmp_path, large, number
+):
+    large.is_held = True
+    first = subprocess.Popen(
+        [*OCTAVO, "pull", NAME], env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    assert large.is_waiting.wait(60)
+    while not any(part.stat().st_size for part in (tmp_path / "hf").rglob("*.octavo-part")):
+        assert first.poll() is None
+    first.send_signal(number)
+    _, errors = first.communicate(timeout=60)
+    assert first.returncode == -number
+    assert "Traceback" not in errors
+    large.is_held = False
+    folder = pulled(octavo("pull", NAME))
+    assert (folder / SINGLE_FILE).read_bytes() == large.files[SINGLE_FILE]
+    assert [int(re.findall(r"\d+", each)[0]) > 0 for each in hub.ranges] == [True]
+
+
+def test_a_private_model_needs_its_token(hub, octavo):
+    hub.repositories[NAME].token = "hf_secret"
+    assert "HF_TOKEN" in refusal(octavo("pull", NAME, HF_TOKEN="hf_other"))
+    pulled(octavo("pull", NAME, HF_TOKEN="hf_secret"))
+
+
+def test_a_gated_model_says_where_to_accept_its_terms(hub, octavo):
+    hub.repositories[NAME].is_gated = True
+    assert f"is gated: accept its terms at {hub.address}/{NAME}" in refusal(octavo("pull", NAME))
+
+
+def test_a_model_that_cannot_be_loaded_is_one_line(hub, environment):
+    expected = {
+        "octavo/absent": "octavo/absent is neither a folder here nor a model on the hub",
+        f"{NAME}@nope": f"{NAME} has no revision nope on the hub",
+        "octavo/a--b": "octavo/a--b is no name on the hub",
+        "tiny": "tiny is no name on the hub; one looks like OWNER/NAME[@REVISION]",
+    }
+    for number, (changes, message) in enumerate(
+        [
+            ({SINGLE_FILE: None, "pytorch_model.bin": b"x"}, "weights in other formats, such as"),
+            ({"config.json": None}, "has no config.json on the hub"),
+            ({INDEX_FILE: b'{"weight_map": {"a": "../a.safetensors"}}'}, "is no safetensors file"),
+            ({INDEX_FILE: b'{"weight_map": {"a": "modeling.py"}}'}, "is no safetensors file"),
+            (
+                {INDEX_FILE: b'{"weight_map": {"a": "b.safetensors"}}'},
+                "names a file that the hub does not",
+            ),
+            ({INDEX_FILE: b"[]"}, "has no readable weight_map"),
+        ]
+    ):
+        files = hub.add(f"octavo/{number}", TINY_CHECKPOINT).files | changes
+        files = {name: content for name, content in files.items() if content is not None}
+        hub.repositories[f"octavo/{number}"].files = files
+        expected[f"octavo/{number}"] = message
+    finished = subprocess.run(
+        [sys.executable, "-c", _FETCH_ALL, *expected],
+        env=environment, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    for line, message in zip(finished.stdout.splitlines(), expected.values(), strict=True):
+        assert message in line
+
+
+def test_without_the_hub_a_whole_copy_is_enough_and_none_is_one_line(hub, octavo):
+    folder = pulled(octavo("pull", NAME))
+    away = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    assert pulled(octavo("pull", NAME, **away)) == folder
+    assert pulled(octavo("pull", NAME, HF_HUB_OFFLINE="1")) == folder
+    assert "HF_HUB_OFFLINE is set" in refusal(octavo("pull", "octavo/b", HF_HUB_OFFLINE="1"))
+    assert "127.0.0.1:9 does not answer" in refusal(octavo("pull", "octavo/b", **away))
+    (folder / SINGLE_FILE).unlink()
+    assert "only a part of it" in refusal(octavo("pull", NAME, HF_HUB_OFFLINE="1"))
+
+
+def test_the_tools_need_no_weights(hub, octavo, tmp_path):
+    finished = octavo(
+        "cache", "explain", "--model", NAME, "--compile-cache-dir", str(tmp_path / "compiled")
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "model_fetched" not in finished.stdout
+    assert SINGLE_FILE not in hub.downloads
+
+
+def test_an_engine_starts_from_a_name_and_serves_under_it(hub, environment, tmp_path):
+    engine = subprocess.Popen(
+        [*OCTAVO, "engine", "--model", f"{NAME}@main", "--port", "0", "--log-format", "json"],
+        env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        port = _event(engine, "engine_listening")["port"]
+        _event(engine, "worker_became_ready")
+        listed = subprocess.run(
+            [*OCTAVO, "health", f"127.0.0.1:{port}"], cwd=ROOT, capture_output=True, check=False,
+            timeout=60,
+        )  # fmt: skip
+        assert listed.returncode == 0
+    finally:
+        engine.terminate()
+        engine.communicate(timeout=60)
+
+
+def test_serve_fetches_names_its_addresses_and_goes_on_without_the_hub(hub, environment, tmp_path):
+    log = tmp_path / "serve.log"
+    flags = ["--port", "0", "--http-port", "0", "--engine-port", "0", "--model", NAME]
+    with log.open("w") as output:
+        serve = subprocess.Popen(
+            [*OCTAVO, "serve", *flags], env=environment, cwd=tmp_path, stderr=output
+        )
+    try:
+        base_url = _line(serve, log, r"over HTTP: +(\S+/v1)$")
+        _line(serve, log, r"watch it: +octavo stats --engine (\S+)$")
+        request = [sys.executable, "-c", _LIST_MODELS, f"{base_url}/models"]
+        models = subprocess.run(request, capture_output=True, text=True, timeout=60, check=True)
+        assert json.loads(models.stdout)["data"][0]["id"] == NAME
+    finally:
+        serve.terminate()
+        serve.wait(60)
+
+
+def test_a_folder_of_the_same_name_wins(hub, octavo, tmp_path):
+    _folder(tmp_path / NAME)
+    finished = octavo("engine", "--model", NAME, "--port", "0")
+    assert finished.returncode == 2
+    assert f"{NAME}/config.json" in finished.stderr
+    assert not hub.downloads
+
+
+_FETCH_ALL = """
+import sys
+from services.hub.fetch import fetch
+from services.hub.names import HubError, HubName
+for name in sys.argv[1:]:
+    try:
+        fetch(HubName.parse(name), report=lambda *_: None)
+    except HubError as error:
+        print(error)
+"""
+_LIST_MODELS = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1]).read().decode())"
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path
+
+
+def _event(process: subprocess.Popen[str], name: str) -> dict[str, object]:
+    assert process.stderr is not None
+    for line in process.stderr:
+        event = json.loads(line)
+        if event["event"] == name:
+            return event
+    raise AssertionError(f"it ended without {name}")
+
+
+def _line(process: subprocess.Popen[bytes], log: Path, pattern: str) -> str:
+    while not (match := re.search(pattern, log.read_text(), re.MULTILINE)):
+        assert process.poll() is None, log.read_text()
+    return match[1]

@@ -1,0 +1,37 @@
+"""The table of extras is that of pyproject.toml, and what is missing is named."""
+
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from services.extras import MODULES, MissingExtraError, require_extra
+
+PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())
+
+
+@pytest.mark.parametrize("extra", MODULES)
+def test_an_extra_has_a_module_of_each_of_its_packages(extra):
+    wanted = PROJECT["project"]["optional-dependencies"][extra]
+    packages = {Requirement(text).name.lower().replace("-", "_") for text in wanted}
+    if extra == "tracing":  # a package of namespaces
+        assert len(MODULES[extra]) == len(packages)
+        return
+    owners = packages_distributions()
+    found = {
+        owner.lower().replace("-", "_") for module in MODULES[extra] for owner in owners[module]
+    }
+    assert found == packages
+
+
+def test_what_is_missing_is_named_with_its_extra(monkeypatch):
+    require_extra("engine")
+    for module in ("torch", "safetensors"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(
+        MissingExtraError, match=r"safetensors, torch are not installed; .*`engine`"
+    ):
+        require_extra("engine")
