@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from models.config import ModelConfig
@@ -20,6 +21,7 @@ from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.config.compilation import CompilationConfig
 from services.engine.config.compilation_level import CompilationLevel
 from services.engine.config.engine_config import EngineConfig
+from services.engine.config.flags import describe_problems
 from services.engine.limits import StepLimits
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.start.device import (
@@ -87,7 +89,11 @@ class LoadedModel:
         torch.set_num_threads(config.worker.num_threads)
         device = choose_device(config.worker, rank)
         level = config.compilation.level_on(device.type)
-        config = config.with_flags(compilation_level=int(level))
+        try:
+            config = config.with_flags(compilation_level=int(level))
+        except ValidationError as error:
+            # The default level is that of the device, and a flag does not work on it.
+            raise ValueError("; ".join(describe_problems(EngineConfig, error))) from error
         if level in TRACED_LEVELS and not _is_kept(config, device):
             _import_compiler()
         model_config = ModelConfig.from_folder(config.checkpoint.model)

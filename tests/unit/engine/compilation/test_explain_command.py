@@ -55,4 +55,4 @@ def test_the_explanation_of_stored_pieces_has_the_matches_of_passes(tmp_path):
 def test_wrong_flags_are_an_error(flags):
     answer = explain(*flags)
     assert answer.returncode == 2
-    assert answer.stderr.startswith("octavo engine: ")
+    assert answer.stderr.startswith("octavo cache explain: ")

@@ -52,7 +52,7 @@ def test_changed_flags_leave_the_others_as_they_were():
     [
         (["--block-size", "0"], "--block-size is '0': Input should be greater than or equal to 1"),
         (
-            ["--compile-sizes", "8"],
+            ["--compilation-level", "0", "--compile-sizes", "8"],
             "--compile-sizes is [8]: Value error, it works on level 3; compilation_level is 0",
         ),
         (

@@ -6,12 +6,14 @@ import torch
 from models.cudagraph_mode import CUDAGraphMode
 from models.forward_context import get_forward_context
 from models.kv_cache import FP8_CACHE_DTYPE
+from models.loading.loader import load_model
 from protos.engine.v1.recording_pb2 import Snapshot
 from services.engine.batch import pack_int32, read_int32
 from services.engine.limits import StepLimits
 from services.engine.replay.command import replay
 from services.engine.replay.config import ReplayConfig
 from services.engine.replay.recording import Recording, ReplayError
+from services.engine.worker.start import loaded_model
 from services.engine.worker.start.loaded_model import LoadedModel
 from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
@@ -226,17 +228,22 @@ def test_a_stray_write_to_latent_vectors_shows_in_the_attention_output(tmp_path)
     assert "first tensor: layer 1 attention output" in report
 
 
-def test_a_layer_that_differs_when_compiled_is_named_in_pieces_too(folder, trace):
-    def load(config):
-        loaded = LoadedModel.load(config)
-        model = loaded.model
+def test_a_layer_that_differs_when_compiled_is_named_in_pieces_too(
+    folder, trace, tmp_path, monkeypatch
+):
+    def perturb(module, args):
+        return (args[0] + 0.25, *args[1:]) if torch.compiler.is_compiling() else args
 
-        def perturb(module, args):
-            return (args[0] + 0.25, *args[1:]) if torch.compiler.is_compiling() else args
-
+    def load_perturbed(*args, **kwargs):
+        model = load_model(*args, **kwargs)
         model.model.layers[2].self_attn.attn.register_forward_pre_hook(perturb)
-        return loaded
+        return model
 
+    def load(config):
+        # Another start's trace has no hook.
+        return LoadedModel.load(config.with_flags(compile_cache_dir=tmp_path))
+
+    monkeypatch.setattr(loaded_model, "load_model", load_perturbed)
     totals, report = run(trace, folder, "piecewise", load)
     assert totals.first_difference == 1
     assert "graphs of pieces of" in report
@@ -250,7 +257,7 @@ def test_the_final_hidden_states_are_named_when_all_attention_agrees(folder, tra
 
         def perturb(module, args, output):
             is_captured = get_forward_context().cudagraph_runtime_mode is CUDAGraphMode.FULL
-            return (output[0] * 1.25, output[1]) if is_captured else output
+            return output * 1.25 if is_captured else output
 
         model.model.layers[3].register_forward_hook(perturb)
         return loaded
