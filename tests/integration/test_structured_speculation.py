@@ -100,7 +100,9 @@ async def test_a_budget_of_reasoning_ends_it_exactly_beside_drafts(folder, tmp_p
     shutil.copytree(folder, reasoning)
     path = reasoning / "tokenizer_config.json"
     config = json.loads(path.read_text())
-    config["chat_template"] = "{% for m in messages %}{{ m.content }}{% endfor %}<think>{# </think> #}"
+    config["chat_template"] = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}<think>{# </think> #}"
+    )
     path.write_text(json.dumps(config))
     flags = {**LIMITS, "model": reasoning, "device": "cpu", "num_speculative_tokens": 3}
     with stack(engine=flags) as services:
