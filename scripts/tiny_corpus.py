@@ -188,10 +188,10 @@ def story_prompts(seed: int, count: int, invented: float = 0.0) -> list[tuple[st
     return list(itertools.islice(((ask, names) for ask, _, names in stories if names), count))
 
 
-def call_prompts(seed: int, count: int) -> list[tuple[str, str, Mapping[str, object]]]:
-    """Draws requests for the two tools, each with the name and arguments of the right call."""
+def invented_city_prompts(seed: int, count: int) -> list[tuple[str, str, Mapping[str, object]]]:
+    """Draws requests for the weather in made-up cities, with the right calls."""
     rng = random.Random(seed)
-    return tiny_tools.call_prompts(seed, count, lambda: _invented(rng))
+    return tiny_tools.invented_city_prompts(seed, count, lambda: _invented(rng))
 
 
 def spelling(word: str) -> str:

@@ -130,21 +130,32 @@ def exchange(
     return [*turns, *told, ("assistant", " ".join(answer for _, answer in results))]
 
 
-def call_prompts(
-    seed: int, count: int, invented: Callable[[], str]
-) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """Draws requests for the tools of usual names, with the name and arguments to call."""
+def call_prompts(seed: int, count: int) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """Draws requests for the tools of usual names, with the name and arguments to call.
+
+    The cities are real, and the numbers are too large for the model to add by itself.
+    """
     rng = random.Random(seed)
     prompts: list[tuple[str, str, Mapping[str, Any]]] = []
     for index in range(count):
         if index % 2:
-            city = _city(rng, invented)
-            asked = rng.choice(WEATHER_ASKS).format(city)
-            prompts.append((asked, "get_weather", {"city": city}))
+            prompts.append(_weather_prompt(rng, rng.choice(CITIES + LONG_CITIES)))
         else:
-            a, b = _number(rng), _number(rng)
+            a, b = rng.randrange(21, 1000), rng.randrange(21, 1000)
             prompts.append((rng.choice(SUM_ASKS).format(a, b), "add", {"a": a, "b": b}))
     return prompts
+
+
+def invented_city_prompts(
+    seed: int, count: int, invented: Callable[[], str]
+) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """Draws requests for the weather in made-up cities, with the name and arguments to call."""
+    rng = random.Random(seed)
+    return [_weather_prompt(rng, invented()) for _ in range(count)]
+
+
+def _weather_prompt(rng: random.Random, city: str) -> tuple[str, str, Mapping[str, Any]]:
+    return rng.choice(WEATHER_ASKS).format(city), "get_weather", {"city": city}
 
 
 def _weather(

@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -325,13 +326,13 @@ def evaluate(folder: Path, dtype: torch.dtype, device: str) -> dict[str, str]:
     spelled = {f"Spell the word {word}.": tiny_corpus.spelling(word) for word in tiny_corpus.WORDS}
     ranges = [(1, 100), *((a, b) for a in range(0, 21, 4) for b in range(a + 1, 41, 5))]
     counted = {f"Count from {a} to {b}.": tiny_corpus.counting(a, b) for a, b in ranges}
-    called = tiny_corpus.call_prompts(1, 200)
-    listed = tiny_tools.usual_tools()
-    calls, _ = answer(model, tokenizer, [asked for asked, _, _ in called], 100, tools=listed)
-    right_calls = [
-        got == tiny_tools.call_text(name, arguments)
-        for got, (_, name, arguments) in zip(calls, called, strict=True)
-    ]
+
+    def called(wanted: list[tuple[str, str, Mapping[str, Any]]]) -> str:
+        asked = [request for request, _, _ in wanted]
+        calls, _ = answer(model, tokenizer, asked, 100, tools=tiny_tools.usual_tools())
+        right = (tiny_tools.call_text(name, arguments) for _, name, arguments in wanted)
+        return _share([got == call for got, call in zip(calls, right, strict=True)])
+
     _, sum_margins = answer(model, tokenizer, list(sums), 16)
     _, story_margins = answer(model, tokenizer, [prompt for prompt, _ in seen + held_out], 160)
     return {
@@ -342,7 +343,8 @@ def evaluate(folder: Path, dtype: torch.dtype, device: str) -> dict[str, str]:
         "words spelled": share(spelled, 40),
         "counted": share(counted, 420),
         "facts and small talk": share(dict(tiny_corpus.FACTS), 100),
-        "calls of the two tools, right tool and arguments": _share(right_calls),
+        "calls with the right tool and arguments": called(tiny_tools.call_prompts(1, 200)),
+        "the same for made-up cities": called(tiny_corpus.invented_city_prompts(1, 50)),
         "smallest margin, sums": f"{sum_margins.min():.2f}",
         "margin of 99 % of tokens, stories": f"{story_margins.quantile(0.01):.2f}",
     }

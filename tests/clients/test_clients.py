@@ -1,9 +1,11 @@
 """Each client in its default settings against both services, which start once."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,8 +71,15 @@ def reports() -> Iterator[list[Report]]:
         table.write(made)
 
 
+@pytest.fixture
+def folder() -> Iterator[str]:
+    """A folder with a short path: aiperf has sockets in it."""
+    with tempfile.TemporaryDirectory() as path:
+        yield path
+
+
 @pytest.mark.parametrize("client", PACKAGES)
-def test_a_client_works_in_its_default_settings(client, url, model, reports, tmp_path):
+def test_a_client_works_in_its_default_settings(client, url, model, reports, folder):
     try:
         python = python_of(client)
     except NotInstallableError as error:
@@ -79,7 +88,12 @@ def test_a_client_works_in_its_default_settings(client, url, model, reports, tmp
     result = subprocess.run(
         [python, "-m", f"tests.clients.drivers.{client}", f"{url}/v1", model.name],
         cwd=ROOT,
-        env={"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "TOKENIZER": str(model)},
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": folder,
+            "TMPDIR": folder,
+            "TOKENIZER": str(model),
+        },
         capture_output=True,
         text=True,
         timeout=DRIVER_TIMEOUT_S,
@@ -116,7 +130,7 @@ def test_the_served_openapi_document_says_what_is_done(url, reports, tmp_path):
             *("--checks", SCHEMATHESIS_CHECKS, "--request-timeout", "60", "--warnings", "off"),
         ],
         cwd=tmp_path,
-        env={"HOME": str(tmp_path)},
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=DRIVER_TIMEOUT_S,

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import httpx
 import psutil
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, NotFoundError
 
 from tests.support.fake_engine import FakeEngine, says
 from tests.support.processes import ServiceFailedError, ServiceProcess, free_port, start_frontend
@@ -148,3 +148,20 @@ def test_a_start_that_must_fail_ends_all_with_its_reason(what, tmp_path):
     reason = f"cannot listen on 127.0.0.1:{port}" if what == "port" else "absent cannot be read"
     assert "exited 1" in str(failure.value)
     assert reason in str(failure.value)
+
+
+async def test_responses_are_not_stored_and_say_so():
+    port = free_port()
+    engine = FakeEngine(script=says("four"))
+    async with (
+        engine,
+        start_frontend(engine.address, http_port=port, processes=2) as frontend,
+        AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client,
+    ):
+        await serving(frontend, f"http://127.0.0.1:{port}", 2)
+        first = await client.responses.create(model="fake", input="2 + 2?")
+        assert (first.output_text, first.to_dict()["store"]) == ("four", False)
+        with pytest.raises(NotFoundError, match="stores no responses: send all items"):
+            await client.responses.create(
+                model="fake", input="And more?", previous_response_id=first.id
+            )

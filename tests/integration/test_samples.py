@@ -70,5 +70,5 @@ async def test_the_openai_client_gets_its_choices_whole_and_in_a_stream_alike(se
             model="tiny", messages=[{"role": "user", "content": "Hi"}], n=2, max_tokens=5
         )
         assert [choice.index for choice in chat.choices] == [0, 1]
-        with pytest.raises(openai.BadRequestError, match="must be 1 to 16"):
-            await client.completions.create(prompt="x", model="tiny", n=17)
+        with pytest.raises(openai.BadRequestError, match="must be 1 to 32"):
+            await client.completions.create(prompt="x", model="tiny", n=33)

@@ -30,8 +30,8 @@ def corpus() -> Iterator[tuple]:
 
 @pytest.fixture(scope="module")
 def called(corpus):
-    """Requests and the name and arguments of the right call; training had other draws."""
-    return corpus[0].call_prompts(1, NUM_PROMPTS)
+    """Requests, each with the name and arguments of the right call; training had other draws."""
+    return corpus[1].call_prompts(1, NUM_PROMPTS)
 
 
 @pytest.fixture(scope="module")

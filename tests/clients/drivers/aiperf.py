@@ -33,7 +33,9 @@ def main() -> None:
                 check=False,
             )
             check(result.returncode == 0, (result.stdout + result.stderr)[-250:])
-            [found] = folder.rglob("profile_export_aiperf.json")
+            output = result.stdout + result.stderr
+            found = next(folder.rglob("profile_export_aiperf.json"), None)
+            check(found is not None, output[-250:])
             told = json.loads(found.read_text())
             check(told["request_count"]["avg"] == NUM_REQUESTS, told["request_count"])
     report.print()

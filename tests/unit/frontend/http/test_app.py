@@ -422,8 +422,8 @@ async def test_a_large_body_is_not_read_on_the_event_loop(monkeypatch):
 
         return record
 
-    readers = {name: recording(read) for name, read in body_reader._READERS.items()}
-    monkeypatch.setattr(body_reader, "_READERS", readers)
+    readers = {name: recording(read) for name, read in body_reader.READERS.items()}
+    monkeypatch.setattr(body_reader, "READERS", readers)
     monkeypatch.setattr(body_reader, "START_TIMEOUT_S", 60.0)
     monkeypatch.setattr(body_reader, "READ_TIMEOUT_S", 60.0)
     objects = b'{"x":[' + b"{}," * 4_500_000 + b"{}]}"
