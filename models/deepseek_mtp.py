@@ -116,7 +116,7 @@ class DeepseekMTP:
         self.num_layers = len(layers)
         self.steps = [DraftStep(decoder, cast("DraftLayer", layer)) for layer in layers]
         self.run_steps: list[Callable[..., torch.Tensor]] = list(self.steps)
-        """What runs for each step; compilation replaces it."""
+        """The code of each step; compilation replaces it."""
         self._model = model
 
     def __call__(

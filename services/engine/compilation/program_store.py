@@ -13,7 +13,7 @@ import structlog
 import torch
 from torch import nn
 
-import models.ops.fused_operators  # noqa: F401  # registers what the passes insert
+import services.engine.compilation.inserted_operators  # noqa: F401  # registers them
 from services.engine.compilation.artifact_cache import ArtifactCache
 from services.engine.compilation.compile_range import CompileRange
 from services.engine.compilation.piece_code import PieceCode, UnwritableCodeError

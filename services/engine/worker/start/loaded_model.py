@@ -177,7 +177,11 @@ class LoadedModel:
             return self._compile_traced(self.traced, settings, pieces)
         except MissingPieceError:
             traced = self._trace(
-                self.model, MODEL_PROGRAM, self.model.decoder_layers, self.example_inputs, anew=True
+                self.model,
+                MODEL_PROGRAM,
+                self.model.decoder_layers,
+                self.example_inputs,
+                traces_again=True,
             )
             return self._compile_traced(traced, settings, pieces)
 
@@ -276,7 +280,7 @@ class LoadedModel:
         layers: Sequence[nn.Module],
         inputs: Sequence[Tensor],
         *,
-        anew: bool = False,
+        traces_again: bool = False,
     ) -> "TracedModel":
         """Traces a module, or finds what an earlier start has traced."""
         from services.engine.compilation.artifact_cache import ArtifactCache
@@ -289,7 +293,7 @@ class LoadedModel:
         cache = ArtifactCache.open(settings.compile_cache_dir, factors)
         ranges = compile_ranges(settings.compile_ranges, max_num_tokens)
         # A dump and tuned sizes need the graphs.
-        if not (anew or settings.debug_dump_path or settings.compile_sizes):
+        if not (traces_again or settings.debug_dump_path or settings.compile_sizes):
             kept = load_program(cache, name, model=module, layers=layers, ranges=ranges)
             if kept is not None:
                 return kept

@@ -257,9 +257,9 @@ def test_the_final_hidden_states_are_named_when_all_attention_agrees(folder, tra
 
         def perturb(module, args, output):
             is_captured = get_forward_context().cudagraph_runtime_mode is CUDAGraphMode.FULL
-            return output * 1.25 if is_captured else output
+            return output + 0.25 if is_captured else output
 
-        model.model.layers[3].register_forward_hook(perturb)
+        model.model.norm.register_forward_hook(perturb)
         return loaded
 
     _, report = run(trace, folder, "full", load)
