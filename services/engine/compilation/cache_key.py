@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._functorch.config
-import torch._inductor.config
 
 from models.config import ModelConfig
 from services.engine.compilation.key_fields import (
@@ -26,7 +24,6 @@ from services.engine.compilation.key_fields import (
     IRRELEVANT_MODEL_FIELDS,
     IRRELEVANT_SOURCES,
 )
-from services.engine.compilation.passes.selection import selected_passes
 from services.engine.config.checkpoint import REPOSITORY
 from services.engine.config.engine_config import EngineConfig
 
@@ -62,18 +59,33 @@ def compute_factors(config: EngineConfig, device: torch.device) -> Factors:
         config: the engine's; its model folder must have a config.json.
         device: runs the pieces.
     """
+    # The compiler takes 2 s to import, which a start with a kept trace must not wait for.
+    import torch._functorch.config
+    import torch._inductor.config
+
+    from services.engine.compilation.passes.selection import selected_passes
+
+    passes = {each.name: each.uuid for each in selected_passes(config.compilation)}
+    facts: dict[str, Any] = {}
+    facts |= _prefixed("pass", passes)
+    facts |= _prefixed("inductor", torch._inductor.config.save_config_portable())
+    facts |= _prefixed("functorch", torch._functorch.config.save_config_portable())
+    texts = {name: _text(value) for name, value in facts.items()}
+    return Factors({**texts, **trace_factors(config, device).values})
+
+
+def trace_factors(config: EngineConfig, device: torch.device) -> Factors:
+    """Returns the facts that a trace depends on: all but the compiler's own settings.
+
+    The sources of passes are among its source files. Arguments are those of `compute_factors`.
+    """
     facts: dict[str, Any] = {}
     facts |= _prefixed("engine", _flag_facts(config, device))
     facts |= _prefixed("model", _model_facts(ModelConfig.from_folder(config.checkpoint.model)))
     facts |= _prefixed("source", source_digests(_sources()))
-    facts |= _prefixed(
-        "pass", {each.name: each.uuid for each in selected_passes(config.compilation)}
-    )
     facts |= _prefixed("device", _device_facts(device))
     facts |= _prefixed("torch", _torch_facts())
     facts |= _prefixed("environment", {name: os.environ.get(name) for name in CODE_VARIABLES})
-    facts |= _prefixed("inductor", torch._inductor.config.save_config_portable())
-    facts |= _prefixed("functorch", torch._functorch.config.save_config_portable())
     return Factors({name: _text(value) for name, value in facts.items()})
 
 

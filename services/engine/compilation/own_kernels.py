@@ -21,7 +21,7 @@ _ALLOCATIONS = frozenset({"new_empty", "empty", "empty_like", "size"})
 _FREE = _VIEWS | _GATHERS | _ALLOCATIONS
 _ON_SIZES = frozenset({
     operator.eq, operator.ge, operator.le, operator.gt, operator.lt,
-    torch.ops.aten.sym_size.int, torch.ops.aten._assert_scalar.default,
+    torch.sym_not, torch.ops.aten.sym_size.int, torch.ops.aten._assert_scalar.default,
 })  # fmt: skip
 """Dynamo's checks of the number of tokens, on the host."""
 

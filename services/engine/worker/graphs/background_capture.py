@@ -11,16 +11,15 @@ SERVING_SHARE = 4.0
 """Under load, serving gets this multiple of the last capture's time before the next."""
 
 COMPILE_POLL_S = 2e-3
-"""Pause between checks of running builds and compilations."""
+"""Pause between checks of a running compilation."""
 
 
 class BackgroundCapture:
     """Decides when to capture the next graph, and captures it.
 
     An idle worker captures continuously, each graph while the device tests the last. Under load,
-    captures take at most a fifth of the time, and a step waits for at most one. Captures wait for
-    the kernels that are being built, not for the compiler: once it is done, the compiled model is
-    installed between two steps, and every graph is captured again.
+    captures take at most a fifth of the time, and a step waits for at most one. Graphs contain the
+    compiled model, so captures wait for a running compilation.
     """
 
     def __init__(
@@ -43,9 +42,9 @@ class BackgroundCapture:
     @property
     def max_wait_s(self) -> float | None:
         """Longest time an idle worker may wait for a step; None for no limit."""
-        if self._can_capture:
-            return 0.0
-        return None if self._compilation is None else COMPILE_POLL_S
+        if self._compilation is not None:
+            return COMPILE_POLL_S
+        return 0.0 if self.has_work else None
 
     def is_due(self, *, is_idle: bool) -> bool:
         """Whether `run` has something to do now.
@@ -53,9 +52,9 @@ class BackgroundCapture:
         Args:
             is_idle: no step is running or ordered.
         """
-        if self._compilation is not None and self._compilation.is_done:
-            return True
-        return self._can_capture and (is_idle or self._clock() >= self._next_s)
+        if self._compilation is not None:
+            return self._compilation.is_done
+        return self.has_work and (is_idle or self._clock() >= self._next_s)
 
     def run(self, *, is_idle: bool) -> GraphOutcome | None:
         """Captures one graph, or installs the compiled model.
@@ -66,9 +65,8 @@ class BackgroundCapture:
         Returns:
             The outcome of a finished graph, if any.
         """
-        if self._compilation is not None and self._compilation.is_done:
-            if self._compilation.install():
-                self._graphs.capture_again()
+        if self._compilation is not None:
+            self._compilation.install()
             self._compilation = None
             return None
         if is_idle:
@@ -78,8 +76,3 @@ class BackgroundCapture:
         ended_s = self._clock()
         self._next_s = ended_s + SERVING_SHARE * (ended_s - started_s)
         return outcome
-
-    @property
-    def _can_capture(self) -> bool:
-        has_kernels = self._compilation is None or self._compilation.has_kernels
-        return has_kernels and self._graphs.num_pending > 0

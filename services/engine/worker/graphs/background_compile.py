@@ -19,57 +19,45 @@ SWITCH_INTERVAL_S = 500e-6
 
 
 class BackgroundCompile:
-    """Running builds of kernels, then a compilation, whose result replaces the model between steps.
-
-    Graphs can be captured as soon as the kernels are built.
-    """
+    """A running compilation, whose result replaces the model between two steps."""
 
     def __init__(
         self,
-        build_kernels: Callable[[], None],
         compile_model: Callable[[], "CompiledModel | None"],
         install: Callable[["CompiledModel"], None],
     ) -> None:
-        """Starts to build, then to compile.
+        """Starts to compile.
 
         Args:
-            build_kernels: builds the kernels that are missing.
-            compile_model: compiles without changing the model; returns None to keep it.
+            compile_model: compiles without changing the model; returns None if it only built
+                kernels.
             install: makes later steps run the result.
         """
         self._install = install
         self._switch_interval_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compile")
-        self._kernels = thread.submit(build_kernels)
         self._result = thread.submit(compile_model)
         thread.shutdown(wait=False)
-
-    @property
-    def has_kernels(self) -> bool:
-        """Whether the kernels are built."""
-        return self._kernels.done()
 
     @property
     def is_done(self) -> bool:
         """Whether `install` can be called."""
         return self._result.done()
 
-    def install(self) -> bool:
-        """Makes later steps run the compiled model; returns whether there is one.
+    def install(self) -> None:
+        """Makes later steps run the compiled model, if there is one.
 
         Raises:
             UnmatchedPassError: a compiler pass matches nothing that the model promises.
         """
         sys.setswitchinterval(self._switch_interval_s)
-        for running in (self._kernels, self._result):
-            if isinstance(error := running.exception(), UnmatchedPassError):
-                raise error
-            if error is not None:
-                log.error("compilation_failed", exc_info=error)
-                return False
+        error = self._result.exception()
+        if isinstance(error, UnmatchedPassError):
+            raise error
+        if error is not None:
+            log.error("compilation_failed", exc_info=error)
+            return
         compiled = self._result.result()
-        if compiled is None:
-            return False
-        self._install(compiled)
-        return True
+        if compiled is not None:
+            self._install(compiled)

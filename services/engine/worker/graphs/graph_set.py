@@ -133,17 +133,6 @@ class GraphSet:
         """Captures one of the pending graphs."""
         return self._finish(self._start(key))
 
-    def capture_again(self) -> None:
-        """Makes all captured graphs pending, after the model's code changed.
-
-        A graph of a whole step is replayed until its own turn comes. Graphs of pieces are gone.
-        """
-        while self._under_test:
-            self._finish(self._under_test.popleft())
-        captured = [key for key in self.planned if key in self._captured]
-        self._captured = {key for key in captured if key.kind is not GraphKind.PIECEWISE}
-        self._pending += captured
-
     @torch.inference_mode()
     def warm_up(self, keys: Iterable[GraphKey]) -> None:
         """Runs the programs of graphs without graphs, to build their kernels."""
@@ -183,7 +172,6 @@ class GraphSet:
     @torch.inference_mode()
     def _start(self, key: GraphKey) -> StartedCapture:
         self._pending.remove(key)
-        self._captured.discard(key)
         return self._families[key.kind].start_capture(key)
 
     def _finish(self, started: StartedCapture) -> GraphOutcome:

@@ -34,6 +34,7 @@ from services.engine.worker.start.kv_memory import allocate_kv_cache, block_byte
 from services.engine.worker.start.warm_up import run_small_steps
 
 if TYPE_CHECKING:
+    from services.engine.compilation.artifact_cache import ArtifactCache
     from services.engine.compilation.compile_model import CompiledModel
     from services.engine.compilation.traced_model import TracedModel
 
@@ -283,14 +284,11 @@ class LoadedModel:
         traces_again: bool = False,
     ) -> "TracedModel":
         """Traces a module, or finds what an earlier start has traced."""
-        from services.engine.compilation.artifact_cache import ArtifactCache
-        from services.engine.compilation.cache_key import compute_factors
         from services.engine.compilation.compile_range import compile_ranges
         from services.engine.compilation.program_store import load_program, store_program
 
         settings, max_num_tokens = self.config.compilation, self.limits.max_num_batched_tokens
-        factors = compute_factors(self.config, self.device)
-        cache = ArtifactCache.open(settings.compile_cache_dir, factors)
+        cache = _kept_traces(self.config, self.device)
         ranges = compile_ranges(settings.compile_ranges, max_num_tokens)
         # A dump and tuned sizes need the graphs.
         if not (traces_again or settings.debug_dump_path or settings.compile_sizes):
@@ -307,7 +305,6 @@ class LoadedModel:
             max_num_tokens=max_num_tokens,
             dump=debug_dump(settings, self.rank) if module is self.model else None,
         )
-        cache.describe(factors)
         store_program(cache, name, traced, module)
         return traced
 
@@ -327,12 +324,16 @@ class LoadedModel:
 
 def _is_kept(config: EngineConfig, device: torch.device) -> bool:
     """Returns whether an earlier start has traced the model."""
-    from services.engine.compilation.artifact_cache import ArtifactCache
-    from services.engine.compilation.cache_key import compute_factors
+    return _kept_traces(config, device).load_program(MODEL_PROGRAM) is not None
 
-    factors = compute_factors(config, device)
-    cache = ArtifactCache.open(config.compilation.compile_cache_dir, factors)
-    return cache.load_program(MODEL_PROGRAM) is not None
+
+def _kept_traces(config: EngineConfig, device: torch.device) -> "ArtifactCache":
+    """Returns the traces of this configuration on disk."""
+    from services.engine.compilation.artifact_cache import ArtifactCache
+    from services.engine.compilation.cache_key import trace_factors
+
+    folder = config.compilation.compile_cache_dir / "traces"
+    return ArtifactCache.open(folder, trace_factors(config, device))
 
 
 def _import_compiler() -> None:

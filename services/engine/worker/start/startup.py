@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -109,10 +108,11 @@ def start_worker(
     pieces = piece_graphs(loaded.device, loaded.dtype)
     clock.end("load")
 
-    # The graphs of the model as traced stay in use while the compiled pieces are wrapped.
+    # Steps run as traced while the compiled pieces are wrapped.
     compiled_pieces = PieceGraphs(pieces.recorder)
 
     def compile_loaded() -> "CompiledModel | None":
+        _build_other_kernels(loaded, kernels)
         return loaded.compile(settings, compiled_pieces)
 
     step_bytes = None
@@ -124,7 +124,6 @@ def start_worker(
     if not settings.capture_while_serving:
         if settings.level != CompilationLevel.NO_COMPILATION:
             report_progress("compiling the model")
-        _build_other_kernels(loaded, kernels)
         compiled = compile_loaded()
         clock.end("compile")
     report_progress("allocating the KV cache")
@@ -145,11 +144,7 @@ def start_worker(
     outcomes: list[GraphOutcome] = []
     capture = None
     if settings.capture_while_serving:
-        compilation = BackgroundCompile(
-            partial(_build_other_kernels, loaded, kernels),
-            compile_loaded,
-            _reporting(install, on_compiled),
-        )
+        compilation = BackgroundCompile(compile_loaded, _reporting(install, on_compiled))
         capture = BackgroundCapture(prepared.graphs, compilation=compilation)
     else:
         outcomes = prepared.capture_all(report_progress)
@@ -221,13 +216,12 @@ def _choose_num_blocks(
 def _reporting(
     install: Callable[["CompiledModel | None"], None],
     on_compiled: Callable[["CompiledModel"], None],
-) -> Callable[["CompiledModel | None"], None]:
+) -> Callable[["CompiledModel"], None]:
     """Returns a function that installs a compiled model and then reports it."""
 
-    def install_and_report(compiled: "CompiledModel | None") -> None:
+    def install_and_report(compiled: "CompiledModel") -> None:
         install(compiled)
-        if compiled is not None:
-            on_compiled(compiled)
+        on_compiled(compiled)
 
     return install_and_report
 
