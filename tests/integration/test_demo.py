@@ -66,6 +66,6 @@ def test_a_demo_that_is_kept_goes_on_answering_until_it_is_stopped_as_it_says(tm
 
 def test_a_service_that_fails_shows_the_end_of_its_log(tmp_path):
     finished = demo(tmp_path, "--model", "/nowhere")
-    assert finished.returncode == 1
+    assert finished.returncode == 2  # the engine's
     assert "engine exited with" in finished.stderr
     assert "/nowhere" in finished.stderr

@@ -27,6 +27,7 @@ GOOD_CODES = frozenset(
         grpc.StatusCode.ALREADY_EXISTS,
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.FAILED_PRECONDITION,  # to stop what does not run
     }
 )
 GOOD_FAILURES = frozenset(code.value[0] for code in GOOD_CODES) | {4}

@@ -52,6 +52,8 @@ class GraphEngine:
         model: CausalLM | None = None,
     ) -> None:
         target = torch.device(device)
+        level = int(config.level_on(target.type))
+        config = config.model_copy(update={"compilation_level": level})
         self.model = model or load_model(
             folder,
             device=target,
