@@ -35,10 +35,16 @@ class NotPermittedError(FrontendError):
 class InvalidRequestError(FrontendError):
     """The request can never be served as it is."""
 
-    def __init__(self, message: str, *, field: str | None = None) -> None:
-        """Takes the message, and the wrong field if known."""
+    def __init__(
+        self, message: str, *, field: str | None = None, is_field_ours: bool = True
+    ) -> None:
+        """Takes the message, and the wrong field if known.
+
+        is_field_ours: whether the field is one of the API's; another name is the client's text.
+        """
         super().__init__(message)
         self.field = field
+        self.is_field_ours = is_field_ours
 
 
 class UnknownModelError(FrontendError):

@@ -133,4 +133,4 @@ async def test_a_file_that_is_no_recording_is_a_usage_error(tmp_path):
     path.write_text("not a recording")
     code, output = await replay(path, "--against", "eager")
     assert code == 2
-    assert output == f"octavo engine: {path} is not a recording: `octavo record` makes one\n"
+    assert output == f"octavo replay: {path} is not a recording: `octavo record` makes one\n"

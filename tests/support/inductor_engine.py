@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,10 @@ def serve_compiled(folder: Path, **flags: Flag) -> Served:
     )
     with engine:
         alone, together, stats = asyncio.run(_generate(engine.address))
+        until_s = time.monotonic() + COMPILE_S
+        while '"model_compiled"' not in engine.log:
+            assert time.monotonic() < until_s, "the model is compiled in the background"
+            time.sleep(0.2)
         lines = [line for line in engine.log.splitlines() if '"model_compiled"' in line]
     return Served(alone, together, stats, json.loads(lines[-1]))
 

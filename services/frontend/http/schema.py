@@ -392,7 +392,10 @@ def refusal_of(error: ValidationError, *, tags: Collection[str] = ()) -> Invalid
     if not location:
         return InvalidRequestError(f"the body cannot be read{problem}")
     path = ".".join(_shown(str(part)) for part in location)
-    return InvalidRequestError(path + problem, field=_shown(str(location[0])))
+    is_unknown = first["type"] == _UNKNOWN_FIELD and len(location) == 1
+    return InvalidRequestError(
+        path + problem, field=_shown(str(location[0])), is_field_ours=not is_unknown
+    )
 
 
 def _without_tags(location: tuple[int | str, ...], tags: Collection[str]) -> tuple[int | str, ...]:

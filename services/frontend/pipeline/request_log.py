@@ -140,7 +140,8 @@ class RequestLog:
             except FrontendError as error:
                 name, facts = type(error).__name__, {}
                 if isinstance(error, InvalidRequestError) and error.field is not None:
-                    facts["field"] = error.field
+                    # Logs hold nothing that a client wrote.
+                    facts["field"] = error.field if error.is_field_ours else "(unknown)"
                 log.info("request_failed", method=method, error=name, **facts, **record.end(name))
                 raise
             except (asyncio.CancelledError, GeneratorExit):
