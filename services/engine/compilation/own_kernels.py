@@ -1,6 +1,5 @@
 """Recognises graphs for which a compiler has no code to generate."""
 
-import operator
 from operator import getitem
 from typing import Any
 
@@ -19,11 +18,6 @@ _GATHERS = frozenset({"embedding", "index_select"})
 _ALLOCATIONS = frozenset({"new_empty", "empty", "empty_like", "size"})
 
 _FREE = _VIEWS | _GATHERS | _ALLOCATIONS
-_ON_SIZES = frozenset({
-    operator.eq, operator.ge, operator.le, operator.gt, operator.lt,
-    torch.sym_not, torch.ops.aten.sym_size.int, torch.ops.aten._assert_scalar.default,
-})  # fmt: skip
-"""Dynamo's checks of the number of tokens, on the host."""
 
 
 def only_calls_own_kernels(graph: GraphModule) -> bool:
@@ -45,8 +39,6 @@ def _is_free_function(target: Any) -> bool:
     if isinstance(target, torch._ops.OpOverloadPacket):
         target = target.default
     if direct_call(target) is not None:
-        return True
-    if target in _ON_SIZES:
         return True
     is_torch = (getattr(target, "__module__", None) or "torch").startswith("torch")
     return is_torch and getattr(target, "__name__", "") in _FREE

@@ -21,6 +21,7 @@ from services.engine.compilation.program import (
     read_program,
     repeat_layers,
 )
+from services.engine.compilation.size_checks import drop_size_checks
 from services.engine.compilation.split_graph import num_calls
 from services.engine.compilation.traced_model import Programs, TracedModel
 from services.engine.compilation.transformed_code import dumping_transformed_code
@@ -98,6 +99,7 @@ class _Rewriting:
     def run(self, trace: Trace, compile_range: CompileRange) -> Trace:
         """Returns the trace as the passes of a range leave it."""
         graph = copy.deepcopy(trace.graph)
+        drop_size_checks(graph.graph)
         manager = PostGradPassManager(
             selected_passes(self._config),
             compile_range=compile_range,

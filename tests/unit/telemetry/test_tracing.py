@@ -86,5 +86,5 @@ def test_an_endpoint_is_a_url_with_a_port(endpoint):
 
 def test_without_the_extra_the_endpoint_is_refused_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc", None)
-    with pytest.raises(ValidationError, match=r"octavo\[tracing\]"):
+    with pytest.raises(ValidationError, match=r"the extra `tracing` brings"):
         TypeAdapter(OtlpEndpoint).validate_python("http://a:4317")

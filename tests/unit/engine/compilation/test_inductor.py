@@ -38,28 +38,30 @@ def outputs(folder, **options):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_compiled_pieces_give_the_same_tokens_cold_and_from_disk(inductor, tmp_path):
-    write_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=3)
+    # Latent attention leaves a compiler something to do between our operators.
+    write_checkpoint(tmp_path / "model", "deepseek_v3", num_hidden_layers=3)
     engine = EngineConfig.from_flags(model=tmp_path / "model", compilation_level=3)
     factors = compute_factors(engine, torch.device("cpu"))
     tokens, cache = outputs(tmp_path / "model")
-    for num_loaded in (0, 3):
+    for is_warm in (False, True):
         stats = []
         prepare = compile_at(
             3,
             use_inductor=True,
             factors=factors,
             compile_cache_dir=tmp_path / "pieces",
-            debug_dump_path=tmp_path / f"dump_{num_loaded}",
+            debug_dump_path=tmp_path / f"dump_{int(is_warm)}",
         )
         compiled, compiled_cache = outputs(
             tmp_path / "model",
             prepare=lambda model: stats.append(prepare(model)),  # noqa: B023
         )
-        assert (stats[0].num_pieces, stats[0].num_loaded) == (3, num_loaded)
+        num_compiled = stats[0].num_pieces - stats[0].num_without_code
+        assert num_compiled >= 3
+        assert stats[0].num_loaded == (num_compiled if is_warm else 0)
         assert compiled == tokens
         for ours, theirs in zip(compiled_cache, cache, strict=True):
-            torch.testing.assert_close(ours.k, theirs.k, rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(ours.v, theirs.v, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(ours.latent, theirs.latent, rtol=1e-4, atol=1e-5)
     assert list((tmp_path / "dump_0" / "rank_0").glob("submod_0_generated_*.py"))
 
 
