@@ -162,7 +162,10 @@ class LoadedModel:
             settings: of the level that the model was loaded for.
             pieces: wraps the compiled pieces.
         """
-        if settings.level == CompilationLevel.NO_COMPILATION or self._has_nothing_to_compile:
+        is_traced_only = settings.level == CompilationLevel.DYNAMO_AS_IS
+        if not is_traced_only and (
+            self.traced is None or self._has_nothing_to_compile(self.traced)
+        ):
             return None
         # The compiler takes 2 s to import, which a worker that compiles nothing must not wait for.
         from services.engine.compilation.compile_model import CompiledModel, TracedForward
@@ -201,15 +204,12 @@ class LoadedModel:
             rank=self.rank,
         )
 
-    @property
-    def _has_nothing_to_compile(self) -> bool:
-        """Whether a traced model consists of our own kernels, or no compiler is wanted."""
-        if self.traced is None:
-            return False
+    def _has_nothing_to_compile(self, traced: "TracedModel") -> bool:
+        """Returns whether a model consists of our own kernels, or no compiler is wanted."""
         if not self.config.compilation.use_inductor:
             return True
         wants_sizes = bool(self.config.compilation.compile_sizes)
-        return self.traced.has_own_kernels_only and not wants_sizes
+        return traced.has_own_kernels_only and not wants_sizes
 
     def make_runner(self, num_blocks: int, forward: Forward | None = None) -> ModelRunner:
         """Allocates a KV cache and a runner's tables.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from services.engine.compilation import cache_key
-from services.engine.compilation.passes import linear_gate
+from services.engine.compilation.passes import linear_gate, selection
 from services.engine.compilation.passes.canonical.canonical_pass import CanonicalPass
 from services.engine.compilation.passes.graph_pass import CompileRange
 from services.engine.compilation.passes.manager import PostGradPassManager
@@ -79,7 +79,7 @@ def test_the_key_of_compiled_pieces_has_each_pass(tmp_path, monkeypatch):
     }
     changed = changed_pass(tmp_path)
     monkeypatch.setattr(
-        cache_key,
+        selection,
         "selected_passes",
         lambda config: [
             changed if each.name == changed.name else each for each in selected_passes(config)
