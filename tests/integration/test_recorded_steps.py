@@ -4,7 +4,8 @@ Both recordings are of `octavo record` beside an engine on a CPU at level 0, wit
 graphs of 1, 2 and 4 decodes and of 8 and 16 tokens. Four clients sent greedy and random requests
 with penalties, biases, log-probabilities and common prefixes, and let some of them go.
 
-- without_drafts: the embedded model, `--cudagraph-mode full`.
+- without_drafts: the embedded model, `--cudagraph-mode full`; recorded again at 25e42de, before
+  layers became plain, with the weights that know tools.
 - with_drafts: the model of `write_draft_checkpoint(folder, agreement=0.98)` with
   drafting_config.json, `--cudagraph-mode full_and_piecewise --num-speculative-tokens 2`.
 """
