@@ -84,15 +84,8 @@ def test_a_key_of_version_1_gets_its_kind(former, kind):
     assert key == GraphKey(kind=kind, num_tokens=sizes[0], graph_bs=sizes[1], max_q_len=sizes[2])
 
 
-@pytest.mark.parametrize(
-    ("name", "counts"),
-    [
-        ("without_drafts", {"DECODE": 75, "MIXED": 11, None: 14}),
-        ("with_drafts", {"DECODE": 54, "PIECEWISE": 10, None: 36}),
-    ],
-)
-def test_steps_of_version_1_have_keys_with_a_kind(name, counts):
-    recording = Recording.open(RECORDED / f"{name}.binpb")
+def test_steps_of_version_1_have_keys_with_a_kind():
+    recording = Recording.open(RECORDED / "with_drafts.binpb")
     assert recording.version == 1
     kinds = Counter(
         GraphKind.Name(step.descriptor.graph_key.kind).removeprefix("GRAPH_KIND_")
@@ -100,7 +93,7 @@ def test_steps_of_version_1_have_keys_with_a_kind(name, counts):
         else None
         for step in recording.steps()
     )
-    assert kinds == counts
+    assert kinds == {"DECODE": 54, "PIECEWISE": 10, None: 36}
 
 
 def test_a_missing_file_is_refused(tmp_path):
