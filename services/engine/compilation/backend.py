@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ def trace_model(model: nn.Module, inputs: Sequence[Tensor]) -> Trace:
     mark_num_tokens(inspect.signature(model.forward), dynamic_arg_dims_of(model), inputs)
     backend = OctavoBackend()
     try:
-        with torch.no_grad(), no_side_effects():
+        with torch.no_grad(), no_side_effects(), _constants_stay_constants():
             torch.compile(model.forward, backend=backend, fullgraph=True)(*inputs)
     finally:
         # Dynamo's own dispatch is never used again.
@@ -71,6 +72,17 @@ def trace_model(model: nn.Module, inputs: Sequence[Tensor]) -> Trace:
         raise ValueError(f"forward returns {backend.num_outputs} tensors; it must return one")
     check_inputs_are_unchanged(backend.graph)
     return Trace(graph=backend.graph, args=backend.args, inputs=tuple(inputs))
+
+
+def _constants_stay_constants() -> AbstractContextManager[None]:
+    """Keeps numbers of the model, such as a norm's eps, out of the graph's inputs.
+
+    Dynamo makes a symbol of a number that differs from the one it saw for another model.
+    """
+    patched: AbstractContextManager[None] = torch._dynamo.config.patch(
+        automatic_dynamic_shapes=False, specialize_float=True
+    )
+    return patched
 
 
 def mark_num_tokens(
