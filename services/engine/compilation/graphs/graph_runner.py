@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from models.forward_context import GraphKey
+from services.engine.compilation.graphs.fusion_check import FusionCheck
 from services.engine.compilation.graphs.recorder import (
     FixedInputs,
     GraphFaultError,
@@ -189,7 +190,8 @@ class GraphRunner:
     ) -> tuple[int, Verdict]:
         recorder = self._recorder
         fill_inputs(1)
-        expected = [output.clone() for output in recorder.warm_up(program)]
+        with FusionCheck() as fusions:
+            expected = [output.clone() for output in recorder.warm_up(program)]
         fill_inputs(0)
         before = recorder.num_used_bytes()
         recording = recorder.record(program)
@@ -207,6 +209,6 @@ class GraphRunner:
             expected = [
                 output if output.is_floating_point() else next(integers) for output in expected
             ]
-        verdict = Verdict(expected, actual)
+        verdict = Verdict(expected, actual, fusions.comparisons)
         graph.is_checked = False  # the first replay that serves is checked again
         return num_bytes, verdict

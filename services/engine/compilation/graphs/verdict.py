@@ -1,6 +1,7 @@
 """Compares a graph's outputs with its program's, without waiting for the device."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,17 +13,44 @@ RELATIVE_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 
 order. A graph that reads the wrong memory is off by about 1."""
 
 
+class Comparison(NamedTuple):
+    """The difference of two tensors, under way on the device."""
+
+    error: Tensor
+    """Float32; integers count unequal elements."""
+    dtype: torch.dtype
+    of: str
+    """The subject of the error."""
+
+
+def compare(expected: Tensor, actual: Tensor, *, of: str = "its output") -> Comparison:
+    """Queues the comparison of two tensors; later work may overwrite them."""
+    return Comparison(_error(expected, actual), expected.dtype, of)
+
+
 class Verdict:
     """The result of a graph's test, known once the device has compared the outputs.
 
     Fractions may differ by rounding; integers, such as chosen tokens, must be equal.
     """
 
-    def __init__(self, expected: Sequence[Tensor], actual: Sequence[Tensor]) -> None:
-        """Queues the comparison of tensors, pair by pair; later work may overwrite them."""
+    def __init__(
+        self,
+        expected: Sequence[Tensor],
+        actual: Sequence[Tensor],
+        others: Sequence[Comparison] = (),
+    ) -> None:
+        """Queues the comparison of tensors, pair by pair; later work may overwrite them.
+
+        Args:
+            expected: what the program computed.
+            actual: what its graph computed.
+            others: comparisons under way.
+        """
         pairs = zip(expected, actual, strict=True)
-        errors = torch.stack([_error(*pair) for pair in pairs])
-        self._tolerances = [RELATIVE_TOLERANCE.get(tensor.dtype) for tensor in expected]
+        comparisons = [*(compare(*pair) for pair in pairs), *others]
+        errors = torch.stack([comparison.error for comparison in comparisons])
+        self._comparisons = [each._replace(error=torch.empty(0)) for each in comparisons]
         self._errors = errors
         self._is_ready: torch.cuda.Event | None = None
         if errors.is_cuda:
@@ -35,12 +63,13 @@ class Verdict:
         """Waits for the comparison; raises GraphFaultError unless all pairs agree."""
         if self._is_ready is not None:
             self._is_ready.synchronize()
-        for error, tolerance in zip(self._errors.tolist(), self._tolerances, strict=True):
+        for error, comparison in zip(self._errors.tolist(), self._comparisons, strict=True):
+            tolerance = RELATIVE_TOLERANCE.get(comparison.dtype)
             if tolerance is None and error:
                 raise GraphFaultError(f"{error:.0f} of the integers that it computes are wrong")
             if tolerance is not None and not error <= tolerance:  # a NaN is an error too
                 raise GraphFaultError(
-                    f"its output is off by {error:.2g} of what the model computes"
+                    f"{comparison.of} is off by {error:.2g} of what the model computes"
                 )
 
 

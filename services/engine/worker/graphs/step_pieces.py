@@ -4,6 +4,7 @@ from torch import Tensor
 
 from models.forward_context import GraphKey
 from models.ops.kernel_choice import has_kernels
+from services.engine.compilation.graphs.fusion_check import FusionCheck
 from services.engine.compilation.graphs.graph_runner import StartedCapture, start_capture
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.compilation.graphs.verdict import Verdict
@@ -59,7 +60,8 @@ class StepPieces:
 
     def _capture(self, key: GraphKey) -> tuple[int, Verdict]:
         recorder = self._pieces.recorder
-        num_tokens, warmed_up = self._run_dummy(key)
+        with FusionCheck() as fusions:
+            num_tokens, warmed_up = self._run_dummy(key)
         expected = warmed_up[:num_tokens].clone()
         del warmed_up
         first = self._write_dummy(key, 0)
@@ -69,7 +71,7 @@ class StepPieces:
         num_bytes = max(0, recorder.num_used_bytes() - before)
         (replayed,) = self.replay(key, self._write_dummy(key, 1))
         self._pieces.check_again(key)
-        return num_bytes, Verdict([expected], [replayed[:num_tokens]])
+        return num_bytes, Verdict([expected], [replayed[:num_tokens]], fusions.comparisons)
 
     def _run_dummy(self, key: GraphKey) -> tuple[int, Tensor]:
         """Runs a dummy step without graphs; returns its query tokens and hidden states."""

@@ -1,0 +1,179 @@
+"""Compares operators that passes insert with the operators they stand for, as a program runs."""
+
+from collections.abc import Callable, Iterable
+from inspect import signature
+from typing import Any
+
+from torch import Tensor
+
+from models.forward_context import get_forward_context
+from models.ops.attention.attention import unified_attention_with_output
+from models.ops.attention.head_transform import transform_heads
+from models.ops.custom_op import NAMESPACE
+from models.ops.elementwise.rms_norm import rms_norm
+from models.ops.elementwise.silu_and_mul import silu_and_mul
+from models.ops.linear.fp8_linear import fp8_block_linear, fp8_row_linear
+from models.ops.linear.linear import linear
+from models.ops.moe.moe import fused_moe
+from models.ops.operands.head_transform import HeadTransform
+from services.engine.compilation.dispatch_mode import DispatchMode
+from services.engine.compilation.graphs.verdict import Comparison, compare
+
+_NUM_ROUTED = len(signature(fused_moe).parameters)
+
+
+class FusionCheck(DispatchMode):
+    """Runs each fused operator of a block and, once for each size, the operators it stands for.
+
+    Both see the same inputs. Rows of padding are not compared: their content is undefined.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.comparisons: list[Comparison] = []
+        """One for each result of each operator and size."""
+        self._seen: set[tuple[Any, ...]] = set()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Runs an operation and compares its results if it is a fused operator."""
+        del types
+        unfused = _UNFUSED.get(func._schema.name)
+        if unfused is None or kwargs:
+            return func(*args, **(kwargs or {}))
+        size = (func, *(_size(arg) for arg in args))
+        if size in self._seen or (unfused is _attention and not _has_transform(args)):
+            return func(*args)
+        self._seen.add(size)
+        given = [
+            arg.clone() if isinstance(arg, Tensor) and argument.alias_info is not None else arg
+            for arg, argument in zip(args, func._schema.arguments, strict=False)
+        ]
+        result = func(*args)
+        written = [(mine, its) for mine, its in zip(given, args, strict=True) if mine is not its]
+        expected = unfused(*given)
+        pairs = written if expected is None else [(expected, result), *written]
+        num_tokens = get_forward_context().context.num_tokens
+        self.comparisons += (
+            compare(mine[:num_tokens], its[:num_tokens], of=func._schema.name)
+            for mine, its in pairs
+        )
+        return result
+
+
+def _size(arg: Any) -> object:
+    """Returns what kernels are chosen by; layers of one kind differ in their number alone."""
+    if isinstance(arg, Tensor):
+        return arg.shape, arg.dtype
+    return None if type(arg) is int else arg
+
+
+def _has_transform(args: tuple[Any, ...]) -> bool:
+    """Returns whether attention was given cos; the dispatcher leaves out defaults at the end."""
+    return any(isinstance(arg, Tensor) for arg in args[5:6])
+
+
+def _gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return _product(x, weight, bias, is_gated=True)
+
+
+def _norm_linear(
+    x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None, is_gated: bool
+) -> Tensor:
+    return _product(rms_norm(x, norm_weight, eps), weight, bias, is_gated=is_gated)
+
+
+def _linear_residual(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    residual.add_(linear(x, weight, bias))
+
+
+def _linear_residual_norm(
+    residual: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm_weight: Tensor,
+    eps: float,
+) -> Tensor:
+    _linear_residual(residual, x, weight, bias)
+    return rms_norm(residual, norm_weight, eps)
+
+
+def _linear_residual_norm_linear(  # noqa: PLR0913  # as the operator
+    residual: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm_weight: Tensor,
+    eps: float,
+    next_weight: Tensor,
+    next_bias: Tensor | None,
+    is_gated: bool,
+) -> Tensor:
+    normed = _linear_residual_norm(residual, x, weight, bias, norm_weight, eps)
+    return _product(normed, next_weight, next_bias, is_gated=is_gated)
+
+
+def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    residual.add_(x)
+    return rms_norm(residual, weight, eps)
+
+
+def _fused_moe_with_shared(hidden: Tensor, *others: Any) -> Tensor:
+    routed, shared = others[: _NUM_ROUTED - 1], others[_NUM_ROUTED - 1 :]
+    weight, scale, bias, down, down_scale, down_bias, is_blocked = shared
+    if scale is None:
+        output = linear(_gated_linear(hidden, weight, bias), down, down_bias)
+    else:
+        product = fp8_block_linear if is_blocked else fp8_row_linear
+        inner = silu_and_mul(product(hidden, weight, scale, bias))
+        output = product(inner, down, down_scale, down_bias)
+    return fused_moe(hidden, *routed) + output
+
+
+def _attention(  # noqa: PLR0913  # as the operator
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    output: Tensor,
+    layer_index: int,
+    cos: Tensor,
+    signed_sin: Tensor,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    eps: float = 0.0,
+    *others: Any,
+) -> None:
+    """Writes the same keys and values once more, which changes nothing."""
+    transform = HeadTransform(
+        cos=cos, signed_sin=signed_sin, q_weight=q_weight, k_weight=k_weight, eps=eps
+    )
+    q, k = transform_heads(q, k, transform)
+    unified_attention_with_output(
+        q, k, v, output, layer_index, None, None, None, None, 0.0, *others
+    )
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, *, is_gated: bool) -> Tensor:
+    product = linear(x, weight, bias)
+    return silu_and_mul(product) if is_gated else product
+
+
+_UNFUSED: dict[str, Callable[..., Tensor | None]] = {
+    f"{NAMESPACE}::{name}": unfused
+    for name, unfused in (
+        ("gated_linear", _gated_linear),
+        ("norm_linear", _norm_linear),
+        ("linear_residual", _linear_residual),
+        ("linear_residual_norm", _linear_residual_norm),
+        ("linear_residual_norm_linear", _linear_residual_norm_linear),
+        ("add_rms_norm", _add_rms_norm),
+        ("fused_moe_with_shared", _fused_moe_with_shared),
+        ("unified_attention_with_output", _attention),
+    )
+}

@@ -1,0 +1,85 @@
+"""A capture compares each fused operator with the operators it stands for."""
+
+import pytest
+import torch
+
+from models.cudagraph_mode import CUDAGraphMode
+from services.engine.compilation.graphs import fusion_check
+from services.engine.config.compilation_level import CompilationLevel
+from tests.support.compilation import compilation_config
+from tests.support.graph_engine import GraphEngine
+from tests.support.random_checkpoints import write_checkpoint
+
+ATTENTION = "unified_attention_with_output"
+FUSED = {
+    "qwen3": {"norm_linear", "linear_residual_norm", "linear_residual_norm_linear", ATTENTION},
+    "gpt_oss": {"norm_linear", "linear_residual_norm", "add_rms_norm", ATTENTION},
+    "glm4_moe_groups": {"fused_moe_with_shared", "linear_residual_norm", ATTENTION},
+    "deepseek_v3": {"fused_moe_with_shared", "linear_residual_norm"},
+}
+
+
+@pytest.fixture(scope="module", params=FUSED)
+def family(request, tmp_path_factory):
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(folder, request.param)
+    return request.param, folder
+
+
+def outcomes(folder, level):
+    config = compilation_config(
+        level=level,
+        use_inductor=False,
+        cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
+        cudagraph_capture_sizes=(1, 3, 16),
+    )
+    return GraphEngine(folder, config).capture()
+
+
+def test_every_fused_operator_of_a_captured_graph_is_compared(family, monkeypatch):
+    name, folder = family
+    compared = set()
+
+    def compare(expected, actual, *, of):
+        compared.add(of.removeprefix("octavo::"))
+        return original(expected, actual, of=of)
+
+    original = fusion_check.compare
+    monkeypatch.setattr(fusion_check, "compare", compare)
+    captured = outcomes(folder, CompilationLevel.PIECEWISE)
+    assert captured
+    assert not any(each.fault for each in captured)
+    assert compared >= FUSED[name]
+
+
+def test_a_fused_operator_that_computes_something_else_is_a_fault_with_its_name(
+    family, monkeypatch
+):
+    name, folder = family
+    for fused in sorted(FUSED[name]):
+        operator = f"octavo::{fused}"
+        with monkeypatch.context() as patch:
+            patch.setitem(fusion_check._UNFUSED, operator, doubled(operator))
+            faults = [each.fault for each in outcomes(folder, CompilationLevel.PIECEWISE)]
+        assert all(f"octavo::{fused} is off by" in fault for fault in faults)
+
+
+def doubled(operator):
+    """Returns a reference that computes twice what it should."""
+    original = fusion_check._UNFUSED[operator]
+
+    def reference(*args):
+        result = original(*args)
+        if result is None:
+            args[3].mul_(2)
+            return None
+        return result * 2
+
+    return reference
+
+
+def test_a_model_without_passes_has_nothing_to_compare(family, monkeypatch):
+    _, folder = family
+    monkeypatch.setattr(fusion_check, "compare", pytest.fail)
+    assert not any(each.fault for each in outcomes(folder, CompilationLevel.NO_COMPILATION))
