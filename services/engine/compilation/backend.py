@@ -65,8 +65,8 @@ def trace_model(model: nn.Module, inputs: Sequence[Tensor]) -> Trace:
         with torch.no_grad(), no_side_effects(), _constants_stay_constants():
             torch.compile(model.forward, backend=backend, fullgraph=True)(*inputs)
     finally:
-        # Dynamo's own dispatch is never used again.
-        torch._dynamo.reset()
+        # Dynamo's own dispatch is never used again. Its `reset` would import Inductor on a GPU.
+        torch._dynamo.reset_code_caches()
     assert backend.graph is not None, "tracing calls the backend"
     if backend.num_outputs != 1:
         raise ValueError(f"forward returns {backend.num_outputs} tensors; it must return one")
