@@ -1,0 +1,143 @@
+"""Gaps between tokens while an engine compiles and captures: `python -m tests.bench.busy_start`.
+
+    python -m tests.bench.busy_start --shape deepseek-v3 --num-layers 6 --streams 8 [engine flags]
+
+An engine starts with empty caches, and --streams requests decode from the moment it is ready. The
+figures are the gaps between two tokens of a request while the model is compiled, while graphs are
+captured, and in the --after-s seconds that follow, of whatever of these there is.
+"""
+
+import asyncio
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import uvloop
+
+from services.engine.request import Request, RequestOutput, SamplingParams
+from services.engine.worker.executor import WorkerDiedError
+from tests.bench.empty_caches import empty_caches
+from tests.bench.offline_engine import OfflineEngine, offline_engine
+from tests.bench.report import Report
+from tests.bench.settings import Settings, make_parser, read_settings
+
+PROMPT_LENGTH = 16
+POLL_S = 0.01
+
+
+class _Stream:
+    """The times of one request's tokens."""
+
+    def __init__(self) -> None:
+        self.times_s: list[float] = []
+        self.is_done = False
+
+    def put(self, output: RequestOutput) -> None:
+        self.is_done = output.is_last
+        if output.token_ids:
+            self.times_s.append(time.perf_counter())
+
+    def flush(self) -> None:
+        """Nobody waits for tokens here."""
+
+
+class Streams:
+    """Requests that decode all the while, each followed by another."""
+
+    def __init__(self, engine: OfflineEngine, count: int, max_model_len: int) -> None:
+        self._engine = engine
+        self._max_tokens = max_model_len - PROMPT_LENGTH
+        self._num_submitted = 0
+        self.streams = [self._submit() for _ in range(count)]
+
+    def replace_finished(self) -> None:
+        """Submits a request for each that has reached its end."""
+        for stream in [stream for stream in self.streams if stream.is_done]:
+            self.streams.append(self._submit())
+            stream.is_done = False
+
+    def gaps_ms(self, begin_s: float, end_s: float) -> list[float]:
+        """Returns the gaps between tokens that ended in a period."""
+        return [
+            1000 * (later - earlier)
+            for stream in self.streams
+            for earlier, later in zip(stream.times_s, stream.times_s[1:], strict=False)
+            if begin_s <= later < end_s
+        ]
+
+    def _submit(self) -> _Stream:
+        self._num_submitted += 1
+        stream = _Stream()
+        request = Request(
+            request_id=f"stream-{self._num_submitted}",
+            handle=self._num_submitted,
+            prompt_token_ids=[1 + self._num_submitted] * PROMPT_LENGTH,
+            sampling=SamplingParams(temperature=0.0, seed=0, max_tokens=self._max_tokens),
+            sink=stream,
+            arrival_s=time.monotonic(),
+        )
+        self._engine.core.submit(request)
+        return stream
+
+
+async def measure(settings: Settings, report: Report) -> None:
+    """Starts an engine, watches it, and reports each period."""
+    arguments = settings.arguments
+    with empty_caches() as folder:
+        async with offline_engine(settings.config.with_flags(compile_cache_dir=folder)) as engine:
+            streams = Streams(engine, arguments.streams, settings.max_model_len)
+            moments = [time.perf_counter()]
+            num_planned = engine.core.stats().graphs.num_planned
+            for num_graphs in (1, num_planned):
+                while len(engine.graph_figures()) < min(num_graphs, num_planned):
+                    streams.replace_finished()
+                    await asyncio.sleep(POLL_S)
+                moments.append(time.perf_counter())
+            moments.append(moments[-1] + arguments.after_s)
+            while time.perf_counter() < moments[-1]:
+                streams.replace_finished()
+                await asyncio.sleep(POLL_S)
+    periods = zip(("compiling", "capturing", "afterwards"), moments, moments[1:], strict=False)
+    for name, begin_s, end_s in periods:
+        gaps = sorted(streams.gaps_ms(begin_s, end_s))
+        report.state(name, f"{end_s - begin_s:.1f} s, {len(gaps)} gaps")
+        if gaps:
+            report.add(f"{name}: median", [gaps[len(gaps) // 2]], "ms")
+            report.add(f"{name}: 99 %", [gaps[int(0.99 * len(gaps))]], "ms")
+            report.add(f"{name}: longest", [gaps[-1]], "ms")
+
+
+async def run(settings: Settings, report: Report) -> None:
+    """Measures within the budget."""
+    try:
+        async with asyncio.timeout(settings.budget.left_s):
+            await measure(settings, report)
+    except TimeoutError:
+        report.problem("out of time")
+    except WorkerDiedError as error:
+        report.problem(str(error))
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--streams", type=int, default=8, help="requests that decode")
+    parser.add_argument("--after-s", type=float, default=5.0, help="time to measure at the end")
+    with TemporaryDirectory(prefix="octavo-bench-") as folder:
+        settings = read_settings(parser, Path(folder))
+        report = Report(
+            "busy_start",
+            path=settings.arguments.out,
+            shape=settings.shape,
+            settings=settings.engine_settings(),
+            commit_name=settings.arguments.commit,
+        )
+        uvloop.run(run(settings, report))
+    print(report.table())
+    for name, value in report.content["facts"].items():
+        print(f"{name}: {value}")
+    raise SystemExit(0 if report.figures else 1)
+
+
+if __name__ == "__main__":
+    main()
