@@ -48,6 +48,14 @@ def offline(tmp_path_factory) -> Path:
     return out
 
 
+def test_gaps_between_tokens_are_measured_from_the_start_on(tmp_path):
+    out = tmp_path / "busy.json"
+    few = ("--streams", "2", "--after-s", "0.5", "--cudagraph-mode", "full_decode_only")
+    run("tests.bench.busy_start", *SMALL, *few, "--out", out)
+    figures = json.loads(out.read_text())["figures"]
+    assert 0 < figures["afterwards: median"]["median"] <= figures["afterwards: longest"]["median"]
+
+
 def test_the_accuracy_of_a_cache_of_8_bits_is_measured(tmp_path):
     for source in ((), ("--shape", "tiny")):
         out = tmp_path / "accuracy.json"
