@@ -24,10 +24,18 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 
 class GatedMLP(nn.Module):
-    """Feed-forward layer down(silu(gate(x)) * up(x))."""
+    """Feed-forward layer down(silu(gate(x)) * up(x)).
+
+    Without `is_reduced`, each rank gets a part whose sum over the ranks is the output.
+    """
 
     def __init__(
-        self, config: ModelConfig, group: ParallelGroup, *, intermediate_size: int | None = None
+        self,
+        config: ModelConfig,
+        group: ParallelGroup,
+        *,
+        intermediate_size: int | None = None,
+        is_reduced: bool = True,
     ) -> None:
         super().__init__()
         hidden, bias = config.hidden_size, config.mlp_bias
@@ -35,7 +43,9 @@ class GatedMLP(nn.Module):
         self.gate_up_proj = MergedColumnParallelLinear(
             hidden, [inner, inner], bias=bias, group=group
         )
-        self.down_proj = RowParallelLinear(inner, hidden, bias=bias, group=group)
+        self.down_proj = RowParallelLinear(
+            inner, hidden, bias=bias, group=group, is_reduced=is_reduced
+        )
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [T, hidden] to [T, hidden]."""
@@ -185,8 +195,7 @@ class CausalLM(nn.Module):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [S, hidden] to [S, vocab], of the hidden states' dtype."""
-        logits: torch.Tensor = self.lm_head(hidden)
-        return logits
+        return self.lm_head.gathered(self.lm_head(hidden))
 
 
 def _replaced(module: _Module, **submodules: nn.Module) -> _Module:

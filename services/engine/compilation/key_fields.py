@@ -20,6 +20,7 @@ RELEVANT_FLAGS = {
     "max_num_streams": "whether shared experts get an operator with two streams",
     "use_inductor": "which compiler makes the pieces",
     "inductor_compile_config": "settings of the compiler",
+    "tensor_parallel_size": "each rank computes a share of every layer",
 }
 """Flag -> how compiled pieces depend on it."""
 
@@ -37,6 +38,7 @@ IRRELEVANT_FLAGS = {
     "max_sessions": _SERVICE,
     "vllm_grpc": _SERVICE,
     "device": "the device itself takes part",
+    "devices": "the device itself takes part",
     "kv_cache_dtype": "attention, which reads the cache, is never compiled",
     "load_format": "weights are inputs of the pieces",
     "max_model_len": _TABLE_SIZE,

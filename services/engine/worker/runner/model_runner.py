@@ -33,7 +33,7 @@ from services.engine.worker.runner.step_sampler import StepSampler
 _FOLLOWED = FallbackReason.FALLBACK_REASON_UNSPECIFIED
 
 OutputWatcher = Callable[[Tensor, Tensor | None], None]
-"""Takes a step's hidden states, [T, hidden], and the logits of its n samples, [n, V]."""
+"""Takes a step's hidden states, [T, hidden], and this rank's logits of its n samples."""
 
 
 class ModelRunner:
@@ -75,9 +75,7 @@ class ModelRunner:
         self._num_blocks = kv_cache_data[0].num_blocks
         self._limits = limits
         self._graphs = GraphSet()
-        self._sampler = StepSampler(
-            self.buffers, model.compute_logits, limits=limits, device=device
-        )
+        self._sampler = StepSampler(self.buffers, model.lm_head, limits=limits, device=device)
         self._on_outputs: OutputWatcher = lambda hidden, logits: None
 
     def graph_families(self, pieces: PieceGraphs) -> dict[GraphKind, GraphFamily]:
@@ -162,7 +160,7 @@ class ModelRunner:
             if chosen:
                 logits, token_ids = chosen
             else:
-                logits = self.model.compute_logits(
+                logits = self.model.lm_head(
                     hidden if index is None else hidden.index_select(0, index)
                 )
         return ForwardOutput(

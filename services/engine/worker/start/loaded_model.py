@@ -17,6 +17,7 @@ from models.deepseek_mtp import DeepseekMTP
 from models.layers.decoder import CausalLM
 from models.loading.loader import load_model
 from models.loading.parameter_count import count_parameters
+from models.parallel.collectives import without_other_ranks
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.config.compilation import CompilationConfig
 from services.engine.config.compilation_level import CompilationLevel
@@ -31,6 +32,7 @@ from services.engine.worker.start.device import (
     dtype_name,
 )
 from services.engine.worker.start.kv_memory import allocate_kv_cache, block_bytes
+from services.engine.worker.start.ranks import Ranks
 from services.engine.worker.start.warm_up import run_small_steps
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ class LoadedModel:
     """A model on its device, and the limits of its steps."""
 
     config: EngineConfig
-    rank: int
+    ranks: Ranks
     model: CausalLM
     limits: StepLimits
     device: torch.device
@@ -79,23 +81,29 @@ class LoadedModel:
         cls,
         config: EngineConfig,
         *,
-        rank: int = 0,
+        ranks: Ranks | None = None,
         report_progress: Callable[[str], None] = lambda stage: None,
     ) -> "LoadedModel":
         """Chooses device and dtypes, and loads the weights.
+
+        Args:
+            config: the engine's.
+            ranks: this rank among all; by default it holds the whole model.
+            report_progress: receives each stage.
 
         Raises:
             ValueError: the configuration does not fit the model or the machine.
         """
         torch.set_num_threads(config.worker.num_threads)
-        device = choose_device(config.worker, rank)
+        ranks = ranks or Ranks.single(config)
+        device = choose_device(config.worker, ranks.place.device)
         level = config.compilation.level_on(device.type)
         try:
             config = config.with_flags(compilation_level=int(level))
         except ValidationError as error:
             # The default level is that of the device, and a flag does not work on it.
             raise ValueError("; ".join(describe_problems(EngineConfig, error))) from error
-        if level in TRACED_LEVELS and not _is_kept(config, device):
+        if level in TRACED_LEVELS and not _is_kept(config, device, ranks.place.rank):
             _import_compiler()
         model_config = ModelConfig.from_folder(config.checkpoint.model)
         dtype = choose_dtype(config.checkpoint, model_config, device)
@@ -120,6 +128,7 @@ class LoadedModel:
             device=device,
             dtype=dtype,
             load_format=config.checkpoint.load_format,
+            group=ranks.group,
             with_draft_layers=limits.num_speculative_tokens > 0,
             max_positions=limits.max_model_len,
             on_progress=report_progress,
@@ -128,7 +137,7 @@ class LoadedModel:
         log.info("weights_loaded", num_parameters=count_parameters(model), load_s=round(load_s, 3))
         loaded = cls(
             config=config,
-            rank=rank,
+            ranks=ranks,
             model=model,
             limits=limits,
             device=device,
@@ -200,8 +209,8 @@ class LoadedModel:
             settings,
             piece_wrapper=pieces.wrap if settings.graph_mode(self.device.type) else None,
             max_num_seqs=self.limits.max_num_seqs,
-            factors=compute_factors(self.config, self.device),
-            rank=self.rank,
+            factors=compute_factors(self.config, self.device, rank=self.ranks.place.rank),
+            rank=self.ranks.place.rank,
         )
 
     def _has_nothing_to_compile(self, traced: "TracedModel") -> bool:
@@ -288,7 +297,7 @@ class LoadedModel:
         from services.engine.compilation.program_store import load_program, store_program
 
         settings, max_num_tokens = self.config.compilation, self.limits.max_num_batched_tokens
-        cache = _kept_traces(self.config, self.device)
+        cache = _kept_traces(self.config, self.device, self.ranks.place.rank)
         ranges = compile_ranges(settings.compile_ranges, max_num_tokens)
         # A dump and tuned sizes need the graphs.
         if not (traces_again or settings.debug_dump_path or settings.compile_sizes):
@@ -303,7 +312,7 @@ class LoadedModel:
             settings,
             example_inputs=inputs,
             max_num_tokens=max_num_tokens,
-            dump=debug_dump(settings, self.rank) if module is self.model else None,
+            dump=debug_dump(settings, self.ranks.place.rank) if module is self.model else None,
         )
         store_program(cache, name, traced, module)
         return traced
@@ -317,23 +326,24 @@ class LoadedModel:
         runner = self.make_runner(1)
         runner.forward.run_model = forward
         first, *others = TRACED_STEPS
-        run_small_steps(runner, self.limits, (first,))
-        with torch.compiler.set_stance("fail_on_recompile"):
+        with without_other_ranks():
+            run_small_steps(runner, self.limits, (first,))
+        with torch.compiler.set_stance("fail_on_recompile"), without_other_ranks():
             run_small_steps(runner, self.limits, others)
 
 
-def _is_kept(config: EngineConfig, device: torch.device) -> bool:
+def _is_kept(config: EngineConfig, device: torch.device, rank: int) -> bool:
     """Returns whether an earlier start has traced the model."""
-    return _kept_traces(config, device).load_program(MODEL_PROGRAM) is not None
+    return _kept_traces(config, device, rank).load_program(MODEL_PROGRAM) is not None
 
 
-def _kept_traces(config: EngineConfig, device: torch.device) -> "ArtifactCache":
-    """Returns the traces of this configuration on disk."""
+def _kept_traces(config: EngineConfig, device: torch.device, rank: int) -> "ArtifactCache":
+    """Returns a rank's traces of this configuration on disk."""
     from services.engine.compilation.artifact_cache import ArtifactCache
     from services.engine.compilation.cache_key import trace_factors
 
     folder = config.compilation.compile_cache_dir / "traces"
-    return ArtifactCache.open(folder, trace_factors(config, device))
+    return ArtifactCache.open(folder, trace_factors(config, device, rank=rank))
 
 
 def _import_compiler() -> None:
