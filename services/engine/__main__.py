@@ -139,7 +139,7 @@ def _open_model(config: EngineConfig) -> ModelFolder:
         config.checkpoint.model,
         name=config.checkpoint.model_name,
         max_model_len=config.checkpoint.max_model_len,
-        num_speculative_tokens=config.speculation.num_speculative_tokens,
+        num_layer_drafts=config.speculation.num_layer_drafts,
     )
     check_table_memory(config, ModelConfig.from_folder(config.checkpoint.model))
     return model

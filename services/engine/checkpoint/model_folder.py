@@ -56,7 +56,7 @@ class ModelFolder:
         *,
         name: str,
         max_model_len: int | None,
-        num_speculative_tokens: int = 0,
+        num_layer_drafts: int = 0,
     ) -> "ModelFolder":
         """Reads a folder in Hugging Face form.
 
@@ -64,7 +64,7 @@ class ModelFolder:
             folder: holds config.json, the tokenizer's files and possibly generation_config.json.
             name: the model's name in requests.
             max_model_len: a limit below the model's own, in tokens; None keeps the model's.
-            num_speculative_tokens: draft tokens; above 0 the model needs draft layers.
+            num_layer_drafts: draft tokens of draft layers; above 0 the model needs some.
 
         Raises:
             ModelFolderError: a file is missing or broken, asks for unsupported features or has a
@@ -76,7 +76,7 @@ class ModelFolder:
             )
         try:
             config = ModelConfig.from_folder(folder)
-            if num_speculative_tokens:
+            if num_layer_drafts:
                 config.require_draft_layers()
         except ConfigError as error:
             raise ModelFolderError(str(error)) from error

@@ -129,7 +129,7 @@ class LoadedModel:
             dtype=dtype,
             load_format=config.checkpoint.load_format,
             group=ranks.group,
-            with_draft_layers=limits.num_speculative_tokens > 0,
+            with_draft_layers=limits.num_worker_drafts > 0,
             max_positions=limits.max_model_len,
             on_progress=report_progress,
         )
@@ -274,7 +274,7 @@ class LoadedModel:
         inputs = self.example_inputs
         traced = self._trace(self.model, MODEL_PROGRAM, self.model.decoder_layers, inputs)
         drafts = []
-        if self.limits.num_speculative_tokens:
+        if self.limits.num_worker_drafts:
             hidden = torch.zeros(len(inputs[0]), self.model.config.hidden_size)
             inputs.append(hidden.to(self.device, self.dtype))
             drafts = [
