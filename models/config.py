@@ -26,6 +26,12 @@ LAYER_TYPES = (
 _DEEPSEEK_V3 = {"rope_interleave": True, "scoring_func": "sigmoid", "norm_topk_prob": True}
 
 FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
+    "Qwen2ForCausalLM": {
+        "qkv_bias": True,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
     "MixtralForCausalLM": {"norm_topk_prob": True, "rope_theta": 1e6},
     "GptOssForCausalLM": {
         "norm_topk_prob": True,

@@ -10,6 +10,7 @@ from models.layers.decoder import CausalLM
 from models.llama import LlamaForCausalLM
 from models.mixtral import MixtralForCausalLM
 from models.parallel.group import ParallelGroup
+from models.phi3 import Phi3ForCausalLM
 from models.qwen3 import Qwen3ForCausalLM
 from models.qwen3_moe import Qwen3MoeForCausalLM
 
@@ -23,6 +24,8 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig, ParallelGroup], CausalLM]] = {
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": LlamaForCausalLM,
     "MixtralForCausalLM": MixtralForCausalLM,
+    "Phi3ForCausalLM": Phi3ForCausalLM,
+    "Qwen2ForCausalLM": LlamaForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
     "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
 }

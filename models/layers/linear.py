@@ -54,8 +54,16 @@ class MergedColumnParallelLinear(QuantizableLinear):
         return not any(size % multiple for size in self.local_sizes[: -1 if is_whole else None])
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
-        """Copies this rank's rows of one projection's weight, scales or bias."""
+        """Copies this rank's rows of one projection's weight, scales or bias.
+
+        A tensor that holds all projections, one after another, is cut and copied as several.
+        """
         block = (self.method.block or 1) if param is self.weight_scale else 1
+        whole_sizes = [-(-size // block) for size in self.output_sizes]
+        if len(whole_sizes) > 1 and len(loaded) == sum(whole_sizes):
+            for index, part in enumerate(torch.split(loaded, whole_sizes)):
+                self.weight_loader(param, part, index)
+            return
         check_shape(loaded, (-(-self.output_sizes[shard_id] // block), *param.shape[1:]))
         sizes = [-(-size // block) for size in self.local_sizes]
         target = param.narrow(0, sum(sizes[:shard_id]), sizes[shard_id])

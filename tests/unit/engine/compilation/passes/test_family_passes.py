@@ -19,6 +19,8 @@ MATCHES = {
     "llama_bias": DENSE,
     "mistral_window": DENSE,
     "internlm3": DENSE,
+    "phi3_partial_rotary": DENSE,
+    "qwen2": DENSE,
     "qwen3": DENSE,
     "qwen3_moe": SPARSE,
     "mixtral": SPARSE,
