@@ -41,9 +41,33 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class ParallelLMHead(VocabParallelEmbedding):
-    """Logits from hidden states; its weight has the embedding's layout and may be shared."""
+    """Logits from hidden states; its weight has the embedding's layout and may be shared.
+
+    scale: factor of the logits.
+    soft_cap: c > 0 makes each scaled logit x c * tanh(x / c).
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        group: ParallelGroup,
+        scale: float = 1.0,
+        soft_cap: float = 0.0,
+    ) -> None:
+        super().__init__(vocab_size, hidden_size, group=group)
+        self._scale = scale
+        self._soft_cap = soft_cap
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [S, hidden] to [S, vocab] on every rank."""
-        logits = self.group.all_gather(linear(hidden, self.weight, None))
+        logits = self.group.all_gather(self._scaled(linear(hidden, self.weight, None)))
         return logits[:, : self.vocab_size]
+
+    def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
+        if self._scale != 1.0:
+            logits = logits * self._scale
+        if self._soft_cap:
+            logits = self._soft_cap * torch.tanh(logits / self._soft_cap)
+        return logits
