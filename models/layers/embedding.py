@@ -47,11 +47,33 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class ParallelLMHead(VocabParallelEmbedding):
-    """Logits from hidden states; its weight has the embedding's layout and may be shared."""
+    """Logits from hidden states; its weight has the embedding's layout and may be shared.
+
+    scale: factor of the logits.
+    soft_cap: c > 0 makes each scaled logit x c * tanh(x / c).
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        group: ParallelGroup,
+        scale: float = 1.0,
+        soft_cap: float = 0.0,
+    ) -> None:
+        super().__init__(vocab_size, hidden_size, group=group)
+        self._scale = scale
+        self._soft_cap = soft_cap
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [S, hidden] to the logits of this rank's tokens, [S, vocab / ranks rounded up]."""
-        return linear(hidden, self.weight, None)
+        logits = linear(hidden, self.weight, None)
+        if self._scale != 1.0:
+            logits = logits * self._scale
+        if self._soft_cap:
+            logits = self._soft_cap * torch.tanh(logits / self._soft_cap)
+        return logits
 
     def gathered(self, logits: torch.Tensor) -> torch.Tensor:
         """Maps every rank's logits to those of the vocabulary, [S, vocab], on every rank."""

@@ -65,6 +65,8 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
         raise ValueError(f"load_format is {load_format!r}; it must be safetensors or dummy")
     config = ModelConfig.from_folder(folder)
     build = model_class(config.architecture)
+    if max_positions is not None:
+        config = config.with_longest(max_positions)
     if max_positions is not None and config.max_position_embeddings > MAX_FULL_TABLE:
         num_positions = min(max_positions, config.max_position_embeddings)
         config = replace(config, max_position_embeddings=num_positions)

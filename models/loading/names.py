@@ -56,9 +56,11 @@ def renamed(name: str, model: CausalLM) -> str:
 
 
 def is_derived(name: str, model: CausalLM) -> bool:
-    """Returns whether a stored tensor only repeats another part of the model."""
+    """Returns whether a stored tensor repeats another part, or belongs to none of the model's."""
     if name == "lm_head.weight":
         return model.config.tie_word_embeddings
+    if name.startswith(model.ignored_prefixes):
+        return True
     return name.endswith("rotary_emb.inv_freq")
 
 

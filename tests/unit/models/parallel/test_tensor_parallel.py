@@ -41,7 +41,9 @@ def run_two_ranks(folder, tmp_path, *options):
     return [torch.load(output) for output in outputs]
 
 
-@pytest.mark.parametrize("variant", ["llama_one_kv_head", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "variant", ["llama_one_kv_head", "gpt_oss", "deepseek_v3", "gemma2", "olmo2_odd", "phi3"]
+)
 def test_two_ranks_give_the_logits_of_transformers(checkpoint, tmp_path, variant):
     folder, reference = checkpoint(variant)
     expected = transformers_logits(reference, TOKEN_IDS)
