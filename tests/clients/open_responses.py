@@ -33,9 +33,9 @@ WEATHER = {
 class Server:
     """A server whose answers must have the forms that its OpenAPI document describes."""
 
-    def __init__(self, url: str, model: str) -> None:
-        """Reads the document of the server at a URL without /v1."""
-        self._client = httpx.Client(base_url=url, timeout=60)
+    def __init__(self, client: httpx.Client, model: str) -> None:
+        """Reads the document of the server that the client is connected to."""
+        self._client = client
         self._model = model
         document = self._client.get("/openapi.json").json()
         self._schemas = document["components"]["schemas"]
@@ -89,8 +89,12 @@ def message(text: str, role: str = "user") -> dict[str, Any]:
 
 
 def try_cases(report: Report, url: str, model: str) -> None:
-    """Tries every case."""
-    server = Server(url, model)
+    """Tries every case on the server at a URL without /v1."""
+    with httpx.Client(base_url=url, timeout=60) as client:
+        _try_cases(report, Server(client, model))
+
+
+def _try_cases(report: Report, server: Server) -> None:
     with report.trial("basic-response"):
         _check_text(server.respond(message("What is 3 + 4?")))
     with report.trial("streaming-response"):

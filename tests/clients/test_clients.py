@@ -21,7 +21,7 @@ from tests.support.strict_metrics import check_page
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1800)]
 
 MODEL = TINY_CHECKPOINT.name
-DRIVER_TIMEOUT_S = 300
+DRIVER_TIMEOUT_S = 600
 SCHEMATHESIS_CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,"
     "response_schema_conformance,negative_data_rejection,unsupported_method,use_after_free"

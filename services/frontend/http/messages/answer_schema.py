@@ -60,7 +60,7 @@ class ReplyMessage(MessageEnding):
 
 
 class MessageProblem(BaseModel):
-    """What went wrong."""
+    """The kind of an error, and its text."""
 
     type: str
     message: str
