@@ -157,6 +157,8 @@ class CausalLM(nn.Module):
         self.config = config
         self.model = Decoder(config, layers, group)
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, group=group)
+        self.draft_models: tuple[CausalLM, ...] = ()
+        """Models that guess tokens for this one; no part of its trace and its weights."""
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 

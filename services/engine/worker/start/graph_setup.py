@@ -249,7 +249,10 @@ def _require_splits_at_attention(runner: ModelRunner, splitting_ops: Collection[
 def _support(runner: ModelRunner, level: CompilationLevel, limits: StepLimits) -> GraphSupport:
     cache = next(iter(runner.forward.kv_cache_data[0].tensors().values()))
     return graph_support(
-        attention_support(runner.model, runner.device, cache.dtype),
+        min(
+            attention_support(each, runner.device, cache.dtype)
+            for each in (runner.model, *runner.model.draft_models)
+        ),
         level,
         decode_q_len=limits.decode_q_len,
         on_cpu=runner.device.type == "cpu",

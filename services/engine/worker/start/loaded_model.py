@@ -120,10 +120,20 @@ class LoadedModel:
             device=device,
             dtype=dtype,
             load_format=config.checkpoint.load_format,
-            with_draft_layers=limits.num_worker_drafts > 0,
+            with_draft_layers=config.speculation.num_layer_drafts > 0,
             max_positions=limits.max_model_len,
             on_progress=report_progress,
         )
+        if config.speculation.draft_model is not None:
+            small = load_model(
+                config.speculation.draft_model,
+                device=device,
+                dtype=dtype,
+                load_format=config.checkpoint.load_format,
+                max_positions=limits.max_model_len,
+                on_progress=report_progress,
+            )
+            model.draft_models = (small,)
         load_s = time.monotonic() - started_s
         log.info("weights_loaded", num_parameters=count_parameters(model), load_s=round(load_s, 3))
         loaded = cls(
@@ -265,7 +275,7 @@ class LoadedModel:
         inputs = self.example_inputs
         traced = self._trace(self.model, MODEL_PROGRAM, self.model.decoder_layers, inputs)
         drafts = []
-        if self.limits.num_worker_drafts:
+        if self.config.speculation.num_layer_drafts:
             hidden = torch.zeros(len(inputs[0]), self.model.config.hidden_size)
             inputs.append(hidden.to(self.device, self.dtype))
             drafts = [
