@@ -1,9 +1,9 @@
 """The decoder-only transformer around its attention: the shared part of all model files."""
 
 import copy
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import ClassVar, TypeVar, cast
+from typing import ClassVar, Protocol, TypeVar, cast
 
 import torch
 from torch import nn
@@ -89,6 +89,8 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(layers)
         """The layers, then draft layers if the loader appended some."""
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.aux_layers: tuple[int, ...] = ()
+        """Layers whose outputs follow the decoder's own, for a head that guesses from them."""
 
     def with_layers(self, indices: Sequence[int]) -> "Decoder":
         """Returns a decoder of some of the layers; it shares all modules."""
@@ -98,13 +100,18 @@ class Decoder(nn.Module):
         return decoder
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Maps [T] token ids at [T] positions to [T, hidden]."""
+        """Maps [T] token ids at [T] positions to [T, hidden]; n aux layers each add columns."""
         hidden = self.embed_tokens(input_ids)
         rotation = self.rotary(positions)
-        for layer in islice(self.layers, self._num_layers):
+        outputs = {}
+        for index, layer in enumerate(islice(self.layers, self._num_layers)):
             hidden = layer(hidden, rotation)
+            if index in self.aux_layers:
+                outputs[index] = hidden
         normed: torch.Tensor = self.norm(hidden)
-        return normed
+        if not self.aux_layers:
+            return normed
+        return torch.cat((normed, *(outputs[index] for index in self.aux_layers)), dim=-1)
 
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something in the layers, without drafts."""
@@ -116,6 +123,16 @@ class Decoder(nn.Module):
             if (promise := getattr(module, "expected_passes", None)) is not None
         ]
         return set().union(*(promise() for promise in promises))
+
+
+class DraftingModel(Protocol):
+    """A model beside another one, with caches of its own."""
+
+    def cache_specs(self) -> list[CacheSpec]:
+        """Returns each layer's cache entry."""
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Returns its modules."""
 
 
 @support_torch_compile(dynamic_arg_dims={"input_ids": 0, "positions": 0})
@@ -157,7 +174,7 @@ class CausalLM(nn.Module):
         self.config = config
         self.model = Decoder(config, layers, group)
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, group=group)
-        self.draft_models: tuple[CausalLM, ...] = ()
+        self.draft_models: tuple[DraftingModel, ...] = ()
         """Models that guess tokens for this one; no part of its trace and its weights."""
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
@@ -177,6 +194,11 @@ class CausalLM(nn.Module):
         return [cast("CacheSpec", layer.self_attn.cache_spec) for layer in layers]
 
     @property
+    def output_size(self) -> int:
+        """Elements of a token's output: its hidden state, then those of aux layers."""
+        return self.config.hidden_size * (1 + len(self.model.aux_layers))
+
+    @property
     def decoder_layers(self) -> list[nn.Module]:
         """The layers without draft layers."""
         return list(self.model.layers)[: self.config.num_hidden_layers]
@@ -186,7 +208,12 @@ class CausalLM(nn.Module):
         return _replaced(self, model=self.model.with_layers(indices))
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Maps [S, hidden] to [S, vocab], of the hidden states' dtype."""
+        """Maps [S, hidden] to [S, vocab], of the hidden states' dtype.
+
+        Outputs of aux layers may follow each state.
+        """
+        if self.model.aux_layers:
+            hidden = hidden[:, : self.config.hidden_size].contiguous()
         logits: torch.Tensor = self.lm_head(hidden)
         return logits
 

@@ -143,7 +143,7 @@ def _open_model(config: EngineConfig) -> ModelFolder:
         num_layer_drafts=config.speculation.num_layer_drafts,
     )
     if config.speculation.draft_model is not None:
-        check_draft_folder(config.speculation.draft_model, model)
+        check_draft_folder(config.speculation.draft_model, model, config.checkpoint.model)
     check_table_memory(config, ModelConfig.from_folder(config.checkpoint.model))
     return model
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from models.layers.decoder import CausalLM
+from models.loading.draft_model import load_draft_model
 from models.loading.loader import load_model
 from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.batch import BatchDescriptor, StepResult
@@ -64,7 +65,9 @@ class GraphEngine:
             with_draft_layers=num_speculative_tokens > 0 and not (lookup_sizes or draft_model),
         )
         if draft_model is not None:
-            small = load_model(draft_model, device=target, dtype=dtype)
+            small = load_draft_model(
+                draft_model, self.model, device=target, dtype=dtype, max_positions=max_model_len
+            )
             self.model.draft_models = (small,)
         groups: tuple[LayerGroup, ...] = ()
         if has_groups:

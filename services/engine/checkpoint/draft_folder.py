@@ -5,15 +5,21 @@ from pathlib import Path
 from typing import Any
 
 from models.config import ConfigError, ModelConfig
+from models.eagle3_config import Eagle3Config, is_eagle3
 from services.engine.checkpoint.model_files import ModelFolderError
 from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.checkpoint.tokenizer_files import TokenizerFiles
 
 
-def check_draft_folder(folder: Path, model: ModelFolder) -> None:
+def check_draft_folder(folder: Path, model: ModelFolder, target: Path) -> None:
     """Checks a draft model's folder beside the model that is served.
 
-    A folder without a tokenizer.json is taken to have the model's.
+    A folder without a tokenizer.json is taken to have the model's. An EAGLE-3 head never has one.
+
+    Args:
+        folder: the draft model's.
+        model: served.
+        target: its folder.
 
     Raises:
         ModelFolderError: it cannot be read or served, or has another vocabulary, other tokens or
@@ -23,6 +29,10 @@ def check_draft_folder(folder: Path, model: ModelFolder) -> None:
         raise ModelFolderError(f"--draft-model is {folder}, which is not a folder")
     try:
         config = ModelConfig.from_folder(folder)
+        if is_eagle3(folder):
+            # A head has the model's tokens, and rotations for as many positions as it needs.
+            Eagle3Config.from_folder(folder, ModelConfig.from_folder(target))
+            return
     except ConfigError as error:
         raise ModelFolderError(f"--draft-model: {error}") from error
     if config.vocab_size != model.vocab_size:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from models.cudagraph_mode import GraphKind
 from models.deepseek_mtp import DeepseekMTP
 from models.draft_model import SmallModel
+from models.eagle3 import Eagle3, Eagle3Head
 from models.kv_cache import CacheData
 from models.layers.decoder import CausalLM
 from services.engine.batch import BatchDescriptor, FallbackReason
@@ -87,13 +89,17 @@ class ModelRunner:
     def _speculation(self, draft_caches: list[CacheData]) -> Speculation:
         """Returns the work on drafts of a small model, of draft layers or of the scheduler.
 
-        draft_caches: of the small model's layers, if there is one.
+        draft_caches: of the layers of the small model or head, if there is one.
         """
         model, limits, forward = self.model, self._limits, self.forward
         layers: DraftModel | None = None
         if model.draft_models:
             [small] = model.draft_models
-            layers = SmallModel(small)
+            layers = (
+                Eagle3(small)
+                if isinstance(small, Eagle3Head)
+                else SmallModel(cast("CausalLM", small))
+            )
             forward = ForwardPass(
                 small,
                 draft_caches,

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 import torch
-from torch import nn
 
 from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.forward_context import GraphKey
 from models.layers.attention import Attention
+from models.layers.decoder import DraftingModel
 from models.layers.latent_attention import LatentAttention
 from models.ops.attention.cudagraph_support import AttentionCGSupport
 from protos.engine.v1.worker_pb2 import GraphReport, GraphState
@@ -260,7 +260,7 @@ def _support(runner: ModelRunner, level: CompilationLevel, limits: StepLimits) -
 
 
 def attention_support(
-    model: nn.Module, device: torch.device, cache_dtype: torch.dtype
+    model: DraftingModel, device: torch.device, cache_dtype: torch.dtype
 ) -> AttentionCGSupport:
     """Returns the graphs that all attention layers of a model support."""
     return min(
