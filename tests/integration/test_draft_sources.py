@@ -51,6 +51,23 @@ async def test_output_is_that_of_an_engine_without_drafts(expected, source):
     found, stats = await serve(num_speculative_tokens=3, **source)
     assert found == expected
     assert 0 < stats.accepted_draft_tokens <= stats.draft_tokens
+    by_position = list(stats.accepted_per_position)
+    assert sum(by_position) == stats.accepted_draft_tokens
+    assert by_position == sorted(by_position, reverse=True)
+    assert len(by_position) == 3
+
+
+async def test_a_request_may_go_without_drafts():
+    running = start_engine(
+        model=TINY_CHECKPOINT, **LIMITS, num_speculative_tokens=3, speculative_method="ngram"
+    )
+    async with running as engine, engine_stub(engine.address) as stub:
+        without = await generate(stub, PHRASE * 3, max_tokens=40, num_speculative_tokens=0)
+        assert (await get_stats(stub)).draft_tokens == 0
+        with_one = await generate(stub, PHRASE * 3, max_tokens=40, num_speculative_tokens=1)
+        stats = await get_stats(stub)
+        assert 0 < stats.draft_tokens == stats.num_verifications
+        assert without.token_ids == with_one.token_ids
 
 
 def refused(**flags):

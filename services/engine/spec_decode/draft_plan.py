@@ -38,7 +38,9 @@ class DraftPlan:
             if request.status is RequestStatus.RUNNING:
                 num_tokens = len(request.token_ids)
                 request.num_computed_tokens = num_tokens - 1
-                room = max(0, min(self.max_seq_len - num_tokens, self.num_tokens))
+                wanted = request.sampling.num_speculative_tokens
+                most = self.num_tokens if wanted is None else min(wanted, self.num_tokens)
+                room = max(0, min(self.max_seq_len - num_tokens, most))
                 if self.lookup_sizes is None:
                     request.draft_token_ids = made[index][:room]
                 else:
