@@ -78,7 +78,7 @@ class EngineFamilies:
             "position",
             {
                 str(at): drafts.accepted_per_position[at]
-                for at in range(stats.num_speculative_tokens)
+                for at in range(max(1, stats.num_speculative_tokens))
             },
             "Drafts that held, by their position among a request's",
         )
