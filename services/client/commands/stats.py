@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, cast
 
@@ -166,6 +166,8 @@ def _plain(figure: object) -> object:
             "sum": figure.sum,
             **{f"p{percent}": _quantile(figure, percent / 100) for percent in (50, 90, 99)},
         }
+    if isinstance(figure, Sequence) and not isinstance(figure, str):
+        return list(figure)
     return dict(figure) if isinstance(figure, Mapping) else figure
 
 
