@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from models.config import ModelConfig
 from services.engine.capture_sizes.choice import with_planned_sizes
+from services.engine.checkpoint.draft_folder import check_draft_folder
 from services.engine.checkpoint.hub_model import with_local_model
 from services.engine.checkpoint.model_files import ModelFolderError
 from services.engine.checkpoint.model_folder import ModelFolder
@@ -141,6 +142,8 @@ def _open_model(config: EngineConfig) -> ModelFolder:
         max_model_len=config.checkpoint.max_model_len,
         num_layer_drafts=config.speculation.num_layer_drafts,
     )
+    if config.speculation.draft_model is not None:
+        check_draft_folder(config.speculation.draft_model, model, config.checkpoint.model)
     check_table_memory(config, ModelConfig.from_folder(config.checkpoint.model))
     return model
 
