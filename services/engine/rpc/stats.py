@@ -58,6 +58,7 @@ def stats_to_proto(
         draft_tokens=counters.drafts.num_verified,
         accepted_draft_tokens=counters.drafts.num_accepted,
         num_verifications=counters.drafts.num_verifications,
+        ranks=stats.ranks,
     )
 
 
