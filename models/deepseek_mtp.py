@@ -144,7 +144,10 @@ class DeepseekMTP:
     def most_likely(self, hidden: torch.Tensor, depth: int) -> torch.Tensor:
         """Maps [S, hidden] of a depth to the most likely of the tokens it guesses, [S] int64."""
         head = self._head(depth)
-        return head.most_likely(head(hidden))
+        logits: torch.Tensor = head(hidden)
+        if head.group.size == 1:
+            return logits.argmax(dim=-1)
+        return head.most_likely(logits).clamp(min=0)
 
     def _head(self, depth: int) -> ParallelLMHead:
         head = self.steps[self._number(depth)].layer.shared_head.head

@@ -13,7 +13,7 @@ from models.config import ModelConfig
 from models.layers.decoder import CausalLM, DecoderLayer
 from models.layers.moe import Experts, FusedMoE, moe_config
 from models.layers.self_attention import SelfAttention
-from models.layers.weight import ShardId
+from models.layers.weight import ShardId, check_shape
 from models.number_formats import MXFP4
 from models.parallel.group import SINGLE, ParallelGroup
 
@@ -36,9 +36,13 @@ class GptOssExperts(Experts):
         elif param is self.gate_up_proj or param is self.down_proj:
             loaded = loaded.transpose(1, 2)
         down = self.down_proj, self.down_proj_bias, self.down_proj_scale
-        if not any(param is each for each in down):
-            loaded = torch.cat((loaded[:, ::2], loaded[:, 1::2]), dim=1)
-        super().weight_loader(param, loaded, shard_id)
+        if any(param is each for each in down):
+            super().weight_loader(param, loaded, shard_id)
+            return
+        rows = param.shape[1]
+        check_shape(loaded, (param.shape[0], rows * self.group.size, *param.shape[2:]))
+        own = loaded.narrow(1, rows * self.group.rank, rows)
+        param.copy_(torch.cat((own[:, ::2], own[:, 1::2]), dim=1))
 
 
 class GptOssForCausalLM(CausalLM):

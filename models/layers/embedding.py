@@ -85,7 +85,7 @@ class ParallelLMHead(VocabParallelEmbedding):
         """Returns the most likely token of each row, [S] int64, from every rank's logits.
 
         The lowest id wins a tie; a row whose largest logit is NaN or infinite gets NO_TOKEN. Each
-        rank tells its best token and its logit, so the logits themselves stay where they are.
+        rank sends its best token and its logit, so the logits themselves stay where they are.
         """
         if self.group.size == 1:
             return where_sound(*logits.max(dim=-1))

@@ -68,7 +68,14 @@ class MergedColumnParallelLinear(QuantizableLinear):
         sizes = [-(-size // block) for size in self.local_sizes]
         target = param.narrow(0, sum(sizes[:shard_id]), sizes[shard_id])
         first = self._shares[shard_id] * sizes[shard_id]
-        target.copy_(loaded.narrow(0, first, sizes[shard_id]))
+        own = loaded.narrow(0, first, sizes[shard_id])
+        # Block scales are fewer than rows; a block holds whole heads or is part of one.
+        target.copy_(self.arranged(own, shard_id) if block == 1 else own)
+
+    def arranged(self, rows: torch.Tensor, shard_id: int) -> torch.Tensor:
+        """Returns this rank's rows of one projection, scales or bias in our order."""
+        del shard_id
+        return rows
 
 
 class QKVParallelLinear(MergedColumnParallelLinear):

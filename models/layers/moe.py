@@ -53,7 +53,7 @@ class Experts(nn.Module):
         self, hidden_size: int, moe: MoeConfig, *, bias: bool, group: ParallelGroup
     ) -> None:
         super().__init__()
-        self._group = group
+        self.group = group
         self._local_size = group.split(moe.intermediate_size, "inner features of an expert")
         count = moe.num_experts
         self.gate_up_proj = empty_parameter(count, 2 * self._local_size, hidden_size)
@@ -65,7 +65,7 @@ class Experts(nn.Module):
 
     def can_keep_fp8(self, block_size: tuple[int, int] | None) -> bool:
         """Returns whether weights with such scales may stay FP8: no rank may hold part of one."""
-        is_whole = self._group.size == 1 or self._local_size % BLOCK == 0
+        is_whole = self.group.size == 1 or self._local_size % BLOCK == 0
         return block_size is None or (block_size == (BLOCK, BLOCK) and is_whole)
 
     def keep_fp8(self, block_size: tuple[int, int] | None) -> None:
@@ -129,7 +129,7 @@ class Experts(nn.Module):
     def _load(
         self, param: nn.Parameter, target: torch.Tensor, loaded: torch.Tensor, parts: Sequence[int]
     ) -> None:
-        rank, num_ranks = self._group.rank, self._group.size
+        rank, num_ranks = self.group.rank, self.group.size
         if param is self.down_proj_bias:
             check_shape(loaded, tuple(target.shape))
             # Ranks add up their outputs, so only one of them holds the bias.

@@ -61,12 +61,9 @@ class RotaryColumnLinear(MergedColumnParallelLinear):
         super().__init__(input_size, output_sizes, bias=bias, group=group)
         self._orders = orders
 
-    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
-        """Copies this rank's rows of one projection, reordered."""
-        # Block scales are fewer than rows; a block holds whole heads or is part of one.
-        if len(loaded) == self.output_sizes[shard_id]:
-            loaded = reorder_heads(loaded, self._orders[shard_id])
-        super().weight_loader(param, loaded, shard_id)
+    def arranged(self, rows: torch.Tensor, shard_id: int) -> torch.Tensor:
+        """Returns the rows with their heads reordered."""
+        return reorder_heads(rows, self._orders[shard_id])
 
 
 class RotaryQKVLinear(QKVParallelLinear):
@@ -86,13 +83,9 @@ class RotaryQKVLinear(QKVParallelLinear):
         super().__init__(hidden_size, head_dim, num_heads, num_kv_heads, bias=bias, group=group)
         self._order = head_order(head_dim, rope)
 
-    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
-        """Copies this rank's rows of one projection; reorders those of queries and keys."""
-        # As in RotaryColumnLinear; values, the third, do not rotate.
-        has_all_rows = len(loaded) == self.output_sizes[shard_id]
-        if has_all_rows and shard_id != 2:
-            loaded = reorder_heads(loaded, self._order)
-        super().weight_loader(param, loaded, shard_id)
+    def arranged(self, rows: torch.Tensor, shard_id: int) -> torch.Tensor:
+        """Returns the rows with the heads of queries and keys reordered; values do not rotate."""
+        return rows if shard_id == 2 else reorder_heads(rows, self._order)
 
 
 class RotaryHeadNorm(RMSNorm):

@@ -1,4 +1,4 @@
-"""Tells checkpoints apart without reading their large tensors."""
+"""Distinguishes checkpoints without reading their large tensors."""
 
 import hashlib
 from pathlib import Path

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import torch
+
 from models.layers.decoder import CausalLM
 from models.loading.checkpoint import CheckpointError
 from models.loading.plan import Load, as_it_is
@@ -30,10 +32,31 @@ def check_fit(loads: Sequence[Load], model: CausalLM) -> None:
         except ValueError as error:
             tensor = load.tensor
             raise CheckpointError(f"{tensor.file}: tensor {tensor.name}: {error}") from error
-    needed = sum(param.numel() * param.element_size() for param in set(model.parameters()))
+    needed = _num_bytes(model)
     stored = sum(part.nbytes for load in loads for part in load.parts)
     if needed > MAX_GROWTH * stored:
         raise CheckpointError(
             f"{loads[0].tensor.file.parent}: the model that config.json describes takes {needed} "
             f"bytes; the {stored} bytes of the checkpoint cannot fill it"
         )
+
+
+def check_room(model: CausalLM, device: torch.device) -> None:
+    """Checks that a GPU has room for a model, or this rank's share of one, before it is loaded.
+
+    Raises:
+        CheckpointError: its free memory is less than the weights.
+    """
+    if device.type != "cuda":
+        return
+    free, _ = torch.cuda.mem_get_info(device)
+    needed = _num_bytes(model)
+    if needed > free:
+        raise CheckpointError(
+            f"the weights take {needed / 2**30:.1f} GiB of {device}, which has "
+            f"{free / 2**30:.1f} GiB free. Share the model with more GPUs by --tensor-parallel-size"
+        )
+
+
+def _num_bytes(model: CausalLM) -> int:
+    return sum(param.numel() * param.element_size() for param in set(model.parameters()))

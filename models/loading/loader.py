@@ -16,7 +16,7 @@ from models.layers.decoder import CausalLM
 from models.loading.checkpoint import open_checkpoint
 from models.loading.draft_layers import share_with_draft_layers
 from models.loading.dummy import fill_with_random_weights
-from models.loading.fit import check_fit
+from models.loading.fit import check_fit, check_room
 from models.loading.plan import by_model_name, plan_loads
 from models.loading.stored_formats import can_keep, keep_stored_formats
 from models.loading.weights import load_weights
@@ -91,9 +91,13 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
             # Finds wrong sizes in config.json before memory is allocated for them.
             loads = plan_loads(stored, model, dtype)
             check_fit(loads, model)
+            check_room(model, device)
             params = _give_storage(model, device)
             load_weights(
-                [load.into(params) for load in loads], device, on_progress or _ignore_progress
+                [load.into(params) for load in loads],
+                device,
+                on_progress or _ignore_progress,
+                is_shared=group.size > 1,
             )
     return model.eval()
 

@@ -43,6 +43,11 @@ class Load:
     """Computes the values from the parts, on any device."""
     destination: Destination
 
+    @property
+    def is_view(self) -> bool:
+        """Whether `decode` reads nothing: its result shows the file's own bytes."""
+        return self.decode in (as_it_is, _rows_of_blocks)
+
     def into(self, params: Mapping[nn.Parameter, nn.Parameter]) -> "Load":
         """Returns the same load into the parameter that replaces its own."""
         param = params[self.destination.param]

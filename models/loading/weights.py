@@ -2,10 +2,12 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from models.loading.checkpoint import CheckpointError
 from models.loading.plan import Load
@@ -23,9 +25,16 @@ E8M0_NAN = 0xFF
 
 
 def load_weights(
-    loads: Sequence[Load], device: torch.device, on_progress: Callable[[str], None]
+    loads: Sequence[Load],
+    device: torch.device,
+    on_progress: Callable[[str], None],
+    *,
+    is_shared: bool = False,
 ) -> None:
     """Copies stored tensors into a model's parameters.
+
+    If other ranks share the model, only this one's slices are read of tensors that are kept as
+    stored.
 
     On a CUDA device bytes go through pinned buffers and are decoded, cut and converted there; loads
     take up to MAX_BYTES_IN_FLIGHT beside the model. on_progress gets one line for the operator
@@ -37,9 +46,11 @@ def load_weights(
     staging: Staging = PinnedStaging(device) if device.type == "cuda" else stay_on_the_cpu
     in_flight = BytesInFlight()
 
-    def run(load: Load) -> torch.Tensor:
+    def run(load: Load) -> tuple[torch.Tensor, int]:
         with torch.no_grad(), in_flight.take(_peak_bytes(load)):
-            return _load(load, staging)
+            if is_shared and load.is_view:
+                return _load_slices(load, staging)
+            return _load(load, staging), _num_bytes(load)
 
     progress = _Progress(loads, on_progress)
     num_threads = min(MAX_THREADS, os.cpu_count() or 1)
@@ -47,14 +58,15 @@ def load_weights(
     try:
         futures = [pool.submit(run, load) for load in loads]
         are_finite = []
-        for load, future in zip(loads, futures, strict=True):
-            are_finite.append(future.result())
-            progress.add(load)
+        for future in futures:
+            is_finite, num_bytes = future.result()
+            are_finite.append(is_finite)
+            progress.add(num_bytes)
     finally:
         pool.shutdown(cancel_futures=True)
     # Read together: on a CUDA device each read waits for all queued work.
-    for load, is_finite in zip(loads, torch.stack(are_finite).tolist(), strict=True):
-        if not is_finite:
+    for load, has_only_numbers in zip(loads, torch.stack(are_finite).tolist(), strict=True):
+        if not has_only_numbers:
             raise CheckpointError(
                 f"{load.tensor.file}: tensor {load.tensor.name} holds NaN or infinity"
             )
@@ -64,12 +76,53 @@ def load_weights(
 def _load(load: Load, staging: Staging) -> torch.Tensor:
     """Fills one destination; returns whether all its values are finite, as a tensor."""
     values = load.decode(*[staging(part) for part in load.parts])
+    _fill(load, values)
+    return _is_finite(values)
+
+
+def _load_slices(load: Load, staging: Staging) -> tuple[torch.Tensor, int]:
+    """Fills one destination from slices of views of the file.
+
+    Returns:
+        Whether the slices are finite, as a tensor, and their bytes.
+    """
+    with _StagedCopies(staging) as copies:
+        _fill(load, load.decode(*load.parts))
+    return torch.stack(copies.are_finite).all(), copies.num_bytes
+
+
+def _fill(load: Load, values: torch.Tensor) -> None:
     destination = load.destination
     try:
         destination.layer.weight_loader(destination.param, values, destination.shard_id)
     except ValueError as error:
         raise CheckpointError(f"{load.tensor.file}: tensor {load.tensor.name}: {error}") from error
-    return _is_finite(values)
+
+
+class _StagedCopies(TorchFunctionMode):
+    """Stages the sources of copies, which layers cut out of whole tensors, and checks them."""
+
+    def __init__(self, staging: Staging) -> None:
+        super().__init__()
+        self._staging = staging
+        self.are_finite: list[torch.Tensor] = []
+        self.num_bytes = 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Collection[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Replaces the source of a copy."""
+        if func is torch.Tensor.copy_:
+            target, source = args
+            self.num_bytes += source.nbytes
+            source = self._staging(source)
+            self.are_finite.append(_is_finite(source))
+            args = (target, source)
+        return func(*args, **(kwargs or {}))
 
 
 def _is_finite(values: torch.Tensor) -> torch.Tensor:
@@ -102,9 +155,9 @@ class _Progress:
         self._total_bytes, self._loaded_bytes = sum(map(_num_bytes, loads)), 0
         self._started_s = self._reported_s = time.monotonic()
 
-    def add(self, load: Load) -> None:
+    def add(self, num_bytes: int) -> None:
         self._num_loaded += 1
-        self._loaded_bytes += _num_bytes(load)
+        self._loaded_bytes += num_bytes
         if time.monotonic() - self._reported_s >= PROGRESS_INTERVAL_S:
             self.finish()
 

@@ -165,6 +165,14 @@ class Families:
         family.add_metric(list(self._labels.values()), value)
         return family
 
+    def gauges(self, name: str, label: str, values: Mapping[str, float], meaning: str) -> Metric:
+        """Returns values of this moment by one more label."""
+        labels = [*self._labels, label]
+        family = GaugeMetricFamily(f"{self._prefix}_{name}", meaning, labels=labels)
+        for value, number in values.items():
+            family.add_metric([*self._labels.values(), value], number)
+        return family
+
     def counter(self, name: str, value: float, meaning: str) -> Metric:
         """Returns a total since the start; its name gets the suffix `_total`."""
         family = CounterMetricFamily(f"{self._prefix}_{name}", meaning, labels=list(self._labels))

@@ -12,6 +12,7 @@ from protos.engine.v1.worker_pb2 import (
     ProfileStart,
     ProfileStarted,
     ProfileStop,
+    RankInfo,
     WorkerReady,
 )
 from services.engine.batch import BatchDescriptor, StepResult, read_int32
@@ -99,6 +100,7 @@ class FakeExecutor:
             num_parameters=1,
             device_name="cpu",
             dtype="float32",
+            ranks=[RankInfo(pid=self.pid, device="cpu", num_blocks=self._num_blocks)],
         )
 
     def send(self, descriptor: BatchDescriptor) -> None:

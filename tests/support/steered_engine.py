@@ -19,7 +19,7 @@ import structlog
 from services.engine import __main__ as engine
 from services.engine.core.engine_core import EngineCore
 from services.engine.scheduler import finish_rate
-from services.engine.worker import executor
+from services.engine.worker import executor, rank_process
 
 MODULE = "tests.support.steered_engine"
 DEADLY = 999
@@ -50,7 +50,7 @@ def main() -> int:
     parser.add_argument("--stop-file", default="absent")
     arguments, sys.argv[1:] = parser.parse_known_args()
     os.environ[_STOP_FILE] = arguments.stop_file
-    executor.WORKER_MODULE = MODULE
+    rank_process.WORKER_MODULE = MODULE
     executor.STACKS_GRACE_S = 6.0  # a busy machine may not let it show them sooner
     finish_rate._MIN_RETRY_MS = LEAST_PUSHBACK_MS
     _announce_watchers()

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
+from protos.engine.v1.worker_pb2 import RankInfo
 from services.client.channel import Tls, open_channel
 from services.client.errors import error_of_call
 from services.client.flags import DEFAULT_ENGINE, EngineAddress
@@ -123,9 +124,15 @@ def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
     }
     if stats.num_speculative_tokens:
         rows["drafts"] = _drafts(stats)
+    if len(stats.ranks) > 1:
+        rows["ranks"] = "; ".join(map(_describe_rank, stats.ranks))
     for name, text in rows.items():
         table.add_row(name, text)
     return table
+
+
+def _describe_rank(rank: RankInfo) -> str:
+    return f"{rank.rank} on {rank.device}, process {rank.pid}, {rank.num_blocks} KV blocks"
 
 
 def _drafts(stats: Stats) -> str:
@@ -166,8 +173,10 @@ def _plain(figure: object) -> object:
             "sum": figure.sum,
             **{f"p{percent}": _quantile(figure, percent / 100) for percent in (50, 90, 99)},
         }
+    if isinstance(figure, RankInfo):
+        return {field.name: getattr(figure, field.name) for field in figure.DESCRIPTOR.fields}
     if isinstance(figure, Sequence) and not isinstance(figure, str):
-        return list(figure)
+        return list(map(_plain, figure))
     return dict(figure) if isinstance(figure, Mapping) else figure
 
 

@@ -240,6 +240,7 @@ class EngineCore:
             graphs=self._graphs,
             coverage=self._coverage,
             counters=self.counters,
+            ranks=() if self.worker is None else tuple(self.worker.ranks),
         )
 
     async def _serve(self, executor: Executor, ready: WorkerReady) -> NoReturn:

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from protos.engine.v1.worker_pb2 import RankInfo
 from services.engine.batch import BatchDescriptor, FallbackReason, StepResult, read_int32
 from services.engine.capture_sizes.coverage import GraphCoverage
 from services.engine.core.graph_ledger import GraphLedger
@@ -89,6 +90,8 @@ class EngineStats:
     graphs: GraphLedger
     coverage: GraphCoverage
     counters: Counters
+    ranks: tuple[RankInfo, ...] = ()
+    """The processes that run the model; empty before the first worker is ready."""
 
 
 def dispatch_name(reason: int) -> str:

@@ -59,6 +59,13 @@ class EngineFamilies:
             stats.num_batched_tokens_limit,
             "Query tokens that a step may have",
         )
+        if stats.ranks:
+            yield self._families.gauges(
+                "rank_kv_cache_blocks",
+                "rank",
+                {str(each.rank): each.num_blocks for each in stats.ranks},
+                "KV blocks for which a rank has memory",
+            )
         yield gauge("graphs_captured", len(stats.graphs.captured), "Graphs that may be replayed")
         yield gauge("graphs_planned", stats.graphs.num_planned, "Graphs that are to be captured")
 

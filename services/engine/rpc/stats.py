@@ -62,6 +62,7 @@ def stats_to_proto(
             counters.drafts.accepted_per_position[position]
             for position in range(stats.num_speculative_tokens)
         ],
+        ranks=stats.ranks,
     )
 
 

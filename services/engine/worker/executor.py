@@ -31,8 +31,9 @@ STACKS_GRACE_S = 0.5
 """Time a worker has to show its stacks before it is ended."""
 CAUSE_GRACE_S = 2.0
 """Time in which the end of a rank shows after another one has lost it."""
-AGREEMENT_GRACE_S = 2.0
-"""Time in which all ranks fail at the same place of a step, if they do."""
+AGREEMENT_GRACE_S = 10.0
+"""Time in which all ranks fail at the same place of a step, if they do; at most half of the time
+after which a step counts as hung."""
 
 _IMPORT_ROOT = Path(__file__).resolve().parents[3]
 
@@ -57,6 +58,7 @@ class WorkerExecutor:
         self._failures: dict[int, StepResult] = {}
         self._has_failed = asyncio.Event()
         self._answer_profile: ProfileAnswer = lambda answer: None
+        self._agreement_s = min(AGREEMENT_GRACE_S, config.worker.step_timeout_s / 2)
 
     @property
     def pid(self) -> int | None:
@@ -229,7 +231,7 @@ class WorkerExecutor:
             raise _cause_among([*(task.result() for task in done), error]) from error
 
     async def _watch(self, number: int) -> WorkerDiedError:
-        """Listens to a rank whose results nobody needs; its end ends `receive`."""
+        """Listens to a rank that sends no results; its end ends `receive`."""
         rank = self._ranks[number]
         try:
             while True:
@@ -251,7 +253,7 @@ class WorkerExecutor:
             self._failures[number] = event.result
             self._has_failed.set()
             loop = asyncio.get_running_loop()
-            loop.call_later(AGREEMENT_GRACE_S, self._end_if_alone, number, event.result)
+            loop.call_later(self._agreement_s, self._end_if_alone, number, event.result)
 
     def _take_due(self, number: int, order: GraphOrder) -> None:
         """Orders a capture once every rank would begin one; rank 0 says which."""
@@ -268,7 +270,7 @@ class WorkerExecutor:
         """
         self._failures[0] = result
         try:
-            async with asyncio.timeout(AGREEMENT_GRACE_S):
+            async with asyncio.timeout(self._agreement_s):
                 while len(self._failures) < len(self._ranks):
                     self._has_failed.clear()
                     await self._has_failed.wait()

@@ -1,4 +1,4 @@
-"""The ranks of an engine: their numbers, their places in the model, and their devices."""
+"""The ranks of an engine: their numbers, coordinates and devices."""
 
 from dataclasses import dataclass
 

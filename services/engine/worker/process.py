@@ -70,7 +70,7 @@ def run_worker(
                 place=place,
                 meeting_fd=meeting_fd,
                 report_progress=server.report_progress,
-                on_fault=server.report_graph,
+                on_fault=server.report_fault,
                 on_compiled=server.report_compiled,
             )
         except ValueError as error:  # the operator can mend it; where it was raised does not help
@@ -98,6 +98,10 @@ def run_worker(
 
 class RecompilationError(Exception):
     """Code was compiled after warm-up, and fail_on_late_build is set."""
+
+
+class RankFaultError(Exception):
+    """This rank cannot do what the others do."""
 
 
 class Pending(Protocol):
@@ -213,7 +217,7 @@ class StepServer:
             self.report_graph(outcome)
 
     def _send_result(self, pending: Pending) -> None:
-        """Sends a step's result. Of several ranks one does; the others tell what went wrong."""
+        """Sends a step's result. Of several ranks one does; the others send failures."""
         if self._is_first or isinstance(pending, FailedStep):
             self._send(WorkerEvent(result=pending.message()))
 
@@ -265,6 +269,16 @@ class StepServer:
     def report_graph(self, outcome: GraphOutcome) -> None:
         """Reports a graph that was captured or given up to the service."""
         self._send(WorkerEvent(graph=graph_report(outcome)))
+
+    def report_fault(self, outcome: GraphOutcome) -> None:
+        """Reports a graph that was given up while serving.
+
+        Raises:
+            RankFaultError: other ranks have replayed it already, and wait for this one.
+        """
+        self.report_graph(outcome)
+        if self._has_others:
+            raise RankFaultError(f"a graph cannot be replayed on one rank: {outcome.fault}")
 
     def _report_profile(self, report: ProfileReport | None) -> None:
         if report is not None:

@@ -45,7 +45,7 @@ class RankProcess:
         """Prepares a process; `name` stands for it in errors, such as "rank 1"."""
         self.name = name
         self.stage = ""
-        """What it did last while it started."""
+        """Its last stage while it started."""
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None

@@ -69,7 +69,7 @@ class BackgroundCapture:
         return GraphOrder(key=None if key is None else wire_key(key), is_idle=is_idle)
 
     def obey(self, order: GraphOrder) -> GraphOutcome | None:
-        """Does what all ranks were told, like `run`."""
+        """Does what all ranks were ordered to do, like `run`."""
         if order.HasField("key"):
             self._graphs.capture_first(read_key(order.key))
         return self.run(is_idle=order.is_idle)

@@ -133,7 +133,7 @@ class Drafter:
         self, layers: DraftModel, last: Tensor, depth: int, row_ids: Tensor, newest: Tensor
     ) -> Tensor:
         """Writes the most likely token into each row and returns it, [S] int32."""
-        token_ids = layers.most_likely(last, depth).clamp(min=0).int()
+        token_ids = layers.most_likely(last, depth).int()
         self._write(row_ids, newest + 1 + depth, token_ids)
         return token_ids
 

@@ -121,7 +121,7 @@ class GraphSet:
         return max(self._pending, key=self._num_wanted.__getitem__)
 
     def capture_first(self, key: GraphKey) -> None:
-        """Makes a graph `next_pending` until it is captured, as all ranks were told."""
+        """Makes a graph `next_pending` until it is captured."""
         self._told = key
 
     def capture_next(self) -> GraphOutcome:

@@ -12,18 +12,21 @@ FP8_CAPABILITY = (8, 9)
 """First compute capability that converts 8-bit floats."""
 
 
-def choose_device(config: WorkerConfig, rank: int) -> torch.device:
-    """Returns the device of a rank.
+def choose_device(config: WorkerConfig, number: int) -> torch.device:
+    """Returns the GPU of this number, or the CPU.
 
     Raises:
-        ValueError: CUDA is configured and missing.
+        ValueError: CUDA is configured and missing, or the machine has fewer GPUs.
     """
     has_cuda = torch.cuda.is_available()
     if config.device == "cpu" or (config.device == "auto" and not has_cuda):
         return torch.device("cpu")
     if not has_cuda:
         raise ValueError("device is cuda, but this machine has no CUDA device that torch can use")
-    device = torch.device("cuda", rank)
+    num_devices = torch.cuda.device_count()
+    if number >= num_devices:
+        raise ValueError(f"GPU {number} is wanted; this machine has {num_devices}, from 0 on")
+    device = torch.device("cuda", number)
     torch.cuda.set_device(device)
     return device
 

@@ -1,6 +1,5 @@
 """Joins this process with the other ranks, and what they must agree on."""
 
-import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -113,12 +112,6 @@ class Ranks:
                         f"rank {rank} has another {name} than rank 0: {other.get(name)}, not "
                         f"{value}"
                     )
-
-    def leave(self) -> None:
-        """Closes the connections to the other ranks."""
-        if self.has_others:
-            with contextlib.suppress(RuntimeError):
-                dist.destroy_process_group()
 
     def _gather(self, value: _Value) -> list[_Value]:
         """Returns every rank's value, in order."""

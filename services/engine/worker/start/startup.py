@@ -176,10 +176,13 @@ def _join(
     config: EngineConfig, place: RankPlace, meeting_fd: int | None, report_progress: Report
 ) -> Ranks:
     """Meets the other ranks, if any, and checks that all have the same checkpoint and code."""
+    device = choose_device(config.worker, place.device)
+    if config.parallel.devices is not None and device.type == "cpu":
+        raise ValueError("--devices lists GPUs, and this machine has none that torch can use")
     if config.parallel.num_ranks == 1:
         return Ranks.single(config)
     report_progress("joining the ranks")
-    ranks = Ranks.join(config, place, choose_device(config.worker, place.device), meeting_fd)
+    ranks = Ranks.join(config, place, device, meeting_fd)
     checkpoint = config.checkpoint
     facts = {
         "version of torch": str(torch.__version__),

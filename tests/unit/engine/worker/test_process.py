@@ -8,7 +8,9 @@ import torch
 
 from protos.engine.v1.worker_pb2 import WorkerCommand, WorkerEvent, WorkerReady
 from services.engine.batch import BatchDescriptor, StepFailure, step_result
-from services.engine.worker.process import StepServer
+from services.engine.compilation.graphs.capture_plan import piecewise_key
+from services.engine.compilation.graphs.graph_runner import GraphOutcome
+from services.engine.worker.process import RankFaultError, StepServer
 from services.engine.worker.wire import Channel
 
 WAIT_S = 60
@@ -136,3 +138,14 @@ class TestOutOfMemory:
         order_step(service, knowing)
         full_device.launched.get(timeout=WAIT_S).is_ready = True
         assert receive(service).result.step_id == 3
+
+
+def test_a_graph_that_one_rank_alone_gives_up_ends_the_worker():
+    worker, service = map(Channel, socket.socketpair())
+    server = StepServer(worker, rank=1, num_ranks=2)
+    outcome = GraphOutcome(key=piecewise_key(4), fault="it has moved")
+    with pytest.raises(RankFaultError, match="it has moved"):
+        server.report_fault(outcome)
+    assert receive(service).graph.fault == "it has moved"
+    service.close()
+    worker.close()

@@ -1,14 +1,20 @@
 """Several ranks under the real scheduler: the tokens of one."""
 
+import asyncio
 import os
 
 import pytest
 import torch
 
+from services.engine.batch import GraphKind
+from tests.support import odd_rank
+from tests.support.draft_checkpoints import write_draft_checkpoint
+from tests.support.odd_rank import use_odd_ranks
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core
 from tests.support.step_driver import greedy_continuation
 from tests.support.step_driver import sampling as greedy_with
+from tests.support.waiting import until
 
 PROMPTS = [[5, 17, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48], [9], [5, 17, 3, 8]]
 NUM_TOKENS = 12
@@ -47,3 +53,133 @@ async def test_ranks_give_the_tokens_of_transformers(tmp_path, family, size):
         tokens = await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS))
         assert [each.rank for each in ranks.core.worker.ranks] == list(range(size))
     assert tokens == expected
+
+
+GRAPHS = {
+    "cudagraph_mode": "full_and_piecewise",
+    "cudagraph_capture_sizes": [2, 4],
+    "capture_while_serving": False,
+}
+
+
+async def test_chunks_preemption_prefixes_and_graphs_together(tmp_path):
+    reference = write_checkpoint(tmp_path, "qwen3")
+    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    # 12 blocks of 4 tokens are too few for all four requests.
+    scarce = {"num_kv_blocks": 13, "max_num_batched_tokens": 8}
+    config = ranks_config(tmp_path, tensor_parallel_size=2, **scarce, **GRAPHS)
+    async with ranks_core(config) as ranks:
+        for _ in range(2):
+            assert await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS)) == expected
+        stats = ranks.core.stats()
+    assert stats.counters.scheduler.num_preemptions > 0
+    assert stats.counters.scheduler.cached_tokens > 0
+    assert stats.counters.steps_by_dispatch()["graph"] > 0
+    assert not any(figures.fault for figures in stats.graphs.figures)
+
+
+@pytest.mark.parametrize("graphs", [{}, GRAPHS], ids=["eager", "graphs"])
+async def test_speculation(tmp_path, graphs):
+    write_draft_checkpoint(tmp_path, agreement=0.7)
+    outputs = []
+    for size in (1, 2):
+        config = ranks_config(
+            tmp_path, tensor_parallel_size=size, num_speculative_tokens=2, **graphs
+        )
+        async with ranks_core(config) as ranks:
+            tokens = await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS))
+            drafts = ranks.core.stats().counters.drafts
+        outputs.append((tokens, drafts.num_verified, drafts.num_accepted))
+    assert outputs[0] == outputs[1]
+    assert 0 < drafts.num_accepted < drafts.num_verified
+
+
+@pytest.mark.parametrize("level", [1, 2, 3] if PRODUCT else [3])
+async def test_compiled_ranks_capture_while_they_serve(tmp_path, level):
+    reference = write_checkpoint(tmp_path, "qwen3")
+    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    graphs = GRAPHS | {"capture_while_serving": True}
+    if level == 1:
+        graphs["cudagraph_mode"] = "full_decode_only"
+    config = ranks_config(
+        tmp_path, tensor_parallel_size=2, compilation_level=level, use_inductor=False, **graphs
+    )
+    async with ranks_core(config) as ranks:
+        stats = ranks.core.stats()
+        assert await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS)) == expected
+        await until(lambda: len(stats.graphs.figures) == stats.graphs.num_planned)
+        assert await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS)) == expected
+    assert not any(figures.fault for figures in stats.graphs.figures)
+    if level == 3:
+        assert stats.graphs.pass_matches["residual_norm"] > 0
+
+
+async def test_sampling_and_log_probabilities_are_those_of_one_rank(tmp_path):
+    write_checkpoint(tmp_path, "gpt_oss")
+    sampling = [
+        greedy_with(max_tokens=8, temperature=0.9, seed=5, top_k=20),
+        greedy_with(max_tokens=8, temperature=1.2, seed=6, top_p=0.9, logprobs=3),
+        greedy_with(max_tokens=8, repetition_penalty=1.7, logprobs=2, prompt_logprobs=2),
+        greedy_with(max_tokens=8, logit_bias=((96, 4.0),), presence_penalty=0.5),
+    ]
+
+    async def outputs(size):
+        config = ranks_config(tmp_path, tensor_parallel_size=size, **GRAPHS)
+        async with ranks_core(config) as ranks:
+            pairs = zip(PROMPTS, sampling, strict=True)
+            sinks = [ranks.submit(prompt, wishes) for prompt, wishes in pairs]
+            for sink in sinks:
+                assert (await sink.wait_for_end()).error is None
+        return sinks
+
+    one, two = await outputs(1), await outputs(2)
+    for sink, other in zip(one, two, strict=True):
+        assert sink.token_ids == other.token_ids
+        for each, same in zip(logprobs_of(sink), logprobs_of(other), strict=True):
+            assert each == pytest.approx(same, abs=1e-4)
+
+
+def logprobs_of(sink):
+    """The log-probability of each token of a request that asked for them."""
+    return [entry.logprob for output in sink.outputs for entry in output.logprobs or ()]
+
+
+async def test_one_ranks_verdict_of_a_graph_holds_for_all(tmp_path, monkeypatch):
+    reference = write_checkpoint(tmp_path, "llama")
+    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    use_odd_ranks(monkeypatch, odd_rank.finds_faults, 1)
+    graphs = GRAPHS | {"capture_while_serving": True}
+    async with ranks_core(ranks_config(tmp_path, tensor_parallel_size=2, **graphs)) as ranks:
+        await until(lambda: len(ranks.core.stats().graphs.figures) == 4)
+        assert await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS)) == expected
+        figures = ranks.core.stats().graphs.figures
+    faults = {each.fault for each in figures if each.key.kind == GraphKind.GRAPH_KIND_DECODE}
+    assert faults == {"rank 1: a fault of one rank"}
+    assert not any(each.fault for each in figures if each.key.kind != GraphKind.GRAPH_KIND_DECODE)
+
+
+async def test_the_least_blocks_of_a_rank_are_those_of_all(tmp_path, monkeypatch):
+    write_checkpoint(tmp_path, "llama")
+    use_odd_ranks(monkeypatch, odd_rank.has_few_blocks, 1)
+    async with ranks_core(ranks_config(tmp_path, tensor_parallel_size=2)) as ranks:
+        assert ranks.core.worker.num_blocks == 23
+        assert [each.num_blocks for each in ranks.core.worker.ranks] == [64, 23]
+
+
+@pytest.mark.parametrize("ranks_out", [(0, 1), (1,), (0,)], ids=["all", "rank 1", "rank 0"])
+async def test_a_step_without_memory_costs_a_restart_only_where_ranks_differ(
+    tmp_path, monkeypatch, ranks_out
+):
+    reference = write_checkpoint(tmp_path, "llama")
+    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    use_odd_ranks(monkeypatch, odd_rank.runs_out_of_memory, *ranks_out)
+    async with ranks_core(ranks_config(tmp_path, tensor_parallel_size=2)) as ranks:
+        generating = asyncio.create_task(
+            ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS))
+        )
+        await until(
+            lambda: len(ranks.executors) > 1 or ranks.core.stats().counters.num_failed_steps
+        )
+        monkeypatch.setenv("ODD_RANKS", "")
+        assert await generating == expected
+        assert (len(ranks.executors) == 1) == (len(ranks_out) == 2)

@@ -6,9 +6,12 @@ from safetensors.torch import load_file, save_file
 
 from models.config import ConfigError
 from models.loading.checkpoint import INDEX_FILE, SINGLE_FILE, CheckpointError, open_checkpoint
+from models.loading.fit import check_room
 from models.loading.loader import load_model
+from models.parallel.group import ParallelGroup
 from tests.support.damaged_checkpoints import SHARDS, copy_checkpoint, split_in_two
 from tests.support.paged_runner import PagedRunner
+from tests.support.random_checkpoints import write_checkpoint
 
 CPU = torch.device("cpu")
 QUERY = "model.layers.1.self_attn.q_proj.weight"
@@ -175,3 +178,29 @@ def test_misshaped_tensor_is_named_with_both_shapes(folder, name):
     assert SINGLE_FILE in message
     assert name in message
     assert str(expected) in message
+
+
+@pytest.mark.parametrize("variant", ["qwen3", "gpt_oss", "deepseek_v3", "mixtral"])
+def test_each_rank_reads_only_its_slices(tmp_path, monkeypatch, variant):
+    write_checkpoint(tmp_path, variant, tie_word_embeddings=False, vocab_size=96)
+    num_read = []
+
+    def counted(values):
+        num_read.append(values.nbytes)
+        return values
+
+    monkeypatch.setattr("models.loading.weights.stay_on_the_cpu", counted)
+    for rank in range(2):
+        num_read.clear()
+        group = ParallelGroup(rank=rank, size=2)
+        model = load_model(tmp_path, device=CPU, dtype=torch.float32, group=group)
+        assert sum(num_read) == sum(param.nbytes for param in model.parameters())
+
+
+def test_a_gpu_without_room_for_the_weights_is_refused(tmp_path, monkeypatch):
+    write_checkpoint(tmp_path, "qwen3")
+    model = load(tmp_path)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
+    check_room(model, CPU)
+    with pytest.raises(CheckpointError, match="GiB free"):
+        check_room(model, torch.device("cuda:1"))

@@ -1,0 +1,25 @@
+from rich.console import Console
+
+from protos.engine.v1.engine_pb2 import GetStatsResponse
+from protos.engine.v1.worker_pb2 import RankInfo
+from services.client.commands import stats
+
+
+def shown(ranks):
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(stats._table("localhost:1", GetStatsResponse(ranks=ranks)))
+    return capture.get()
+
+
+def test_several_ranks_are_listed():
+    ranks = [RankInfo(rank=n, device=f"cuda:{n}", pid=70 + n, num_blocks=9 + n) for n in range(2)]
+    text = shown(ranks)
+    assert "0 on cuda:0, process 70, 9 KV blocks; 1 on cuda:1, process 71, 10 KV blocks" in text
+    assert "ranks" not in shown(ranks[:1])
+
+
+def test_ranks_are_plain_in_json():
+    ranks = GetStatsResponse(ranks=[RankInfo(rank=1, device="cpu")]).ranks
+    (plain,) = stats._plain(ranks)
+    assert (plain["rank"], plain["device"]) == (1, "cpu")
