@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar, TypeVar, cast
 
@@ -118,6 +119,21 @@ class Decoder(nn.Module):
         return set().union(*(promise() for promise in promises))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormat:
+    """Weights that a checkpoint stores in one format and the model keeps in one.
+
+    stored, kept: formats in words. count: number of parameters, packed ones counting once. bytes:
+    their memory on this rank, with scales. rounds_activations: whether products round their input.
+    """
+
+    stored: str
+    kept: str
+    count: int
+    bytes: int
+    rounds_activations: bool
+
+
 @support_torch_compile(dynamic_arg_dims={"input_ids": 0, "positions": 0})
 class CausalLM(nn.Module):
     """A language model: a decoder and a head over its vocabulary.
@@ -155,6 +171,8 @@ class CausalLM(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        self.weight_formats: tuple[WeightFormat, ...] = ()
+        """Filled by the loader."""
         self.model = Decoder(config, layers, group)
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, group=group)
         if config.tie_word_embeddings:

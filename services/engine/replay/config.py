@@ -35,8 +35,9 @@ class ReplayConfig(EngineConfig):
     result. Example: octavo replay trace.binpb --against full
 
     Exits with 0 when nothing differs, 1 when something does or a graph failed its test, 2 when the
-    recording cannot be replayed. Limits, drafts, block size, dtype of the cache and load format are
-    the recording's, whatever the flags say, and so is the dtype unless --dtype is given.
+    recording cannot be replayed. Limits, drafts, block size, dtype of the cache, load format and
+    quantization are the recording's, whatever the flags say, and so is the dtype unless --dtype is
+    given.
     """
 
     program: ClassVar[str] = "octavo replay"
@@ -53,6 +54,7 @@ class ReplayConfig(EngineConfig):
             "block_size": recorded.block_size,
             "num_speculative_tokens": recorded.num_speculative_tokens,
             "load_format": recorded.load_format,
+            "quantization": recorded.quantization or "none",
             "kv_cache_dtype": recorded.kv_cache_dtype or "auto",
             "dtype": recorded.dtype if self.checkpoint.dtype == "auto" else self.checkpoint.dtype,
         }

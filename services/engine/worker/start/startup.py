@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 import torch
 
 from models.loading.parameter_count import count_parameters
-from protos.engine.v1.worker_pb2 import CompileReport, WorkerReady
+from protos.engine.v1.worker_pb2 import CompileReport, KeptWeights, WorkerReady
 from services.engine.compilation.graphs.capture_plan import wire_key
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
@@ -249,4 +249,5 @@ def _announcement(
             enforce_eager=loaded.config.compilation.enforce_eager
         ),
         compiled=report,
+        weights=[KeptWeights(**asdict(each)) for each in loaded.model.weight_formats],
     )
