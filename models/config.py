@@ -10,9 +10,12 @@ from models.config_sections.mla import MlaConfig, read_mla
 from models.config_sections.moe import MoeConfig, read_moe
 from models.config_sections.multipliers import Multipliers, read_multipliers
 from models.config_sections.rope import RopeConfig, read_ropes
-from models.quantization_config import QuantizationConfig, QuantizationError
+from models.quantization.config import QuantizationConfig, QuantizationError
+from models.quantization.read import read_quantization
 
 CONFIG_FILE = "config.json"
+MODELOPT_FILE = "hf_quant_config.json"
+"""Where ModelOpt describes weights that config.json says nothing of."""
 DTYPES = ("float32", "bfloat16", "float16")
 DRAFTING_ARCHITECTURES = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeForCausalLM")
 """Families whose draft layers models.deepseek_mtp can build."""
@@ -256,10 +259,19 @@ def _dtype(fields: Fields) -> str:
 
 
 def _quantization(fields: Fields) -> QuantizationConfig | None:
-    """Reads `quantization_config`; None without one."""
-    if not fields.has("quantization_config"):
+    """Reads `quantization_config`, or ModelOpt's own file beside config.json; None without one."""
+    name = "quantization_config"
+    if not fields.has(name) and fields.has("compression_config"):
+        name = "compression_config"  # compressed-tensors before 0.6
+    file, values = fields.file, None
+    if fields.has(name):
+        values = fields.section(name).values
+    elif fields.file.with_name(MODELOPT_FILE).exists():
+        file = fields.file.with_name(MODELOPT_FILE)
+        values = Fields.read(file).values
+    if values is None:
         return None
     try:
-        return QuantizationConfig.from_fields(fields.section("quantization_config").values)
+        return read_quantization(values)
     except QuantizationError as error:
-        raise ConfigError(f"{fields.file}: {error}") from error
+        raise ConfigError(f"{file}: {error}") from error

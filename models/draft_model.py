@@ -41,4 +41,4 @@ class SmallModel:
     def most_likely(self, hidden: torch.Tensor, depth: int) -> torch.Tensor:
         """Maps [S, hidden] to the most likely of the next tokens, [S] int64."""
         del depth
-        return self._model.lm_head.most_likely(self._model.local_logits(hidden))
+        return self._model.lm_head.most_likely(self._model.local_logits(hidden)).clamp(min=0)

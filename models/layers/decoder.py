@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar, Protocol, TypeVar, cast
 
@@ -182,6 +183,21 @@ class DraftingModel(Protocol):
         """Returns its modules."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormat:
+    """Weights that a checkpoint stores in one format and the model keeps in one.
+
+    stored, kept: formats in words. count: number of parameters, packed ones counting once. bytes:
+    their memory on this rank, with scales. rounds_activations: whether products round their input.
+    """
+
+    stored: str
+    kept: str
+    count: int
+    bytes: int
+    rounds_activations: bool
+
+
 @support_torch_compile(dynamic_arg_dims={"input_ids": 0, "positions": 0})
 class CausalLM(nn.Module):
     """A language model: a decoder and a head over its vocabulary.
@@ -222,6 +238,8 @@ class CausalLM(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        self.weight_formats: tuple[WeightFormat, ...] = ()
+        """Filled by the loader."""
         self.model = Decoder(config, layers, group)
         self.lm_head = ParallelLMHead(
             config.vocab_size,

@@ -47,6 +47,8 @@ def open_checkpoint(folder: Path) -> list[CheckpointTensor]:
         ]
     if _is_entry(single_file):
         return _open_file(single_file, None)
+    if next(folder.glob("*.gguf"), None) is not None:
+        raise CheckpointError(f"{folder} holds GGUF files, which are not supported")
     raise CheckpointError(f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
 
 

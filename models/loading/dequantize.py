@@ -2,7 +2,7 @@
 
 import torch
 
-from models.number_formats import MXFP4_RUN
+from models.number_formats import FP8, FP8_MAX, MXFP4_RUN, SMALLEST_AMAX
 from models.ops.moe.expert_formats import e2m1_values, powers_of_two
 
 STRIP_ROWS = 1024
@@ -46,6 +46,8 @@ def normalized_scale(
         ValueError: the scale has another shape.
     """
     num_rows, num_columns = weight_shape
+    if scale.dim() == 4 and scale.shape[1] == scale.shape[3] == 1:
+        scale = scale[:, 0, :, 0]  # ModelOpt keeps the dimensions within blocks
     if block_size is not None:
         expected = -(-num_rows // block_size[0]), -(-num_columns // block_size[1])
         if tuple(scale.shape) != expected:
@@ -99,3 +101,48 @@ def check_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> None:
             f"its scales are {scales.dtype} of shape {tuple(scales.shape)}; "
             f"they must be uint8 {tuple(blocks.shape[:-1])}"
         )
+
+
+def dequantize_fp4(
+    packed: torch.Tensor,
+    scale: torch.Tensor,
+    outer: torch.Tensor | None = None,
+    *,
+    is_inverse: bool,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Returns the values of one matrix of 4-bit floats, [N, K] of `dtype`.
+
+    packed: [N, K / 2] uint8; the lower half of a byte comes first.
+    scale: [N, K / 32] uint8, exponents of two plus 127 (MXFP4), or [N, K / 16] FP8 (NVFP4).
+    outer: one factor of all NVFP4 scales; is_inverse: what they were multiplied with.
+    """
+    num_rows, num_columns = packed.shape[0], 2 * packed.shape[1]
+    result = torch.empty(num_rows, num_columns, dtype=dtype, device=packed.device)
+    run = num_columns // scale.shape[1]
+    factor = torch.ones((), device=packed.device) if outer is None else outer.float().reshape(())
+    for first in range(0, num_rows, STRIP_ROWS):
+        rows = slice(first, first + STRIP_ROWS)
+        part = scale[rows]
+        scales = part.to(torch.float32) if part.dtype == FP8 else powers_of_two(part)
+        scales = scales / factor if is_inverse else scales * factor
+        values = e2m1_values(packed[rows], torch.float32)
+        result[rows] = values * scales.repeat_interleave(run, 1)
+    return result
+
+
+def round_to_fp8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns a matrix [N, K] as FP8, and the scales of its rows, [N, 1] float32."""
+    values = torch.empty(weight.shape, dtype=FP8, device=weight.device)
+    scale = torch.empty(len(weight), 1, dtype=torch.float32, device=weight.device)
+    for first in range(0, len(weight), STRIP_ROWS):
+        rows = slice(first, first + STRIP_ROWS)
+        part = weight[rows].to(torch.float32)
+        scale[rows] = part.abs().amax(1, keepdim=True).clamp(min=SMALLEST_AMAX) / FP8_MAX
+        values[rows] = (part / scale[rows]).clamp(-FP8_MAX, FP8_MAX).to(FP8)
+    return values, scale
+
+
+def rounded_to_fp8(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns a matrix [N, K] of `dtype` with the values that FP8 with scales by row keeps."""
+    return dequantize_fp8(*round_to_fp8(weight), None, dtype)

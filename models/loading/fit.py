@@ -6,7 +6,7 @@ import torch
 
 from models.layers.decoder import CausalLM
 from models.loading.checkpoint import CheckpointError
-from models.loading.plan import Load, as_it_is
+from models.loading.plan import Load
 
 MAX_GROWTH = 8
 """Most bytes per stored byte: 4 bits that become float32."""
@@ -22,12 +22,12 @@ def check_fit(loads: Sequence[Load], model: CausalLM) -> None:
             take more memory than the checkpoint can fill.
     """
     for load in loads:
-        if load.decode is not as_it_is:
-            continue  # its shape depends on values; the bytes below bound what it fills
         destination = load.destination
         try:
             destination.layer.weight_loader(
-                destination.param, load.parts[0].to("meta"), destination.shard_id
+                destination.param,
+                torch.empty(load.shape, dtype=destination.param.dtype, device="meta"),
+                destination.shard_id,
             )
         except ValueError as error:
             tensor = load.tensor

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from models.config import ModelConfig
+from models.config import ConfigError, ModelConfig
 from models.deepseek_mtp import append_draft_layers
 from models.layers.decoder import CausalLM
 from models.loading.checkpoint import open_checkpoint
@@ -19,8 +19,10 @@ from models.loading.dummy import fill_with_random_weights
 from models.loading.fit import check_fit, check_room
 from models.loading.plan import by_model_name, plan_loads
 from models.loading.stored_formats import can_keep, keep_stored_formats
+from models.loading.weight_formats import weight_formats
 from models.loading.weights import load_weights
 from models.parallel.group import SINGLE, ParallelGroup
+from models.quantization.config import QuantizationConfig
 from models.registry import model_class
 
 MAX_FULL_TABLE = 2**20
@@ -33,6 +35,7 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
     device: torch.device,
     dtype: torch.dtype,
     load_format: str = "safetensors",
+    rounds_to_fp8: bool = False,
     group: ParallelGroup = SINGLE,
     keep_quantized: bool | None = None,
     with_draft_layers: bool = False,
@@ -48,6 +51,8 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
         device: of the parameters.
         dtype: of parameters and activations.
         load_format: "safetensors", or "dummy" for seeded random weights.
+        rounds_to_fp8: whether the weights of linear layers and experts become FP8, with a scale per
+            row, while they load.
         group: the ranks that share the model.
         keep_quantized: whether weights stored in 8 or 4 bits stay so where there are products for
             them; None: as the device can.
@@ -57,19 +62,15 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
         on_progress: called at intervals with one line for the operator.
 
     Raises:
-        ConfigError: config.json is missing, wrong, or names an unsupported model.
+        ConfigError: config.json is missing, wrong, or names an unsupported model; or weights that
+            are quantised already should be rounded.
         CheckpointError: the weights are missing, damaged, or do not fit.
         ValueError: unknown load_format, or the group cannot share the model.
     """
     if load_format not in ("safetensors", "dummy"):
         raise ValueError(f"load_format is {load_format!r}; it must be safetensors or dummy")
-    config = ModelConfig.from_folder(folder)
+    config = _config(folder, rounds_to_fp8=rounds_to_fp8, max_positions=max_positions)
     build = model_class(config.architecture)
-    if max_positions is not None:
-        config = config.with_longest(max_positions)
-    if max_positions is not None and config.max_position_embeddings > MAX_FULL_TABLE:
-        num_positions = min(max_positions, config.max_position_embeddings)
-        config = replace(config, max_position_embeddings=num_positions)
     tensors = open_checkpoint(folder) if load_format == "safetensors" else None
     with tensor_defaults(device, dtype), torch.no_grad():
         with _WithoutStorage():
@@ -86,6 +87,7 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
                 keep_stored_formats(model, stored)
         if stored is None:
             _give_storage(model, device)
+            model.weight_formats = weight_formats((), model)
             fill_with_random_weights(model)
         else:
             # Finds wrong sizes in config.json before memory is allocated for them.
@@ -93,13 +95,29 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
             check_fit(loads, model)
             check_room(model, device)
             params = _give_storage(model, device)
-            load_weights(
-                [load.into(params) for load in loads],
-                device,
-                on_progress or _ignore_progress,
-                is_shared=group.size > 1,
-            )
+            loads = [load.into(params) for load in loads]
+            model.weight_formats = weight_formats(loads, model)
+            load_weights(loads, device, on_progress or _ignore_progress, is_shared=group.size > 1)
     return model.eval()
+
+
+def _config(folder: Path, *, rounds_to_fp8: bool, max_positions: int | None) -> ModelConfig:
+    """Reads config.json and adds what the caller wants of the model."""
+    config = ModelConfig.from_folder(folder)
+    if rounds_to_fp8:
+        if config.quantization is not None:
+            raise ConfigError(
+                f"{folder}: quantization fp8 needs a plain checkpoint; this one is quantised "
+                f"by {config.quantization.method}"
+            )
+        config = replace(config, quantization=QuantizationConfig.rounding_to_fp8())
+    if max_positions is None:
+        return config
+    config = config.with_longest(max_positions)
+    if config.max_position_embeddings <= MAX_FULL_TABLE:
+        return config
+    num_positions = min(max_positions, config.max_position_embeddings)
+    return replace(config, max_position_embeddings=num_positions)
 
 
 class _WithoutStorage(TorchFunctionMode):

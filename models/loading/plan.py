@@ -1,6 +1,5 @@
 """Decides how each stored tensor is loaded, before any of them is read."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,12 +8,14 @@ import torch
 from torch import nn
 
 from models.layers.decoder import CausalLM
+from models.loading.cache_scales import check_cache_scale, is_cache_scale
 from models.loading.checkpoint import CheckpointError, CheckpointTensor
 from models.loading.dequantize import (
     check_mxfp4,
     dequantize_fp8,
     dequantize_mxfp4,
     normalized_scale,
+    rounded_to_fp8,
 )
 from models.loading.names import (
     Destination,
@@ -23,12 +24,14 @@ from models.loading.names import (
     is_past_the_last_layer,
     renamed,
 )
-from models.number_formats import E8M0, FP8, MXFP4
+from models.loading.packed_weights import FIRST_PARTS, OTHER_PARTS, find_packed, packed_module
+from models.loading.rounding import RoundsToFP8, is_rounded
+from models.number_formats import E8M0, FP8, MXFP4, MXFP4_RUN
+from models.quantization.config import ROUNDING, WeightScheme
 
 PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SCALE, INPUT_SCALE = "_scale", "input_scale"
 BLOCKS, SCALES = "_blocks", "_scales"
-_CACHE_SCALE = re.compile(r"\.self_attn\.(.+\.)?([kv]_scale|[kv]_proj\.output_scale)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,10 @@ class Load:
     decode: Callable[..., torch.Tensor]
     """Computes the values from the parts, on any device."""
     destination: Destination
+    shape: tuple[int, ...]
+    """Of the decoded values."""
+    stored_as: str
+    """The stored format, in words."""
 
     @property
     def is_view(self) -> bool:
@@ -97,6 +104,8 @@ class _Plan:
         self._dtype = dtype
         self._quantization = model.config.quantization
         self._destinations = find_destinations(model)
+        self._packed = find_packed(stored, self._quantization, dtype)
+        self._is_rounding = self._quantization is not None and self._quantization.method == ROUNDING
 
     def loads(self) -> list[Load]:
         self._check_tied_head()
@@ -108,11 +117,12 @@ class _Plan:
                 self._check_superfluous(name, tensor)
                 continue
             try:
-                parts, decode = self._source(name, tensor.values, self._destinations[target].param)
+                loads.append(self._load(name, tensor, self._destinations[target]))
             except ValueError as error:
                 raise CheckpointError(f"{tensor.file}: tensor {tensor.name}: {error}") from error
-            loads.append(Load(tensor, parts, decode, self._destinations[target]))
             missing.discard(target)
+            if isinstance(loads[-1].destination.layer, RoundsToFP8):
+                missing.discard(target + SCALE)
         if missing:
             raise CheckpointError(
                 f"{self._where()}: {len(missing)} tensors are missing, the first is {min(missing)}"
@@ -121,6 +131,8 @@ class _Plan:
 
     def _target(self, name: str) -> str | None:
         """Returns which of the model's tensors a stored one fills."""
+        if name in self._packed:
+            name = f"{packed_module(name)[0]}.weight"
         if name in self._destinations:
             return name
         base = name.removesuffix(BLOCKS)
@@ -133,6 +145,50 @@ class _Plan:
     def _is_mxfp4(self, base: str) -> bool:
         return base in self._destinations and base + BLOCKS in self._stored
 
+    def _load(self, name: str, tensor: CheckpointTensor, destination: Destination) -> Load:
+        """Returns how one stored tensor, with those beside it, fills its destination.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        packed = self._packed.get(name)
+        if packed is not None:
+            stored_as = packed.scheme.describe()
+            return Load(tensor, packed.parts, packed.decode, destination, packed.shape, stored_as)
+        values = tensor.values
+        shape, stored_as = tuple(values.shape), _name(values)
+        if self._is_rounding and values.dtype in PLAIN_DTYPES and is_rounded(destination, values):
+            rounds: Callable[..., torch.Tensor] = partial(rounded_to_fp8, dtype=self._dtype)
+            if destination.param.dtype == FP8:
+                rounds = as_it_is
+                destination = replace(destination, layer=RoundsToFP8(destination.layer))
+            return Load(tensor, (values,), rounds, destination, shape, stored_as)
+        if values.dtype == FP8:
+            stored_as = self._fp8_scheme(name).describe()
+        elif name.endswith(BLOCKS) and name not in self._destinations:
+            stored_as = "mxfp4"
+            if destination.param.dtype != MXFP4 and values.dim() == 4:
+                shape = values.shape[0], MXFP4_RUN * values.shape[2], values.shape[1]
+            elif values.dim() == 4:
+                shape = tuple(_rows_of_blocks(values.to("meta")).shape)
+        parts, decode = self._source(name, values, destination.param)
+        if decode is as_it_is:
+            shape = tuple(parts[0].shape)
+        return Load(tensor, parts, decode, destination, shape, stored_as)
+
+    def _fp8_scheme(self, name: str) -> WeightScheme:
+        """Returns how an FP8 weight is scaled.
+
+        Raises:
+            ValueError: config.json describes no such weights.
+        """
+        if self._quantization is None:
+            raise ValueError("it is float8_e4m3fn; config.json has no quantization_config")
+        scheme = self._quantization.stored_scheme(packed_module(name)[0], "fp8")
+        if scheme is None:
+            raise ValueError("it is float8_e4m3fn; quantization_config describes no such weights")
+        return scheme
+
     def _source(
         self, name: str, values: torch.Tensor, param: nn.Parameter
     ) -> tuple[tuple[torch.Tensor, ...], Callable[..., torch.Tensor]]:
@@ -142,7 +198,10 @@ class _Plan:
         if name.endswith(SCALES) and name not in self._destinations:
             return (values.view(E8M0),), as_it_is
         if values.dtype == FP8 and param.dtype != FP8:
-            return (values, self._scale_of(name, values)), self._dequantize_fp8
+            decode = partial(
+                dequantize_fp8, block_size=self._fp8_scheme(name).block_size, dtype=self._dtype
+            )
+            return (values, self._scale_of(name, values)), decode
         if name.endswith(SCALE) and param.dtype == torch.float32:
             values = self._kept_scale(name, values)
         elif values.dtype not in PLAIN_DTYPES and values.dtype != param.dtype:
@@ -163,33 +222,26 @@ class _Plan:
         return (blocks, scales.values), partial(dequantize_mxfp4, dtype=self._dtype)
 
     def _scale_of(self, name: str, weight: torch.Tensor) -> torch.Tensor:
-        if self._quantization is None:
-            raise ValueError(f"it is {_name(weight)}; config.json has no quantization_config")
         scale = self._stored.get(name + SCALE)
         if scale is None:
             raise ValueError(f"it is {_name(weight)} and its scale {name}{SCALE} is missing")
-        return self._normalized(scale.values, weight)
+        return self._normalized(name, scale.values, weight)
 
     def _kept_scale(self, name: str, scale: torch.Tensor) -> torch.Tensor:
         weight = self._stored.get(name.removesuffix(SCALE))
         if weight is None:
             raise ValueError("there is no weight that it scales")
-        return self._normalized(scale, weight.values)
+        return self._normalized(name.removesuffix(SCALE), scale, weight.values)
 
-    def _normalized(self, scale: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        assert self._quantization is not None, "callers checked, or the model has FP8 parameters"
+    def _normalized(self, name: str, scale: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if scale.dtype not in (*PLAIN_DTYPES, E8M0):
             raise ValueError(f"its scale's dtype is {_name(scale)}")
         if weight.dim() != 2:
             raise ValueError(f"its shape is {tuple(weight.shape)}; FP8 weights are matrices")
         try:
-            return normalized_scale(scale, weight.shape, self._quantization.block_size)
+            return normalized_scale(scale, weight.shape, self._fp8_scheme(name).block_size)
         except ValueError as error:
             raise ValueError(f"its scale does not fit: {error}") from error
-
-    def _dequantize_fp8(self, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        assert self._quantization is not None, "the plan checked it"
-        return dequantize_fp8(weight, scale, self._quantization.block_size, self._dtype)
 
     def _check_superfluous(self, name: str, tensor: CheckpointTensor) -> None:
         """Raises CheckpointError unless a tensor that fills nothing may be skipped."""
@@ -199,7 +251,10 @@ class _Plan:
             return
         # Activations and cached heads are scaled by their own magnitudes; stored scales of them are
         # not needed.
-        if _CACHE_SCALE.search(name):
+        if is_cache_scale(name):
+            check_cache_scale(tensor)
+            return
+        if self._is_beside_packed_values(name, tensor):
             return
         base = name.removesuffix(INPUT_SCALE) + "weight" if name.endswith(INPUT_SCALE) else name
         weight = self._stored.get(base.removesuffix(SCALE))
@@ -207,13 +262,22 @@ class _Plan:
             return
         raise CheckpointError(f"{tensor.file}: the model has no tensor {tensor.name}")
 
+    def _is_beside_packed_values(self, name: str, tensor: CheckpointTensor) -> bool:
+        """Returns whether a tensor belongs to packed values, or is a bias that adds nothing."""
+        module, part = packed_module(name)
+        if not any(f"{module}.{first}" in self._packed for first in FIRST_PARTS):
+            return False
+        # Tools for GPTQ give layers without a bias one of zeros.
+        return part in OTHER_PARTS or (part == "bias" and not tensor.values.any())
+
     def _check_tied_head(self) -> None:
         """Raises CheckpointError if a head that should equal the embedding differs."""
         head = self._stored.get("lm_head.weight")
         embedding = self._stored.get("model.embed_tokens.weight")
         if not self._model.config.tie_word_embeddings or head is None or embedding is None:
             return
-        if not torch.equal(head.values, embedding.values):
+        is_same = head.values.dtype == embedding.values.dtype
+        if not is_same or not torch.equal(head.values, embedding.values):
             raise CheckpointError(
                 f"{head.file}: tensor {head.name} differs from {embedding.name}, with which "
                 "config.json ties it"

@@ -36,6 +36,7 @@ SMALL_FILES = (
     "additional_chat_templates/tool_use.jinja",
     "chat_template.jinja",
     "generation_config.json",
+    "hf_quant_config.json",
     "special_tokens_map.json",
     "tokenizer.json",
     "tokenizer_config.json",

@@ -396,8 +396,8 @@ CONFIG_DAMAGES = {
         edit_config(architectures=["GemmaForCausalLM"]), ("GemmaForCausalLM", "not supported")
     ),
     "unknown quantisation": Damage(
-        edit_config(quantization_config={"quant_method": "gptq", "bits": 4}),
-        ("config.json", "quantization_config.quant_method is 'gptq'"),
+        edit_config(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),
+        ("config.json", "quantization_config.quant_method is 'bitsandbytes'"),
     ),
     "quantisation of the wrong type": Damage(
         edit_config(quantization_config="fp8"), ("config.json", "quantization_config is 'fp8'")

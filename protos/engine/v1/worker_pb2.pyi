@@ -114,8 +114,22 @@ class WorkerProgress(_message.Message):
     stage: str
     def __init__(self, stage: _Optional[str] = ...) -> None: ...
 
+class KeptWeights(_message.Message):
+    __slots__ = ("stored", "kept", "count", "bytes", "rounds_activations")
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
+    stored: str
+    kept: str
+    count: int
+    bytes: int
+    rounds_activations: bool
+    def __init__(self, stored: _Optional[str] = ..., kept: _Optional[str] = ..., count: _Optional[int] = ..., bytes: _Optional[int] = ..., rounds_activations: _Optional[bool] = ...) -> None: ...
+
 class WorkerReady(_message.Message):
-    __slots__ = ("num_blocks", "block_bytes", "num_parameters", "load_s", "device_name", "dtype", "graphs", "planned_graphs", "cudagraph_mode", "no_graphs_reason", "cudagraph_mode_reason", "compiled", "ranks")
+    __slots__ = ("num_blocks", "block_bytes", "num_parameters", "load_s", "device_name", "dtype", "graphs", "planned_graphs", "cudagraph_mode", "no_graphs_reason", "cudagraph_mode_reason", "compiled", "ranks", "weights")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +143,7 @@ class WorkerReady(_message.Message):
     CUDAGRAPH_MODE_REASON_FIELD_NUMBER: _ClassVar[int]
     COMPILED_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     num_blocks: int
     block_bytes: int
     num_parameters: int
@@ -142,7 +157,8 @@ class WorkerReady(_message.Message):
     cudagraph_mode_reason: str
     compiled: CompileReport
     ranks: _containers.RepeatedCompositeFieldContainer[RankInfo]
-    def __init__(self, num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_parameters: _Optional[int] = ..., load_s: _Optional[float] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., graphs: _Optional[_Iterable[_Union[GraphReport, _Mapping]]] = ..., planned_graphs: _Optional[_Iterable[_Union[_batch_pb2.GraphKey, _Mapping]]] = ..., cudagraph_mode: _Optional[str] = ..., no_graphs_reason: _Optional[_Union[_batch_pb2.FallbackReason, str]] = ..., cudagraph_mode_reason: _Optional[str] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankInfo, _Mapping]]] = ...) -> None: ...
+    weights: _containers.RepeatedCompositeFieldContainer[KeptWeights]
+    def __init__(self, num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_parameters: _Optional[int] = ..., load_s: _Optional[float] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., graphs: _Optional[_Iterable[_Union[GraphReport, _Mapping]]] = ..., planned_graphs: _Optional[_Iterable[_Union[_batch_pb2.GraphKey, _Mapping]]] = ..., cudagraph_mode: _Optional[str] = ..., no_graphs_reason: _Optional[_Union[_batch_pb2.FallbackReason, str]] = ..., cudagraph_mode_reason: _Optional[str] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankInfo, _Mapping]]] = ..., weights: _Optional[_Iterable[_Union[KeptWeights, _Mapping]]] = ...) -> None: ...
 
 class RankInfo(_message.Message):
     __slots__ = ("rank", "tensor_parallel_rank", "pid", "device", "num_parameters", "num_blocks")

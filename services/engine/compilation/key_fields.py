@@ -11,6 +11,7 @@ _TABLE_SIZE = "pieces see query tokens only, and any number of them"
 
 RELEVANT_FLAGS = {
     "dtype": "what the pieces compute in",
+    "quantization": "whether layers multiply in 8 bits",
     "num_threads": "code for a CPU is generated for a number of threads",
     "compilation_level": "whether the model is split, and traced at all",
     "splitting_ops": "where the model is split",

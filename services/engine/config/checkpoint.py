@@ -31,6 +31,8 @@ class CheckpointConfig(ConfigSection):
     """Name that requests use; when empty, OWNER/NAME from the hub, else the folder's name."""
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     """Where weights come from; dummy fills them with seeded random numbers, for benchmarks."""
+    quantization: Literal["none", "fp8"] = "none"
+    """Format to which plain weights are rounded while they load; fp8: 8 bits, a scale per row."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Dtype of weights and activations; auto: the checkpoint's on CUDA, float32 on a CPU."""
     max_model_len: int | None = Field(default=None, ge=1)

@@ -35,8 +35,9 @@ class ReplayConfig(EngineConfig):
     result. Example: octavo replay trace.binpb --against full
 
     Exits with 0 when nothing differs, 1 when something does or a graph failed its test, 2 when the
-    recording cannot be replayed. Limits, drafts, block size, dtype of the cache and load format are
-    the recording's, whatever the flags say, and so is the dtype unless --dtype is given.
+    recording cannot be replayed. Limits, drafts, block size, dtype of the cache, load format and
+    quantization are the recording's, whatever the flags say, and so is the dtype unless --dtype is
+    given.
     """
 
     program: ClassVar[str] = "octavo replay"
@@ -54,6 +55,7 @@ class ReplayConfig(EngineConfig):
             "num_speculative_tokens": recorded.num_speculative_tokens,
             "speculative_method": recorded.speculative_method or "mtp",
             "load_format": recorded.load_format,
+            "quantization": recorded.quantization or "none",
             "kv_cache_dtype": recorded.kv_cache_dtype or "auto",
             "dtype": recorded.dtype if self.checkpoint.dtype == "auto" else self.checkpoint.dtype,
         }

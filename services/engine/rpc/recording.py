@@ -32,6 +32,7 @@ def engine_settings(
         architecture=model.architecture,
         config_sha256=model.config_sha256,
         load_format=config.checkpoint.load_format,
+        quantization=config.checkpoint.quantization,
         device_name=worker.device_name,
         dtype=worker.dtype,
         kv_cache_dtype=config.cache.kv_cache_dtype,

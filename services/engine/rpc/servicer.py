@@ -150,6 +150,7 @@ class EngineServicer(EngineServiceServicer):
             core.stats(),
             num_sessions=self._num_sessions,
             step_sizes=core.history if has_step_sizes else None,
+            weights=core.worker.weights if core.worker is not None else (),
         )
         stats.num_tasks = len(asyncio.all_tasks())
         return stats

@@ -1,11 +1,14 @@
 """The engine's statistics as protobuf."""
 
+from collections.abc import Iterable
+
 from protos.engine.v1 import engine_pb2
 from protos.engine.v1.engine_pb2 import (
     GetStatsResponse,
     GraphCoverage,
     GraphStats,
 )
+from protos.engine.v1.worker_pb2 import KeptWeights
 from services.engine.capture_sizes.coverage import Coverage
 from services.engine.capture_sizes.history import StepHistory
 from services.engine.core.graph_ledger import GraphFigures
@@ -14,7 +17,11 @@ from services.telemetry.histogram import Histogram
 
 
 def stats_to_proto(
-    stats: EngineStats, *, num_sessions: int, step_sizes: StepHistory | None = None
+    stats: EngineStats,
+    *,
+    num_sessions: int,
+    step_sizes: StepHistory | None = None,
+    weights: Iterable[KeptWeights] = (),
 ) -> GetStatsResponse:
     """Converts a snapshot of the statistics."""
     load, counters = stats.load, stats.counters
@@ -52,6 +59,7 @@ def stats_to_proto(
         graphs=[_graph_to_proto(figures) for figures in stats.graphs.figures],
         decode_coverage=_coverage_to_proto(stats.coverage.decodes),
         other_coverage=_coverage_to_proto(stats.coverage.others),
+        weights=weights,
         decode_steps=step_sizes.decodes if step_sizes else {},
         other_steps=step_sizes.others if step_sizes else {},
         num_speculative_tokens=stats.num_speculative_tokens,

@@ -4,7 +4,7 @@ import importlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -131,6 +131,7 @@ class LoadedModel:
             dtype=dtype,
             load_format=config.checkpoint.load_format,
             group=ranks.group,
+            rounds_to_fp8=config.checkpoint.quantization == "fp8",
             with_draft_layers=config.speculation.num_layer_drafts > 0,
             max_positions=limits.max_model_len,
             on_progress=report_progress,
@@ -148,6 +149,8 @@ class LoadedModel:
             )
         load_s = time.monotonic() - started_s
         log.info("weights_loaded", num_parameters=count_parameters(model), load_s=round(load_s, 3))
+        for each in model.weight_formats:
+            log.info("weights_kept", **asdict(each))
         loaded = cls(
             config=config,
             ranks=ranks,

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import structlog
@@ -12,7 +12,7 @@ import torch
 from models.loading.digest import checkpoint_digest
 from models.loading.parameter_count import count_parameters
 from models.parallel.collectives import without_other_ranks
-from protos.engine.v1.worker_pb2 import CompileReport, RankInfo, WorkerReady
+from protos.engine.v1.worker_pb2 import CompileReport, KeptWeights, RankInfo, WorkerReady
 from services.engine.compilation.graphs.capture_plan import wire_key
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
@@ -301,4 +301,5 @@ def _announcement(
             enforce_eager=loaded.config.compilation.enforce_eager
         ),
         compiled=report,
+        weights=[KeptWeights(**asdict(each)) for each in loaded.model.weight_formats],
     )

@@ -16,13 +16,13 @@ from models.loading.dequantize import dequantize_mxfp4
 from models.loading.plan import by_model_name, plan_loads
 from models.loading.weights import load_weights
 from models.parallel.group import SINGLE
-from models.quantization_config import QuantizationConfig
+from models.quantization.config import QuantizationConfig, WeightScheme
 
 CPU = torch.device("cpu")
 NUM_EXPERTS, HIDDEN, INNER = 2, 32, 64
 STACKED = "model.layers.0.mlp.experts.gate_up_proj"
-MXFP4 = QuantizationConfig(method="mxfp4")
-FP8_ROWS = QuantizationConfig(method="fp8")
+MXFP4 = QuantizationConfig(method="mxfp4", schemes=(WeightScheme(kind="mxfp4"),))
+FP8_ROWS = QuantizationConfig(method="fp8", schemes=(WeightScheme(kind="fp8"),))
 
 
 class Experts(nn.Module):

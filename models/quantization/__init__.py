@@ -1,0 +1,1 @@
+"""Reads how a checkpoint's weights are quantised, from the forms of several tools. No torch."""

@@ -1,0 +1,135 @@
+"""Reads the quantization_config of tools for 8-bit and 4-bit floats: FP8, ModelOpt and Quark."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from models.quantization.compressed_tensors import MXFP4_GROUP, NVFP4_GROUP, has_fp8_cache
+from models.quantization.config import QuantizationConfig, QuantizationError, WeightScheme
+from models.quantization.fields import read_names, read_pair, section, with_wildcards
+
+MODELOPT_SCHEMES = {
+    "FP8": WeightScheme(kind="fp8", activations="fp8"),
+    "FP8_PER_CHANNEL_PER_TOKEN": WeightScheme(kind="fp8", activations="fp8"),
+    "FP8_PB_WO": WeightScheme(kind="fp8", block_size=(128, 128)),
+    "NVFP4": WeightScheme(kind="nvfp4", group_size=NVFP4_GROUP, activations="fp4"),
+    "MXFP4": WeightScheme(kind="mxfp4", group_size=MXFP4_GROUP),
+}
+"""ModelOpt's quant_algo -> how weights are stored."""
+
+
+def read_fp8(fields: Mapping[str, Any]) -> QuantizationConfig:
+    """Reads the form of DeepSeek and Qwen (blocks) and of older tools (one scale per tensor).
+
+    Raises:
+        QuantizationError: a field is ill-typed or names an unsupported format.
+    """
+    if fields.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+        raise QuantizationError("fmt", fields["fmt"], "e4m3")
+    block_size = read_pair(fields, "weight_block_size")
+    activations = fields.get("activation_scheme", "dynamic")
+    if activations not in ("dynamic", "static"):
+        raise QuantizationError("activation_scheme", activations, "dynamic or static")
+    if activations == "static" and block_size is not None:
+        raise QuantizationError("activation_scheme", activations, "dynamic with weight_block_size")
+    is_old = fields.get("modules_to_not_convert") is None
+    return QuantizationConfig(
+        method="fp8",
+        schemes=(WeightScheme(kind="fp8", block_size=block_size, activations="fp8"),),
+        ignored=read_names(fields, "ignored_layers" if is_old else "modules_to_not_convert"),
+        is_cache_fp8=has_fp8_cache(fields),
+    )
+
+
+def read_stacked_mxfp4(fields: Mapping[str, Any]) -> QuantizationConfig:
+    """Reads the form of gpt-oss: MXFP4 in experts only.
+
+    Raises:
+        QuantizationError: a field is ill-typed.
+    """
+    scheme = WeightScheme(kind="mxfp4", group_size=MXFP4_GROUP)
+    ignored = read_names(fields, "modules_to_not_convert")
+    return QuantizationConfig(method="mxfp4", schemes=(scheme,), ignored=ignored)
+
+
+def read_modelopt(fields: Mapping[str, Any]) -> QuantizationConfig:
+    """Reads NVIDIA ModelOpt, from config.json or from hf_quant_config.json.
+
+    Raises:
+        QuantizationError: a field is ill-typed or names an unsupported format.
+    """
+    fields = section(fields, "quantization") or fields
+    algorithm = fields.get("quant_algo")
+    if algorithm == "MIXED_PRECISION":
+        layers = section(fields, "quantized_layers", prefix="quantization.") or {}
+        schemes = tuple(_modelopt_layer(name, layer) for name, layer in layers.items())
+        if not schemes:
+            raise QuantizationError("quantized_layers", dict(layers), "an object with layers")
+    else:
+        schemes = (_modelopt_scheme("quant_algo", algorithm, fields),)
+    excluded = "exclude_modules" if "exclude_modules" in fields else "ignore"
+    cache = fields.get("kv_cache_quant_algo")
+    if cache not in (None, "FP8"):
+        raise QuantizationError("kv_cache_quant_algo", cache, "absent or FP8")
+    return QuantizationConfig(
+        method="modelopt",
+        schemes=schemes,
+        ignored=with_wildcards(read_names(fields, excluded)),
+        is_cache_fp8=cache is not None or has_fp8_cache(fields),
+    )
+
+
+def _modelopt_layer(name: str, layer: object) -> WeightScheme:
+    if not isinstance(layer, dict):
+        raise QuantizationError(f"quantized_layers.{name}", layer, "an object")
+    path = f"quantized_layers.{name}.quant_algo"
+    return replace(_modelopt_scheme(path, layer.get("quant_algo"), layer), targets=(name,))
+
+
+def _modelopt_scheme(path: str, algorithm: object, fields: Mapping[str, Any]) -> WeightScheme:
+    scheme = MODELOPT_SCHEMES.get(algorithm) if isinstance(algorithm, str) else None
+    if scheme is None:
+        wanted = f"one of {', '.join(MODELOPT_SCHEMES)} or MIXED_PRECISION"
+        raise QuantizationError(path, algorithm, wanted)
+    size = fields.get("group_size")
+    if scheme.group_size is not None and size not in (None, scheme.group_size):
+        raise QuantizationError("group_size", size, f"{scheme.group_size} for {algorithm}")
+    return scheme
+
+
+def read_quark(fields: Mapping[str, Any]) -> QuantizationConfig:
+    """Reads AMD Quark: MXFP4, and FP8 by row or tensor.
+
+    Raises:
+        QuantizationError: a field is ill-typed or names an unsupported format.
+    """
+    layers = section(fields, "layer_quant_config") or {}
+    schemes = [
+        replace(
+            _quark_scheme(f"layer_quant_config.{name}.", layer),
+            targets=with_wildcards((name,)),
+        )
+        for name, layer in layers.items()
+    ]
+    schemes.append(_quark_scheme("global_quant_config.", fields.get("global_quant_config")))
+    return QuantizationConfig(
+        method="quark",
+        schemes=tuple(schemes),
+        ignored=with_wildcards(read_names(fields, "exclude")),
+    )
+
+
+def _quark_scheme(prefix: str, layer: object) -> WeightScheme:
+    weight = layer.get("weight") if isinstance(layer, dict) else None
+    if not isinstance(weight, dict):
+        raise QuantizationError(f"{prefix}weight", weight, "an object")
+    stored = weight.get("dtype"), weight.get("qscheme")
+    if stored == ("fp4", "per_group"):
+        size = weight.get("group_size")
+        if size != MXFP4_GROUP:
+            raise QuantizationError(f"{prefix}weight.group_size", size, str(MXFP4_GROUP))
+        return WeightScheme(kind="mxfp4", group_size=MXFP4_GROUP, activations="fp4")
+    if stored in (("fp8_e4m3", "per_tensor"), ("fp8_e4m3", "per_channel")):
+        return WeightScheme(kind="fp8", activations="fp8")
+    wanted = "('fp4', 'per_group'), ('fp8_e4m3', 'per_tensor') or ('fp8_e4m3', 'per_channel')"
+    raise QuantizationError(f"{prefix}weight.dtype and qscheme", stored, wanted)

@@ -1,0 +1,44 @@
+"""Reads the quantization_config of any supported tool."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from models.quantization.compressed_tensors import read_compressed_tensors
+from models.quantization.config import QuantizationConfig, QuantizationError
+from models.quantization.float_tools import (
+    read_fp8,
+    read_modelopt,
+    read_quark,
+    read_stacked_mxfp4,
+)
+from models.quantization.integer_tools import read_awq, read_gptq
+
+READERS: dict[str, Callable[[Mapping[str, Any]], QuantizationConfig]] = {
+    "fp8": read_fp8,
+    "fbgemm_fp8": read_fp8,
+    "compressed-tensors": read_compressed_tensors,
+    "modelopt": read_modelopt,
+    "modelopt_fp4": read_modelopt,
+    "awq": read_awq,
+    "gptq": read_gptq,
+    "mxfp4": read_stacked_mxfp4,
+    "quark": read_quark,
+}
+"""quant_method of config.json -> its reader."""
+
+
+def read_quantization(fields: Mapping[str, Any]) -> QuantizationConfig:
+    """Reads the object as Hugging Face checkpoints write it.
+
+    Raises:
+        QuantizationError: a field is ill-typed or names an unsupported format.
+    """
+    method = fields.get("quant_method")
+    producer = fields.get("producer")
+    # hf_quant_config.json names no method.
+    if method is None and isinstance(producer, dict) and producer.get("name") == "modelopt":
+        method = "modelopt"
+    reader = READERS.get(method) if isinstance(method, str) else None
+    if reader is None:
+        raise QuantizationError("quant_method", method, f"one of {', '.join(READERS)}")
+    return reader(fields)

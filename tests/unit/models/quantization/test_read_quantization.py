@@ -1,0 +1,184 @@
+"""quantization_config of every tool: read, matched with modules, or refused by name."""
+
+import pytest
+
+from models.quantization.config import QuantizationConfig, QuantizationError, WeightScheme
+from models.quantization.read import read_quantization
+
+WEIGHTS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+FP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
+QUARK = {"weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": 32}}
+
+
+def compressed(weights, activations=None, **fields):
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
+    groups = {"group_0": group}
+    return {"quant_method": "compressed-tensors", "config_groups": groups, **fields}
+
+
+@pytest.mark.parametrize(
+    ("fields", "described", "ignored"),
+    [
+        (
+            {"quant_method": "fp8", "weight_block_size": [128, 64]},
+            "fp8 blocks of 128 x 64",
+            (),
+        ),
+        ({"quant_method": "fp8", "modules_to_not_convert": ["gate"]}, "fp8 rows", ("gate",)),
+        ({"quant_method": "fp8", "ignored_layers": ["lm_head"]}, "fp8 rows", ("lm_head",)),
+        ({"quant_method": "fbgemm_fp8"}, "fp8 rows", ()),
+        (compressed(WEIGHTS, ignore=["lm_head"]), "fp8 rows", ("lm_head",)),
+        (compressed(WEIGHTS | {"strategy": "tensor"}), "fp8 rows", ()),
+        (compressed(WEIGHTS, kv_cache_scheme=WEIGHTS), "fp8 rows", ()),
+        (
+            compressed(WEIGHTS | {"strategy": "block", "block_structure": [64, 128]}),
+            "fp8 blocks of 64 x 128",
+            (),
+        ),
+        (compressed(INT4), "int4 groups of 32", ()),
+        (compressed(INT4 | {"symmetric": False}), "int4 groups of 32, zero points", ()),
+        (compressed(INT4 | {"actorder": "group"}), "int4 groups of 32, ordered", ()),
+        (compressed(INT4 | {"actorder": "weight"}), "int4 groups of 32", ()),
+        (compressed(INT4 | {"strategy": "channel", "num_bits": 8}), "int8 rows", ()),
+        (compressed(FP4, FP4), "nvfp4", ()),
+        (compressed(FP4 | {"group_size": 32}), "mxfp4", ()),
+        ({"quant_method": "mxfp4", "modules_to_not_convert": ["a", "b"]}, "mxfp4", ("a", "b")),
+        (AWQ, "int4 groups of 128, zero points", ()),
+        (AWQ | {"zero_point": False, "version": "GEMM"}, "int4 groups of 128", ()),
+        (GPTQ, "int4 groups of 128", ()),
+        (GPTQ | {"desc_act": True, "bits": 8}, "int8 groups of 128, ordered", ()),
+        (GPTQ | {"group_size": -1, "sym": False}, "int4 rows, zero points", ()),
+        (MODELOPT, "fp8 rows", ()),
+        (MODELOPT | {"quant_algo": "NVFP4", "group_size": 16}, "nvfp4", ()),
+        ({"quant_method": "quark", "global_quant_config": QUARK}, "mxfp4", ()),
+    ],
+)
+def test_every_supported_form_is_read(fields, described, ignored):
+    config = read_quantization(fields)
+    assert config.method in ("fp8", fields["quant_method"])
+    assert config.schemes[0].describe() == described
+    assert config.ignored == ignored
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "quant_method is None"),
+        *(
+            ({"quant_method": name}, f"quant_method is '{name}'; it must be one of fp8, fbgemm")
+            for name in ("bitsandbytes", "gguf", "aqlm", "hqq", "exl2", "torchao", "quip", "eetq")
+        ),
+        ({"quant_method": ["fp8"]}, r"quant_method is \['fp8'\]"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'"),
+        ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size is 128"),
+        ({"quant_method": "fp8", "weight_block_size": [True, 1]}, "weight_block_size is"),
+        ({"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, "a list of module names"),
+        ({"quant_method": "fp8", "activation_scheme": 1}, "activation_scheme is 1"),
+        (
+            {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": [1, 1]},
+            "activation_scheme is 'static'; it must be dynamic",
+        ),
+        ({"quant_method": "compressed-tensors"}, "config_groups is None"),
+        (compressed(None), r"config_groups\.group_0\.weights is None"),
+        (compressed(WEIGHTS | {"num_bits": 3, "type": "int"}), r"\('int', 3\)"),
+        (compressed(INT4 | {"group_size": 0}), "weights.group_size is 0"),
+        (compressed(INT4 | {"strategy": "block"}), "strategy is 'block'"),
+        (compressed(FP4 | {"group_size": 64}), r"group_size is 64; it must be 16 \(NVFP4\)"),
+        (
+            compressed(INT4 | {"num_bits": 8}, {"num_bits": 8, "type": "int"}),
+            "activations are not rounded to integers",
+        ),
+        (compressed(WEIGHTS | {"strategy": "block"}), "block_structure is None"),
+        (compressed(WEIGHTS, format="marlin-24"), "format is 'marlin-24'"),
+        (compressed(WEIGHTS, sparsity_config={"format": "sparse-bitmask"}), "sparsity_config"),
+        (compressed(WEIGHTS, transform_config={"config_groups": {"R1": {}}}), "transform_config"),
+        (compressed(WEIGHTS, kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
+        (compressed(WEIGHTS, kv_cache_scheme="fp8"), "kv_cache_scheme is 'fp8'"),
+        (compressed(WEIGHTS, ignore=["re:("]), "a regular expression"),
+        (AWQ | {"version": "gemv"}, "version is 'gemv'; it must be gemm"),
+        (AWQ | {"bits": 8}, "bits is 8; it must be 4"),
+        (AWQ | {"group_size": None}, "group_size is None"),
+        (GPTQ | {"bits": 3}, "bits is 3; it must be 4 or 8"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
+        (GPTQ | {"dynamic": {"+:(": {}}}, "dynamic is"),
+        (GPTQ | {"dynamic": {"+:a": {"bits": 2}}}, r"dynamic\['\+:a'\].bits is 2"),
+        (MODELOPT | {"quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'"),
+        (MODELOPT | {"kv_cache_quant_algo": "NVFP4"}, "kv_cache_quant_algo is 'NVFP4'"),
+        ({"quant_method": "quark", "global_quant_config": {}}, "global_quant_config.weight"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_its_value(fields, message):
+    with pytest.raises(QuantizationError, match=message):
+        read_quantization(fields)
+
+
+def test_the_file_of_modelopt_names_the_layers_that_stay():
+    config = read_quantization(
+        {
+            "producer": {"name": "modelopt"},
+            "quantization": {
+                "quant_algo": "NVFP4",
+                "kv_cache_quant_algo": "FP8",
+                "exclude_modules": ["lm_head", "model.layers.0*", "*.router"],
+            },
+        }
+    )
+    assert config.is_cache_fp8
+    modules = ["lm_head", "model.layers.0.mlp.up_proj", "model.layers.1.mlp.router"]
+    assert [config.scheme_of(module) for module in modules] == [None] * 3
+    assert config.scheme_of("model.layers.1.mlp.up_proj") is not None
+
+
+def test_layers_of_mixed_precision_have_their_own_formats():
+    layers = {
+        "model.layers.0.mlp.up_proj": {"quant_algo": "FP8"},
+        "model.layers.1.mlp.up_proj": {"quant_algo": "NVFP4", "group_size": 16},
+    }
+    config = read_quantization(
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    )
+    kinds = [config.scheme_of(f"model.layers.{layer}.mlp.up_proj") for layer in range(3)]
+    assert [each and each.kind for each in kinds] == ["fp8", "nvfp4", None]
+
+
+def test_a_target_that_names_a_module_wins_over_its_class():
+    groups = {
+        "all": {"targets": ["Linear"], "weights": WEIGHTS},
+        "fused": {"targets": ["re:.*qkv_proj"], "weights": INT4},
+        "one": {"targets": ["model.layers.1.mlp.up_proj"], "weights": FP4},
+    }
+    config = read_quantization({"quant_method": "compressed-tensors", "config_groups": groups})
+    names = ["0.self_attn.q_proj", "0.self_attn.o_proj", "1.mlp.up_proj", "11.mlp.up_proj"]
+    kinds = [config.scheme_of(f"model.layers.{name}").kind for name in names]
+    assert kinds == ["int4", "fp8", "nvfp4", "fp8"]
+
+
+def test_overrides_of_gptq_are_honoured():
+    dynamic = {"-:.*lm_head": {}, "+:.*mlp": {"bits": 8, "group_size": 32}}
+    config = read_quantization(GPTQ | {"dynamic": dynamic})
+    assert config.scheme_of("lm_head") is None
+    assert config.scheme_of("model.layers.0.mlp.up_proj").describe() == "int8 groups of 32"
+    assert config.scheme_of("model.layers.0.self_attn.q_proj").describe() == "int4 groups of 128"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "module", "is_ignored"),
+    [
+        ("lm_head", "lm_head", True),
+        ("model.layers.1", "model.layers.1.mlp.up_proj", True),
+        ("model.layers.1", "model.layers.10.mlp.up_proj", False),
+        ("model.layers.0.self_attn.qkv_proj", "model.layers.0.self_attn.k_proj", True),
+        ("self_attn", "model.layers.3.self_attn.q_proj", True),
+        ("re:.*gate$", "model.layers.0.mlp.gate", True),
+        ("re:.*gate$", "model.layers.0.mlp.gate_proj", False),
+    ],
+)
+def test_ignored_modules_are_found_by_name_and_by_expression(pattern, module, is_ignored):
+    config = QuantizationConfig(
+        method="fp8", schemes=(WeightScheme(kind="fp8"),), ignored=(pattern,)
+    )
+    assert config.ignores(module) is is_ignored
