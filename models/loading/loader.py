@@ -10,13 +10,14 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from models.config import ModelConfig
+from models.config import ModelConfig, ModelImpl
 from models.deepseek_mtp import append_draft_layers
 from models.layers.decoder import CausalLM
 from models.loading.checkpoint import open_checkpoint
 from models.loading.draft_layers import share_with_draft_layers
 from models.loading.dummy import fill_with_random_weights
 from models.loading.fit import check_fit
+from models.loading.model_config import read_model_config
 from models.loading.plan import by_model_name, plan_loads
 from models.loading.stored_formats import can_keep, keep_stored_formats
 from models.loading.weights import load_weights
@@ -33,6 +34,7 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
     device: torch.device,
     dtype: torch.dtype,
     load_format: str = "safetensors",
+    model_impl: ModelImpl = "auto",
     group: ParallelGroup = SINGLE,
     keep_quantized: bool | None = None,
     with_draft_layers: bool = False,
@@ -48,6 +50,7 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
         device: of the parameters.
         dtype: of parameters and activations.
         load_format: "safetensors", or "dummy" for seeded random weights.
+        model_impl: whose modules run; see `models.loading.model_config`.
         group: the ranks that share the model.
         keep_quantized: whether weights stored in 8 or 4 bits stay so where there are products for
             them; None: as the device can.
@@ -63,19 +66,23 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
     """
     if load_format not in ("safetensors", "dummy"):
         raise ValueError(f"load_format is {load_format!r}; it must be safetensors or dummy")
-    config = ModelConfig.from_folder(folder)
-    build = model_class(config.architecture)
-    if max_positions is not None and config.max_position_embeddings > MAX_FULL_TABLE:
+    config = read_model_config(folder, model_impl)
+    if (
+        config.transformers is None
+        and max_positions is not None
+        and config.max_position_embeddings > MAX_FULL_TABLE
+    ):
         num_positions = min(max_positions, config.max_position_embeddings)
         config = replace(config, max_position_embeddings=num_positions)
     tensors = open_checkpoint(folder) if load_format == "safetensors" else None
     with _tensor_defaults(device, dtype), torch.no_grad():
         with _WithoutStorage():
-            model = build(config, group)
+            model = _build(folder, config, group, dtype)
             if with_draft_layers:
                 append_draft_layers(model, group)
         stored = None if tensors is None else by_model_name(tensors, model)
-        share_with_draft_layers(model, stored)
+        if with_draft_layers:
+            share_with_draft_layers(model, stored)
         quantization = config.quantization
         if quantization is not None:
             if keep_quantized is None:
@@ -94,6 +101,15 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
                 [load.into(params) for load in loads], device, on_progress or _ignore_progress
             )
     return model.eval()
+
+
+def _build(folder: Path, config: ModelConfig, group: ParallelGroup, dtype: torch.dtype) -> CausalLM:
+    """Returns the model of a configuration, without values."""
+    if config.transformers is None:
+        return model_class(config.architecture)(config, group)
+    from models.transformers_backend.model import build_transformers_model
+
+    return build_transformers_model(folder, config, group, dtype)
 
 
 class _WithoutStorage(TorchFunctionMode):

@@ -16,6 +16,7 @@ from models.config import ModelConfig
 from models.deepseek_mtp import DeepseekMTP
 from models.layers.decoder import CausalLM
 from models.loading.loader import load_model
+from models.loading.model_config import read_model_config
 from models.loading.parameter_count import count_parameters
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.config.compilation import CompilationConfig
@@ -95,9 +96,9 @@ class LoadedModel:
         except ValidationError as error:
             # The default level is that of the device, and a flag does not work on it.
             raise ValueError("; ".join(describe_problems(EngineConfig, error))) from error
-        if level in TRACED_LEVELS and not _is_kept(config, device):
+        model_config = read_model_config(config.checkpoint.model, config.checkpoint.model_impl)
+        if level in TRACED_LEVELS and not _is_kept(config, model_config, device):
             _import_compiler()
-        model_config = ModelConfig.from_folder(config.checkpoint.model)
         dtype = choose_dtype(config.checkpoint, model_config, device)
         cache_dtype = choose_cache_dtype(config.cache, model_config, dtype, device)
         log.info(
@@ -106,6 +107,7 @@ class LoadedModel:
             dtype=dtype_name(dtype),
             cache_dtype=dtype_name(cache_dtype),
             model=str(config.checkpoint.model),
+            model_impl=_implementation(model_config),
         )
         report_progress("loading weights")
         limits = StepLimits.of(
@@ -120,6 +122,7 @@ class LoadedModel:
             device=device,
             dtype=dtype,
             load_format=config.checkpoint.load_format,
+            model_impl=config.checkpoint.model_impl,
             with_draft_layers=limits.num_speculative_tokens > 0,
             max_positions=limits.max_model_len,
             on_progress=report_progress,
@@ -200,7 +203,7 @@ class LoadedModel:
             settings,
             piece_wrapper=pieces.wrap if settings.graph_mode(self.device.type) else None,
             max_num_seqs=self.limits.max_num_seqs,
-            factors=compute_factors(self.config, self.device),
+            factors=compute_factors(self.config, self.model.config, self.device),
             rank=self.rank,
         )
 
@@ -288,7 +291,7 @@ class LoadedModel:
         from services.engine.compilation.program_store import load_program, store_program
 
         settings, max_num_tokens = self.config.compilation, self.limits.max_num_batched_tokens
-        cache = _kept_traces(self.config, self.device)
+        cache = _kept_traces(self.config, self.model.config, self.device)
         ranges = compile_ranges(settings.compile_ranges, max_num_tokens)
         # A dump and tuned sizes need the graphs.
         if not (traces_again or settings.debug_dump_path or settings.compile_sizes):
@@ -322,18 +325,24 @@ class LoadedModel:
             run_small_steps(runner, self.limits, others)
 
 
-def _is_kept(config: EngineConfig, device: torch.device) -> bool:
+def _implementation(model: ModelConfig) -> str:
+    """Names whose modules run a model, for a log line."""
+    facts = model.transformers
+    return "octavo" if facts is None else f"transformers {facts.version}"
+
+
+def _is_kept(config: EngineConfig, model: ModelConfig, device: torch.device) -> bool:
     """Returns whether an earlier start has traced the model."""
-    return _kept_traces(config, device).load_program(MODEL_PROGRAM) is not None
+    return _kept_traces(config, model, device).load_program(MODEL_PROGRAM) is not None
 
 
-def _kept_traces(config: EngineConfig, device: torch.device) -> "ArtifactCache":
+def _kept_traces(config: EngineConfig, model: ModelConfig, device: torch.device) -> "ArtifactCache":
     """Returns the traces of this configuration on disk."""
     from services.engine.compilation.artifact_cache import ArtifactCache
     from services.engine.compilation.cache_key import trace_factors
 
     folder = config.compilation.compile_cache_dir / "traces"
-    return ArtifactCache.open(folder, trace_factors(config, device))
+    return ArtifactCache.open(folder, trace_factors(config, model, device))
 
 
 def _import_compiler() -> None:
