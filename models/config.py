@@ -1,6 +1,6 @@
 """Reads a checkpoint's config.json into the one object that model code is built from. No torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,7 +8,8 @@ from models.config_sections.fields import ConfigError as ConfigError
 from models.config_sections.fields import Fields
 from models.config_sections.mla import MlaConfig, read_mla
 from models.config_sections.moe import MoeConfig, read_moe
-from models.config_sections.rope import RopeConfig, read_rope
+from models.config_sections.multipliers import Multipliers, read_multipliers
+from models.config_sections.rope import RopeConfig, read_ropes
 from models.quantization_config import QuantizationConfig, QuantizationError
 
 CONFIG_FILE = "config.json"
@@ -29,12 +30,19 @@ OWN_ARCHITECTURES = (
     "DeepseekV2ForCausalLM",
     "DeepseekV32ForCausalLM",
     "DeepseekV3ForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration",
     "Glm4MoeForCausalLM",
     "GptOssForCausalLM",
+    "GraniteForCausalLM",
     "InternLM3ForCausalLM",
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "MixtralForCausalLM",
+    "Olmo2ForCausalLM",
+    "Phi3ForCausalLM",
+    "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
 )
@@ -43,7 +51,35 @@ OWN_ARCHITECTURES = (
 ModelImpl = Literal["auto", "octavo", "transformers"]
 """Whose modules run: ours, transformers', or ours where there are some."""
 
+_GEMMA = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+_GEMMA_3 = {
+    **_GEMMA,
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+    "sliding_window_pattern": 6,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+}
+
 FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
+    "Gemma2ForCausalLM": {**_GEMMA, "sliding_window_pattern": 2},
+    "Gemma3ForCausalLM": _GEMMA_3,
+    "Gemma3ForConditionalGeneration": _GEMMA_3,
+    "Phi3ForCausalLM": {"original_max_position_embeddings": 4096},
+    "Qwen2ForCausalLM": {
+        "qkv_bias": True,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
     "MixtralForCausalLM": {"norm_topk_prob": True, "rope_theta": 1e6},
     "GptOssForCausalLM": {
         "norm_topk_prob": True,
@@ -90,6 +126,8 @@ class ModelConfig:
     """Size of one head; with latent attention, of its rotated part."""
     rms_norm_eps: float
     rope: RopeConfig
+    local_rope: RopeConfig | None
+    """Of layers with a window, if it is another."""
     max_position_embeddings: int
     tie_word_embeddings: bool
     attention_bias: bool
@@ -100,6 +138,11 @@ class ModelConfig:
     """Whether each head is normalised before it is rotated, in families with both variants."""
     sliding_windows: tuple[int | None, ...]
     """For each layer the keys that a query sees, its own included; None means all."""
+    hidden_act: str
+    """Activation of the feed-forward gate: silu or gelu_pytorch_tanh."""
+    norm_offset: float
+    """Added to the stored weights of norms."""
+    multipliers: Multipliers
     dtype: str
     """Dtype of the stored weights, one of DTYPES."""
     eos_token_ids: tuple[int, ...]
@@ -121,9 +164,10 @@ class ModelConfig:
             ConfigError: the file is missing or not JSON, a field is missing or ill-typed, or the
                 model needs an unsupported feature. Names the file, field and value.
         """
-        fields = Fields.read(folder / CONFIG_FILE)
-        fields = fields.with_defaults(FAMILY_DEFAULTS.get(fields.architecture(), {}))
+        stored = _text_fields(Fields.read(folder / CONFIG_FILE))
+        fields = stored.with_defaults(FAMILY_DEFAULTS.get(stored.architecture(), {}))
         _refuse_unsupported(fields)
+        is_gemma = fields.architecture().startswith("Gemma")
         hidden_size = fields.count("hidden_size")
         num_heads = fields.count("num_attention_heads")
         num_kv_heads = fields.count("num_key_value_heads", num_heads)
@@ -132,6 +176,8 @@ class ModelConfig:
         mla = read_mla(fields)
         if num_heads % num_kv_heads:
             raise fields.error("num_key_value_heads", f"a divisor of {num_heads} attention heads")
+        head_dim = mla.qk_rope_head_dim if mla else _head_dim(fields, hidden_size, num_heads)
+        rope, local_rope = read_ropes(fields, max_positions, head_dim)
         return cls(
             architecture=fields.architecture(),
             vocab_size=fields.count("vocab_size"),
@@ -140,9 +186,10 @@ class ModelConfig:
             num_hidden_layers=num_layers,
             num_attention_heads=num_heads,
             num_key_value_heads=num_kv_heads,
-            head_dim=mla.qk_rope_head_dim if mla else _head_dim(fields, hidden_size, num_heads),
+            head_dim=head_dim,
             rms_norm_eps=fields.number("rms_norm_eps"),
-            rope=read_rope(fields, max_positions),
+            rope=rope,
+            local_rope=local_rope,
             max_position_embeddings=max_positions,
             tie_word_embeddings=fields.flag("tie_word_embeddings"),
             # InternLM3 has qkv_bias for the inner projections and bias for all others.
@@ -151,6 +198,9 @@ class ModelConfig:
             mlp_bias=fields.flag("mlp_bias") or fields.flag("bias"),
             use_qk_norm=fields.flag("use_qk_norm"),
             sliding_windows=_sliding_windows(fields, num_layers),
+            hidden_act="gelu_pytorch_tanh" if is_gemma else "silu",
+            norm_offset=1.0 if is_gemma else 0.0,
+            multipliers=read_multipliers(stored),
             dtype=read_dtype(fields),
             eos_token_ids=fields.token_ids("eos_token_id"),
             moe=read_moe(fields, num_layers),
@@ -158,6 +208,10 @@ class ModelConfig:
             quantization=read_quantization(fields),
             num_draft_layers=fields.count("num_nextn_predict_layers", 0, minimum=0),
         )
+
+    def with_longest(self, num_tokens: int) -> "ModelConfig":
+        """Returns the config of a model whose sequences have at most `num_tokens`."""
+        return replace(self, rope=replace(self.rope, longest=num_tokens))
 
     def sliding_window(self, layer_index: int) -> int | None:
         """Returns a layer's window in tokens; None if it sees all, as draft layers do."""
@@ -180,7 +234,23 @@ class ModelConfig:
 
 def _refuse_unsupported(fields: Fields) -> None:
     """Raises ConfigError where ignoring a field would give wrong output."""
-    fields.choice("hidden_act", ("silu",), "silu")
+    if not fields.architecture().startswith("Gemma"):
+        fields.choice("hidden_act", ("silu",), "silu")
+        return
+    fields.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
+    if fields.flag("use_bidirectional_attention"):
+        raise fields.error("use_bidirectional_attention", "false")
+
+
+def _text_fields(fields: Fields) -> Fields:
+    """Returns the fields of a model's text part, where config.json describes several parts."""
+    if not fields.architecture().endswith("ForConditionalGeneration"):
+        return fields
+    text = fields.section("text_config").values
+    given = {name: value for name, value in text.items() if value is not None}
+    return Fields(
+        fields.file, {**fields.values, **given, "architectures": fields.values["architectures"]}
+    )
 
 
 def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:

@@ -135,9 +135,17 @@ class DeepseekMTP:
 
     def compute_logits(self, hidden: torch.Tensor, depth: int) -> torch.Tensor:
         """Maps [S, hidden] of a depth to the logits of the tokens it guesses, [S, vocab]."""
+        head = self._head(depth)
+        return head.gathered(head(hidden))
+
+    def most_likely(self, hidden: torch.Tensor, depth: int) -> torch.Tensor:
+        """Maps [S, hidden] of a depth to the most likely of the tokens it guesses, [S] int64."""
+        head = self._head(depth)
+        return head.most_likely(head(hidden))
+
+    def _head(self, depth: int) -> ParallelLMHead:
         head = self.steps[self._number(depth)].layer.shared_head.head
-        logits: torch.Tensor = (self._model.lm_head if head is None else head)(hidden)
-        return logits
+        return self._model.lm_head if head is None else head
 
     def _number(self, depth: int) -> int:
         return min(depth, self.num_layers - 1)

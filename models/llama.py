@@ -1,6 +1,6 @@
 """Llama: grouped-query attention with rotary positions, gated feed-forward, RMSNorm.
 
-Also Mistral, with sliding windows, and InternLM 3, with other biases.
+Also Mistral and Qwen2, with sliding windows, and InternLM 3, with other biases.
 Source: Touvron et al. 2023, "LLaMA"; Dubey et al. 2024, "The Llama 3 Herd of Models".
 """
 

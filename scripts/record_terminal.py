@@ -103,7 +103,7 @@ class Terminal:
 
 
 def draw(lines: list[Line]) -> str:
-    """Returns the picture: every line appears at its time, and all begins again at the end."""
+    """Returns the picture: every line appears at its time; all of them stay."""
     total_s = lines[-1].at_s + END_S
     width, height = COLUMNS * CHARACTER_WIDTH + 2 * MARGIN, len(lines) * LINE_HEIGHT + 2 * MARGIN
     parts = [
@@ -119,8 +119,7 @@ def draw(lines: list[Line]) -> str:
         parts.append(
             f"<text x='{MARGIN}' y='{y:g}' fill='{COLOURS[line.kind]}' xml:space='preserve'>"
             f"{escape(line.text)}<animate attributeName='opacity' calcMode='discrete' "
-            f"values='0;1' keyTimes='0;{share:.4f}' dur='{total_s:.2f}s' "
-            "repeatCount='indefinite'/></text>"
+            f"values='0;1' keyTimes='0;{share:.4f}' dur='{total_s:.2f}s'/></text>"
         )
     return "\n".join([*parts, "</svg>"]) + "\n"
 

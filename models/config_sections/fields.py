@@ -112,6 +112,14 @@ class Fields:
             raise self.error(name, f"from {SMALLEST_NUMBER:g} to {LARGEST_NUMBER:g}")
         return float(value)
 
+    def numbers(self, name: str, length: int) -> tuple[float, ...]:
+        """Reads a list of `length` positive numbers."""
+        value = self.values.get(name)
+        if not isinstance(value, list) or len(value) != length:
+            raise self.error(name, f"a list of {length} positive numbers")
+        each = Fields(self.file, {f"{name}[{i}]": x for i, x in enumerate(value)}, self.prefix)
+        return tuple(each.number(key) for key in each.values)
+
     def flag(self, name: str, *, default: bool = False) -> bool:
         """Reads a boolean."""
         value = self.values.get(name)

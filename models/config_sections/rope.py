@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 
 from models.config_sections.fields import Fields
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+_LAYER_KINDS = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +15,8 @@ class RopeConfig:
     """Rotary position embedding.
 
     rope_type llama3 uses low_freq_factor and high_freq_factor; yarn uses beta_fast, beta_slow,
-    truncate and the two scales; both use original_max_position_embeddings.
+    truncate and the two scales; longrope uses the two lists of factors and longest; all three use
+    original_max_position_embeddings.
     """
 
     theta: float
@@ -36,21 +39,60 @@ class RopeConfig:
     """Share of each head that is rotated, from its start."""
     is_interleaved: bool = False
     """Whether neighbours form a pair, not (i, i + D / 2)."""
+    short_factors: tuple[float, ...] = ()
+    """By which each pair is slowed if no sequence is longer than the original context."""
+    long_factors: tuple[float, ...] = ()
+    """By which each pair is slowed otherwise."""
+    longest: int = 0
+    """Longest sequence, in tokens."""
 
 
-def read_rope(fields: Fields, max_position_embeddings: int) -> RopeConfig:
+def read_ropes(
+    fields: Fields, max_position_embeddings: int, head_dim: int
+) -> tuple[RopeConfig, RopeConfig | None]:
     """Reads `rope_parameters`, or `rope_theta` and `rope_scaling` of older files.
+
+    Returns:
+        The rotation of layers; and that of layers with a window, if it is another.
 
     Raises:
         ConfigError: a field is ill-typed, or the kind of scaling is not supported.
     """
     name = "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
     scaling = fields.section(name)
-    if any(isinstance(value, dict) for value in scaling.values.values()):
-        raise fields.error(name, "one for all layers")
-    theta = (scaling if scaling.has("rope_theta") else fields).number("rope_theta", 10_000.0)
+    local_theta = fields.number("rope_local_base_freq", 10_000.0)
+    kinds = [key for key, value in scaling.values.items() if isinstance(value, dict)]
+    if kinds:
+        if not set(_LAYER_KINDS) >= set(kinds) or not fields.has("rope_local_base_freq"):
+            raise fields.error(name, "one for all layers")
+        full, sliding = (scaling.section(kind) for kind in _LAYER_KINDS)
+        return (
+            _read_rope(fields, full, max_position_embeddings, head_dim),
+            _read_rope(fields, sliding, max_position_embeddings, head_dim, theta=local_theta),
+        )
+    rope = _read_rope(fields, scaling, max_position_embeddings, head_dim)
+    if not fields.has("rope_local_base_freq"):
+        return rope, None
+    partial = rope.partial_rotary_factor
+    return rope, RopeConfig(theta=local_theta, partial_rotary_factor=partial)
+
+
+def _read_rope(
+    fields: Fields,
+    scaling: Fields,
+    max_position_embeddings: int,
+    head_dim: int,
+    *,
+    theta: float | None = None,
+) -> RopeConfig:
+    """Reads one section of scaling; theta is by default that of all layers."""
+    if scaling.has("rope_theta") or theta is None:
+        theta = (scaling if scaling.has("rope_theta") else fields).number("rope_theta", 10_000.0)
     type_name = "type" if scaling.has("type") and not scaling.has("rope_type") else "rope_type"
-    rope_type = scaling.choice(type_name, ROPE_TYPES, "default")
+    if scaling.values.get(type_name) == "su":  # its name in Phi-3's first files
+        rope_type = "longrope"
+    else:
+        rope_type = scaling.choice(type_name, ROPE_TYPES, "default")
     section = scaling if scaling.has("partial_rotary_factor") else fields
     partial = section.number("partial_rotary_factor", 1.0)
     if partial > 1.0:
@@ -63,6 +105,9 @@ def read_rope(fields: Fields, max_position_embeddings: int) -> RopeConfig:
         return plain
     if rope_type == "yarn":
         return _read_yarn(scaling, max_position_embeddings, plain)
+    if rope_type == "longrope":
+        num_pairs = int(head_dim * partial) // 2
+        return _read_longrope(fields, scaling, max_position_embeddings, num_pairs, plain)
     scaled = replace(plain, rope_type=rope_type, factor=scaling.number("factor"))
     if rope_type == "linear":
         return scaled
@@ -99,6 +144,36 @@ def _read_yarn(scaling: Fields, max_position_embeddings: int, plain: RopeConfig)
         truncate=scaling.flag("truncate", default=True),
         table_scale=scaling.number("attention_factor", table_scale),
         score_scale=_sharpening(factor, mscale_all_dim) ** 2,
+    )
+
+
+def _read_longrope(
+    fields: Fields,
+    scaling: Fields,
+    max_position_embeddings: int,
+    num_pairs: int,
+    plain: RopeConfig,
+) -> RopeConfig:
+    """Reads the factors of each pair, and computes the scale of the table.
+
+    Source: Ding et al. 2024, "LongRoPE"; the scale is Phi-3's.
+    """
+    name = "original_max_position_embeddings"
+    original = (scaling if scaling.has(name) else fields).count(name, max_position_embeddings)
+    stretch = scaling.number("factor", max_position_embeddings / original)
+    table_scale = 1.0
+    if stretch > 1.0 and not scaling.has("attention_factor"):
+        if original < 2:
+            raise scaling.error(name, "at least 2")
+        table_scale = math.sqrt(1.0 + math.log(stretch) / math.log(original))
+    return replace(
+        plain,
+        rope_type="longrope",
+        original_max_position_embeddings=original,
+        table_scale=scaling.number("attention_factor", table_scale),
+        short_factors=scaling.numbers("short_factor", num_pairs),
+        long_factors=scaling.numbers("long_factor", num_pairs),
+        longest=max_position_embeddings,
     )
 
 

@@ -14,10 +14,27 @@ class Attention(nn.Module):
     Metadata and cache come from the forward context; the layer knows only its index.
     """
 
-    def __init__(self, layer_index: int, *, sliding_window: int | None = None) -> None:
+    def __init__(
+        self,
+        layer_index: int,
+        *,
+        sliding_window: int | None = None,
+        scale: float | None = None,
+        soft_cap: float = 0.0,
+    ) -> None:
+        """Makes the layer.
+
+        Args:
+            layer_index: of its cache and metadata.
+            sliding_window: keys that a query sees; None means all.
+            scale: factor of the scores; by default 1 / sqrt(head size).
+            soft_cap: of scaled scores; 0 for none.
+        """
         super().__init__()
         self.layer_index = layer_index
         self.sliding_window = sliding_window
+        self.scale = scale
+        self.soft_cap = soft_cap
 
     def cudagraph_support(
         self, device: torch.device, cache_dtype: torch.dtype
@@ -52,5 +69,7 @@ class Attention(nn.Module):
             0.0,
             self.sliding_window,
             sinks,
+            self.scale,
+            self.soft_cap,
         )
         return output.flatten(-2)

@@ -7,6 +7,7 @@ from typing import ClassVar, TypeVar, cast
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from models.compile_support import support_torch_compile
 from models.config import ModelConfig
@@ -24,10 +25,18 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 
 class GatedMLP(nn.Module):
-    """Feed-forward layer down(silu(gate(x)) * up(x))."""
+    """Feed-forward layer down(silu(gate(x)) * up(x)), or with gelu for silu.
+
+    Without `is_reduced`, each rank gets a part whose sum over the ranks is the output.
+    """
 
     def __init__(
-        self, config: ModelConfig, group: ParallelGroup, *, intermediate_size: int | None = None
+        self,
+        config: ModelConfig,
+        group: ParallelGroup,
+        *,
+        intermediate_size: int | None = None,
+        is_reduced: bool = True,
     ) -> None:
         super().__init__()
         hidden, bias = config.hidden_size, config.mlp_bias
@@ -35,20 +44,37 @@ class GatedMLP(nn.Module):
         self.gate_up_proj = MergedColumnParallelLinear(
             hidden, [inner, inner], bias=bias, group=group
         )
-        self.down_proj = RowParallelLinear(inner, hidden, bias=bias, group=group)
+        self.down_proj = RowParallelLinear(
+            inner, hidden, bias=bias, group=group, is_reduced=is_reduced
+        )
+        self._has_silu = config.hidden_act == "silu"
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [T, hidden] to [T, hidden]."""
-        output: torch.Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(hidden)))
+        gate_up = self.gate_up_proj(hidden)
+        inner = silu_and_mul(gate_up) if self._has_silu else gelu_and_mul(gate_up)
+        output: torch.Tensor = self.down_proj(inner)
         return output
 
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something in the layer."""
-        return {"linear_gate"} if self.gate_up_proj.method is UNQUANTIZED else ()
+        is_fused = self._has_silu and self.gate_up_proj.method is UNQUANTIZED
+        return {"linear_gate"} if is_fused else ()
+
+
+def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """Returns gelu(gate) * up of [T, 2 * I] that holds gate, then up: [T, I].
+
+    Source: Shazeer 2020, "GLU Variants Improve Transformer"; gelu is the form with tanh.
+    """
+    gate, up = x.chunk(2, dim=-1)
+    return functional.gelu(gate, approximate="tanh") * up
 
 
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, each after a norm and added to the residual stream.
+
+    Both outputs are scaled before they are added if the config says so.
 
     self_attn maps ([T, hidden], Rotation) to [T, hidden], mlp [T, hidden] to [T, hidden].
     """
@@ -59,50 +85,71 @@ class DecoderLayer(nn.Module):
         self.mlp = mlp
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self._scale = config.multipliers.residual
 
     def forward(self, hidden: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Maps the residual stream, [T, hidden], to the one with both outputs added."""
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation)
-        output: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return output
+        hidden = hidden + self._scaled(self.self_attn(self.input_layernorm(hidden), rotation))
+        return hidden + self._scaled(self.mlp(self.post_attention_layernorm(hidden)))
+
+    def _scaled(self, output: torch.Tensor) -> torch.Tensor:
+        return output if self._scale == 1.0 else output * self._scale
 
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something between the sub-layers."""
-        if not cast("RowParallelLinear", self.self_attn.o_proj).is_one_product:
+        is_scaled = self._scale != 1.0
+        if is_scaled or not cast("RowParallelLinear", self.self_attn.o_proj).is_one_product:
             return {"residual_norm"}
         is_plain = isinstance(self.mlp, GatedMLP) and self.mlp.gate_up_proj.method is UNQUANTIZED
         return {"linear_residual", "norm_linear"} if is_plain else {"linear_residual"}
 
 
 class Decoder(nn.Module):
-    """Embedding, layers and the last norm."""
+    """Embedding, layers and the last norm.
+
+    A layer maps ([T, hidden], Rotation) to [T, hidden] and has its attention as self_attn.
+    """
 
     def __init__(
-        self, config: ModelConfig, layers: Sequence[DecoderLayer], group: ParallelGroup
+        self, config: ModelConfig, layers: Sequence[nn.Module], group: ParallelGroup
     ) -> None:
         super().__init__()
         self.embed_tokens = VocabParallelEmbedding(
             config.vocab_size, config.hidden_size, group=group
         )
-        self.rotary = RotaryEmbedding(config.head_dim, config.max_position_embeddings, config.rope)
+        # Rounded as transformers rounds it.
+        scale = torch.tensor(config.multipliers.embedding, device="cpu")
+        self._embedding_scale = scale.item()
+        max_positions, local_rope = config.max_position_embeddings, config.local_rope
+        self.rotary = RotaryEmbedding(config.head_dim, max_positions, config.rope)
+        self.local_rotary = None
+        if local_rope is not None:
+            self.local_rotary = RotaryEmbedding(config.head_dim, max_positions, local_rope)
+        self._has_window = tuple(window is not None for window in config.sliding_windows)
         self._num_layers = len(layers)
         self.layers = nn.ModuleList(layers)
         """The layers, then draft layers if the loader appended some."""
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=config.norm_offset)
 
     def with_layers(self, indices: Sequence[int]) -> "Decoder":
         """Returns a decoder of some of the layers; it shares all modules."""
         layers = nn.ModuleList(self.layers[index] for index in indices)
         decoder = _replaced(self, layers=layers)
         decoder._num_layers = len(layers)
+        decoder._has_window = tuple(self._has_window[index] for index in indices)
         return decoder
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Maps [T] token ids at [T] positions to [T, hidden]."""
         hidden = self.embed_tokens(input_ids)
-        rotation = self.rotary(positions)
-        for layer in islice(self.layers, self._num_layers):
-            hidden = layer(hidden, rotation)
+        if self._embedding_scale != 1.0:
+            hidden = hidden * self._embedding_scale
+        rotation = local = self.rotary(positions)
+        if self.local_rotary is not None:
+            local = self.local_rotary(positions)
+        layers = islice(self.layers, self._num_layers)
+        for layer, has_window in zip(layers, self._has_window, strict=True):
+            hidden = layer(hidden, local if has_window else rotation)
         normed: torch.Tensor = self.norm(hidden)
         return normed
 
@@ -134,6 +181,9 @@ class CausalLM(nn.Module):
     weights_mapping: ClassVar[dict[str, str]] = {}
     """Replacements of parts of the checkpoint's tensor names, done first."""
 
+    ignored_prefixes: ClassVar[tuple[str, ...]] = ()
+    """Starts of the names, after `weights_mapping`, of tensors that the model does without."""
+
     expert_names: ClassVar[tuple[str, str, str] | None] = ("gate_proj", "up_proj", "down_proj")
     """The checkpoint's names of an expert's gate, up and down; None: each stacks all experts."""
 
@@ -151,12 +201,18 @@ class CausalLM(nn.Module):
         ]
 
     def __init__(
-        self, config: ModelConfig, layers: Sequence[DecoderLayer], group: ParallelGroup
+        self, config: ModelConfig, layers: Sequence[nn.Module], group: ParallelGroup
     ) -> None:
         super().__init__()
         self.config = config
         self.model = Decoder(config, layers, group)
-        self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, group=group)
+        self.lm_head = ParallelLMHead(
+            config.vocab_size,
+            config.hidden_size,
+            group=group,
+            scale=config.multipliers.logits,
+            soft_cap=config.multipliers.logits_cap,
+        )
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
@@ -203,6 +259,8 @@ class CausalLM(nn.Module):
 
     def is_derived(self, name: str) -> bool:
         """Returns whether a stored tensor only repeats another part of the model."""
+        if name.startswith(self.ignored_prefixes):
+            return True
         return name in self.tied_weights or name.endswith("rotary_emb.inv_freq")
 
     def cache_specs(self) -> list[CacheSpec]:
@@ -221,8 +279,7 @@ class CausalLM(nn.Module):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [S, hidden] to [S, vocab], of the hidden states' dtype."""
-        logits: torch.Tensor = self.lm_head(hidden)
-        return logits
+        return self.lm_head.gathered(self.lm_head(hidden))
 
 
 def _replaced(module: _Module, **submodules: nn.Module) -> _Module:

@@ -5,7 +5,11 @@ from torch import nn
 from torch.nn import functional
 
 from models.layers.weight import check_shape, empty_parameter
+from models.ops.communication.all_gather import all_gather
+from models.ops.communication.all_reduce import all_reduce
 from models.ops.linear.linear import linear
+from models.ops.sampling.sample_tokens import where_sound
+from models.ops.sampling.step_tokens import choose_greedily
 from models.parallel.group import ParallelGroup
 
 
@@ -21,6 +25,8 @@ class VocabParallelEmbedding(nn.Module):
         self.group = group
         self._num_local = -(-vocab_size // group.size)
         self._first = group.rank * self._num_local
+        if self._first >= vocab_size:
+            raise ValueError(f"{vocab_size} tokens are too few for {group.size} ranks")
         self.weight = empty_parameter(self._num_local, hidden_size)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -30,7 +36,7 @@ class VocabParallelEmbedding(nn.Module):
         local_ids = token_ids - self._first
         is_foreign = (local_ids < 0) | (local_ids >= self._num_local)
         vectors = functional.embedding(local_ids.masked_fill(is_foreign, 0), self.weight)
-        return self.group.all_reduce(vectors.masked_fill(is_foreign.unsqueeze(-1), 0))
+        return all_reduce(vectors.masked_fill(is_foreign.unsqueeze(-1), 0), self.group.name)
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
         """Copies this rank's run of rows; rows past the vocabulary become zero."""
@@ -41,9 +47,69 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class ParallelLMHead(VocabParallelEmbedding):
-    """Logits from hidden states; its weight has the embedding's layout and may be shared."""
+    """Logits from hidden states; its weight has the embedding's layout and may be shared.
+
+    scale: factor of the logits.
+    soft_cap: c > 0 makes each scaled logit x c * tanh(x / c).
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        group: ParallelGroup,
+        scale: float = 1.0,
+        soft_cap: float = 0.0,
+    ) -> None:
+        super().__init__(vocab_size, hidden_size, group=group)
+        self._scale = scale
+        self._soft_cap = soft_cap
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Maps [S, hidden] to [S, vocab] on every rank."""
-        logits = self.group.all_gather(linear(hidden, self.weight, None))
-        return logits[:, : self.vocab_size]
+        """Maps [S, hidden] to the logits of this rank's tokens, [S, vocab / ranks rounded up]."""
+        logits = linear(hidden, self.weight, None)
+        if self._scale != 1.0:
+            logits = logits * self._scale
+        if self._soft_cap:
+            logits = self._soft_cap * torch.tanh(logits / self._soft_cap)
+        return logits
+
+    def gathered(self, logits: torch.Tensor) -> torch.Tensor:
+        """Maps every rank's logits to those of the vocabulary, [S, vocab], on every rank."""
+        if self.group.size == 1:
+            return logits
+        return all_gather(logits, self.group.name, self.group.size)[:, : self.vocab_size]
+
+    def most_likely(self, logits: torch.Tensor) -> torch.Tensor:
+        """Returns the most likely token of each row, [S] int64, from every rank's logits.
+
+        The lowest id wins a tie; a row whose largest logit is NaN or infinite gets NO_TOKEN. Each
+        rank tells its best token and its logit, so the logits themselves stay where they are.
+        """
+        if self.group.size == 1:
+            return where_sound(*logits.max(dim=-1))
+        # The padding of the vocabulary has logits too, of 0.
+        largest, at = logits[:, : self.vocab_size - self._first].max(dim=-1)
+        best = torch.stack((largest.float().view(torch.int32), (at + self._first).int()), dim=-1)
+        every = all_gather(best, self.group.name, self.group.size).view(len(best), -1, 2)
+        values = every[..., 0].contiguous().view(torch.float32)
+        largest = values.amax(dim=-1)
+        is_best = values == largest.unsqueeze(-1)
+        beyond = torch.iinfo(torch.int32).max
+        token_ids = every[..., 1].masked_fill(~is_best, beyond).amin(dim=-1)
+        return where_sound(largest, token_ids.long())
+
+    def append_most_likely(
+        self,
+        logits: torch.Tensor,
+        tokens: torch.Tensor,
+        row_ids: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> torch.Tensor:
+        """Returns `most_likely` as int32, and writes it to a table as `choose_greedily` does."""
+        if self.group.size == 1:
+            return choose_greedily(logits, tokens, row_ids, positions)
+        token_ids = self.most_likely(logits).int()
+        tokens.index_put_((row_ids, positions), token_ids.clamp(min=0))
+        return token_ids

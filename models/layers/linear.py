@@ -11,6 +11,7 @@ from torch import nn
 
 from models.layers.quantization import UNQUANTIZED, QuantizableLinear
 from models.layers.weight import check_shape, empty_parameter
+from models.ops.communication.all_reduce import all_reduce
 from models.parallel.group import ParallelGroup
 
 
@@ -53,8 +54,16 @@ class MergedColumnParallelLinear(QuantizableLinear):
         return not any(size % multiple for size in self.local_sizes[: -1 if is_whole else None])
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
-        """Copies this rank's rows of one projection's weight, scales or bias."""
+        """Copies this rank's rows of one projection's weight, scales or bias.
+
+        A tensor that holds all projections, one after another, is cut and copied as several.
+        """
         block = (self.method.block or 1) if param is self.weight_scale else 1
+        whole_sizes = [-(-size // block) for size in self.output_sizes]
+        if len(whole_sizes) > 1 and len(loaded) == sum(whole_sizes):
+            for index, part in enumerate(torch.split(loaded, whole_sizes)):
+                self.weight_loader(param, part, index)
+            return
         check_shape(loaded, (-(-self.output_sizes[shard_id] // block), *param.shape[1:]))
         sizes = [-(-size // block) for size in self.local_sizes]
         target = param.narrow(0, sum(sizes[:shard_id]), sizes[shard_id])
@@ -100,13 +109,23 @@ class QKVParallelLinear(MergedColumnParallelLinear):
 
 
 class RowParallelLinear(QuantizableLinear):
-    """A projection whose inputs are split over the ranks; every rank gets the whole output."""
+    """A projection whose inputs are split over the ranks; every rank gets the whole output.
+
+    Without `is_reduced`, each rank gets a part instead; the sum of all parts is the output.
+    """
 
     def __init__(
-        self, input_size: int, output_size: int, *, bias: bool, group: ParallelGroup
+        self,
+        input_size: int,
+        output_size: int,
+        *,
+        bias: bool,
+        group: ParallelGroup,
+        is_reduced: bool = True,
     ) -> None:
         super().__init__()
         self._group = group
+        self._is_reduced = is_reduced
         self._input_size = input_size
         self.method = UNQUANTIZED
         self.weight = empty_parameter(output_size, group.split(input_size, "input features"))
@@ -114,13 +133,13 @@ class RowParallelLinear(QuantizableLinear):
         self.bias = empty_parameter(output_size) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Maps this rank's [T, input_size / ranks] to the whole [T, output_size]."""
-        if self._group.size == 1:
-            return self.method.product(x, self.weight, self.weight_scale, self.bias)
-        # Add the bias after the sum, or it would count once per rank.
-        product = self.method.product(x, self.weight, self.weight_scale, None)
-        output = self._group.all_reduce(product)
-        return output if self.bias is None else output + self.bias
+        """Maps this rank's [T, input_size / ranks] to [T, output_size]."""
+        # One rank adds the bias, or it would count once per rank.
+        bias = self.bias if self._group.rank == 0 else None
+        product = self.method.product(x, self.weight, self.weight_scale, bias)
+        if self._group.size == 1 or not self._is_reduced:
+            return product
+        return all_reduce(product, self._group.name)
 
     @property
     def is_one_product(self) -> bool:

@@ -11,6 +11,7 @@ from models.config_sections.moe import MoeConfig
 from models.layers.decoder import GatedMLP
 from models.layers.weight import Replicated, ShardId, check_shape, empty_parameter
 from models.number_formats import BLOCK, FP8, MXFP4, MXFP4_RUN
+from models.ops.communication.all_reduce import all_reduce
 from models.ops.linear.linear import linear
 from models.parallel.group import ParallelGroup
 
@@ -180,7 +181,7 @@ class FusedMoE(nn.Module):
         self.shared_experts: GatedMLP | None = None
         if moe.n_shared_experts:
             size = moe.intermediate_size * moe.n_shared_experts
-            self.shared_experts = GatedMLP(config, group, intermediate_size=size)
+            self.shared_experts = GatedMLP(config, group, intermediate_size=size, is_reduced=False)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [T, hidden] to [T, hidden]."""
@@ -204,8 +205,9 @@ class FusedMoE(nn.Module):
             moe.swiglu_alpha,
             moe.swiglu_limit,
         )
-        output = self._group.all_reduce(output)
-        return output if self.shared_experts is None else output + self.shared_experts(hidden)
+        if self.shared_experts is not None:
+            output = output + self.shared_experts(hidden)
+        return output if self._group.size == 1 else all_reduce(output, self._group.name)
 
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something in the layer."""

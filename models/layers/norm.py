@@ -3,18 +3,28 @@
 import torch
 from torch import nn
 
-from models.layers.weight import Replicated, empty_parameter
+from models.layers.weight import Replicated, ShardId, empty_parameter
 from models.ops.elementwise.rms_norm import rms_norm
 
 
 class RMSNorm(Replicated, nn.Module):
-    """Divides by the root mean square of the last dimension and scales each feature."""
+    """Divides by the root mean square of the last dimension and scales each feature.
 
-    def __init__(self, size: int, eps: float) -> None:
+    offset: added to the stored weight. The sum is kept in float32, as bfloat16 would round small
+        weights away.
+    """
+
+    def __init__(self, size: int, eps: float, *, offset: float = 0.0) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = empty_parameter(size)
+        self._offset = offset
+        self.weight = empty_parameter(size, dtype=torch.float32 if offset else None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the normalised x, of its shape and dtype."""
         return rms_norm(x, self.weight, self.eps)
+
+    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:
+        """Copies the whole tensor, plus the offset."""
+        values = loaded.float() + self._offset if self._offset else loaded
+        super().weight_loader(param, values, shard_id)

@@ -52,6 +52,10 @@ def inverse_frequencies(head_dim: int, rope: RopeConfig) -> torch.Tensor:
     frequencies = 1.0 / rope.theta**exponents
     if rope.rope_type == "linear":
         return frequencies / rope.factor
+    if rope.rope_type == "longrope":
+        is_long = rope.longest > rope.original_max_position_embeddings
+        factors = rope.long_factors if is_long else rope.short_factors
+        return frequencies / torch.tensor(factors, dtype=torch.float32)
     if rope.rope_type == "llama3":
         return _llama3_frequencies(frequencies, rope)
     if rope.rope_type == "yarn":

@@ -98,8 +98,8 @@ class RotaryQKVLinear(QKVParallelLinear):
 class RotaryHeadNorm(RMSNorm):
     """Normalises heads that are reordered for our rotation."""
 
-    def __init__(self, head_dim: int, eps: float, rope: RopeConfig) -> None:
-        super().__init__(head_dim, eps)
+    def __init__(self, head_dim: int, eps: float, rope: RopeConfig, *, offset: float) -> None:
+        super().__init__(head_dim, eps, offset=offset)
         self._order = head_order(head_dim, rope)
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:

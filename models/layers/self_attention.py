@@ -49,10 +49,15 @@ class SelfAttention(nn.Module):
         )
         self._has_head_norms = has_head_norms
         if has_head_norms:
-            self.q_norm = RotaryHeadNorm(config.head_dim, config.rms_norm_eps, config.rope)
-            self.k_norm = RotaryHeadNorm(config.head_dim, config.rms_norm_eps, config.rope)
+            self.q_norm: nn.Module = _head_norm(config)
+            self.k_norm: nn.Module = _head_norm(config)
         self.sinks = empty_parameter(self.qkv_proj.num_heads) if has_sinks else None
-        self.attn = Attention(layer_index, sliding_window=config.sliding_window(layer_index))
+        self.attn = Attention(
+            layer_index,
+            sliding_window=config.sliding_window(layer_index),
+            scale=config.multipliers.attention,
+            soft_cap=config.multipliers.attention_cap,
+        )
         self.o_proj = RowParallelLinear(
             config.num_attention_heads * config.head_dim,
             config.hidden_size,
@@ -68,11 +73,14 @@ class SelfAttention(nn.Module):
     def forward(self, hidden: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Maps [T, hidden] to [T, hidden]."""
         q, k, v = self.qkv_proj.forward_heads(hidden)
-        if self._has_head_norms:
-            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self.normalized(q, k)
         q, k = rotary(q, *rotation), rotary(k, *rotation)
         output: torch.Tensor = self.o_proj(self.attn(q, k, v, sinks=self.sinks))
         return output
+
+    def normalized(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns q [T, Hq, D] and k [T, Hk, D], normalised if the family does that."""
+        return (self.q_norm(q), self.k_norm(k)) if self._has_head_norms else (q, k)
 
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something in the layer."""
@@ -82,3 +90,8 @@ class SelfAttention(nn.Module):
         """Copies the sinks of this rank's heads."""
         check_shape(loaded, (self._num_heads,))
         param.copy_(loaded.narrow(0, self._group.rank * len(param), len(param)))
+
+
+def _head_norm(config: ModelConfig) -> RotaryHeadNorm:
+    eps, offset = config.rms_norm_eps, config.norm_offset
+    return RotaryHeadNorm(config.head_dim, eps, config.rope, offset=offset)

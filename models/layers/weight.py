@@ -66,9 +66,9 @@ class StackedExperts:
         param[expert].narrow(0, part * num_rows, num_rows).copy_(loaded)
 
 
-def empty_parameter(*shape: int) -> nn.Parameter:
-    """Returns a parameter without values, of torch's default dtype and device, not trained."""
-    return nn.Parameter(torch.empty(*shape), requires_grad=False)
+def empty_parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
+    """Returns a parameter without values, by default of torch's default dtype, not trained."""
+    return nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)
 
 
 def check_shape(loaded: torch.Tensor, expected: tuple[int, ...]) -> None:

@@ -67,13 +67,11 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
     if load_format not in ("safetensors", "dummy"):
         raise ValueError(f"load_format is {load_format!r}; it must be safetensors or dummy")
     config = read_model_config(folder, model_impl)
-    if (
-        config.transformers is None
-        and max_positions is not None
-        and config.max_position_embeddings > MAX_FULL_TABLE
-    ):
-        num_positions = min(max_positions, config.max_position_embeddings)
-        config = replace(config, max_position_embeddings=num_positions)
+    if max_positions is not None and config.transformers is None:
+        config = config.with_longest(max_positions)
+        if config.max_position_embeddings > MAX_FULL_TABLE:
+            num_positions = min(max_positions, config.max_position_embeddings)
+            config = replace(config, max_position_embeddings=num_positions)
     tensors = open_checkpoint(folder) if load_format == "safetensors" else None
     with _tensor_defaults(device, dtype), torch.no_grad():
         with _WithoutStorage():

@@ -39,6 +39,7 @@ class AttentionCall:
     value_dim: size of a head of values; head_dim: of queries and keys.
     scaling: factor of the scores.
     sliding_window: keys that a query sees, its own included; None means all.
+    soft_cap: of the scores; 0 for none.
     """
 
     num_heads: int
@@ -47,6 +48,7 @@ class AttentionCall:
     value_dim: int
     scaling: float
     sliding_window: int | None
+    soft_cap: float
 
     @property
     def cached_dim(self) -> int:
@@ -83,8 +85,6 @@ def record_call(  # noqa: PLR0913  # transformers calls it
         UnsupportedAttentionError: our operator does not compute this attention.
     """
     del s_aux  # honoured
-    if softcap:
-        raise UnsupportedAttentionError(f"caps its attention scores at {softcap}")
     if is_causal is False or getattr(module, "is_causal", True) is False:
         raise UnsupportedAttentionError("attends to later tokens")
     if query.shape[2] != key.shape[2]:
@@ -109,6 +109,7 @@ def record_call(  # noqa: PLR0913  # transformers calls it
         value_dim=value.shape[3],
         scaling=head_dim**-0.5 if scaling is None else float(scaling),
         sliding_window=sliding_window,
+        soft_cap=float(softcap or 0.0),
     )
     vars(module).setdefault(_CALLS, []).append(call)
     return value.new_empty(1, num_tokens, num_heads, value.shape[3]), None

@@ -12,6 +12,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
 from models.config import ModelConfig
+from models.config_sections.multipliers import Multipliers
 from models.config_sections.rope import RopeConfig
 from models.kv_cache import CacheSpec, KVCacheSpec
 from models.layers.decoder import CausalLM
@@ -157,6 +158,10 @@ def read_transformers_config(folder: Path) -> ModelConfig:
         head_dim=first.cached_dim,
         rms_norm_eps=0.0,
         rope=RopeConfig(theta=1.0),
+        local_rope=None,
+        hidden_act="silu",
+        norm_offset=0.0,
+        multipliers=Multipliers(),
         max_position_embeddings=config.max_position_embeddings,
         tie_word_embeddings=bool(config.tie_word_embeddings),
         attention_bias=False,

@@ -18,19 +18,19 @@ class PagedAttention(Attention):
     """Attention of one layer, called as transformers' networks call theirs."""
 
     def __init__(self, layer_index: int, call: AttentionCall) -> None:
-        super().__init__(layer_index, sliding_window=call.sliding_window)
+        super().__init__(
+            layer_index,
+            sliding_window=call.sliding_window,
+            scale=call.scaling,
+            soft_cap=call.soft_cap,
+        )
         self._call = call
-        # The operator scales scores by the size of a cached head.
-        scale = call.scaling * call.cached_dim**0.5
-        self._query_scale = None if abs(scale - 1.0) < 1e-6 else scale
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
         """Maps query [1, Hq, T, D], key [1, Hk, T, D], value [1, Hk, T, Dv] to [1, T, Hq, Dv].
 
         sinks: [Hq], a score of each head without a key.
         """
-        if self._query_scale is not None:
-            query = query * self._query_scale
         q, k, v = (self._padded(x.squeeze(0).transpose(0, 1)) for x in (query, key, value))
         output: Tensor = self(q, k, v, sinks=sinks).view(q.shape)
         return output[..., : self._call.value_dim].unsqueeze(0)

@@ -14,11 +14,31 @@ from services.client.structured_output import Structure
 DEFAULT_FRONTEND = "127.0.0.1:50050"
 DEFAULT_ENGINE = "127.0.0.1:50051"
 
+
+def _checked_address(address: str) -> str:
+    """Returns an address of gRPC; refuses URLs, which are those of HTTP."""
+    if address.startswith(("http://", "https://", "grpc://")):
+        raise typer.BadParameter(f"{address[:64]!r} is a URL; gRPC's address is host:port")
+    return address
+
+
 FrontendAddress = Annotated[
-    str, typer.Option("--frontend", envvar="OCTAVO_FRONTEND", help="The frontend, as host:port.")
+    str,
+    typer.Option(
+        "--frontend",
+        envvar="OCTAVO_FRONTEND",
+        callback=_checked_address,
+        help="The frontend, as host:port.",
+    ),
 ]
 EngineAddress = Annotated[
-    str, typer.Option("--engine", envvar="OCTAVO_ENGINE", help="The engine, as host:port.")
+    str,
+    typer.Option(
+        "--engine",
+        envvar="OCTAVO_ENGINE",
+        callback=_checked_address,
+        help="The engine, as host:port.",
+    ),
 ]
 TimeoutSeconds = Annotated[
     float | None, typer.Option("--timeout-s", min=0, help="Give up after this many seconds.")

@@ -177,7 +177,8 @@ class Reply:
     ] = "auto"
     parallel_tool_calls: Annotated[bool | None, "Whether a reply may have several calls."] = None
     reasoning_effort: Annotated[
-        str | None, "How much the model reasons, in its chat template's words, such as low."
+        str | None,
+        "How much the model reasons, in its chat template's words, such as low; or none.",
     ] = None
     max_reasoning_tokens: Annotated[
         int | None, "Tokens after which reasoning ends and the answer follows; 0 to 4294967295."

@@ -2,7 +2,7 @@
 
 import errno
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def plan_stack(
     host: str = LOOPBACK,
     port: int = 0,
     engine_port: int = 0,
-    num_engines: int = 1,
+    engine_environments: Sequence[Mapping[str, str]] = ({},),
     engine_arguments: Sequence[str] = (),
     frontend_arguments: Sequence[str] = (),
     log_folder: Path | None = None,
@@ -43,7 +43,7 @@ def plan_stack(
         host: address the frontend listens on; engines stay on loopback.
         port: the frontend's port; 0 takes a free one.
         engine_port: the first engine's port, the others have the next ones; 0 takes free ones.
-        num_engines: engines to run.
+        engine_environments: for each engine to run, variables that it gets besides ours.
         engine_arguments: more flags for the engines.
         frontend_arguments: more flags for the frontend.
         log_folder: where their logs go; None leaves them on standard error.
@@ -52,6 +52,7 @@ def plan_stack(
     Raises:
         ServiceFailedError: an address cannot be listened on now.
     """
+    num_engines = len(engine_environments)
     engine_addresses = [
         f"{LOOPBACK}:{choose_port(LOOPBACK, engine_port and engine_port + index)}"
         for index in range(num_engines)
@@ -71,8 +72,11 @@ def plan_stack(
                 arguments=[*_listen_flags(address), *engine_arguments],
                 address=address,
                 log=log_folder / f"{name}.log" if log_folder else None,
+                environment=environment,
             )
-            for name, address in zip(names, engine_addresses, strict=True)
+            for name, address, environment in zip(
+                names, engine_addresses, engine_environments, strict=True
+            )
         ),
         frontend=Service(
             name="frontend",

@@ -1,9 +1,10 @@
 """Keeps the services running as child processes."""
 
 import asyncio
+import os
 import time
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ class Service:
     """Where its health is asked, as host:port."""
     tls: Tls = PLAIN
     """Facts needed to ask."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that it gets besides ours."""
     log: Path | None = None
     """File for its standard error; None shares ours."""
 
@@ -190,14 +193,20 @@ class Supervisor:
 
     async def _spawn(self, service: Service) -> Process:
         command = self._command(service.module, service.arguments)
+        environment = os.environ | service.environment
         # A session of its own: Ctrl-C in the terminal reaches us alone, and we stop them in order.
         if service.log is None:
             return await asyncio.create_subprocess_exec(
-                *command, stdin=DEVNULL, start_new_session=True
+                *command, env=environment, stdin=DEVNULL, start_new_session=True
             )
         with service.log.open("ab") as log:
             return await asyncio.create_subprocess_exec(
-                *command, stdin=DEVNULL, stdout=log, stderr=log, start_new_session=True
+                *command,
+                env=environment,
+                stdin=DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
 

@@ -139,7 +139,7 @@ def _open_model(config: EngineConfig) -> ModelFolder:
         config.checkpoint.model,
         name=config.checkpoint.model_name,
         max_model_len=config.checkpoint.max_model_len,
-        num_speculative_tokens=config.speculation.num_speculative_tokens,
+        num_layer_drafts=config.speculation.num_layer_drafts,
         model_impl=config.checkpoint.model_impl,
     )
     check_table_memory(config, model.config)

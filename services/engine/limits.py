@@ -24,6 +24,8 @@ class StepLimits:
     """The model's layers by the blocks that they keep; empty: they are one group."""
     num_speculative_tokens: int = 0
     """Draft tokens of each request in a step; 0 without speculative decoding."""
+    lookup_sizes: tuple[int, int] | None = None
+    """The shortest and the longest n-gram that the scheduler looks up; None: the worker drafts."""
 
     @classmethod
     def of(
@@ -46,12 +48,18 @@ class StepLimits:
             vocab_size=vocab_size,
             layer_groups=group_layers(sliding_windows, max_model_len=max_model_len),
             num_speculative_tokens=config.speculation.num_speculative_tokens,
+            lookup_sizes=config.speculation.lookup_sizes,
         )
 
     @property
     def decode_q_len(self) -> int:
         """Query tokens of each request in a decode step: the newest and its drafts."""
         return 1 + self.num_speculative_tokens
+
+    @property
+    def num_worker_drafts(self) -> int:
+        """Draft tokens that the worker makes for each request in a step."""
+        return 0 if self.lookup_sizes else self.num_speculative_tokens
 
     @property
     def max_decodes(self) -> int:

@@ -153,6 +153,13 @@ class Constraint(Protocol):
         """Frees its memory; may be called again."""
 
 
+class DraftIndex(Protocol):
+    """Finds drafts in a request's own tokens."""
+
+    def following(self, token_ids: list[int], count: int) -> list[int]:
+        """Returns up to `count` tokens that may follow; tokens have only been added since."""
+
+
 class OutputSink(Protocol):
     """Takes the output of requests of one session or call."""
 
@@ -214,6 +221,8 @@ class Request:
     """Tokens that steps already sent will sample."""
     draft_token_ids: list[int] = field(default_factory=list)
     """Drafts after the known tokens; the next step verifies them."""
+    ngrams: DraftIndex | None = None
+    """Where drafts are looked up; made with the first of them."""
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache held when the request first ran."""
     block_ids: list[int] = field(default_factory=list)

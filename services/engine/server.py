@@ -22,7 +22,7 @@ from services.engine.limits import StepLimits
 from services.engine.rpc.known_clients import KnownClients
 from services.engine.rpc.metrics import EngineFamilies
 from services.engine.rpc.servicer import EngineServicer
-from services.engine.worker.executor import WorkerDiedError
+from services.engine.worker.rank_process import WorkerDiedError
 from services.processes.stop_signals import stop_signals
 from services.telemetry.counts import LocalCounts
 from services.telemetry.grpc_options import ServerLimits

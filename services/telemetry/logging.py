@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import structlog
@@ -19,6 +19,7 @@ def configure_logging(
     level: str = "info",
     log_format: LogFormat = "auto",
     error_messages: bool = True,
+    rank: int | None = None,
 ) -> None:
     """Makes structlog and the standard library write one kind of line to standard error.
 
@@ -27,6 +28,7 @@ def configure_logging(
         level: least severe level that is written, such as "info".
         log_format: "auto" means console on a terminal and json elsewhere.
         error_messages: whether tracebacks show what errors say; not in processes that hold prompts.
+        rank: value of the key `rank`, in one of several processes that share a model.
     """
     threshold = logging.getLevelNamesMapping()[level.upper()]
     is_console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
@@ -34,7 +36,7 @@ def configure_logging(
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _add_service(service),
+        _add_facts({"service": service} | ({} if rank is None else {"rank": rank})),
     ]
     renderer: structlog.typing.Processor
     if is_console:
@@ -84,14 +86,14 @@ def _describe_drop(processors: Sequence[structlog.typing.Processor]) -> Callable
     return describe
 
 
-def _add_service(service: str) -> structlog.typing.Processor:
-    """Returns a processor that names the service."""
+def _add_facts(facts: Mapping[str, object]) -> structlog.typing.Processor:
+    """Returns a processor that names the process."""
 
     def add(
         logger: object, method: str, event: structlog.typing.EventDict
     ) -> structlog.typing.EventDict:
         del logger, method
-        event["service"] = service
+        event.update(facts)
         return event
 
     return add

@@ -120,7 +120,15 @@ def decode(heads: Heads, batch: int, context: int, *, has_fp8_cache: bool) -> Fi
 
     def call(cache: KVCacheData):
         return lambda: decode_attention(
-            first.q, cache, first.metadata, outputs, new, sliding_window=None, sinks=None
+            first.q,
+            cache,
+            first.metadata,
+            outputs,
+            new,
+            sliding_window=None,
+            sinks=None,
+            scale=heads.head_dim**-0.5,
+            soft_cap=0.0,
         )
 
     ours = microseconds([call(case.cache) for case in cases], rounds=2)
@@ -158,6 +166,8 @@ def prefill(heads: Heads, batch: int, num_tokens: int, num_cached: int) -> Figur
                 min_queries=1,
                 sliding_window=None,
                 sinks=None,
+                scale=heads.head_dim**-0.5,
+                soft_cap=0.0,
             )
         ]
         * 3

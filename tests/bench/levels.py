@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 import uvloop
 
-from services.engine.worker.executor import WorkerDiedError
+from services.engine.worker.rank_process import WorkerDiedError
 from tests.bench.empty_caches import empty_caches
 from tests.bench.figures import Bench
 from tests.bench.offline_engine import EngineFailedError, offline_engine

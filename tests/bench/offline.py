@@ -19,7 +19,7 @@ import uvloop
 
 from models.kv_cache import FP8_CACHE_DTYPE
 from services.engine.checkpoint.model_files import ModelFolderError
-from services.engine.worker.executor import WorkerDiedError
+from services.engine.worker.rank_process import WorkerDiedError
 from tests.bench.empty_caches import empty_caches
 from tests.bench.figures import Bench
 from tests.bench.floor import MEASURED_ON, StepFloor, step_floor

@@ -17,7 +17,7 @@ COLOURS = {OURS: "#2563a8", PEER: "#d08a2e"}
 MODELS = ("Qwen3-0.6B", "Qwen3-8B", "Qwen3-30B-A3B")
 BATCHES = (1, 8, 32, 128, 256)
 WIDTH, BAR_WIDTH, BAR_HEIGHT, GROUP_WIDTH, PANEL_GAP, MARGIN = 860, 21, 120, 51, 22, 16
-BASE_LINE = 200
+GAP, BASE_LINE = 5, 200
 """Pixels."""
 
 Pair = tuple[float, float]
@@ -66,7 +66,7 @@ def draw_start(text: str) -> Picture:
     picture = _open(
         "From the start of the process to the first token on one H200, s: less is better"
     )
-    _bars(picture, MARGIN + 40, start_figures(text), 4 * GROUP_WIDTH)
+    _bars(picture, MARGIN, start_figures(text), (WIDTH - 2 * MARGIN + GAP) / 4)
     return picture
 
 
@@ -80,20 +80,24 @@ def _open(title: str) -> Picture:
 def _bars(picture: Picture, x: float, figures: dict[str, Pair], group_width: float) -> float:
     """Draws a group of bars for each entry, all to one scale; returns where they end."""
     most = max(max(pair) for pair in figures.values())
-    start = x
+    start, margin = x, (group_width - GAP - 2 * BAR_WIDTH - 2) / 2
     for name, pair in figures.items():
         for number, (series, value) in enumerate(zip(COLOURS, pair, strict=True)):
-            height, left = BAR_HEIGHT * value / most, x + number * (BAR_WIDTH + 2)
+            height, left = BAR_HEIGHT * value / most, x + margin + number * (BAR_WIDTH + 2)
             tip = f"{series}, {name}: {value:g}"
             picture.rect(left, BASE_LINE - height, BAR_WIDTH, height, fill=COLOURS[series], tip=tip)
-            words = f"{value:.3g}"
             picture.text(
-                left + BAR_WIDTH / 2, BASE_LINE - height - 3, words, anchor="middle", size=9
+                left + BAR_WIDTH / 2, BASE_LINE - height - 3, _shown(value), anchor="middle", size=9
             )
-        picture.text(x + BAR_WIDTH + 1, BASE_LINE + 15, name, anchor="middle", size=11)
+        picture.text(x + margin + BAR_WIDTH + 1, BASE_LINE + 15, name, anchor="middle", size=11)
         x += group_width
-    picture.line(start, BASE_LINE, x - 4, BASE_LINE)
+    picture.line(start, BASE_LINE, x - GAP, BASE_LINE)
     return x
+
+
+def _shown(value: float) -> str:
+    """Returns a figure with three digits."""
+    return f"{value:#.3g}".rstrip(".")
 
 
 def _first(cell: str) -> float:

@@ -29,7 +29,7 @@ import uvloop
 from protos.engine.v1.engine_pb2 import GetStatsRequest
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from services.engine.config.engine_config import EngineConfig
-from services.engine.worker.executor import WorkerDiedError
+from services.engine.worker.rank_process import WorkerDiedError
 from tests.bench.figures import add_serving_figures
 from tests.bench.machine import children, cpu_s
 from tests.bench.offline_engine import EngineFailedError, offline_engine

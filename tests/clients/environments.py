@@ -1,46 +1,93 @@
 """Makes the environment of each client, once."""
 
+import os
+import shutil
 import subprocess
 import sys
 import tomllib
 import venv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 ENVIRONMENTS = ROOT / ".cache" / "clients"
-PACKAGES: dict[str, list[str]] = {
-    name: entry["packages"]
-    for name, entry in tomllib.loads((FOLDER / "packages.toml").read_text()).items()
-}
+CLIENTS: dict[str, Any] = tomllib.loads((FOLDER / "packages.toml").read_text())
 INSTALL_TIMEOUT_S = 1200
 _STAMP = "installed"
 
 
 class NotInstallableError(Exception):
-    """A client's packages cannot be installed here; the message is pip's last line."""
+    """A client's packages cannot be installed here; the message is the last line that says why."""
 
 
-def python_of(client: str) -> Path:
-    """Returns the interpreter that has a client, which is installed first if it is not.
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """How the driver of a client is started."""
+
+    command: Sequence[str | Path]
+    """The command, without the server's URL and the model's name."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def driver_of(client: str) -> Driver:
+    """Returns the driver of a client, which is installed first if it is not.
 
     Raises:
-        NotInstallableError: pip fails.
+        NotInstallableError: pip or npm fails, or there is no Node.
     """
     folder = ENVIRONMENTS / client
-    python, stamp = folder / "bin" / "python", folder / _STAMP
-    wanted = "\n".join([sys.version, *PACKAGES[client]])
-    if stamp.is_file() and stamp.read_text() == wanted:
-        return python
-    venv.create(folder, clear=True, with_pip=True)
-    command = [python, "-m", "pip", "install", "--disable-pip-version-check", *PACKAGES[client]]
+    if "npm" in CLIENTS[client]:
+        modules = _installed_by_npm(folder, CLIENTS[client]["npm"])
+        program = FOLDER / "drivers" / f"{client}.cjs"
+        return Driver(["node", program], {"NODE_PATH": str(modules)})
+    python = _installed_by_pip(folder, CLIENTS[client]["packages"])
+    return Driver([python, "-m", f"tests.clients.drivers.{client}"])
+
+
+def _installed_by_pip(folder: Path, packages: Sequence[str]) -> Path:
+    """Returns the interpreter that has the packages."""
+    python = folder / "bin" / "python"
+    wanted = "\n".join([sys.version, *packages])
+    if not _is_stamped(folder, wanted):
+        venv.create(folder, clear=True, with_pip=True)
+        _run([python, "-m", "pip", "install", "--disable-pip-version-check", *packages])
+        (folder / _STAMP).write_text(wanted)
+    return python
+
+
+def _installed_by_npm(folder: Path, packages: Sequence[str]) -> Path:
+    """Returns the folder of modules that has the packages."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        raise NotInstallableError("there is no Node, or no npm")
+    wanted = "\n".join(packages)
+    if not _is_stamped(folder, wanted):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        _run(["npm", "install", "--prefix", folder, "--no-fund", "--no-audit", *packages])
+        (folder / _STAMP).write_text(wanted)
+    return folder / "node_modules"
+
+
+def _is_stamped(folder: Path, wanted: str) -> bool:
+    stamp = folder / _STAMP
+    return stamp.is_file() and stamp.read_text() == wanted
+
+
+def _run(command: Sequence[str | Path]) -> None:
+    """Raises NotInstallableError if an installer fails."""
     try:
         result = subprocess.run(
-            command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_TIMEOUT_S,
+            check=False,
+            env=os.environ,
         )
     except subprocess.TimeoutExpired:
-        raise NotInstallableError(f"pip took over {INSTALL_TIMEOUT_S} s") from None
+        raise NotInstallableError(f"it took over {INSTALL_TIMEOUT_S} s") from None
     if result.returncode:
         raise NotInstallableError(result.stderr.strip().rpartition("\n")[2])
-    stamp.write_text(wanted)
-    return python

@@ -2,32 +2,33 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 
 from services.engine.config.checkpoint import TINY_CHECKPOINT
-from tests.clients import table
-from tests.clients.environments import PACKAGES, ROOT, NotInstallableError, python_of
+from tests.clients import open_responses, smg, table
+from tests.clients.environments import CLIENTS, ROOT, NotInstallableError, driver_of
 from tests.clients.trial import Report
-from tests.integration.test_tool_calls import TEMPLATE
-from tests.support.processes import free_port, stack
+from tests.support.processes import Stack, free_port, stack
+from tests.support.smg_gateway import missing_part
 from tests.support.strict_metrics import check_page
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1800)]
 
-DRIVER_TIMEOUT_S = 300
+MODEL = TINY_CHECKPOINT.name
+DRIVER_TIMEOUT_S = 600
 SCHEMATHESIS_CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,"
     "response_schema_conformance,negative_data_rejection,unsupported_method,use_after_free"
 )
 REFUSALS = ["400", "404", "405", "413", "415"]
+NUM_OTHERS = 4
+"""Reports that are not of a client with an environment of its own."""
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
@@ -38,28 +39,23 @@ def pages() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded model with a chat template that has tools."""
-    folder = tmp_path_factory.mktemp("clients") / "tiny"
-    shutil.copytree(TINY_CHECKPOINT, folder)
-    config_path = folder / "tokenizer_config.json"
-    config = json.loads(config_path.read_text())
-    config_path.write_text(json.dumps(config | {"chat_template": TEMPLATE}))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def url(model: Path, pages: dict[str, str]) -> Iterator[str]:
+def services(pages: dict[str, str]) -> Iterator[tuple[Stack, str]]:
+    """Both services with the embedded model, and the URL of the frontend."""
     port, of_engine, of_frontend = free_port(), free_port(), free_port()
-    engine = {"model": model, "metrics_port": of_engine}
+    engine = {"metrics_port": of_engine, "vllm_grpc": True}
     frontend = {"http_port": port, "metrics_port": of_frontend}
-    with stack(engine=engine, frontend=frontend):
+    with stack(engine=engine, frontend=frontend) as both:
         pages |= {
             "engine": f"http://127.0.0.1:{of_engine}/metrics",
             "frontend": f"http://127.0.0.1:{of_frontend}/metrics",
             "frontend, HTTP": f"http://127.0.0.1:{port}/metrics",
         }
-        yield f"http://127.0.0.1:{port}"
+        yield both, f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def url(services: tuple[Stack, str]) -> str:
+    return services[1]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +63,7 @@ def reports() -> Iterator[list[Report]]:
     """The reports of a run; one of all clients becomes the page."""
     made: list[Report] = []
     yield made
-    if len(made) == len(PACKAGES) + 2:
+    if len(made) == len(CLIENTS) + NUM_OTHERS:
         table.write(made)
 
 
@@ -78,21 +74,22 @@ def folder() -> Iterator[str]:
         yield path
 
 
-@pytest.mark.parametrize("client", PACKAGES)
-def test_a_client_works_in_its_default_settings(client, url, model, reports, folder):
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_client_works_in_its_default_settings(client, url, reports, folder):
     try:
-        python = python_of(client)
+        driver = driver_of(client)
     except NotInstallableError as error:
         reports.append(Report(client, "none", [("installing it", f"cannot be installed: {error}")]))
         pytest.skip(f"{client} cannot be installed here: {error}")
     result = subprocess.run(
-        [python, "-m", f"tests.clients.drivers.{client}", f"{url}/v1", model.name],
+        [*driver.command, f"{url}/v1", MODEL],
         cwd=ROOT,
         env={
             "PATH": os.environ["PATH"],
             "HOME": folder,
             "TMPDIR": folder,
-            "TOKENIZER": str(model),
+            "TOKENIZER": str(TINY_CHECKPOINT),
+            **driver.environment,
         },
         capture_output=True,
         text=True,
@@ -105,6 +102,23 @@ def test_a_client_works_in_its_default_settings(client, url, model, reports, fol
     assert report.trials
     failed = {what: error for what, error in report.trials if error is not None}
     assert not failed, result.stderr[-2000:]
+
+
+def test_a_foreign_gateway_calls_tools(services, reports):
+    report = Report("smg")
+    reports.append(report)
+    if missing_part():
+        report.trials.append(("installing it", missing_part()))
+        pytest.skip(missing_part())
+    smg.try_gateway(report, services[0].engine.address, MODEL)
+    assert not [each for each in report.trials if each[1] is not None], report
+
+
+def test_the_cases_of_open_responses(url, reports):
+    report = Report("cases of Open Responses")
+    reports.append(report)
+    open_responses.try_cases(report, url, MODEL)
+    assert not [each for each in report.trials if each[1] is not None], report
 
 
 def test_every_page_of_metrics_is_read_strictly(url, pages, reports):

@@ -41,6 +41,8 @@ class AttentionCase:
     transform: HeadTransform | None
     sliding_window: int | None = None
     sinks: torch.Tensor | None = None
+    scale: float | None = None
+    soft_cap: float = 0.0
 
     def run(self) -> torch.Tensor:
         """Runs the operator on the case's cache; returns the output."""
@@ -60,7 +62,11 @@ class AttentionCase:
         transform = (None, None, None, None, 0.0)
         if turn is not None:
             transform = (turn.cos, turn.signed_sin, turn.q_weight, turn.k_weight, turn.eps)
-        return (*plain, *transform, self.sliding_window, self.sinks)
+        return (*plain, *transform, *self.options())
+
+    def options(self) -> tuple[object, ...]:
+        """Returns the operator's last arguments."""
+        return self.sliding_window, self.sinks, self.scale, self.soft_cap
 
     def context(self) -> ForwardContext:
         """Returns the context that the operator runs in."""
@@ -115,6 +121,8 @@ class AttentionCase:
             transform=turn,
             sliding_window=self.sliding_window,
             sinks=double(self.sinks),
+            scale=self.scale,
+            soft_cap=self.soft_cap,
         )
 
     def exact_reading(self) -> "AttentionCase":
@@ -176,6 +184,8 @@ def make_case(
     sliding_window=None,
     has_sinks=False,
     has_fp8_cache=False,
+    scale=None,
+    soft_cap=0.0,
     seed=0,
 ):
     """Draws a case; its blocks are scattered, and the rest of the cache holds other values."""
@@ -229,6 +239,8 @@ def make_case(
         transform=transform,
         sliding_window=sliding_window,
         sinks=draw(query_heads) if has_sinks else None,
+        scale=scale,
+        soft_cap=soft_cap,
     )
 
 

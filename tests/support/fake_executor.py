@@ -16,7 +16,7 @@ from protos.engine.v1.worker_pb2 import (
 )
 from services.engine.batch import BatchDescriptor, StepResult, read_int32
 from services.engine.config.engine_config import EngineConfig
-from services.engine.worker.executor import WorkerDiedError, WorkerKilledError
+from services.engine.worker.rank_process import WorkerDiedError, WorkerKilledError
 from tests.support.fake_worker import VOCAB_SIZE, FakeWorker
 
 

@@ -53,7 +53,9 @@ class FakeWorker:
         vocab_size: int = VOCAB_SIZE,
         windows: Sequence[int | None] = (None,),
         num_cache_tokens: int | None = None,
+        makes_drafts: bool = True,
     ) -> None:
+        self._makes_drafts = makes_drafts
         self._block_size = block_size
         self._windows = tuple(windows)
         self._num_cache_tokens = num_cache_tokens or (num_blocks - 1) * block_size
@@ -262,9 +264,10 @@ class FakeWorker:
             )
         if descriptor.HasField("spec_decode_metadata"):
             num_steps = descriptor.spec_decode_metadata.num_spec_steps
-            drafts = [self._draft(rows[i], ends[i], num_steps) for i in indices]
             result.num_accepted_tokens = pack_int32([len(each) - 1 for each in by_request])
-            result.draft_token_ids = pack_int32(drafts)
+            if self._makes_drafts:
+                drafts = [self._draft(rows[i], ends[i], num_steps) for i in indices]
+                result.draft_token_ids = pack_int32(drafts)
         return result
 
     def _write_drafts(self, descriptor: BatchDescriptor) -> None:

@@ -49,6 +49,7 @@ class GraphEngine:
         num_blocks: int = 64,
         block_size: int = 4,
         num_speculative_tokens: int = 0,
+        lookup_sizes: tuple[int, int] | None = None,
         model: CausalLM | None = None,
     ) -> None:
         target = torch.device(device)
@@ -59,7 +60,7 @@ class GraphEngine:
             device=target,
             dtype=dtype,
             load_format=load_format,
-            with_draft_layers=num_speculative_tokens > 0,
+            with_draft_layers=num_speculative_tokens > 0 and not lookup_sizes,
         )
         groups: tuple[LayerGroup, ...] = ()
         if has_groups:
@@ -73,6 +74,7 @@ class GraphEngine:
             vocab_size=self.model.config.vocab_size,
             layer_groups=groups,
             num_speculative_tokens=num_speculative_tokens,
+            lookup_sizes=lookup_sizes,
         )
         pieces = piece_graphs(target, dtype)
         compiled = compile_model(

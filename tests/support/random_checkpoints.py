@@ -1,5 +1,6 @@
 """Tiny random checkpoints written by transformers, the numeric truth of model tests."""
 
+import copy
 from pathlib import Path
 
 import torch
@@ -9,16 +10,28 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -99,6 +112,29 @@ DEEPSEEK_V2 = {
     "n_shared_experts": 2,
     "moe_intermediate_size": 24,
     "first_k_dense_replace": 1,
+}
+GEMMA = {
+    "head_dim": 10,
+    "num_hidden_layers": 3,
+    "sliding_window": 7,
+    "query_pre_attn_scalar": 24,
+    "pad_token_id": 0,
+}
+GEMMA_3_ROPE = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+}
+GRANITE = {
+    "embedding_multiplier": 6.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 3.0,
+    "attention_multiplier": 0.2,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.7],
+    "long_factor": [1.0, 1.5, 3.0, 9.0],
 }
 DEEPSEEK_V3 = {**DEEPSEEK_V2, "n_group": 4, "topk_group": 2, "n_shared_experts": 1}
 DEEPSEEK_ROPE = {**YARN_ROPE, "mscale": 0.9, "mscale_all_dim": 0.7}
@@ -212,6 +248,113 @@ VARIANTS = {
             "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 6.0},
         },
     ),
+    "gemma2": (
+        Gemma2ForCausalLM,
+        Gemma2Config,
+        {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    ),
+    "gemma2_no_caps": (
+        Gemma2ForCausalLM,
+        Gemma2Config,
+        {
+            **GEMMA,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+            "head_dim": 6,
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+        },
+    ),
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, {**GEMMA, "rope_parameters": GEMMA_3_ROPE}),
+    "gemma3_odd": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
+        {
+            **GEMMA,
+            "hidden_size": 36,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 14,
+            "num_hidden_layers": 7,
+            "rope_parameters": None,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
+    "granite": (GraniteForCausalLM, GraniteConfig, GRANITE),
+    "granite_tied_bias": (
+        GraniteForCausalLM,
+        GraniteConfig,
+        {
+            **GRANITE,
+            "hidden_size": 36,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "olmo2": (Olmo2ForCausalLM, Olmo2Config, {}),
+    "olmo2_odd": (
+        Olmo2ForCausalLM,
+        Olmo2Config,
+        {
+            "hidden_size": 36,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 1,
+            "num_hidden_layers": 3,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "rms_norm_eps": 1e-3,
+        },
+    ),
+    "phi3_long": (
+        Phi3ForCausalLM,
+        Phi3Config,
+        # Transformers counts as long each sequence of more than two tokens.
+        {"pad_token_id": 0, "original_max_position_embeddings": 2, "rope_parameters": LONGROPE},
+    ),
+    "phi3_short": (
+        Phi3ForCausalLM,
+        Phi3Config,
+        {"pad_token_id": 0, "original_max_position_embeddings": 128, "rope_parameters": LONGROPE},
+    ),
+    "phi3": (Phi3ForCausalLM, Phi3Config, {"pad_token_id": 0}),
+    "phi3_partial_rotary": (
+        Phi3ForCausalLM,
+        Phi3Config,
+        {
+            "pad_token_id": 0,
+            "hidden_size": 48,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "sliding_window": 9,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.75,
+            },
+        },
+    ),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
+    "qwen2_tied": (
+        Qwen2ForCausalLM,
+        Qwen2Config,
+        {"tie_word_embeddings": True, "num_key_value_heads": 1, "sliding_window": 5},
+    ),
+    "qwen2_windows": (
+        Qwen2ForCausalLM,
+        Qwen2Config,
+        {
+            "num_hidden_layers": 3,
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "max_window_layers": 1,
+        },
+    ),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 12}),
     "qwen3_tied_bias": (
         Qwen3ForCausalLM,
@@ -302,7 +445,8 @@ def write_checkpoint(folder: Path, variant: str, **overrides):
     """Writes a variant's checkpoint, all weights random, and returns transformers' model of it."""
     model_class, config_class, changes = VARIANTS[variant]
     config = config_class(
-        **{**SHAPE, **changes, **overrides},
+        # Configurations change the rotary parameters that they are given.
+        **copy.deepcopy({**SHAPE, **changes, **overrides}),
         attn_implementation="eager",
         experts_implementation="eager",
     )
@@ -311,7 +455,8 @@ def write_checkpoint(folder: Path, variant: str, **overrides):
         model = model_class(config).eval()
         for name, param in model.named_parameters():
             # Norms near one and biases off zero, or leaving them out would go unnoticed.
-            center = 1.0 if name.endswith("norm.weight") else 0.0
+            has_norm_of_one = not config.model_type.startswith("gemma")
+            center = 1.0 if has_norm_of_one and name.endswith("norm.weight") else 0.0
             with torch.no_grad():
                 param.normal_(center, 0.3)
         for name, buffer in model.named_buffers():

@@ -23,12 +23,12 @@ def missing_part() -> str:
 
 
 @contextmanager
-def smg_gateway(engine_address: str, model: str) -> Iterator[str]:
+def smg_gateway(engine_address: str, model: str, *flags: str) -> Iterator[str]:
     """Runs a gateway in front of one engine; yields its URL once it serves the model."""
     port = free_port()
     command = [sys.executable, "-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
-    command += ["--worker-urls", f"grpc://{engine_address}"]
+    command += ["--worker-urls", f"grpc://{engine_address}", *flags]
     with tempfile.NamedTemporaryFile(prefix="smg-", suffix=".log") as log:
         process = subprocess.Popen(
             command,

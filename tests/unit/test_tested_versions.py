@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,3 +60,18 @@ def test_the_image_for_a_gpu_is_built_with_its_pins():
         (ROOT / "deploy" / "engine.Dockerfile").read_text().count('"constraints-${DEVICE}.txt"')
     )
     assert installs == 2
+
+
+def test_every_place_names_the_same_versions_of_python():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    classified = [
+        text.rpartition(" ")[2] for text in project["classifiers"] if ":: Python :: 3." in text
+    ]
+    allowed = SpecifierSet(project["requires-python"])
+    assert classified == [f"3.{minor}" for minor in range(30) if f"3.{minor}" in allowed]
+    setup = (ROOT / "scripts" / "setup").read_text()
+    [tried] = re.findall(r"for candidate in \$\{PYTHON:-\} python3 (.*); do", setup)
+    assert sorted(tried.split()) == [f"python{version}" for version in classified]
+    assert f"Python {classified[0]} to {classified[-1]} with" in setup
+    first, last = (int(version.split(".")[1]) for version in (classified[0], classified[-1]))
+    assert f"(3, {first}) <= sys.version_info < (3, {last + 1})" in setup

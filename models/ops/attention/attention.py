@@ -31,6 +31,8 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
     eps: float = 0.0,
     sliding_window: int | None = None,
     sinks: torch.Tensor | None = None,
+    scale: float | None = None,
+    soft_cap: float = 0.0,
 ) -> None:
     """Stores the step's keys and values, then attends each query to its sequence's cache.
 
@@ -46,8 +48,10 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
     q_weight, k_weight: [D], of the norms with `eps`, or None.
     sliding_window: keys that a query sees, its own and those before; None means all.
     sinks: [Hq], scores that join each head's softmax without a key; or None.
+    scale: factor of the scores; None means 1 / sqrt(D).
+    soft_cap: c > 0 makes each score s, scaled, c * tanh(s / c).
 
-    Source: Kwon et al. 2023, "PagedAttention", section 4.1.
+    Source: Kwon et al. 2023, "PagedAttention", section 4.1; Gemma Team 2024, "Gemma 2", section 2.
     """
     context = get_forward_context()
     cache, metadata = context.kv_cache_data[layer_index], context.metadata_of(layer_index)
@@ -57,18 +61,19 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
         transform = HeadTransform(
             cos=cos, signed_sin=signed_sin, q_weight=q_weight, k_weight=k_weight, eps=eps
         )
+    scale = q.shape[2] ** -0.5 if scale is None else scale
     if has_kernels(q.device):
         # Imported on first use: a CPU installation has no Triton.
         from models.ops.triton.attention.attention import attend
 
-        attend(q, k, v, output, cache, metadata, transform, sliding_window, sinks)
+        attend(q, k, v, output, cache, metadata, transform, sliding_window, sinks, scale, soft_cap)
         return
     if transform is not None:
         q, k = transform_heads(q, k, transform)
     write_kv_cache(cache, k, v, metadata.slot_mapping)
     for group in metadata.groups:
         tokens = group.tokens
-        _attend(q[tokens], cache, group, output[tokens], sliding_window, sinks)
+        _attend(q[tokens], cache, group, output[tokens], sliding_window, sinks, scale, soft_cap)
 
 
 def _attend(
@@ -78,6 +83,8 @@ def _attend(
     output: torch.Tensor,
     sliding_window: int | None,
     sinks: torch.Tensor | None,
+    scale: float,
+    soft_cap: float,
 ) -> None:
     """Computes one group: gathers its blocks once, then calls torch's fused attention."""
     num_requests, num_queries = group.num_requests, group.num_queries
@@ -101,12 +108,37 @@ def _attend(
     if sinks is not None:
         scores = sinks.view(1, queries.shape[1], -1, 1)
         keys, values, mask = _with_sinks(keys, values, mask, scores)
-    attended = scaled_dot_product_attention(
-        queries, keys, values, attn_mask=mask, enable_gqa=num_queries > 1
-    )
+    if soft_cap:
+        attended = _soft_capped(queries, keys, values, mask, scale, soft_cap)
+    else:
+        attended = scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, scale=scale, enable_gqa=num_queries > 1
+        )
     if num_queries > 1:
         attended = attended.transpose(1, 2)
     output.view(attended.shape).copy_(attended)
+
+
+def _soft_capped(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    cap: float,
+) -> torch.Tensor:
+    """Attends with capped scores, which torch's fused attention cannot compute.
+
+    Maps queries [G, Hq, Q, D], keys and values [G, Hk, L, D] and a mask [G, 1 or Hq, Q, L], of seen
+    keys or to add to the capped scores, to [G, Hq, Q, D].
+    """
+    repeats = queries.shape[1] // keys.shape[1]
+    keys, values = (x.repeat_interleave(repeats, 1) for x in (keys, values))
+    dtype = torch.promote_types(queries.dtype, torch.float32)
+    scores = queries.to(dtype) @ keys.to(dtype).transpose(2, 3)
+    scores = cap * torch.tanh(scores * (scale / cap))
+    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return scores.softmax(-1).to(values.dtype) @ values
 
 
 def slide(mask: torch.Tensor, window: int) -> torch.Tensor:

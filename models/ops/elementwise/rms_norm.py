@@ -8,7 +8,9 @@ from models.ops.kernel_choice import has_kernels
 
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Returns x / sqrt(mean(x^2) + eps) * weight over the last dimension, contiguous.
+    """Returns x / sqrt(mean(x^2) + eps) * weight over the last dimension, contiguous, like x.
+
+    A weight in float32 multiplies before the result is rounded.
 
     Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization".
     """
@@ -17,6 +19,8 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
         from models.ops.triton.elementwise import rms_norm as kernel
 
         return kernel.rms_norm(x, weight, eps)
+    if weight.dtype != x.dtype:
+        return functional.rms_norm(x.float().contiguous(), weight.shape, weight, eps).to(x.dtype)
     return functional.rms_norm(x.contiguous(), weight.shape, weight, eps)
 
 

@@ -31,14 +31,24 @@ GRAPH_STATE_CAPTURED: GraphState
 GRAPH_STATE_QUARANTINED: GraphState
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("step", "start_profile", "stop_profile")
+    __slots__ = ("step", "start_profile", "stop_profile", "capture")
     STEP_FIELD_NUMBER: _ClassVar[int]
     START_PROFILE_FIELD_NUMBER: _ClassVar[int]
     STOP_PROFILE_FIELD_NUMBER: _ClassVar[int]
+    CAPTURE_FIELD_NUMBER: _ClassVar[int]
     step: bytes
     start_profile: ProfileStart
     stop_profile: ProfileStop
-    def __init__(self, step: _Optional[bytes] = ..., start_profile: _Optional[_Union[ProfileStart, _Mapping]] = ..., stop_profile: _Optional[_Union[ProfileStop, _Mapping]] = ...) -> None: ...
+    capture: GraphOrder
+    def __init__(self, step: _Optional[bytes] = ..., start_profile: _Optional[_Union[ProfileStart, _Mapping]] = ..., stop_profile: _Optional[_Union[ProfileStop, _Mapping]] = ..., capture: _Optional[_Union[GraphOrder, _Mapping]] = ...) -> None: ...
+
+class GraphOrder(_message.Message):
+    __slots__ = ("key", "is_idle")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    IS_IDLE_FIELD_NUMBER: _ClassVar[int]
+    key: _batch_pb2.GraphKey
+    is_idle: bool
+    def __init__(self, key: _Optional[_Union[_batch_pb2.GraphKey, _Mapping]] = ..., is_idle: _Optional[bool] = ...) -> None: ...
 
 class ProfileStart(_message.Message):
     __slots__ = ("path", "max_steps", "max_s", "max_bytes")
@@ -75,7 +85,7 @@ class ProfileReport(_message.Message):
     def __init__(self, error: _Optional[str] = ..., num_bytes: _Optional[int] = ..., num_steps: _Optional[int] = ..., duration_s: _Optional[float] = ..., end: _Optional[_Union[ProfileEnd, str]] = ...) -> None: ...
 
 class WorkerEvent(_message.Message):
-    __slots__ = ("progress", "ready", "result", "failure", "graph", "recompilation", "profile_started", "profile_ended", "compiled")
+    __slots__ = ("progress", "ready", "result", "failure", "graph", "recompilation", "profile_started", "profile_ended", "compiled", "capture_due")
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +95,7 @@ class WorkerEvent(_message.Message):
     PROFILE_STARTED_FIELD_NUMBER: _ClassVar[int]
     PROFILE_ENDED_FIELD_NUMBER: _ClassVar[int]
     COMPILED_FIELD_NUMBER: _ClassVar[int]
+    CAPTURE_DUE_FIELD_NUMBER: _ClassVar[int]
     progress: WorkerProgress
     ready: WorkerReady
     result: _batch_pb2.StepResult
@@ -94,7 +105,8 @@ class WorkerEvent(_message.Message):
     profile_started: ProfileStarted
     profile_ended: ProfileReport
     compiled: CompileReport
-    def __init__(self, progress: _Optional[_Union[WorkerProgress, _Mapping]] = ..., ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., graph: _Optional[_Union[GraphReport, _Mapping]] = ..., recompilation: _Optional[_Union[Recompilation, _Mapping]] = ..., profile_started: _Optional[_Union[ProfileStarted, _Mapping]] = ..., profile_ended: _Optional[_Union[ProfileReport, _Mapping]] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ...) -> None: ...
+    capture_due: GraphOrder
+    def __init__(self, progress: _Optional[_Union[WorkerProgress, _Mapping]] = ..., ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., graph: _Optional[_Union[GraphReport, _Mapping]] = ..., recompilation: _Optional[_Union[Recompilation, _Mapping]] = ..., profile_started: _Optional[_Union[ProfileStarted, _Mapping]] = ..., profile_ended: _Optional[_Union[ProfileReport, _Mapping]] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ..., capture_due: _Optional[_Union[GraphOrder, _Mapping]] = ...) -> None: ...
 
 class WorkerProgress(_message.Message):
     __slots__ = ("stage",)
@@ -103,7 +115,7 @@ class WorkerProgress(_message.Message):
     def __init__(self, stage: _Optional[str] = ...) -> None: ...
 
 class WorkerReady(_message.Message):
-    __slots__ = ("num_blocks", "block_bytes", "num_parameters", "load_s", "device_name", "dtype", "graphs", "planned_graphs", "cudagraph_mode", "no_graphs_reason", "cudagraph_mode_reason", "compiled")
+    __slots__ = ("num_blocks", "block_bytes", "num_parameters", "load_s", "device_name", "dtype", "graphs", "planned_graphs", "cudagraph_mode", "no_graphs_reason", "cudagraph_mode_reason", "compiled", "ranks")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +128,7 @@ class WorkerReady(_message.Message):
     NO_GRAPHS_REASON_FIELD_NUMBER: _ClassVar[int]
     CUDAGRAPH_MODE_REASON_FIELD_NUMBER: _ClassVar[int]
     COMPILED_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     num_blocks: int
     block_bytes: int
     num_parameters: int
@@ -128,7 +141,24 @@ class WorkerReady(_message.Message):
     no_graphs_reason: _batch_pb2.FallbackReason
     cudagraph_mode_reason: str
     compiled: CompileReport
-    def __init__(self, num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_parameters: _Optional[int] = ..., load_s: _Optional[float] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., graphs: _Optional[_Iterable[_Union[GraphReport, _Mapping]]] = ..., planned_graphs: _Optional[_Iterable[_Union[_batch_pb2.GraphKey, _Mapping]]] = ..., cudagraph_mode: _Optional[str] = ..., no_graphs_reason: _Optional[_Union[_batch_pb2.FallbackReason, str]] = ..., cudagraph_mode_reason: _Optional[str] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ...) -> None: ...
+    ranks: _containers.RepeatedCompositeFieldContainer[RankInfo]
+    def __init__(self, num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_parameters: _Optional[int] = ..., load_s: _Optional[float] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., graphs: _Optional[_Iterable[_Union[GraphReport, _Mapping]]] = ..., planned_graphs: _Optional[_Iterable[_Union[_batch_pb2.GraphKey, _Mapping]]] = ..., cudagraph_mode: _Optional[str] = ..., no_graphs_reason: _Optional[_Union[_batch_pb2.FallbackReason, str]] = ..., cudagraph_mode_reason: _Optional[str] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankInfo, _Mapping]]] = ...) -> None: ...
+
+class RankInfo(_message.Message):
+    __slots__ = ("rank", "tensor_parallel_rank", "pid", "device", "num_parameters", "num_blocks")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    tensor_parallel_rank: int
+    pid: int
+    device: str
+    num_parameters: int
+    num_blocks: int
+    def __init__(self, rank: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., num_parameters: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
 
 class CompileReport(_message.Message):
     __slots__ = ("pass_matches",)
@@ -164,9 +194,11 @@ class Recompilation(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class WorkerFailure(_message.Message):
-    __slots__ = ("error", "step_id")
+    __slots__ = ("error", "step_id", "has_lost_peer")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    HAS_LOST_PEER_FIELD_NUMBER: _ClassVar[int]
     error: str
     step_id: int
-    def __init__(self, error: _Optional[str] = ..., step_id: _Optional[int] = ...) -> None: ...
+    has_lost_peer: bool
+    def __init__(self, error: _Optional[str] = ..., step_id: _Optional[int] = ..., has_lost_peer: _Optional[bool] = ...) -> None: ...

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from services.client.channel import Tls
+from services.client.gpus import divide_gpus, engine_needs, visible_gpus
 from services.client.model import engine_flags
 from services.client.stack import LOOPBACK, Stack, choose_port, plan_stack
 from services.client.supervisor import Supervisor, run_until_signalled
@@ -47,7 +48,12 @@ def serve(  # noqa: PLR0913  a parameter is a flag
     http_port: HttpPort = None,
     engine_port: EnginePort = 50051,
     engines: Annotated[
-        int, typer.Option(min=1, max=64, help="Engines to run, on ports one after the other.")
+        int,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Engines to run, on ports one after the other, each with GPUs of its own.",
+        ),
     ] = 1,
     engine_arg: Annotated[
         list[str],
@@ -85,13 +91,14 @@ def serve(  # noqa: PLR0913  a parameter is a flag
     frontend_words, engine_words = _words(frontend_arg), _words(engine_arg)
     if http_port is not None:
         frontend_words += ["--http-port", str(choose_port(host, http_port))]
+    environments = divide_gpus(engines, engine_needs(engine_words), visible_gpus())
     model_words = engine_flags(model)
     replace_standard_error()  # an unread line must not hold up the supervisor
     stack = plan_stack(
         host=host,
         port=port,
         engine_port=engine_port,
-        num_engines=engines,
+        engine_environments=environments,
         engine_arguments=[*model_words, *engine_words],
         frontend_arguments=frontend_words,
         tls=tls,

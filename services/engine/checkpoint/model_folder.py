@@ -58,7 +58,7 @@ class ModelFolder:
         *,
         name: str,
         max_model_len: int | None,
-        num_speculative_tokens: int = 0,
+        num_layer_drafts: int = 0,
         model_impl: ModelImpl = "auto",
     ) -> "ModelFolder":
         """Reads a folder in Hugging Face form.
@@ -67,7 +67,7 @@ class ModelFolder:
             folder: holds config.json, the tokenizer's files and possibly generation_config.json.
             name: the model's name in requests.
             max_model_len: a limit below the model's own, in tokens; None keeps the model's.
-            num_speculative_tokens: draft tokens; above 0 the model needs draft layers.
+            num_layer_drafts: draft tokens of draft layers; above 0 the model needs some.
             model_impl: whose modules run the model.
 
         Raises:
@@ -80,7 +80,7 @@ class ModelFolder:
             )
         try:
             config = read_model_config(folder, model_impl)
-            if num_speculative_tokens:
+            if num_layer_drafts:
                 config.require_draft_layers()
         except ConfigError as error:
             raise ModelFolderError(str(error)) from error

@@ -52,13 +52,16 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def compute_factors(config: EngineConfig, model: ModelConfig, device: torch.device) -> Factors:
+def compute_factors(
+    config: EngineConfig, model: ModelConfig, device: torch.device, *, rank: int = 0
+) -> Factors:
     """Returns the facts that this process's compiled pieces depend on.
 
     Args:
         config: the engine's.
         model: the configuration of its model.
         device: runs the pieces.
+        rank: the process's, of all that share the model.
     """
     # The compiler takes 2 s to import, which a start with a kept trace must not wait for.
     import torch._functorch.config
@@ -72,15 +75,17 @@ def compute_factors(config: EngineConfig, model: ModelConfig, device: torch.devi
     facts |= _prefixed("inductor", torch._inductor.config.save_config_portable())
     facts |= _prefixed("functorch", torch._functorch.config.save_config_portable())
     texts = {name: _text(value) for name, value in facts.items()}
-    return Factors({**texts, **trace_factors(config, model, device).values})
+    return Factors({**texts, **trace_factors(config, model, device, rank=rank).values})
 
 
-def trace_factors(config: EngineConfig, model: ModelConfig, device: torch.device) -> Factors:
+def trace_factors(
+    config: EngineConfig, model: ModelConfig, device: torch.device, *, rank: int = 0
+) -> Factors:
     """Returns the facts that a trace depends on: all but the compiler's own settings.
 
     The sources of passes are among its source files. Arguments are those of `compute_factors`.
     """
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] = {"rank": rank}
     facts |= _prefixed("engine", _flag_facts(config, device))
     facts |= _prefixed("model", _model_facts(model))
     facts |= _prefixed("source", source_digests(_sources()))

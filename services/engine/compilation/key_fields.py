@@ -20,6 +20,7 @@ RELEVANT_FLAGS = {
     "max_num_streams": "whether shared experts get an operator with two streams",
     "use_inductor": "which compiler makes the pieces",
     "inductor_compile_config": "settings of the compiler",
+    "tensor_parallel_size": "each rank computes a share of every layer",
 }
 """Flag -> how compiled pieces depend on it."""
 
@@ -37,6 +38,7 @@ IRRELEVANT_FLAGS = {
     "max_sessions": _SERVICE,
     "vllm_grpc": _SERVICE,
     "device": "the device itself takes part",
+    "devices": "the device itself takes part",
     "kv_cache_dtype": "attention, which reads the cache, is never compiled",
     "model_impl": "the model takes part, with the modules that run it",
     "load_format": "weights are inputs of the pieces",
@@ -58,6 +60,9 @@ IRRELEVANT_FLAGS = {
     "cudagraph_padding": _GRAPHS,
     "cudagraph_copy_inputs": "inputs are copied before the pieces run",
     "num_speculative_tokens": "draft layers run after the model and are not compiled",
+    "speculative_method": "as num_speculative_tokens",
+    "prompt_lookup_min": _SERVICE,
+    "prompt_lookup_max": _SERVICE,
     "capture_while_serving": _GRAPHS,
     "allow_unmatched_passes": "only decides whether to go on",
     "compile_sizes": "each size has an artifact of its own",

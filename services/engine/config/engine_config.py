@@ -9,6 +9,7 @@ from services.engine.config.checkpoint import CheckpointConfig
 from services.engine.config.compilation import AUTO, CompilationConfig
 from services.engine.config.grammar import GrammarConfig
 from services.engine.config.observability import ObservabilityConfig
+from services.engine.config.parallel import ParallelConfig
 from services.engine.config.scheduler import SchedulerConfig
 from services.engine.config.section import ConfigSection
 from services.engine.config.serving import ServingConfig
@@ -31,6 +32,7 @@ class EngineConfig(BaseModel):
     scheduler: SchedulerConfig = SchedulerConfig()
     cache: CacheConfig = CacheConfig()
     worker: WorkerConfig = WorkerConfig()
+    parallel: ParallelConfig = ParallelConfig()
     compilation: CompilationConfig = CompilationConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     grammar: GrammarConfig = GrammarConfig()
@@ -71,6 +73,13 @@ class EngineConfig(BaseModel):
         return {
             flag: value for section in self.sections() for flag, value in getattr(self, section)
         }
+
+    @model_validator(mode="after")
+    def _check_devices(self) -> Self:
+        """Refuses a list of GPUs for a model on a CPU."""
+        if self.parallel.devices is not None and self.worker.device == "cpu":
+            raise ValueError("--devices lists GPUs, and --device is cpu")
+        return self
 
     @model_validator(mode="after")
     def _check_speculation(self) -> Self:

@@ -1,6 +1,8 @@
 """Speculative decoding."""
 
-from pydantic import Field
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
 
 from services.engine.config.section import ConfigSection
 
@@ -9,4 +11,32 @@ class SpeculationConfig(ConfigSection):
     """Speculative decoding."""
 
     num_speculative_tokens: int = Field(default=0, ge=0, le=8)
-    """Tokens that the model's draft layers guess ahead in each step; 0 turns speculation off."""
+    """Tokens that are guessed ahead of each request in each step; 0 turns speculation off."""
+    speculative_method: Literal["mtp", "ngram"] = "mtp"
+    """Source of the guesses. mtp: the model's draft layers; ngram: what followed the last tokens
+    earlier in the request."""
+    prompt_lookup_min: int = Field(default=2, ge=1, le=16)
+    """Fewest last tokens that ngram looks for."""
+    prompt_lookup_max: int = Field(default=4, ge=1, le=16)
+    """Most last tokens that ngram looks for; the longest that is found decides."""
+
+    @model_validator(mode="after")
+    def _check_lookup(self) -> Self:
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"--prompt-lookup-min is {self.prompt_lookup_min}: it must be at most "
+                f"--prompt-lookup-max, which is {self.prompt_lookup_max}"
+            )
+        return self
+
+    @property
+    def num_layer_drafts(self) -> int:
+        """Tokens that the model's draft layers guess; 0 where it needs none of them."""
+        return self.num_speculative_tokens if self.speculative_method == "mtp" else 0
+
+    @property
+    def lookup_sizes(self) -> tuple[int, int] | None:
+        """The shortest and the longest n-gram to look up; None where others guess."""
+        if self.speculative_method != "ngram" or not self.num_speculative_tokens:
+            return None
+        return self.prompt_lookup_min, self.prompt_lookup_max

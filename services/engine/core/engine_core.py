@@ -29,7 +29,7 @@ from services.engine.kv_cache.prefix_journal import PrefixChanges, PrefixCursor
 from services.engine.limits import StepLimits
 from services.engine.request import FinishReason, Request, RequestOutput
 from services.engine.scheduler.scheduler import Scheduler
-from services.engine.worker.executor import WorkerKilledError
+from services.engine.worker.rank_process import WorkerKilledError
 
 if TYPE_CHECKING:
     from services.telemetry.spans import Tracing

@@ -52,6 +52,7 @@ class ReplayConfig(EngineConfig):
             "max_model_len": recorded.max_model_len,
             "block_size": recorded.block_size,
             "num_speculative_tokens": recorded.num_speculative_tokens,
+            "speculative_method": recorded.speculative_method or "mtp",
             "load_format": recorded.load_format,
             "kv_cache_dtype": recorded.kv_cache_dtype or "auto",
             "dtype": recorded.dtype if self.checkpoint.dtype == "auto" else self.checkpoint.dtype,

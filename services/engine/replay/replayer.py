@@ -26,7 +26,7 @@ from services.engine.replay.sides import Side, Sides
 from services.engine.replay.taps import OUTPUT
 from services.engine.replay.tokens import StepTokens, partings
 from services.engine.worker.inputs.batch import Batch
-from services.engine.worker.runner.speculator import DraftLayers
+from services.engine.worker.runner.speculator import Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class Replayer:
     def _read_tokens(
         self, batch: Batch, recorded: StepResult, reference: StepResult, tested: StepResult
     ) -> _Tokens:
-        num_drafts = self.limits.num_speculative_tokens
+        num_drafts = self.limits.num_worker_drafts
         return _Tokens(
             recorded=StepTokens.recorded(recorded, batch, num_drafts),
             reference=StepTokens.read(reference, num_drafts),
@@ -228,9 +228,10 @@ class Replayer:
         """Returns the reference's logits [V] of one draft of one row."""
         reference = self._sides.reference
         speculator = reference.runner.speculator
-        assert isinstance(speculator, DraftLayers), "it made drafts"
+        assert isinstance(speculator, Speculation), "it made drafts"
+        assert speculator.layers is not None, "it made drafts"
         hidden = reference.draft_hidden[depth][index : index + 1]
-        return speculator.compute_logits(hidden, depth)[0]
+        return speculator.layers.compute_logits(hidden, depth)[0]
 
     def _lost_drafting(self, step: _Step, tested: StepResult) -> bool:
         """Whether a graph should have drafted and did not."""

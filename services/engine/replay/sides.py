@@ -20,7 +20,7 @@ from services.engine.replay.recording import ReplayError
 from services.engine.replay.report import describe_graph
 from services.engine.replay.taps import AttentionTaps, Tap
 from services.engine.worker.runner.model_runner import ModelRunner
-from services.engine.worker.runner.speculator import DraftLayers
+from services.engine.worker.runner.speculator import Speculation
 from services.engine.worker.start.graph_setup import (
     PreparedGraphs,
     attention_support,
@@ -56,7 +56,7 @@ class Side:
 
     def __post_init__(self) -> None:
         self.runner.watch_outputs(self._keep)
-        if isinstance(self.runner.speculator, DraftLayers):
+        if isinstance(self.runner.speculator, Speculation):
             self.runner.speculator.on_drafts = self._keep_drafts
 
     def _keep(self, hidden: Tensor, logits: Tensor | None) -> None:

@@ -46,4 +46,5 @@ def engine_settings(
         use_inductor=config.compilation.use_inductor,
         cudagraph_mode=worker.cudagraph_mode,
         num_speculative_tokens=config.speculation.num_speculative_tokens,
+        speculative_method=config.speculation.speculative_method,
     )

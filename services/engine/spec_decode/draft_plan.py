@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from services.engine.batch import StepResult, read_int32
 from services.engine.request import Request, RequestStatus
+from services.engine.spec_decode.ngram_index import NgramIndex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,17 +13,21 @@ class DraftPlan:
     """Speculation in the scheduler.
 
     num_tokens: drafts of each request. max_seq_len: most tokens of a request in a step, drafts
-    included, that fit the model and the KV cache.
+    included, that fit the model and the KV cache. lookup_sizes: the shortest and the longest n-gram
+    that the scheduler itself looks up; None where the worker makes the drafts.
     """
 
     num_tokens: int
     max_seq_len: int
+    lookup_sizes: tuple[int, int] | None = None
 
     def reach(self, end: int) -> int:
         """Returns how many tokens a request's blocks must hold to compute up to `end`.
 
         Draft layers write ahead: all but the last of the following drafts get an entry.
         """
+        if self.lookup_sizes is not None:
+            return end
         return min(end + self.num_tokens - 1, self.max_seq_len)
 
     def settle(self, requests: Sequence[Request], result: StepResult) -> None:
@@ -31,13 +36,24 @@ class DraftPlan:
         Their newest token was sampled and all tokens before it are computed. Entries computed for
         rejected drafts are void. Each request will verify the drafts that it has room for.
         """
-        draft_token_ids = read_int32(result.draft_token_ids).reshape(-1, self.num_tokens).tolist()
-        for request, drafts in zip(requests, draft_token_ids, strict=True):
+        made = read_int32(result.draft_token_ids).reshape(-1, self.num_tokens).tolist()
+        for index, request in enumerate(requests):
             if request.status is RequestStatus.RUNNING:
                 num_tokens = len(request.token_ids)
                 request.num_computed_tokens = num_tokens - 1
-                room = self.max_seq_len - num_tokens
-                request.draft_token_ids = drafts[: max(0, room)]
+                room = max(0, min(self.max_seq_len - num_tokens, self.num_tokens))
+                if self.lookup_sizes is None:
+                    request.draft_token_ids = made[index][:room]
+                else:
+                    request.draft_token_ids = self._look_up(request, self.lookup_sizes, room)
+
+    def _look_up(self, request: Request, sizes: tuple[int, int], room: int) -> list[int]:
+        """Returns at most `room` tokens that followed the request's last tokens before."""
+        if request.constraint is not None and not request.constraint.num_free_tokens:
+            return []
+        if request.ngrams is None:
+            request.ngrams = NgramIndex(sizes, max_num_tokens=request.max_num_tokens)
+        return request.ngrams.following(request.token_ids, room)
 
 
 def cut_at_end(request: Request, token_ids: list[int]) -> list[int]:

@@ -46,6 +46,7 @@ class Drafted:
 
     sampled: [S * (k + 1)] int32, the tokens that the drafts were compared with.
     num_accepted: [S] int32. token_ids: [S, k] int32, the next drafts.
+    token_ids is [S, 0] if the scheduler makes the drafts.
     hidden: k of [S, hidden], by which the drafts were chosen; empty if S is 0.
     by_graph: a graph computed this; the next replay overwrites it.
     """
@@ -65,8 +66,11 @@ class Drafted:
             result: has k + 1 tokens of each row, and as many log-probabilities if any.
         """
         accepted, drafts = self.num_accepted.numpy(), self.token_ids.numpy()
-        is_kept = (np.arange(drafts.shape[1] + 1) <= accepted[:, None]).ravel()
-        result.token_ids = pack_int32(read_int32(result.token_ids)[is_kept])
+        token_ids = read_int32(result.token_ids).reshape(
+            len(accepted), len(self.sampled) // max(1, len(accepted))
+        )
+        is_kept = (np.arange(token_ids.shape[1]) <= accepted[:, None]).ravel()
+        result.token_ids = pack_int32(token_ids.ravel()[is_kept])
         if result.logprobs:
             shape = (len(is_kept), result.num_top_logprobs)
             top_token_ids = read_int32(result.top_token_ids).reshape(shape)

@@ -11,6 +11,7 @@ import sys
 import threading
 
 from services.engine.config.engine_config import EngineConfig
+from services.engine.worker.placement import rank_places
 from services.engine.worker.wire import Channel
 from services.processes.standard_error import replace_standard_error
 from services.telemetry.logging import configure_logging
@@ -29,6 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="services.engine.worker")
     parser.add_argument("--socket-fd", type=int, required=True)
     parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--meeting-fd", type=int, help="shared with the other ranks, if any")
     parser.add_argument("--config", type=EngineConfig.model_validate_json, required=True)
     arguments = parser.parse_args()
     config: EngineConfig = arguments.config
@@ -36,8 +38,10 @@ def main() -> int:
         service="engine-worker",
         level=config.observability.log_level,
         log_format=config.observability.log_format,
+        rank=arguments.rank if config.parallel.num_ranks > 1 else None,
     )
-    opening = begin_to_open(config.worker.device, arguments.rank)
+    place = rank_places(config.parallel)[arguments.rank]
+    opening = begin_to_open(config.worker.device, place.device)
     # Importing torch takes seconds, in which Ctrl-C must already be ignored.
     from services.engine.worker.process import run_worker
 
@@ -46,7 +50,7 @@ def main() -> int:
         opening.join()
     channel = Channel(_adopt(arguments.socket_fd))
     try:
-        return run_worker(config, channel, rank=arguments.rank)
+        return run_worker(config, channel, place=place, meeting_fd=arguments.meeting_fd)
     finally:
         channel.close()
 

@@ -1,17 +1,17 @@
-"""The service's end of a worker process: starts it, orders steps, takes results. No torch here."""
+"""The service's end of the workers: starts all ranks, orders steps, takes results. No torch here.
+
+Every rank gets the same commands in the same order, and does in this order whatever communicates
+with the others. Rank 0 sends the results; the others speak up only if something is wrong.
+"""
 
 import asyncio
-import contextlib
 import os
-import signal
-import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import structlog
 
 from protos.engine.v1.worker_pb2 import (
     CompileReport,
+    GraphOrder,
     GraphReport,
     ProfileReport,
     ProfileStart,
@@ -22,234 +22,299 @@ from protos.engine.v1.worker_pb2 import (
     WorkerEvent,
     WorkerReady,
 )
-from services.engine.batch import BatchDescriptor, StepResult
+from services.engine.batch import BatchDescriptor, StepFailure, StepResult
 from services.engine.config.engine_config import EngineConfig
-from services.engine.worker.wire import WireError, framed, read_message
-from services.processes.child import child_command
-from services.processes.standard_error import standard_error_for_child
-from services.telemetry.stacks import STACKS_SIGNAL
+from services.engine.worker.placement import rank_places
+from services.engine.worker.rank_process import LostPeerError, RankProcess, WorkerDiedError
 
-log = structlog.get_logger()
-
-WORKER_MODULE = "services.engine.worker"
-STOP_GRACE_S = 5.0
-"""Time a worker has to end after SIGTERM before it is killed."""
 STACKS_GRACE_S = 0.5
 """Time a worker has to show its stacks before it is ended."""
+CAUSE_GRACE_S = 2.0
+"""Time in which the end of a rank shows after another one has lost it."""
+AGREEMENT_GRACE_S = 2.0
+"""Time in which all ranks fail at the same place of a step, if they do."""
 
 _IMPORT_ROOT = Path(__file__).resolve().parents[3]
-_READ_AHEAD_BYTES = 2**20
 
 
 ProfileAnswer = Callable[[ProfileStarted | ProfileReport], None]
 """Takes a worker's word that a profile has begun or ended."""
 
 
-class WorkerDiedError(Exception):
-    """The worker process is gone or could not start; the message says why."""
-
-
-class WorkerKilledError(WorkerDiedError):
-    """Another process ended the worker; no step that it ran is suspect."""
-
-
-_OUTSIDE_SIGNALS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-"""Sent by operators, supervisors and a kernel that is short of memory; a crash sends others."""
-
-
 class WorkerExecutor:
-    """One worker process at a time.
+    """The worker processes of one engine, one of each rank at a time.
 
     `start`, then `send` and `receive`, then `stop`; after that it may be started again.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._process: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        places = rank_places(config.parallel)
+        names = ["the worker"] if len(places) == 1 else [f"rank {each.rank}" for each in places]
+        self._ranks = [RankProcess(name) for name in names]
+        self._watches: list[asyncio.Task[WorkerDiedError]] = []
+        self._due: dict[int, GraphOrder] = {}
+        self._failures: dict[int, StepResult] = {}
+        self._has_failed = asyncio.Event()
         self._answer_profile: ProfileAnswer = lambda answer: None
 
     @property
     def pid(self) -> int | None:
-        """The worker's process id while it lives."""
-        if self._process is None or self._process.returncode is not None:
-            return None
-        return self._process.pid
+        """The process id of rank 0 while it lives."""
+        return self._ranks[0].pid
 
     async def start(self, on_progress: Callable[[str], None] | None = None) -> WorkerReady:
-        """Starts the worker and waits until it takes steps.
+        """Starts all ranks and waits until they take steps.
 
         Args:
             on_progress: called with each stage of the start.
 
         Raises:
-            WorkerDiedError: it could not start, or not in time; the message says why. No process
+            WorkerDiedError: one could not start, or not in time; the message says why. No process
                 is left behind.
         """
+        readies: dict[int, WorkerReady] = {}
+        limit_s = self._config.worker.worker_start_timeout_s
         try:
-            async with asyncio.timeout(self._config.worker.worker_start_timeout_s):
+            async with asyncio.timeout(limit_s):
                 await self._spawn()
-                return await self._wait_until_ready(on_progress or _ignore_progress)
+                await self._wait_until_ready(readies, on_progress or _ignore_progress)
         except TimeoutError:
             await self.show_stacks()
             await self.stop()
-            raise WorkerDiedError(
-                f"the worker was not ready within {self._config.worker.worker_start_timeout_s} s"
-            ) from None
+            late = [each for number, each in enumerate(self._ranks) if number not in readies]
+            reasons = "; ".join(_describe_late(each) for each in late)
+            raise WorkerDiedError(f"{reasons} was not ready within {limit_s} s") from None
         except BaseException:
             await self.stop()
             raise
+        self._watches = [
+            asyncio.create_task(self._watch(number)) for number in range(1, len(self._ranks))
+        ]
+        ready = readies[0]
+        for number in range(1, len(self._ranks)):
+            ready.ranks.extend(readies[number].ranks)
+        return ready
 
     def send(self, descriptor: BatchDescriptor) -> None:
         """Orders a step. Never blocks; a worker that is gone shows in `receive`."""
-        assert self._writer is not None, "steps are sent between start and stop"
-        if not self._writer.is_closing():
-            command = WorkerCommand(step=descriptor.SerializeToString())
-            self._writer.write(framed(command.SerializeToString()))
+        self._command(WorkerCommand(step=descriptor.SerializeToString()))
 
     def order_profile(self, order: ProfileStart | ProfileStop, answer: ProfileAnswer) -> None:
-        """Orders the start or the end of a profile; `receive` passes on what the worker answers."""
-        assert self._writer is not None, "profiles are ordered between start and stop"
+        """Orders the start or the end of a profile of rank 0; `receive` passes on its answers."""
         if isinstance(order, ProfileStart):
             command = WorkerCommand(start_profile=order)
         else:
             command = WorkerCommand(stop_profile=order)
         self._answer_profile = answer
-        if not self._writer.is_closing():
-            self._writer.write(framed(command.SerializeToString()))
+        self._ranks[0].send(command.SerializeToString())
 
     async def receive(self) -> StepResult | GraphReport | Recompilation | CompileReport:
         """Returns the next result, in the order of the steps sent, or other news.
 
         Raises:
-            WorkerDiedError: the worker is gone.
+            WorkerDiedError: a worker is gone, or the ranks cannot go on together.
         """
-        event = await self._next_event()
-        while (profile := _profile_answer(event)) is not None:
-            self._answer_profile(profile)
+        while True:
             event = await self._next_event()
-        kind = event.WhichOneof("event")
-        if kind == "graph":
-            return event.graph
-        if kind == "recompilation":
-            return event.recompilation
-        if kind == "compiled":
-            return event.compiled
-        if kind != "result":
-            raise WorkerDiedError(f"the worker sent {kind}, not a result")
-        return event.result
+            kind = event.WhichOneof("event")
+            if kind == "profile_started":
+                self._answer_profile(event.profile_started)
+            elif kind == "profile_ended":
+                self._answer_profile(event.profile_ended)
+            elif kind == "capture_due":
+                self._take_due(0, event.capture_due)
+            elif kind == "graph":
+                return event.graph
+            elif kind == "recompilation":
+                return event.recompilation
+            elif kind == "compiled":
+                return event.compiled
+            elif kind == "result":
+                if _is_out_of_memory(event.result):
+                    await self._agree_on_failure(event.result)
+                return event.result
+            else:
+                raise WorkerDiedError(f"{self._ranks[0].name} sent {kind}, not a result")
 
     async def show_stacks(self) -> None:
-        """Has a worker that does not answer write on standard error what its threads do."""
-        pid = self.pid
-        if pid is None:
+        """Has workers that do not answer write on standard error what their threads do."""
+        if all(each.pid is None for each in self._ranks):
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, STACKS_SIGNAL)
-            os.kill(pid, signal.SIGCONT)  # what was stopped handles no signal
-        # Were it ended at once, the signal that ends it would overtake.
+        for each in self._ranks:
+            each.show_stacks()
+        # Were they ended at once, the signal that ends them would overtake.
         await asyncio.sleep(STACKS_GRACE_S)
 
     async def stop(self) -> None:
-        """Ends the worker, by force if it does not end in STOP_GRACE_S. May be called again."""
-        if self._writer is not None:
-            self._writer.close()
-            with contextlib.suppress(ConnectionError):
-                await self._writer.wait_closed()
-            self._reader = self._writer = None
-        process, self._process = self._process, None
-        if process is None or process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            async with asyncio.timeout(STOP_GRACE_S):
-                await process.wait()
-        except TimeoutError:
-            log.warning("worker_killed", worker_pid=process.pid, grace_s=STOP_GRACE_S)
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        """Ends all ranks, by force if they do not end by themselves. May be called again."""
+        watches, self._watches = self._watches, []
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*(each.stop() for each in self._ranks))
+        self._due.clear()
+        self._failures.clear()
 
     async def _spawn(self) -> None:
-        """Starts the process and connects to it."""
-        ours, theirs = socket.socketpair()
-        with theirs, standard_error_for_child() as stderr:
-            try:
-                arguments = ["--socket-fd", str(theirs.fileno()), "--rank", "0"]
-                arguments += ["--config", self._config.model_dump_json()]
-                self._process = await asyncio.create_subprocess_exec(
-                    *child_command(WORKER_MODULE, arguments),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stderr=stderr,
-                    pass_fds=(theirs.fileno(),),
-                    env=_environment(self._config),
-                )
-            except BaseException:
-                ours.close()
-                raise
-        self._reader, self._writer = await asyncio.open_unix_connection(
-            sock=ours, limit=_READ_AHEAD_BYTES
-        )
+        """Starts the processes and connects to them."""
+        config = self._config.model_dump_json()
+        environment = _environment(self._config)
+        if len(self._ranks) == 1:
+            await self._ranks[0].spawn(["--rank", "0", "--config", config], environment=environment)
+            return
+        # The ranks meet in a file without a name: it is gone with the last process that has it.
+        meeting = os.memfd_create("octavo-ranks")
+        try:
+            for number, each in enumerate(self._ranks):
+                arguments = ["--rank", str(number), "--config", config]
+                arguments += ["--meeting-fd", str(meeting)]
+                await each.spawn(arguments, environment=environment, fds=[meeting])
+        finally:
+            os.close(meeting)
 
-    async def _wait_until_ready(self, on_progress: Callable[[str], None]) -> WorkerReady:
-        """Follows the worker's start."""
+    async def _wait_until_ready(
+        self, readies: dict[int, WorkerReady], on_progress: Callable[[str], None]
+    ) -> None:
+        """Follows the start of all ranks and collects their announcements."""
+
+        async def follow(number: int) -> None:
+            readies[number] = await self._follow_start(number, on_progress)
+
+        if len(self._ranks) == 1:
+            await follow(0)
+            return
+        following = [asyncio.create_task(follow(number)) for number in range(len(self._ranks))]
+        try:
+            done, others = await asyncio.wait(following, return_when=asyncio.FIRST_EXCEPTION)
+            errors = _errors_of(done)
+            if errors and others and all(isinstance(each, LostPeerError) for each in errors):
+                done, _ = await asyncio.wait(others, timeout=CAUSE_GRACE_S)
+                errors += _errors_of(done)
+        finally:
+            for task in following:
+                task.cancel()
+            await asyncio.gather(*following, return_exceptions=True)
+        if errors:
+            raise _cause_among(errors)
+
+    async def _follow_start(self, number: int, on_progress: Callable[[str], None]) -> WorkerReady:
+        rank = self._ranks[number]
+        prefix = f"{rank.name}: " if len(self._ranks) > 1 else ""
         while True:
-            event = await self._next_event()
+            event = await rank.next_event()
             kind = event.WhichOneof("event")
             if kind == "ready":
                 return event.ready
             if kind != "progress":
-                raise WorkerDiedError(f"the worker sent {kind} before it was ready")
-            on_progress(event.progress.stage)
+                raise WorkerDiedError(f"{rank.name} sent {kind} before it was ready")
+            rank.stage = event.progress.stage
+            on_progress(prefix + rank.stage)
+
+    def _command(self, command: WorkerCommand) -> None:
+        """Sends a command to every rank, at the same place in the order of all."""
+        content = command.SerializeToString()
+        for each in self._ranks:
+            each.send(content)
 
     async def _next_event(self) -> WorkerEvent:
-        """Returns what the worker says next, unless that is its end.
-
-        The kernel closes a dead process's socket, so its end shows here at once.
-        """
-        if self._reader is None:
-            raise WorkerDiedError("the worker was stopped")
+        """Returns what rank 0 says next; if a rank is lost, raises what it was lost by."""
         try:
-            event = WorkerEvent.FromString(await read_message(self._reader))
-        except EOFError:
-            raise await self._exit_report() from None
-        except WireError as error:
-            raise WorkerDiedError(f"the worker does not make sense: {error}") from error
-        if event.HasField("failure"):
-            where = (
-                f"in step {event.failure.step_id}" if event.failure.step_id else "while starting"
+            return await self._ranks[0].next_event()
+        except LostPeerError as error:
+            if not self._watches:
+                raise
+            done, _ = await asyncio.wait(
+                self._watches, timeout=CAUSE_GRACE_S, return_when=asyncio.FIRST_COMPLETED
             )
-            raise WorkerDiedError(f"the worker failed {where}: {event.failure.error}")
-        return event
+            raise _cause_among([*(task.result() for task in done), error]) from error
 
-    async def _exit_report(self) -> WorkerDiedError:
-        """Says how a worker ended that has hung up."""
-        process = self._process
-        if process is None:
-            return WorkerDiedError("the worker was stopped")
+    async def _watch(self, number: int) -> WorkerDiedError:
+        """Listens to a rank whose results nobody needs; its end ends `receive`."""
+        rank = self._ranks[number]
         try:
-            async with asyncio.timeout(STOP_GRACE_S):
-                code = await process.wait()
+            while True:
+                self._hear(number, await rank.next_event())
+        except LostPeerError as error:
+            await asyncio.sleep(CAUSE_GRACE_S)
+            self._ranks[0].interrupt(error)
+            return error
+        except WorkerDiedError as error:
+            self._ranks[0].interrupt(error)
+            return error
+
+    def _hear(self, number: int, event: WorkerEvent) -> None:
+        """Takes an event of a rank other than 0. Rank 0 says what it leaves out."""
+        kind = event.WhichOneof("event")
+        if kind == "capture_due":
+            self._take_due(number, event.capture_due)
+        elif kind == "result" and _is_out_of_memory(event.result):
+            self._failures[number] = event.result
+            self._has_failed.set()
+            loop = asyncio.get_running_loop()
+            loop.call_later(AGREEMENT_GRACE_S, self._end_if_alone, number, event.result)
+
+    def _take_due(self, number: int, order: GraphOrder) -> None:
+        """Orders a capture once every rank would begin one; rank 0 says which."""
+        self._due[number] = order
+        if len(self._due) == len(self._ranks):
+            self._command(WorkerCommand(capture=self._due[0]))
+            self._due.clear()
+
+    async def _agree_on_failure(self, result: StepResult) -> None:
+        """Waits until all ranks have failed at the same place of a step.
+
+        Raises:
+            WorkerDiedError: one did not, and waits for the others in the middle of the step.
+        """
+        self._failures[0] = result
+        try:
+            async with asyncio.timeout(AGREEMENT_GRACE_S):
+                while len(self._failures) < len(self._ranks):
+                    self._has_failed.clear()
+                    await self._has_failed.wait()
         except TimeoutError:
-            return WorkerDiedError("the worker hung up but still runs")
-        if code >= 0:
-            return WorkerDiedError(f"the worker exited with code {code}")
-        number = signal.Signals(-code)
-        kind = WorkerKilledError if number in _OUTSIDE_SIGNALS else WorkerDiedError
-        return kind(f"the worker was killed by {number.name}")
+            raise _alone(self._ranks[0], result) from None
+        failures, self._failures = self._failures, {}
+        for number, other in failures.items():
+            if (other.step_id, other.num_collectives) != (result.step_id, result.num_collectives):
+                raise _alone(self._ranks[number], other)
+
+    def _end_if_alone(self, number: int, result: StepResult) -> None:
+        """Ends `receive` if the others have not failed in a rank's step."""
+        if self._failures.get(number) is result:
+            self._ranks[0].interrupt(_alone(self._ranks[number], result))
 
 
-def _profile_answer(event: WorkerEvent) -> ProfileStarted | ProfileReport | None:
-    """Returns an event's word on a profile, if it is one."""
-    if event.HasField("profile_started"):
-        return event.profile_started
-    return event.profile_ended if event.HasField("profile_ended") else None
+def _is_out_of_memory(result: StepResult) -> bool:
+    return result.failure == StepFailure.STEP_FAILURE_OUT_OF_MEMORY
+
+
+def _alone(rank: RankProcess, result: StepResult) -> WorkerDiedError:
+    return WorkerDiedError(
+        f"{rank.name} ran out of memory in step {result.step_id} where other ranks did not; they "
+        "cannot go on together"
+    )
+
+
+def _cause_among(errors: Sequence[WorkerDiedError]) -> WorkerDiedError:
+    """Returns the error that explains the others: not that a rank has lost another one."""
+    return min(errors, key=lambda error: isinstance(error, LostPeerError))
+
+
+def _errors_of(tasks: set[asyncio.Task[None]]) -> list[WorkerDiedError]:
+    errors = [error for task in tasks if (error := task.exception()) is not None]
+    for error in errors:
+        if not isinstance(error, WorkerDiedError):
+            raise error
+    return [error for error in errors if isinstance(error, WorkerDiedError)]
+
+
+def _describe_late(rank: RankProcess) -> str:
+    return f"{rank.name} (last seen {rank.stage})" if rank.stage else rank.name
 
 
 def _environment(config: EngineConfig) -> dict[str, str]:
-    """Returns the worker's environment: ours, our import root first, a thread count, a log level.
+    """Returns a worker's environment: ours, our import root first, a thread count, a log level.
 
     OpenMP and MKL read their count when torch is imported, before any configuration is.
     """
@@ -258,6 +323,9 @@ def _environment(config: EngineConfig) -> dict[str, str]:
     return {
         # torch's profiler would write to standard error, between the lines of the log.
         "KINETO_LOG_LEVEL": "6",
+        # The ranks are on one host; their connections need not be open to others.
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
         **os.environ,
         "PYTHONPATH": os.pathsep.join(search_path),
         "OMP_NUM_THREADS": threads,

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 import structlog
 import torch
 
+from models.parallel.collectives import LostPeerError, num_issued
 from protos.engine.v1.worker_pb2 import (
     CompileReport,
+    GraphOrder,
     ProfileReport,
     ProfileStarted,
     Recompilation,
@@ -26,6 +28,7 @@ from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.recompilations import Recompilations
 from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.graphs.background_capture import BackgroundCapture
+from services.engine.worker.placement import RankPlace
 from services.engine.worker.runner.step_profiler import StepProfiler
 from services.engine.worker.start.graph_setup import graph_report
 from services.engine.worker.start.startup import start_worker
@@ -40,30 +43,39 @@ POLL_S = 50e-6
 """Pause between looks at a result that the device has not finished, and at the socket."""
 
 
-def run_worker(config: EngineConfig, channel: Channel, *, rank: int) -> int:
+def run_worker(
+    config: EngineConfig, channel: Channel, *, place: RankPlace, meeting_fd: int | None = None
+) -> int:
     """Serves steps until the other side hangs up.
 
     Args:
         config: the engine's configuration.
         channel: the connection to the engine service.
-        rank: number of the GPU; an engine has one worker, of rank 0.
+        place: this rank's.
+        meeting_fd: a file that all ranks have open; None for a single rank.
 
     Returns:
         The exit code: 0 after a hang-up, 1 after a failure, which was reported to the service.
     """
-    server = StepServer(channel, fail_on_late_build=config.compilation.fail_on_late_build)
+    server = StepServer(
+        channel,
+        fail_on_late_build=config.compilation.fail_on_late_build,
+        rank=place.rank,
+        num_ranks=config.parallel.num_ranks,
+    )
     try:
         try:
             started = start_worker(
                 config,
-                rank=rank,
+                place=place,
+                meeting_fd=meeting_fd,
                 report_progress=server.report_progress,
                 on_fault=server.report_graph,
                 on_compiled=server.report_compiled,
             )
         except ValueError as error:  # the operator can mend it; where it was raised does not help
             log.debug("worker_refused_to_start", exc_info=error)
-            _report(channel, str(error), step_id=0)
+            _report(channel, WorkerFailure(error=str(error)))
             return 1
         # torch and the model stay for good; a full collection walks them for 70 ms in mid-step.
         gc.freeze()
@@ -71,10 +83,16 @@ def run_worker(config: EngineConfig, channel: Channel, *, rank: int) -> int:
     except EOFError:
         log.info("worker_stopped")
         return 0
+    except LostPeerError as error:
+        log.warning("rank_was_lost", step_id=server.step_id, error=str(error))
+        failure = WorkerFailure(error=str(error), step_id=server.step_id, has_lost_peer=True)
+        _report(channel, failure)
+        return 1
     except Exception as error:  # the worker's engine loop: whatever it was ends the worker
         log.exception("worker_failed", step_id=server.step_id)
         details = "".join(traceback.format_exception(error))
-        _report(channel, f"{type(error).__name__}: {error}\n{details}", server.step_id)
+        text = f"{type(error).__name__}: {error}\n{details}"
+        _report(channel, WorkerFailure(error=text, step_id=server.step_id))
         return 1
 
 
@@ -99,6 +117,7 @@ class FailedStep:
 
     step_id: int
     failure: StepFailure
+    num_collectives: int = 0
 
     @property
     def is_ready(self) -> bool:
@@ -107,7 +126,9 @@ class FailedStep:
 
     def message(self) -> StepResult:
         """Returns the result."""
-        return StepResult(step_id=self.step_id, failure=self.failure)
+        return StepResult(
+            step_id=self.step_id, failure=self.failure, num_collectives=self.num_collectives
+        )
 
 
 class Runner(Protocol):
@@ -120,8 +141,26 @@ class Runner(Protocol):
 class StepServer:
     """The loop between the channel and the runner."""
 
-    def __init__(self, channel: Channel, *, fail_on_late_build: bool = False) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        *,
+        fail_on_late_build: bool = False,
+        rank: int = 0,
+        num_ranks: int = 1,
+    ) -> None:
+        """Starts without a runner.
+
+        Args:
+            channel: the connection to the engine service.
+            fail_on_late_build: whether code that is compiled while serving is an error.
+            rank: this process's; only rank 0 sends results.
+            num_ranks: processes that share the model.
+        """
         self._channel = channel
+        self._is_first = rank == 0
+        self._has_others = num_ranks > 1
+        self._waits_for_order = False
         self._fail_on_late_build = fail_on_late_build
         self._recompilations = Recompilations()
         self._profiler = StepProfiler()
@@ -147,19 +186,41 @@ class StepServer:
                 self._recompilations.arm()
             content = self._channel.receive(self._max_wait_s(capture))
             if content is not None:
-                self._obey(WorkerCommand.FromString(content), runner)
+                self._obey(WorkerCommand.FromString(content), runner, capture)
             self._report_profile(self._profiler.poll())
             while self._pending and self._pending[0].is_ready:
-                result = self._pending.popleft().message()
-                self._send(WorkerEvent(result=result))
+                self._send_result(self._pending.popleft())
             is_idle = content is None and not self._pending
-            if capture is not None and capture.is_due(is_idle=is_idle):
-                outcome = capture.run(is_idle=is_idle)
-                if outcome is not None:
-                    self.report_graph(outcome)
+            if capture is not None:
+                self._go_on_capturing(capture, is_idle=is_idle)
 
-    def _obey(self, command: WorkerCommand, runner: Runner) -> None:
-        """Queues a step, or starts or ends a profile."""
+    def _go_on_capturing(self, capture: BackgroundCapture, *, is_idle: bool) -> None:
+        """Captures what is due. Of several ranks each waits for the order: captures communicate."""
+        if self._waits_for_order or not capture.is_due(is_idle=is_idle):
+            return
+        if self._has_others and not capture.is_compiling:
+            self._waits_for_order = True
+            self._send(WorkerEvent(capture_due=capture.due(is_idle=is_idle)))
+            return
+        outcome = capture.run(is_idle=is_idle)
+        if outcome is not None:
+            self.report_graph(outcome)
+
+    def _capture_as_told(self, capture: BackgroundCapture, order: GraphOrder) -> None:
+        self._waits_for_order = False
+        outcome = capture.obey(order)
+        if outcome is not None:
+            self.report_graph(outcome)
+
+    def _send_result(self, pending: Pending) -> None:
+        """Sends a step's result. Of several ranks one does; the others tell what went wrong."""
+        if self._is_first or isinstance(pending, FailedStep):
+            self._send(WorkerEvent(result=pending.message()))
+
+    def _obey(
+        self, command: WorkerCommand, runner: Runner, capture: BackgroundCapture | None
+    ) -> None:
+        """Queues a step, captures a graph, or starts or ends a profile."""
         kind = command.WhichOneof("command")
         if kind == "start_profile":
             report = self._profiler.start(command.start_profile)
@@ -168,6 +229,9 @@ class StepServer:
             self._report_profile(report)
         elif kind == "stop_profile":
             self._profiler.stop()
+        elif kind == "capture":
+            assert capture is not None, "a capture is ordered when it is due"
+            self._capture_as_told(capture, command.capture)
         else:
             descriptor = BatchDescriptor.FromString(command.step)
             self.step_id = descriptor.step_id
@@ -191,7 +255,8 @@ class StepServer:
             log.warning("step_ran_out_of_memory", step_id=descriptor.step_id, error=str(error))
         _release_memory()
         self._num_failed_steps += 1
-        return FailedStep(descriptor.step_id, StepFailure.STEP_FAILURE_OUT_OF_MEMORY)
+        failure = StepFailure.STEP_FAILURE_OUT_OF_MEMORY
+        return FailedStep(descriptor.step_id, failure, num_issued())
 
     def report_progress(self, stage: str) -> None:
         """Reports a stage of the start to the service."""
@@ -229,13 +294,14 @@ class StepServer:
         """Returns how long to wait for a descriptor; None while there is nothing else to do."""
         if self._pending:
             return POLL_S
+        if self._waits_for_order:
+            capture = None
         waits = (self._profiler.max_wait_s, None if capture is None else capture.max_wait_s)
         return min((wait for wait in waits if wait is not None), default=None)
 
 
-def _report(channel: Channel, error: str, step_id: int) -> None:
+def _report(channel: Channel, failure: WorkerFailure) -> None:
     """Reports to the service, unless it is gone, why this worker cannot go on."""
-    failure = WorkerFailure(error=error, step_id=step_id)
     with contextlib.suppress(EOFError):
         channel.send(WorkerEvent(failure=failure).SerializeToString())
 

@@ -6,8 +6,11 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from services.frontend.http import answer_schema
+from services.frontend.http.messages.answer_schema import MessageError, MessageEvent, ReplyMessage
 from services.frontend.http.messages.schema import CountTokensRequest, MessagesRequest
 from services.frontend.http.request_id import HEADER, PATTERN
+from services.frontend.http.responses.answer_schema import Response
+from services.frontend.http.responses.event_schema import ResponseEvent
 from services.frontend.http.responses.schema import ResponsesRequest
 from services.frontend.http.schema import (
     ChatCompletionRequest,
@@ -33,19 +36,6 @@ _ERROR = {
         }
     },
 }
-_MESSAGE_ERROR = {
-    "type": "object",
-    "required": ["type", "error"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-        },
-        "request_id": {"type": "string"},
-    },
-}
 _REFUSALS = {
     "400": "the request is wrong, or asks for something that is not served",
     "401": "there is no API key, or one that is not known",
@@ -68,8 +58,8 @@ _REQUEST_ID = {
     "schema": {"type": "string", "pattern": f"^{PATTERN}$"},
 }
 _Content = dict[str, Any]
-_JSON: _Content = {"application/json": {}}
-_WHOLE_OR_EVENTS: _Content = {"application/json": {}, "text/event-stream": {}}
+_UNNAMED = "lines of `data: ` and JSON, then `data: [DONE]`"
+_NAMED = "pairs of lines, `event: ` with the event's type, and `data: ` with JSON"
 _TEXT: _Content = {"text/plain": {}, "application/openmetrics-text": {}}
 _REQUESTS = (
     ChatCompletionRequest,
@@ -84,7 +74,12 @@ _ANSWERS = (
     answer_schema.ChatCompletion,
     answer_schema.ChatCompletionChunk,
     answer_schema.Completion,
+    ReplyMessage,
+    MessageEvent,
+    MessageError,
     answer_schema.CountAnswer,
+    Response,
+    ResponseEvent,
     answer_schema.DeletedResponse,
     answer_schema.TokenizeAnswer,
     answer_schema.DetokenizeAnswer,
@@ -121,7 +116,7 @@ def openapi_document() -> dict[str, Any]:
             "/v1/messages": _post(
                 "Answers a conversation in Anthropic's form.",
                 MessagesRequest,
-                _WHOLE_OR_EVENTS,
+                _content(ReplyMessage, event=MessageEvent, lines=_NAMED),
                 error="MessageError",
             ),
             "/v1/messages/count_tokens": _post(
@@ -130,9 +125,13 @@ def openapi_document() -> dict[str, Any]:
                 _content(answer_schema.CountAnswer),
                 error="MessageError",
             ),
-            "/v1/responses": _post("Creates a response.", ResponsesRequest, _WHOLE_OR_EVENTS),
+            "/v1/responses": _post(
+                "Creates a response.",
+                ResponsesRequest,
+                _content(Response, event=ResponseEvent, lines=f"{_NAMED}, then `data: [DONE]`"),
+            ),
             "/v1/responses/{response_id}": {
-                **_bodiless("get", "Returns a stored response.", _JSON, "404"),
+                **_bodiless("get", "Returns a stored response.", _content(Response), "404"),
                 **_bodiless(
                     "delete",
                     "Forgets a stored response.",
@@ -172,7 +171,7 @@ def openapi_document() -> dict[str, Any]:
             "/metrics": _bodiless("get", "Returns metrics for Prometheus.", _TEXT),
         },
         "components": {
-            "schemas": {**definitions["$defs"], "Error": _ERROR, "MessageError": _MESSAGE_ERROR},
+            "schemas": {**definitions["$defs"], "Error": _ERROR},
             "securitySchemes": _KEYS,
         },
     }
@@ -198,14 +197,16 @@ def _post(
     }
 
 
-def _content(answer: type[BaseModel], *, event: type[BaseModel] | None = None) -> _Content:
-    """Describes an answer; the data of its events, and their end, are in `event`."""
+def _content(
+    answer: type[BaseModel], *, event: type[BaseModel] | None = None, lines: str = _UNNAMED
+) -> _Content:
+    """Describes an answer; `event` is the data of its events, which have these lines."""
     content: _Content = {"application/json": {"schema": _reference(answer)}}
     if event is not None:
         content["text/event-stream"] = {
             "schema": {
                 "type": "string",
-                "description": "With `stream`: lines of `data: ` and JSON, then `data: [DONE]`.",
+                "description": f"With `stream`: {lines}.",
                 "contentMediaType": "application/json",
                 "contentSchema": _reference(event),
             }

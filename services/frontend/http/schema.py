@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import PydanticCustomError
 
 from services.frontend.errors import InvalidRequestError
+from services.frontend.http.refusals import UNKNOWN_FIELD, refusal_of
 from services.frontend.pipeline.request import (
     MAX_CACHE_SALT_CHARACTERS,
     MAX_CHOICES,
@@ -25,7 +26,6 @@ from services.frontend.pipeline.tools import MAX_TOOLS
 
 _UINT32 = Field(ge=0, le=2**32 - 1)
 
-_UNKNOWN_FIELD = "octavo_unknown_field"
 
 TokenId = Annotated[int, _UINT32]
 Count = Annotated[int, _UINT32]
@@ -51,7 +51,7 @@ class Body(BaseModel):
     def _refuse_unknown(self) -> Self:
         for name, value in (self.model_extra or {}).items():
             if value is not None:
-                raise PydanticCustomError(_UNKNOWN_FIELD, "{name} is not supported", {"name": name})
+                raise PydanticCustomError(UNKNOWN_FIELD, "{name} is not supported", {"name": name})
         return self
 
 
@@ -370,43 +370,3 @@ def parse(request_class: type[_Request], body: bytes) -> _Request:
     if request.prompt_logprobs is not None and request.stream:
         raise InvalidRequestError("prompt_logprobs is not for streams", field="prompt_logprobs")
     return request
-
-
-def refusal_of(error: ValidationError, *, tags: Collection[str] = ()) -> InvalidRequestError:
-    """Returns the refusal of an invalid body, with the path of the first wrong field.
-
-    `tags` names the alternatives of tagged unions; they are no part of the path.
-    """
-    errors = error.errors(include_url=False, include_input=False)
-    # Among a value's possible forms, the one with an unknown field is the intended one.
-    first = next((each for each in errors if each["type"] == _UNKNOWN_FIELD), errors[0])
-    location = _without_tags(first["loc"], tags)
-    if first["type"] == _UNKNOWN_FIELD:
-        location = (*location, first["ctx"]["name"])
-        problem = " is not supported"
-    elif first["type"] == "union_tag_invalid":
-        tag, known = first["ctx"]["tag"], first["ctx"]["expected_tags"]
-        problem = f": {_shown(tag)!r} is not supported here; {known} are"
-    else:
-        problem = f": {first['msg']}"
-    if not location:
-        return InvalidRequestError(f"the body cannot be read{problem}")
-    path = ".".join(_shown(str(part)) for part in location)
-    is_unknown = first["type"] == _UNKNOWN_FIELD and len(location) == 1
-    return InvalidRequestError(
-        path + problem, field=_shown(str(location[0])), is_field_ours=not is_unknown
-    )
-
-
-def _without_tags(location: tuple[int | str, ...], tags: Collection[str]) -> tuple[int | str, ...]:
-    """Drops tags: they follow an index, or a top-level field."""
-    return tuple(
-        part
-        for index, part in enumerate(location)
-        if part not in tags or (index != 1 and not isinstance(location[index - 1], int))
-    )
-
-
-def _shown(name: str) -> str:
-    """Shortens a name from the client."""
-    return name if len(name) <= 64 else f"{name[:64]}..."

@@ -124,7 +124,7 @@ class Prompts:
             messages,
             tools=tools,
             variables=variables,
-            reasons=conversation.reasons,
+            reasons=conversation.wants_reasoning,
             max_bytes=2 * self._max_prompt_bytes,
             marks_content=marks_content,
         )

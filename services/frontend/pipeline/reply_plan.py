@@ -58,11 +58,12 @@ def plan_reply(
     if form is None or not isinstance(prompt, Conversation):
         return None
     tools = schemas_of(prompt.tools)
-    _check_reasoning(form.reasoning_after(token_ids), prompt.reasons)
+    reasoning = form.reasoning_after(token_ids)
+    if prompt.reasons and reasoning is ReasoningState.CLOSED:
+        raise InvalidRequestError("thinking: the model does not reason", field="thinking")
     calls = _calls(form, prompt.call_rules, tools, sampling)
     if not form.reads(tools):
         return None
-    reasoning = form.reasoning_after(token_ids)
     own = SamplingParams()
     if sampling is not None:
         own.CopyFrom(sampling)
@@ -70,6 +71,8 @@ def plan_reply(
         own.structured_output.tagged.CopyFrom(calls)
     limit = prompt.max_reasoning_tokens
     limit = max_reasoning_tokens if limit is None else limit
+    if prompt.wants_reasoning is False:
+        limit = 0  # the template may be unable to turn it off
     has_form = own.HasField("structured_output")
     # After reasoning that is cut short, a model without a form of output may still call its tools.
     may_call = bool(tools) and not has_form
@@ -81,14 +84,6 @@ def plan_reply(
         if limit is not None and not wanted.preamble.HasField("max_tokens"):
             wanted.preamble.max_tokens = limit
     return ReplyPlan(form, tools, reasoning is ReasoningState.OPEN, own)
-
-
-def _check_reasoning(state: ReasoningState, wanted: bool | None) -> None:
-    """Raises InvalidRequestError if the prompt does not turn the reasoning on or off as wanted."""
-    if wanted is None or wanted is not (state is ReasoningState.CLOSED):
-        return
-    problem = "does not reason" if wanted else "reasons, and that cannot be turned off"
-    raise InvalidRequestError(f"thinking: the model {problem}", field="thinking")
 
 
 def _calls(

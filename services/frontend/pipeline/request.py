@@ -38,6 +38,12 @@ class Conversation:
     max_reasoning_tokens: int | None = None
     """Limit of the reply's reasoning; None leaves it to the server."""
 
+    @property
+    def wants_reasoning(self) -> bool | None:
+        """`reasons`, which an effort of reasoning that is "none" sets to False."""
+        is_off = self.template_variables.get("reasoning_effort") == "none"
+        return False if is_off else self.reasons
+
 
 @dataclass(frozen=True, slots=True)
 class PromptBatch:

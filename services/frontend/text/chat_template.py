@@ -24,6 +24,8 @@ _REASONING_SWITCHES = ("enable_thinking", "thinking")
 """Names of the variable that turns reasoning on or off in templates."""
 _DEVELOPER, _SYSTEM = "developer", "system"
 """A template that does not know the first role gets the second."""
+_EFFORT, _NO_EFFORT = "reasoning_effort", "none"
+"""A variable and its value that turn the reasoning off, also in templates that do not know it."""
 _HINTS = frozenset({"verbosity"})
 """Variables that are left out where the template does not know them."""
 _MAX_PROBE_BYTES = 2**20
@@ -112,10 +114,9 @@ class ChatTemplate:
             if name in self._known or name not in _HINTS
         }
         self._check_tools(messages, tools)
+        if reasons is not None:
+            variables = self._with_switch(variables, reasons=reasons)
         self._check_variables(variables)
-        switch = next((name for name in _REASONING_SWITCHES if name in self._known), None)
-        if reasons is not None and switch is not None:
-            variables = {**variables, switch: reasons}
         try:
             fitted = self._forms.fit([self._adapted(message) for message in messages])
             shown_tools = list(tools)
@@ -194,6 +195,19 @@ class ChatTemplate:
         if "</think>" in self._source:
             return renamed  # the template drops earlier reasoning from contents, too
         raise TemplateError("the model's chat template takes no reasoning_content")
+
+    def _with_switch(self, variables: Mapping[str, Any], *, reasons: bool) -> dict[str, Any]:
+        """Returns variables with the one that turns the reasoning on or off, if there is one."""
+        switched = dict(variables)
+        if not reasons and _EFFORT not in self._known and switched.get(_EFFORT) == _NO_EFFORT:
+            del switched[_EFFORT]
+        switch = next((name for name in _REASONING_SWITCHES if name in self._known), None)
+        if switch is None:
+            return switched
+        if switched.setdefault(switch, reasons) is not reasons:
+            told = "on" if reasons else "off"
+            raise TemplateError(f"{switch} contradicts the wish that reasoning is {told}")
+        return switched
 
     def _check_variables(self, variables: Mapping[str, Any]) -> None:
         """Refuses variables that the template would ignore."""

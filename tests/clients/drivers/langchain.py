@@ -1,5 +1,7 @@
 """LangChain's classes for OpenAI's API."""
 
+from langchain.agents import create_agent
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -11,6 +13,12 @@ class Forecast(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     days: int = Field(ge=1, le=9)
+
+
+@tool
+def get_weather(city: str) -> str:
+    """Get the weather in a city."""
+    return f"sunny, {city}"
 
 
 def main() -> None:
@@ -37,6 +45,7 @@ def main() -> None:
             "The weather?"
         )
         check(answer.tool_calls[0]["name"] == "Forecast", answer)
+    try_agents(report, to)
     with report.trial("completions: invoke, stream, 20 prompts at once"):
         text = OpenAI(**to, max_tokens=4)
         check(isinstance(text.invoke("1 + 2 ="), str), "no text")
@@ -44,6 +53,20 @@ def main() -> None:
         found = text.generate([f"{number} + 2 =" for number in range(20)])
         check(len(found.generations) == 20, found)
     report.print()
+
+
+def try_agents(report: Report, to: dict) -> None:
+    """Tries agents, which call tools until the model answers."""
+    ask = {"messages": [("user", "What is the weather in Paris?")]}
+    for name, is_used in (("chat", False), ("responses", True)):
+        agent = create_agent(ChatOpenAI(**to, use_responses_api=is_used), tools=[get_weather])
+        with report.trial(f"an agent with a tool, over {name}"):
+            *_, result, answer = agent.invoke(ask)["messages"]
+            check(result.content == "sunny, Paris", result)
+            check("sunny" in answer.text, answer)
+        with report.trial(f"an agent with a tool, over {name}, streamed"):
+            parts = [part for part, _ in agent.stream(ask, stream_mode="messages")]
+            check("sunny" in "".join(part.text for part in parts[-40:]), parts)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """litellm, which many applications put between themselves and models."""
 
+import asyncio
 import json
 
 import litellm
@@ -7,6 +8,19 @@ import litellm
 from tests.clients.trial import Report, check, served
 
 MESSAGES = [{"role": "user", "content": "What is 3 + 4?"}]
+WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
+WEATHER_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather in a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
 TOOL = {
     "type": "function",
     "function": {"name": "now", "parameters": {"type": "object", "properties": {}}},
@@ -32,6 +46,10 @@ def main() -> None:
                 **target, messages=MESSAGES, tools=[TOOL], tool_choice="required", max_tokens=128
             )
             check(answer.choices[0].message.tool_calls[0].function.name == "now", answer)
+    try_anthropic(report, url.removesuffix("/v1"), model)
+    with report.trial("responses"):
+        answer = litellm.responses(model=generic["model"], **_place(url), input="What is 3 + 4?")
+        check(answer.output[0].content[0].text, answer)
     with report.trial("JSON object"):
         answer = litellm.completion(
             **generic, messages=MESSAGES, response_format={"type": "json_object"}, max_tokens=200
@@ -44,6 +62,27 @@ def main() -> None:
         answer = litellm.text_completion(**text, prompt=["1 + 2 =", "3 + 4 ="], max_tokens=4)
         check(len(answer.choices) == 2, answer)
     report.print()
+
+
+def try_anthropic(report: Report, url: str, model: str) -> None:
+    """Tries the provider that speaks Anthropic's API."""
+    to = {"model": f"anthropic/{model}", **_place(url), "num_retries": 0, "max_tokens": 128}
+    with report.trial("provider anthropic: chat"):
+        answer = litellm.completion(**to, messages=MESSAGES)
+        check(answer.choices[0].message.content, answer)
+    with report.trial("provider anthropic: a tool, whole and streamed"):
+        wish = {"messages": WEATHER, "tools": [WEATHER_TOOL]}
+        chunks = list(litellm.completion(**to, **wish, stream=True))
+        for answer in (litellm.completion(**to, **wish), litellm.stream_chunk_builder(chunks)):
+            [call] = answer.choices[0].message.tool_calls
+            check(json.loads(call.function.arguments) == {"city": "Paris"}, answer)
+    with report.trial("anthropic.messages"):
+        answer = asyncio.run(litellm.anthropic.messages.acreate(**to, messages=MESSAGES))
+        check(answer["content"][0]["text"], answer)
+
+
+def _place(url: str) -> dict[str, str]:
+    return {"api_base": url, "api_key": "none"}
 
 
 if __name__ == "__main__":

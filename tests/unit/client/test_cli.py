@@ -194,6 +194,13 @@ def test_a_priority_that_its_field_cannot_hold_is_one_line(octavo):
     assert err.startswith("octavo: priority is 9999999999")
 
 
+@pytest.mark.parametrize("command", [("chat", "hi", "--frontend"), ("stats", "--engine")])
+def test_a_url_is_no_address_of_grpc(octavo, command):
+    code, _, err = octavo(*command, "http://127.0.0.1:8000")
+    assert code == 2
+    assert "is a URL; gRPC's address is host:port" in " ".join(err.replace("│", " ").split())
+
+
 def test_the_frontends_address_taken_for_the_engines_is_explained(octavo, frontend):
     code, _, err = octavo("stats", "--engine", frontend.address)
     assert code == 1

@@ -40,7 +40,7 @@ def test_ports_that_are_named_are_kept():
 
 def test_several_engines_listen_one_after_the_other_and_the_frontend_knows_all():
     engine_port = first_of_free_ports(3)
-    stack = plan_stack(engine_port=engine_port, num_engines=3)
+    stack = plan_stack(engine_port=engine_port, engine_environments=[{}] * 3)
     addresses = [f"{LOOPBACK}:{engine_port + index}" for index in range(3)]
     assert [engine.address for engine in stack.engines] == addresses
     assert ",".join(addresses) in stack.frontend.arguments
@@ -48,7 +48,7 @@ def test_several_engines_listen_one_after_the_other_and_the_frontend_knows_all()
 
 
 def test_several_engines_on_free_ports_have_different_ones():
-    stack = plan_stack(num_engines=4)
+    stack = plan_stack(engine_environments=[{}] * 4)
     assert len({engine.address for engine in stack.engines}) == 4
 
 
@@ -73,7 +73,7 @@ def test_a_frontend_on_all_addresses_is_asked_on_loopback():
 
 def test_the_closing_lines_name_every_address():
     stack = plan_stack(
-        num_engines=2,
+        engine_environments=[{}] * 2,
         engine_arguments=["--metrics-port", "9001"],
         frontend_arguments=["--http-port=8000", "--metrics-port", "9000", "--tls-cert", "c.pem"],
     )

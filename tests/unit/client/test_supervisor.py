@@ -62,6 +62,13 @@ async def supervisor(reports):
     await made.stop()
 
 
+async def test_a_service_gets_its_variables_besides_ours(supervisor, monkeypatch):
+    monkeypatch.setenv("OURS", "kept")
+    await supervisor.start(service("serve", environment={"CUDA_VISIBLE_DEVICES": "3"}))
+    environment = psutil.Process(supervisor.pids[0]).environ()
+    assert (environment["OURS"], environment["CUDA_VISIBLE_DEVICES"]) == ("kept", "3")
+
+
 async def test_start_returns_when_the_service_is_ready(supervisor, reports):
     await supervisor.start(service("serve"))
     assert reports.lines[-1].startswith("thing: ready after")

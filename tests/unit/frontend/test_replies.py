@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 import httpx
+import numpy as np
 import pytest
 from openai import AsyncOpenAI
 
@@ -12,7 +13,7 @@ from protos.common.v1.sampling_pb2 import FINISH_REASON_STOP
 from protos.frontend.v1 import frontend_pb2
 from services.client.client import OctavoClient
 from services.client.requests import Message, Tool
-from tests.support.byte_tokenizer import tokenizer_files
+from tests.support.byte_tokenizer import reference_tokenizer, tokenizer_files
 from tests.support.fake_engine import FakeEngine, says
 from tests.support.frontend_stack import frontend_stack
 
@@ -272,6 +273,63 @@ async def test_a_budget_of_reasoning_goes_to_the_engine_with_its_markers():
         assert not engine.submits[-1].sampling.HasField("structured_output")
 
 
+NO_EFFORT = {
+    PATH: {**body(), "reasoning_effort": "none"},
+    "/v1/responses": {"model": "fake", "input": "1?", "reasoning": {"effort": "none"}},
+    "/v1/messages": {**body(), "max_tokens": 8, "output_config": {"effort": "none"}},
+}
+SWITCHED = """\
+{{- messages[0].content }}
+{{- "<think>" }}{%- if enable_thinking is defined and not enable_thinking %}</think>{% endif %}
+"""
+
+
+@pytest.mark.parametrize("path", NO_EFFORT)
+async def test_an_effort_of_none_turns_the_reasoning_off_in_the_template(path):
+    async with running("Yes.", SWITCHED) as (engine, _, client):
+        response = await client.post(path, json=NO_EFFORT[path])
+        assert response.status_code == 200, response.text
+        assert shown_prompt(engine).endswith("1?<think></think>")
+
+
+@pytest.mark.parametrize("path", NO_EFFORT)
+async def test_an_effort_of_none_ends_the_reasoning_that_a_template_cannot_turn_off(path):
+    template = "{{ messages[0].content }}<think>{# </think> #}"
+    async with running("</think>Yes.", template) as (engine, _, client):
+        response = await client.post(path, json=NO_EFFORT[path])
+        assert response.status_code == 200, response.text
+        assert tagged_of(engine).preamble.HasField("max_tokens")
+        assert tagged_of(engine).preamble.max_tokens == 0
+
+
+async def test_an_effort_of_none_is_granted_by_a_model_that_does_not_reason():
+    async with running("Yes.", WITHOUT_REASONING) as (engine, _, client):
+        response = await client.post(PATH, json=body(reasoning_effort="none"))
+        assert response.json()["choices"][0]["message"]["content"] == "Yes."
+        assert not engine.submits[-1].sampling.HasField("structured_output")
+
+
+async def test_an_effort_of_none_over_grpc_is_the_same():
+    async with running("Yes.", SWITCHED) as (engine, stack, _):
+        request = frontend_pb2.ChatRequest(
+            messages=[{"role": "user", "content": "1?"}],
+            template_variables='{"reasoning_effort": "none"}',
+        )
+        assert [response async for response in stack.stub.Chat(request)]
+        assert shown_prompt(engine).endswith("1?<think></think>")
+
+
+async def test_an_effort_of_none_and_a_switch_that_is_on_contradict_each_other():
+    thinking = {"enable_thinking": True}
+    async with running("Yes.", SWITCHED) as (engine, _, client):
+        response = await client.post(
+            PATH, json=body(reasoning_effort="none", chat_template_kwargs=thinking)
+        )
+        assert response.status_code == 400
+        assert "enable_thinking contradicts" in response.json()["error"]["message"]
+        assert not engine.submits
+
+
 async def test_the_servers_budget_holds_for_requests_without_one():
     async with running(max_reasoning_tokens=9) as (engine, _, client):
         await client.post(PATH, json=body())
@@ -293,6 +351,11 @@ async def test_a_reply_that_is_cut_off_ends_with_length_and_whole_pieces():
         [choice] = response.json()["choices"]
         assert choice["finish_reason"] == "length"
         assert "<" not in (choice["message"]["content"] or "")
+
+
+def shown_prompt(engine):
+    ids = np.frombuffer(engine.submits[-1].prompt_token_ids, "<u4").tolist()
+    return reference_tokenizer().decode(ids, skip_special_tokens=False).rstrip()
 
 
 def tagged_of(engine):

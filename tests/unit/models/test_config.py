@@ -119,8 +119,8 @@ def test_wrong_field_is_named_with_its_file_and_value(tmp_path, name, value):
 
 
 def test_unsupported_rope_type_is_named_with_those_supported(tmp_path):
-    with pytest.raises(ConfigError, match=r"rope_parameters\.rope_type is 'longrope'.*llama3"):
-        read(tmp_path, rope_parameters={"rope_type": "longrope", "factor": 2.0})
+    with pytest.raises(ConfigError, match=r"rope_parameters\.rope_type is 'axial'.*llama3"):
+        read(tmp_path, rope_parameters={"rope_type": "axial", "factor": 2.0})
 
 
 def test_missing_scaling_field_is_named(tmp_path):
@@ -281,3 +281,99 @@ def test_unknown_architecture_lists_the_known_ones():
         match=r"'MambaForCausalLM'.*LlamaForCausalLM, .*Qwen3ForCausalLM",
     ):
         model_class("MambaForCausalLM")
+
+
+LONGROPE = {"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [1, 3]}
+GEMMA = {"hidden_act": None, "num_hidden_layers": 7, "head_dim": 10}
+
+
+@pytest.mark.parametrize("name", ["longrope", "su"])
+def test_longrope_has_factors_of_each_pair_and_the_scale_of_phi3(tmp_path, name):
+    config = read(
+        tmp_path,
+        architectures=["Phi3ForCausalLM"],
+        rope_scaling={**LONGROPE, "type": name},
+        partial_rotary_factor=0.25,
+        original_max_position_embeddings=64,
+    )
+    assert config.rope.short_factors == (1.0, 1.5)
+    assert config.rope.long_factors == (1.0, 3.0)
+    assert config.rope.longest == 256
+    assert config.rope.table_scale == pytest.approx(math.sqrt(1 + math.log(4) / math.log(64)))
+    assert config.with_longest(64).rope.longest == 64
+
+
+@pytest.mark.parametrize(
+    ("factors", "message"),
+    [
+        ([1.0], r"short_factor is \[1.0\]; it must be a list of 8 positive numbers"),
+        ([1.0] * 7 + [-1], r"short_factor\[7\] is -1; it must be a positive number"),
+        (None, "short_factor is None"),
+    ],
+)
+def test_factors_of_longrope_are_checked(tmp_path, factors, message):
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, rope_scaling={**LONGROPE, "short_factor": factors})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": None},
+        {"rope_parameters": {"full_attention": {}, "sliding_attention": {"rope_type": "default"}}},
+    ],
+)
+def test_gemma3_rotates_layers_with_windows_by_themselves(tmp_path, changes):
+    config = read(tmp_path, **GEMMA, architectures=["Gemma3ForCausalLM"], **changes)
+    assert config.rope == RopeConfig(theta=1e6)
+    assert config.local_rope == RopeConfig(theta=1e4)
+    assert config.sliding_windows == (4096,) * 5 + (None, 4096)
+    assert config.norm_offset == 1.0
+    assert config.tie_word_embeddings
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "caps"),
+    [
+        ("Gemma2ForCausalLM", {}, (50.0, 30.0)),
+        ("Gemma2ForCausalLM", {"attn_logit_softcapping": None}, (0.0, 30.0)),
+        ("Gemma2ForCausalLM", {"final_logit_softcapping": None}, (50.0, 0.0)),
+        ("Gemma3ForCausalLM", {}, (0.0, 0.0)),
+        ("Gemma3ForCausalLM", {"final_logit_softcapping": 7}, (0.0, 7.0)),
+        ("LlamaForCausalLM", {"attn_logit_softcapping": 7}, (0.0, 0.0)),
+    ],
+)
+def test_caps_are_off_where_null_and_a_default_where_absent(tmp_path, architecture, changes, caps):
+    multipliers = read(tmp_path, architectures=[architecture], **changes).multipliers
+    assert (multipliers.attention_cap, multipliers.logits_cap) == caps
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name", "value"),
+    [
+        ("Gemma2ForCausalLM", "hidden_activation", "gelu"),
+        ("Gemma2ForCausalLM", "attn_logit_softcapping", -1),
+        ("Gemma3ForCausalLM", "use_bidirectional_attention", True),
+        ("Gemma3ForCausalLM", "attn_logit_softcapping", 50.0),
+        ("GraniteForCausalLM", "residual_multiplier", 0),
+        ("GraniteForCausalLM", "logits_scaling", "8"),
+        ("Gemma3ForConditionalGeneration", "text_config", 3),
+    ],
+)
+def test_wrong_field_of_a_scaled_family_is_named(tmp_path, architecture, name, value):
+    with pytest.raises(ConfigError, match=rf"config\.json: {name} is {value!r}"):
+        read(tmp_path, architectures=[architecture], **{name: value})
+
+
+def test_text_part_of_a_model_of_several_parts_is_read(tmp_path):
+    config = read(
+        tmp_path,
+        architectures=["Gemma3ForConditionalGeneration"],
+        text_config={"hidden_size": 20, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        vision_config={"hidden_size": 7},
+        eos_token_id=[1, 106],
+    )
+    assert config.hidden_size == 20
+    assert config.rope.factor == 8.0
+    assert config.eos_token_ids == (1, 106)

@@ -97,7 +97,7 @@ def test_without_a_suitable_python_it_says_what_is_missing(machine):
         machine.install(name, FAKE_PYTHON.format(suitable=1))
     failed = machine()
     assert failed.returncode == 1
-    assert "Octavo needs Python 3.11 to 3.13" in failed.stderr
+    assert "Octavo needs Python 3.11 to 3.14" in failed.stderr
 
 
 def test_two_runs_at_once_install_once(machine, tmp_path):

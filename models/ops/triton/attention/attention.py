@@ -18,15 +18,18 @@ def attend(
     cache: KVCacheData,
     metadata: AttentionMetadata,
     transform: HeadTransform | None,
-    sliding_window: int | None = None,
-    sinks: torch.Tensor | None = None,
+    sliding_window: int | None,
+    sinks: torch.Tensor | None,
+    scale: float,
+    soft_cap: float,
 ) -> None:
     """Runs models.ops.attention.attention.unified_attention_with_output on a GPU."""
     if transform is not None and metadata.max_seqlen_q == 1:
         new = NewTokens(k=k, v=v, transform=transform, slot_mapping=metadata.slot_mapping)
         decode_attention(
-            q, cache, metadata, output, new, sliding_window=sliding_window, sinks=sinks
-        )
+            q, cache, metadata, output, new,
+            sliding_window=sliding_window, sinks=sinks, scale=scale, soft_cap=soft_cap,
+        )  # fmt: skip
         return
     # The output holds the transformed queries at first: every program reads only its own queries,
     # and reads them before it overwrites them.
@@ -35,11 +38,13 @@ def attend(
     has_single_tokens = metadata.max_seqlen_q == 1 or metadata.seq_lens.shape[0] > 1
     if has_single_tokens:
         decode_attention(
-            queries, cache, metadata, output, sliding_window=sliding_window, sinks=sinks
-        )
+            queries, cache, metadata, output,
+            sliding_window=sliding_window, sinks=sinks, scale=scale, soft_cap=soft_cap,
+        )  # fmt: skip
     if metadata.max_seqlen_q > 1:
         min_queries = 2 if has_single_tokens else 1
         prefill_attention(
             queries, keys, v, cache, metadata, output,
-            min_queries=min_queries, sliding_window=sliding_window, sinks=sinks,
+            min_queries=min_queries, sliding_window=sliding_window, sinks=sinks, scale=scale,
+            soft_cap=soft_cap,
         )  # fmt: skip

@@ -73,7 +73,7 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
     ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, STARTS_NEXT_LATE: tl.constexpr,
     IS_SPLIT: tl.constexpr, HEAD_ROWS: tl.constexpr, HAS_SCALES: tl.constexpr,
-    HELD_KEYS: tl.constexpr,
+    HELD_KEYS: tl.constexpr, SOFT_CAP: tl.constexpr,
     NUM_PROGRAMS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Attends the GROUP query heads of one kv head of one request to one part of its keys.
@@ -168,7 +168,9 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
             key, value, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, slot, kv_head, dims, is_last,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, HAS_SCALES,
         )  # fmt: skip
-        weight, highest, total = see_newest(q, key, is_last, highest, total, scale_log2)
+        weight, highest, total = see_newest(
+            q, key, is_last, highest, total, scale_log2, SOFT_CAP
+        )  # fmt: skip
         acc = repeated(weight, ROWS)[:, None] * value
     else:
         at_heads = ((token * NUM_KV_HEADS + kv_head) * GROUP + heads)[:, None] * HEAD_DIM
@@ -183,14 +185,14 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
         acc, highest, total = attend_keys_of_8_bits(
             q, acc, highest, total, start, end, positions, table_ptr, k_ptr, v_ptr,
             k_scale_ptr, v_scale_ptr, kv_head, dims, scale_log2,
-            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, STAGES, ROWS, BLOCK_D,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, STAGES, ROWS, BLOCK_D, SOFT_CAP,
         )  # fmt: skip
     else:
         if HELD_KEYS > 0:
             held = start + tl.arange(0, HELD_KEYS)
             acc, highest, total = fold_tile(
                 q, held_k, held_v, 1.0, 1.0, acc, highest, total, held, end, positions, scale_log2,
-                True, 0, False,
+                True, 0, False, SOFT_CAP,
             )  # fmt: skip
             start += HELD_KEYS
         if HELD_KEYS == 0 or start < end:
@@ -198,6 +200,7 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
                 q, acc, highest, total, start, end, positions, table_ptr, k_ptr, v_ptr,
                 k_scale_ptr, v_scale_ptr, kv_head, dims, scale_log2,
                 NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, True, STAGES, 0, HAS_SCALES,
+                SOFT_CAP,
             )  # fmt: skip
     if STARTS_NEXT_LATE:
         let_next_start(DEPENDENT)
@@ -239,6 +242,8 @@ def decode_attention(
     *,
     sliding_window: int | None,
     sinks: torch.Tensor | None,
+    scale: float,
+    soft_cap: float,
 ) -> None:
     """Attends each single-token request's query to all its keys; skips other requests.
 
@@ -254,6 +259,8 @@ def decode_attention(
         holds them already.
     sliding_window: most keys that a query sees.
     sinks: [Hq], scores without keys.
+    scale: factor of the scores.
+    soft_cap: of scaled scores; 0 for none.
 
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
     """
@@ -289,7 +296,7 @@ def decode_attention(
     launch = _launcher(
         num_heads, num_kv_heads, head_dim, cache.k.shape[1], tiles, metadata.max_seqlen_q == 1,
         new is not None, has_norm, sliding_window or 0, sinks is not None,
-        cache.k_scale is not None, starts_next_late, new is None or splits > 1, q.device,
+        cache.k_scale is not None, starts_next_late, new is None or splits > 1, soft_cap, q.device,
     )  # fmt: skip
     launch(
         (num_kv_heads, num_requests, splits),
@@ -298,7 +305,7 @@ def decode_attention(
         k, v, slots, cos, sin, q_weight, k_weight, metadata.seq_lens if sinks is None else sinks,
         metadata.block_tables.stride(0), splits,
         *(x.stride(0) // head_dim for x in (q, k, v, cos)),
-        head_dim**-0.5 * LOG2_E, eps,
+        scale * LOG2_E, eps,
     )  # fmt: skip
 
 
@@ -317,6 +324,7 @@ def _launcher(
     has_scales: bool,
     starts_next_late: bool,
     is_split: bool,
+    soft_cap: float,
     device: torch.device,
 ) -> Launch:
     group = num_heads // num_kv_heads
@@ -329,6 +337,7 @@ def _launcher(
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)), STAGES=tiles.num_stages,
         num_warps=tiles.num_warps, WINDOW=window, HAS_SINKS=has_sinks, HAS_SCALES=has_scales,
         STARTS_NEXT_LATE=starts_next_late, IS_SPLIT=is_split, HELD_KEYS=tiles.held_keys,
+        SOFT_CAP=soft_cap,
         NUM_PROGRAMS=tiles.num_programs,
         # With two rows per warp, a sum over a head stays within its warp.
         HEAD_ROWS=max(padded_group, min(tiles.rows, 2 * tiles.num_warps)),

@@ -102,6 +102,7 @@ def hopper_attention(
     min_queries: int,
     sliding_window: int | None,
     sinks: torch.Tensor | None,
+    scale: float,
 ) -> None:
     """Runs prefill_attention with the tiles of hopper_tiles.
 
@@ -127,7 +128,7 @@ def hopper_attention(
         queries, new_k, new_v, k_cache, v_cache, output, tickets,
         metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
         q if sinks is None else sinks, metadata.block_tables.stride(0),
-        metadata.seq_lens.shape[0], min_queries, num_tiles, head_dim**-0.5 * LOG2_E,
+        metadata.seq_lens.shape[0], min_queries, num_tiles, scale * LOG2_E,
     )  # fmt: skip
 
 

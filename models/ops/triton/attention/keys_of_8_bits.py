@@ -33,6 +33,7 @@ def attend_keys_of_8_bits(
     v_scale_ptr, kv_head, dims, scale_log2,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+    SOFT_CAP: tl.constexpr = 0.0,
 ):  # fmt: skip
     """Does what attend_keys does on the diagonal, reading values four at a time.
 
@@ -66,7 +67,7 @@ def attend_keys_of_8_bits(
         v_scale = tl.load(v_scale_ptr + slot, mask=is_key, other=0.0)
         weights, kept, highest, total = weigh_keys(
             q, widened(k, q.dtype), q_scale[:, None] * k_scale[None, :], highest, total, keys, end,
-            positions, scale_log2, True, 0, True,
+            positions, scale_log2, True, 0, True, SOFT_CAP,
         )  # fmt: skip
         weights = (weights * v_scale[None, :]).to(weight_type)
         kept = kept[:, None]

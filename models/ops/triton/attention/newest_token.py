@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from models.ops.triton.attention.cache_scales import scale_of
+from models.ops.triton.attention.online_softmax import soft_capped
 
 
 @triton.jit
@@ -83,12 +84,16 @@ def store_newest(
 
 
 @triton.jit
-def see_newest(q, key, is_last, highest, total, scale_log2):
+def see_newest(q, key, is_last, highest, total, scale_log2, SOFT_CAP: tl.constexpr = 0.0):
     """Adds the newest key, if is_last, to a softmax that has seen at most a sink: weigh_keys.
 
     Returns the key's weight, highest and total.
     """
-    score = tl.sum(q.to(tl.float32) * key, 1) * scale_log2
+    score = tl.sum(q.to(tl.float32) * key, 1)
+    if SOFT_CAP > 0.0:
+        score = soft_capped(score, scale_log2, SOFT_CAP)
+    else:
+        score *= scale_log2
     score = tl.where(is_last, score, float("-inf"))
     new_highest = tl.maximum(highest, score)
     weight = tl.exp2(score - new_highest)

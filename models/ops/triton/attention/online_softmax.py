@@ -3,24 +3,39 @@
 import triton
 import triton.language as tl
 
+from models.ops.operands.base_two import LOG2_E
+
+_LOG2_E = tl.constexpr(LOG2_E)
+
+
+@triton.jit
+def soft_capped(scores, scale_log2, SOFT_CAP: tl.constexpr):
+    """Returns SOFT_CAP * tanh(scaled score / SOFT_CAP), in units of base-2 exponents."""
+    power = tl.exp2(scores * (scale_log2 * (2.0 / SOFT_CAP)))
+    return (SOFT_CAP * _LOG2_E) * (1.0 - 2.0 / (power + 1.0))
+
 
 @triton.jit
 def weigh_keys(
     q, k, k_scale, highest, total, keys, end, positions, scale_log2,
     IS_DIAGONAL: tl.constexpr, WINDOW: tl.constexpr, HAS_SCALES: tl.constexpr,
+    SOFT_CAP: tl.constexpr = 0.0,
 ):  # fmt: skip
     """Returns the weights of one tile of keys, the factor of earlier ones, highest and total.
 
     highest and total are each row's highest scaled score and sum of base-2 exponentials so far. On
     the diagonal a row sees keys up to its position and before the end, and with a WINDOW only the
     last WINDOW of them; off it, all rows see all keys. HAS_SCALES: scores are multiplied by the
-    scales of k's heads, [1, KEYS].
+    scales of k's heads, [1, KEYS]. SOFT_CAP: of scaled scores; 0 for none.
 
     Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
     """
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if HAS_SCALES:
         scores *= k_scale
+    if SOFT_CAP > 0.0:
+        scores = soft_capped(scores, scale_log2, SOFT_CAP)
+        scale_log2 = 1.0
     if IS_DIAGONAL:
         is_seen = (keys[None, :] <= positions[:, None]) & (keys < end)[None, :]
         if WINDOW > 0:
@@ -40,6 +55,7 @@ def weigh_keys(
 def fold_tile(
     q, k, v, k_scale, v_scale, acc, highest, total, keys, end, positions, scale_log2,
     IS_DIAGONAL: tl.constexpr, WINDOW: tl.constexpr, HAS_SCALES: tl.constexpr,
+    SOFT_CAP: tl.constexpr = 0.0,
 ):  # fmt: skip
     """Folds one tile of keys and values of one kv head into a running softmax: weigh_keys.
 
@@ -48,7 +64,7 @@ def fold_tile(
     """
     weights, kept, highest, total = weigh_keys(
         q, k, k_scale, highest, total, keys, end, positions, scale_log2,
-        IS_DIAGONAL, WINDOW, HAS_SCALES,
+        IS_DIAGONAL, WINDOW, HAS_SCALES, SOFT_CAP,
     )  # fmt: skip
     if HAS_SCALES:
         weights *= v_scale
@@ -93,7 +109,7 @@ def attend_keys(
     v_scale_ptr, kv_head, dims, scale_log2,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr, IS_DIAGONAL: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
+    HAS_SCALES: tl.constexpr, SOFT_CAP: tl.constexpr = 0.0,
 ):  # fmt: skip
     """Folds the cached keys in [start, end) of one kv head into a running softmax: fold_tile.
 
@@ -121,7 +137,7 @@ def attend_keys(
             v_scale = tl.load(v_scale_ptr + slot, mask=keys < end, other=0.0)[None, :]
         acc, highest, total = fold_tile(
             q, k, v, k_scale, v_scale, acc, highest, total, keys, end, positions, scale_log2,
-            IS_DIAGONAL, WINDOW, HAS_SCALES,
+            IS_DIAGONAL, WINDOW, HAS_SCALES, SOFT_CAP,
         )  # fmt: skip
     return acc, highest, total
 
@@ -131,6 +147,7 @@ def attend_new_keys(
     q, acc, highest, total, start, end, positions, new_k, new_v, first_token,
     k_column, v_column, scale_log2,
     KEYS: tl.constexpr, IS_DIAGONAL: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr = 0.0,
 ):  # fmt: skip
     """Folds the keys in [start, end) of a chunk, which begins at first_token: fold_tile.
 
@@ -145,6 +162,6 @@ def attend_new_keys(
             v = tl.where((keys < end)[:, None], v, 0.0)
         acc, highest, total = fold_tile(
             q, k, v, 1.0, 1.0, acc, highest, total, keys, end, positions, scale_log2,
-            IS_DIAGONAL, WINDOW, False,
+            IS_DIAGONAL, WINDOW, False, SOFT_CAP,
         )  # fmt: skip
     return acc, highest, total

@@ -35,6 +35,7 @@ def _prefill_kernel(
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, PADDED_GROUP: tl.constexpr,
     KEYS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr, HAS_PREFIX: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
 ):  # fmt: skip
     """Attends QUERIES neighbouring tokens, the heads of one kv head each, to their prefixes.
 
@@ -87,21 +88,25 @@ def _prefill_kernel(
                 q, acc, highest, total, 0, diagonal, positions, table_ptr, k_ptr, v_ptr,
                 k_scale_ptr, v_scale_ptr, kv_head, dims, scale_log2,
                 NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, False, STAGES, 0, HAS_SCALES,
+                SOFT_CAP,
             )  # fmt: skip
         acc, highest, total = attend_keys(
             q, acc, highest, total, diagonal, end, positions, table_ptr, k_ptr, v_ptr, k_scale_ptr,
             v_scale_ptr, kv_head, dims, scale_log2,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, True, STAGES, WINDOW, HAS_SCALES,
+            SOFT_CAP,
         )  # fmt: skip
     else:
         if WINDOW == 0:
             acc, highest, total = attend_new_keys(
                 q, acc, highest, total, 0, diagonal, positions, new_k, new_v, query_start,
                 kv_head * new_k_stride, kv_head * new_v_stride, scale_log2, KEYS, False, STAGES, 0,
+                SOFT_CAP,
             )  # fmt: skip
         acc, highest, total = attend_new_keys(
             q, acc, highest, total, diagonal, end, positions, new_k, new_v, query_start,
             kv_head * new_k_stride, kv_head * new_v_stride, scale_log2, KEYS, True, STAGES, WINDOW,
+            SOFT_CAP,
         )  # fmt: skip
     # A dummy request has no keys; its output is zero.
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
@@ -119,6 +124,8 @@ def prefill_attention(
     min_queries: int,
     sliding_window: int | None,
     sinks: torch.Tensor | None,
+    scale: float,
+    soft_cap: float,
 ) -> None:
     """Attends each query of longer chunks to its sequence's keys up to its own.
 
@@ -136,6 +143,8 @@ def prefill_attention(
     min_queries: skips requests with fewer query tokens.
     sliding_window: most keys that a query sees.
     sinks: [Hq], scores without keys.
+    scale: factor of the scores.
+    soft_cap: of scaled scores; 0 for none. hopper_attention has none.
 
     Source: Dao 2023, "FlashAttention-2", section 3.
     """
@@ -145,17 +154,18 @@ def prefill_attention(
     block_d = max(16, 1 << (head_dim - 1).bit_length())
     k, v = _aligned(k), _aligned(v)
     tiles = hopper_tiles(q, cache.k.dtype, cache.k.shape[1], num_kv_heads)
-    if tiles is not None and metadata.workspace is not None:
+    if tiles is not None and metadata.workspace is not None and not soft_cap:
         hopper_attention(
             q, k, v, cache, metadata, output, metadata.workspace.counters, tiles,
-            min_queries=min_queries, sliding_window=sliding_window, sinks=sinks,
+            min_queries=min_queries, sliding_window=sliding_window, sinks=sinks, scale=scale,
         )  # fmt: skip
         return
     for has_prefix in _forms(cache, metadata):
         tiles = prefill_tiles(q.dtype, block_d, has_prefix=has_prefix)
         queries, launch = _launcher(
             num_heads, num_kv_heads, head_dim, cache.k.shape[1], tiles, sliding_window or 0,
-            sinks is not None, cache.k_scale is not None, has_prefix, q.device,
+            sinks is not None, cache.k_scale is not None, has_prefix, soft_cap,
+            q.device,
         )  # fmt: skip
         new_k, new_v = (_described(x, [tiles.keys, block_d]) for x in (k, v))
         launch(
@@ -163,7 +173,7 @@ def prefill_attention(
             q, cache.k, cache.v, *cache_scales(cache), new_k, new_v, k.stride(1), v.stride(1),
             output, metadata.block_tables, metadata.seq_lens, metadata.query_start_loc,
             q if sinks is None else sinks, metadata.block_tables.stride(0),
-            num_requests, min_queries, head_dim**-0.5 * LOG2_E,
+            num_requests, min_queries, scale * LOG2_E,
         )  # fmt: skip
 
 
@@ -178,6 +188,7 @@ def _launcher(
     has_sinks: bool,
     has_scales: bool,
     has_prefix: bool,
+    soft_cap: float,
     device: torch.device,
 ) -> tuple[int, Launch]:
     del device
@@ -189,7 +200,7 @@ def _launcher(
         BLOCK_SIZE=block_size, QUERIES=queries, PADDED_GROUP=padded_group, KEYS=tiles.keys,
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)), STAGES=tiles.num_stages, WINDOW=window,
         HAS_SINKS=has_sinks, HAS_SCALES=has_scales, HAS_PREFIX=has_prefix,
-        num_warps=tiles.num_warps,
+        SOFT_CAP=soft_cap, num_warps=tiles.num_warps,
     )  # fmt: skip
     return queries, launch
 

@@ -60,8 +60,11 @@ class StartedCapture:
         self._test = test
         self._drop = drop
 
-    def finish(self) -> GraphOutcome:
-        """Waits for the test and drops the graph if it failed."""
+    def finish(self, agree: Callable[[str], str] = str) -> GraphOutcome:
+        """Waits for the test and drops the graph if it failed.
+
+        agree: maps the fault found here, or "", to the one that holds for all ranks.
+        """
         started_s = time.monotonic()
         fault = "" if isinstance(self._test, Verdict) else str(self._test)
         if isinstance(self._test, Verdict):
@@ -69,6 +72,7 @@ class StartedCapture:
                 self._test.require_same()
             except GraphFaultError as error:
                 fault = str(error)
+        fault = agree(fault)
         if fault:
             self._drop(self.key)
         return GraphOutcome(

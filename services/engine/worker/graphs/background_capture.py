@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable
 
+from protos.engine.v1.worker_pb2 import GraphOrder
+from services.engine.compilation.graphs.capture_plan import read_key, wire_key
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.worker.graphs.background_compile import BackgroundCompile
 from services.engine.worker.graphs.graph_set import GraphSet
@@ -55,6 +57,22 @@ class BackgroundCapture:
         if self._compilation is not None:
             return self._compilation.is_done
         return self.has_work and (is_idle or self._clock() >= self._next_s)
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether `run` installs the compiled model next, which concerns no other rank."""
+        return self._compilation is not None
+
+    def due(self, *, is_idle: bool) -> GraphOrder:
+        """Returns what `run` would do next, for all ranks to do at the same time."""
+        key = self._graphs.next_pending
+        return GraphOrder(key=None if key is None else wire_key(key), is_idle=is_idle)
+
+    def obey(self, order: GraphOrder) -> GraphOutcome | None:
+        """Does what all ranks were told, like `run`."""
+        if order.HasField("key"):
+            self._graphs.capture_first(read_key(order.key))
+        return self.run(is_idle=order.is_idle)
 
     def run(self, *, is_idle: bool) -> GraphOutcome | None:
         """Captures one graph, or installs the compiled model.

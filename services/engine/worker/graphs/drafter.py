@@ -1,9 +1,10 @@
 """Verifies a step's drafts and makes the next ones."""
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
-from models.deepseek_mtp import DeepseekMTP
 from models.forward_context import GraphKey, SpecDecodeMetadata, get_forward_context
 from services.engine.limits import StepLimits
 from services.engine.spec_decode.verification import NO_DRAFT, Drafted, count_accepted
@@ -11,8 +12,23 @@ from services.engine.worker.inputs.forward_pass import ForwardPass
 from services.engine.worker.inputs.input_buffers import InputBuffers, Inputs
 
 
+class DraftModel(Protocol):
+    """Guesses tokens after a step; `models.deepseek_mtp.DeepseekMTP` says how it is called."""
+
+    num_layers: int
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, hidden: Tensor, depth: int) -> Tensor:
+        """Computes one guess for each of T tokens, [T, hidden]."""
+
+    def compute_logits(self, hidden: Tensor, depth: int) -> Tensor:
+        """Maps [S, hidden] to the logits of the tokens guessed, [S, vocab]."""
+
+    def most_likely(self, hidden: Tensor, depth: int) -> Tensor:
+        """Returns the most likely of the tokens guessed, [S] int64, NO_TOKEN without one."""
+
+
 class Drafter:
-    """Runs the draft layers after every step.
+    """Verifies the drafts of every step and runs the draft layers after it, if there are any.
 
     Each layer first takes all query tokens of the step, so that its cache covers the same tokens as
     the model's. If more drafts are wanted than there are layers, the last layer continues alone,
@@ -21,7 +37,7 @@ class Drafter:
 
     def __init__(
         self,
-        layers: DeepseekMTP,
+        layers: DraftModel | None,
         forward: ForwardPass,
         buffers: InputBuffers,
         *,
@@ -32,6 +48,7 @@ class Drafter:
         self._buffers = buffers
         self._max_model_len = limits.max_model_len
         self._num_drafts = limits.num_speculative_tokens
+        self._num_made = limits.num_worker_drafts
 
     def draft(
         self,
@@ -43,6 +60,8 @@ class Drafter:
         key: GraphKey | None = None,
     ) -> Drafted:
         """Writes the newest token of S rows and the k tokens most likely to follow it.
+
+        Without draft layers no token is guessed.
 
         Args:
             inputs: the step's T query tokens; its rows may include the dummy row.
@@ -61,7 +80,8 @@ class Drafter:
             row_ids, seq_lens, ends = (
                 each.index_select(0, inputs.sample_indices) for each in (row_ids, seq_lens, ends)
             )
-        num_whole = min(self._layers.num_layers, self._num_drafts)
+        layers = self._layers
+        num_whole = 0 if layers is None else min(layers.num_layers, self._num_drafts)
         made, states = [], []
         with self._forward.context(inputs, key, metadata):
             num_accepted, past_end = _verify(sampled)
@@ -70,21 +90,22 @@ class Drafter:
             token_ids = sampled.gather(1, num_accepted[:, None]).squeeze(1).clamp(min=0)
             self._write(row_ids, newest, token_ids)
             for depth in range(num_whole):
+                assert layers is not None, "it counted some"
                 tokens = self._following(inputs, 1 + depth)
-                hidden = self._layers(tokens, inputs.positions, hidden, depth)
+                hidden = layers(tokens, inputs.positions, hidden, depth)
                 if len(row_ids):
                     states.append(hidden.index_select(0, last_known))
-                    made.append(self._choose(states[-1], depth, row_ids, newest))
-        if made:
+                    made.append(self._choose(layers, states[-1], depth, row_ids, newest))
+        if layers is not None and made:
             for depth in range(num_whole, self._num_drafts):
                 step = self._single_tokens(inputs, made[-1], row_ids, newest + depth - num_whole)
                 with self._forward.context(step, key, metadata):
-                    states.append(self._layers(step.input_ids, step.positions, states[-1], depth))
-                made.append(self._choose(states[-1], depth, row_ids, newest))
+                    states.append(layers(step.input_ids, step.positions, states[-1], depth))
+                made.append(self._choose(layers, states[-1], depth, row_ids, newest))
         return Drafted(
             sampled=sampled.view(-1),
             num_accepted=num_accepted.int(),
-            token_ids=torch.stack(made, dim=1) if made else drafts,
+            token_ids=torch.stack(made, dim=1) if made else drafts[:, : self._num_made],
             hidden=tuple(states),
         )
 
@@ -97,9 +118,11 @@ class Drafter:
         positions = (inputs.positions + distance).clamp(max=tokens.shape[1] - 1)
         return tokens[inputs.row_ids.index_select(0, inputs.token_request), positions]
 
-    def _choose(self, last: Tensor, depth: int, row_ids: Tensor, newest: Tensor) -> Tensor:
+    def _choose(
+        self, layers: DraftModel, last: Tensor, depth: int, row_ids: Tensor, newest: Tensor
+    ) -> Tensor:
         """Writes the most likely token into each row and returns it, [S] int32."""
-        token_ids = self._layers.compute_logits(last, depth).argmax(dim=-1).int()
+        token_ids = layers.most_likely(last, depth).clamp(min=0).int()
         self._write(row_ids, newest + 1 + depth, token_ids)
         return token_ids
 

@@ -52,6 +52,7 @@ class GraphSet:
         families: Mapping[GraphKind, GraphFamily] | None = None,
         *,
         on_fault: Callable[[GraphOutcome], None] = lambda _: None,
+        agree: Callable[[str], str] = str,
     ) -> None:
         """Starts without captured graphs.
 
@@ -59,11 +60,13 @@ class GraphSet:
             planned: graphs to capture, in this order until a step misses one.
             families: captures and replays the planned graphs, by kind.
             on_fault: receives each captured graph that is given up while serving.
+            agree: maps this rank's fault of a graph, or "", to the one that holds for all ranks.
         """
         self.planned = tuple(planned)
         self._planned = frozenset(planned)
         self._families = families or {}
         self._on_fault = on_fault
+        self._agree = agree
         self._pending = list(planned)
         self._under_test: deque[StartedCapture] = deque()
         self._captured: set[GraphKey] = set()
@@ -72,6 +75,7 @@ class GraphSet:
             key=lambda key: (key.kind, key.num_tokens, key.graph_bs),
         )
         self._num_wanted: Counter[GraphKey] = Counter()
+        self._told: GraphKey | None = None
 
     @property
     def num_pending(self) -> int:
@@ -107,8 +111,21 @@ class GraphSet:
                 self._num_wanted[key] += 1
                 return
 
+    @property
+    def next_pending(self) -> GraphKey | None:
+        """The graph missed by most steps, at first the first one planned; None if none is left."""
+        if self._told in self._pending:
+            return self._told
+        if not self._pending:
+            return None
+        return max(self._pending, key=self._num_wanted.__getitem__)
+
+    def capture_first(self, key: GraphKey) -> None:
+        """Makes a graph `next_pending` until it is captured, as all ranks were told."""
+        self._told = key
+
     def capture_next(self) -> GraphOutcome:
-        """Captures the graph missed by most steps; at first, the first one planned.
+        """Captures `next_pending`.
 
         If a graph is under test, ends its test instead.
         """
@@ -167,7 +184,9 @@ class GraphSet:
         return self._finish(self._under_test.popleft()) if self._under_test else None
 
     def _next(self) -> GraphKey:
-        return max(self._pending, key=self._num_wanted.__getitem__)
+        key = self.next_pending
+        assert key is not None, "callers know that a graph is left"
+        return key
 
     @torch.inference_mode()
     def _start(self, key: GraphKey) -> StartedCapture:
@@ -175,7 +194,7 @@ class GraphSet:
         return self._families[key.kind].start_capture(key)
 
     def _finish(self, started: StartedCapture) -> GraphOutcome:
-        outcome = started.finish()
+        outcome = started.finish(self._agree)
         key = outcome.key
         if outcome.fault:
             log.warning("graph_given_up", graph=str(key), fault=outcome.fault)

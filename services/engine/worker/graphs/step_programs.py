@@ -6,10 +6,8 @@ from torch import Tensor
 
 from models.forward_context import GraphKey
 from models.layers.decoder import CausalLM
-from models.ops.sampling.step_tokens import choose_greedily
 from services.engine.compilation.graphs.recorder import Inputs, Program
 from services.engine.limits import StepLimits
-from services.engine.sampling.sampler import greedy
 from services.engine.worker.inputs.dummy_steps import dummy_chunks, dummy_decodes
 from services.engine.worker.inputs.forward_pass import ForwardPass
 from services.engine.worker.inputs.input_buffers import InputBuffers
@@ -18,8 +16,9 @@ from services.engine.worker.inputs.input_buffers import InputBuffers
 class DecodeProgram:
     """A decode step: every request has one query token and its drafts, if any.
 
-    Returns hidden states [T, hidden], logits [T, V] and the most likely token after each query
-    token, [T] int32. Without drafts it also writes the tokens of sampling requests into their rows.
+    Returns hidden states [T, hidden], this rank's logits [T, V / ranks] and the most likely token
+    after each query token, [T] int32. Without drafts it also writes the tokens of sampling requests
+    into their rows.
     """
 
     def __init__(
@@ -32,7 +31,7 @@ class DecodeProgram:
 
     def implied(self, outputs: tuple[Tensor, ...]) -> Sequence[Tensor]:
         """Returns the tokens of a graph's own logits, as rounding may swap two near-equal ones."""
-        return [greedy(outputs[1]).int()]
+        return [self._model.lm_head.most_likely(outputs[1]).int()]
 
     def inputs(self, key: GraphKey) -> Inputs:
         """Returns the tensors that a graph reads."""
@@ -50,10 +49,11 @@ class DecodeProgram:
                 max_seqlen_k=self._limits.max_model_len,
             )
             hidden = self._forward(inputs, key)
-            logits = self._model.compute_logits(hidden)
+            head = self._model.lm_head
+            logits = head(hidden)
             if key.max_q_len > 1:
-                return hidden, logits, greedy(logits).int()
-            token_ids = choose_greedily(
+                return hidden, logits, head.most_likely(logits).int()
+            token_ids = head.append_most_likely(
                 logits, self._buffers.tokens, header.row_ids, header.append_positions
             )
             return hidden, logits, token_ids

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from models.cudagraph_mode import GraphKind
+from models.deepseek_mtp import DeepseekMTP
 from models.kv_cache import CacheData
 from models.layers.decoder import CausalLM
 from services.engine.batch import BatchDescriptor, FallbackReason
@@ -27,13 +28,13 @@ from services.engine.worker.inputs.input_buffers import Header, InputBuffers
 from services.engine.worker.inputs.transfer import to_device
 from services.engine.worker.runner.outputs import ForwardOutput
 from services.engine.worker.runner.pending_result import PendingResult
-from services.engine.worker.runner.speculator import DraftLayers, NoSpeculation, Speculator
+from services.engine.worker.runner.speculator import NoSpeculation, Speculation, Speculator
 from services.engine.worker.runner.step_sampler import StepSampler
 
 _FOLLOWED = FallbackReason.FALLBACK_REASON_UNSPECIFIED
 
 OutputWatcher = Callable[[Tensor, Tensor | None], None]
-"""Takes a step's hidden states, [T, hidden], and the logits of its n samples, [n, V]."""
+"""Takes a step's hidden states, [T, hidden], and this rank's logits of its n samples."""
 
 
 class ModelRunner:
@@ -71,13 +72,12 @@ class ModelRunner:
         )
         self.speculator: Speculator = NoSpeculation()
         if limits.num_speculative_tokens:
-            self.speculator = DraftLayers(model, self.forward, self.buffers, limits=limits)
+            layers = DeepseekMTP(model) if limits.num_worker_drafts else None
+            self.speculator = Speculation(model, layers, self.forward, self.buffers, limits=limits)
         self._num_blocks = kv_cache_data[0].num_blocks
         self._limits = limits
         self._graphs = GraphSet()
-        self._sampler = StepSampler(
-            self.buffers, model.compute_logits, limits=limits, device=device
-        )
+        self._sampler = StepSampler(self.buffers, model.lm_head, limits=limits, device=device)
         self._on_outputs: OutputWatcher = lambda hidden, logits: None
 
     def graph_families(self, pieces: PieceGraphs) -> dict[GraphKind, GraphFamily]:
@@ -162,7 +162,7 @@ class ModelRunner:
             if chosen:
                 logits, token_ids = chosen
             else:
-                logits = self.model.compute_logits(
+                logits = self.model.lm_head(
                     hidden if index is None else hidden.index_select(0, index)
                 )
         return ForwardOutput(

@@ -13,8 +13,8 @@ from services.engine.worker.inputs.input_buffers import Header
 class ForwardOutput:
     """The output of a step's forward pass; valid until the next replay of a graph.
 
-    hidden: [T, hidden]. logits: [n, V], after the query tokens where the step samples; None if it
-        samples nothing.
+    hidden: [T, hidden]. logits: [n, V / ranks], this rank's, after the query tokens where the step
+        samples; None if it samples nothing.
     token_ids: [n] int32, the most likely tokens; None unless a graph chose them. Without drafts
         the graph has written them into their rows.
     fallback_reason: why the ordered graph did not run; unspecified if the order was followed.

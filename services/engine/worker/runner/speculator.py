@@ -56,21 +56,36 @@ class NoSpeculation:
         """Does nothing."""
 
 
-class DraftLayers:
-    """Speculation with a model's draft layers.
+class Speculation:
+    """Speculation with drafts of a draft model, or of the scheduler.
 
-    Every step verifies drafts, possibly none, and makes the next ones. Drafts are written after the
-    known tokens of their rows, as ordinary query tokens. Penalties, biases and log-probabilities of
-    a sample after a draft include the drafts before it.
+    Every step verifies drafts, possibly none; a draft model makes the next ones. Drafts are written
+    after the known tokens of their rows, as ordinary query tokens. Penalties, biases and
+    log-probabilities of a sample after a draft include the drafts before it.
     """
 
     def __init__(
-        self, model: CausalLM, forward: ForwardPass, buffers: InputBuffers, *, limits: StepLimits
+        self,
+        model: CausalLM,
+        layers: DeepseekMTP | None,
+        forward: ForwardPass,
+        buffers: InputBuffers,
+        *,
+        limits: StepLimits,
     ) -> None:
+        """Takes what it works with.
+
+        Args:
+            model: whose tokens are guessed.
+            layers: make the drafts; None if the scheduler does.
+            forward: of the model.
+            buffers: the worker's.
+            limits: the worker's.
+        """
         self._buffers = buffers
         self._decode_q_len = limits.decode_q_len
-        self._layers = DeepseekMTP(model)
-        self._drafter = Drafter(self._layers, forward, buffers, limits=limits)
+        self.layers = layers
+        self._drafter = Drafter(layers, forward, buffers, limits=limits)
         self._program = DraftProgram(model, self._drafter, forward, buffers, limits=limits)
         self.programs: Mapping[GraphKind, GraphProgram] = {GraphKind.DRAFT: self._program}
         self.on_drafts: DraftWatcher = lambda _: None
@@ -78,11 +93,8 @@ class DraftLayers:
 
     def run_steps(self, forwards: Sequence[Callable[..., Tensor]]) -> None:
         """Makes each draft layer run as one of `forwards`."""
-        self._layers.run_steps = list(forwards)
-
-    def compute_logits(self, hidden: Tensor, depth: int) -> Tensor:
-        """Maps [S, hidden] that chose a draft, after `depth` others, to [S, V]."""
-        return self._layers.compute_logits(hidden, depth)
+        if self.layers is not None:
+            self.layers.run_steps = list(forwards)
 
     def draft(
         self, batch: Batch, output: ForwardOutput, sampled: Sampled, graphs: GraphSet

@@ -1,11 +1,11 @@
 """Samples a step's tokens from its logits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from models.ops.sampling.step_tokens import choose_greedily
+from models.layers.embedding import ParallelLMHead
 from services.engine.batch import RowAssignment, SamplingMetadata
 from services.engine.limits import StepLimits
 from services.engine.sampling.grammar_masks import apply_grammars
@@ -26,13 +26,13 @@ class StepSampler:
     def __init__(
         self,
         buffers: InputBuffers,
-        compute_logits: Callable[[Tensor], Tensor],
+        head: ParallelLMHead,
         *,
         limits: StepLimits,
         device: torch.device,
     ) -> None:
         self._buffers = buffers
-        self._compute_logits = compute_logits
+        self._head = head
         self._limits = limits
         self._device = device
         self._table = RowSamplingTable(
@@ -44,21 +44,21 @@ class StepSampler:
         self._table.assign(assignments)
 
     def sample(self, batch: Batch, output: ForwardOutput) -> Sampled:
-        """Samples for the requests that are due.
+        """Samples for the requests that are due; every rank comes to the same tokens.
 
-        Without drafts, also writes the tokens into their rows; otherwise verification does.
+        The most likely tokens are found without the other ranks' logits; anything else gathers
+        them. Without drafts, also writes the tokens into their rows; otherwise verification does.
         """
         sampling, logits, logprobs = batch.sampling, output.logits, None
         if logits is None:
             token_ids = output.header.row_ids.new_empty(0)
         elif output.token_ids is not None and not _needs_choice(sampling):
             token_ids = output.token_ids
-        elif batch.drafts is None and not _needs_choice(sampling):
-            rows = self._rows(batch, output.header)
-            tokens = self._buffers.tokens
-            token_ids = choose_greedily(logits, tokens, rows.row_ids, rows.seq_lens)
+        elif not _needs_choice(sampling):
+            token_ids = self._most_likely(batch, output.header, logits)
         else:
             rows = self._rows(batch, output.header)
+            logits = self._head.gathered(logits)
             chosen = self._choose(sampling, rows, logits)
             token_ids = chosen.int()
             if batch.drafts is None or sampling.needs_logprobs:
@@ -72,6 +72,15 @@ class StepSampler:
             token_ids=token_ids,
             logprobs=logprobs,
             prompt_logprobs=self._prompt_logprobs(batch, output.hidden),
+        )
+
+    def _most_likely(self, batch: Batch, header: Header, logits: Tensor) -> Tensor:
+        """Returns the most likely tokens, [n] int32; without drafts writes them into their rows."""
+        if batch.drafts is not None:
+            return self._head.most_likely(logits).int()
+        rows = self._rows(batch, header)
+        return self._head.append_most_likely(
+            logits, self._buffers.tokens, rows.row_ids, rows.seq_lens
         )
 
     def _rows(self, batch: Batch, header: Header) -> SampledRows:
@@ -123,7 +132,7 @@ class StepSampler:
             self._table.num_prompt_tokens(batch.row_ids),
             hidden=hidden,
             tokens=self._buffers.tokens,
-            compute_logits=self._compute_logits,
+            compute_logits=lambda hidden: self._head.gathered(self._head(hidden)),
             slice_rows=min(SLICE_ROWS, self._limits.max_num_seqs),  # whose memory was measured
         )
 

@@ -13,6 +13,7 @@ from models.forward_context import GraphKey
 from models.layers.attention import Attention
 from models.layers.latent_attention import LatentAttention
 from models.ops.attention.cudagraph_support import AttentionCGSupport
+from models.parallel.collectives import without_other_ranks
 from protos.engine.v1.worker_pb2 import GraphReport, GraphState
 from services.engine import batch
 from services.engine.compilation.graphs.capture_plan import (
@@ -98,6 +99,7 @@ def prepare_graphs(
     limits: StepLimits,
     pieces: PieceGraphs,
     on_fault: Callable[[GraphOutcome], None],
+    agree: Callable[[str], str] = str,
     keys: Sequence[GraphKey] | None = None,
 ) -> PreparedGraphs:
     """Plans a runner's graphs and lets it use them once captured.
@@ -108,6 +110,7 @@ def prepare_graphs(
         limits: the worker's.
         pieces: the model's, possibly wrapped later; their recorder records all graphs.
         on_fault: receives a graph that is given up while serving.
+        agree: as for `GraphSet`.
         keys: graphs of the configured mode to capture, decode graphs first; by default those of the
             configured sizes.
 
@@ -124,7 +127,7 @@ def prepare_graphs(
     families = runner.graph_families(pieces)
     if GraphKind.DRAFT in families:
         keys = with_draft_keys(keys)
-    graphs = GraphSet(keys, families, on_fault=on_fault)
+    graphs = GraphSet(keys, families, on_fault=on_fault, agree=agree)
     runner.use_graphs(graphs)
     return PreparedGraphs(choice=choice, graphs=graphs)
 
@@ -162,6 +165,7 @@ def install_model(
         forward.run_model = CopiedInputs(forward.run_model, runner.buffers.model_inputs)
 
 
+@without_other_ranks()
 def build_uncaptured_kernels(prepared: PreparedGraphs, limits: StepLimits) -> None:
     """Runs decode steps on a GPU whose kernels no capture builds."""
     if prepared.mode.decode_mode() is CUDAGraphMode.FULL:

@@ -18,6 +18,7 @@ from models.layers.decoder import CausalLM
 from models.loading.loader import load_model
 from models.loading.model_config import read_model_config
 from models.loading.parameter_count import count_parameters
+from models.parallel.collectives import without_other_ranks
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.config.compilation import CompilationConfig
 from services.engine.config.compilation_level import CompilationLevel
@@ -32,6 +33,7 @@ from services.engine.worker.start.device import (
     dtype_name,
 )
 from services.engine.worker.start.kv_memory import allocate_kv_cache, block_bytes
+from services.engine.worker.start.ranks import Ranks
 from services.engine.worker.start.warm_up import run_small_steps
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ class LoadedModel:
     """A model on its device, and the limits of its steps."""
 
     config: EngineConfig
-    rank: int
+    ranks: Ranks
     model: CausalLM
     limits: StepLimits
     device: torch.device
@@ -80,16 +82,22 @@ class LoadedModel:
         cls,
         config: EngineConfig,
         *,
-        rank: int = 0,
+        ranks: Ranks | None = None,
         report_progress: Callable[[str], None] = lambda stage: None,
     ) -> "LoadedModel":
         """Chooses device and dtypes, and loads the weights.
+
+        Args:
+            config: the engine's.
+            ranks: this rank among all; by default it holds the whole model.
+            report_progress: receives each stage.
 
         Raises:
             ValueError: the configuration does not fit the model or the machine.
         """
         torch.set_num_threads(config.worker.num_threads)
-        device = choose_device(config.worker, rank)
+        ranks = ranks or Ranks.single(config)
+        device = choose_device(config.worker, ranks.place.device)
         level = config.compilation.level_on(device.type)
         try:
             config = config.with_flags(compilation_level=int(level))
@@ -97,7 +105,8 @@ class LoadedModel:
             # The default level is that of the device, and a flag does not work on it.
             raise ValueError("; ".join(describe_problems(EngineConfig, error))) from error
         model_config = read_model_config(config.checkpoint.model, config.checkpoint.model_impl)
-        if level in TRACED_LEVELS and not _is_kept(config, model_config, device):
+        rank = ranks.place.rank
+        if level in TRACED_LEVELS and not _is_kept(config, model_config, device, rank):
             _import_compiler()
         dtype = choose_dtype(config.checkpoint, model_config, device)
         cache_dtype = choose_cache_dtype(config.cache, model_config, dtype, device)
@@ -123,7 +132,8 @@ class LoadedModel:
             dtype=dtype,
             load_format=config.checkpoint.load_format,
             model_impl=config.checkpoint.model_impl,
-            with_draft_layers=limits.num_speculative_tokens > 0,
+            group=ranks.group,
+            with_draft_layers=limits.num_worker_drafts > 0,
             max_positions=limits.max_model_len,
             on_progress=report_progress,
         )
@@ -131,7 +141,7 @@ class LoadedModel:
         log.info("weights_loaded", num_parameters=count_parameters(model), load_s=round(load_s, 3))
         loaded = cls(
             config=config,
-            rank=rank,
+            ranks=ranks,
             model=model,
             limits=limits,
             device=device,
@@ -203,8 +213,10 @@ class LoadedModel:
             settings,
             piece_wrapper=pieces.wrap if settings.graph_mode(self.device.type) else None,
             max_num_seqs=self.limits.max_num_seqs,
-            factors=compute_factors(self.config, self.model.config, self.device),
-            rank=self.rank,
+            factors=compute_factors(
+                self.config, self.model.config, self.device, rank=self.ranks.place.rank
+            ),
+            rank=self.ranks.place.rank,
         )
 
     def _has_nothing_to_compile(self, traced: "TracedModel") -> bool:
@@ -268,7 +280,7 @@ class LoadedModel:
         inputs = self.example_inputs
         traced = self._trace(self.model, MODEL_PROGRAM, self.model.decoder_layers, inputs)
         drafts = []
-        if self.limits.num_speculative_tokens:
+        if self.limits.num_worker_drafts:
             hidden = torch.zeros(len(inputs[0]), self.model.config.hidden_size)
             inputs.append(hidden.to(self.device, self.dtype))
             drafts = [
@@ -291,7 +303,7 @@ class LoadedModel:
         from services.engine.compilation.program_store import load_program, store_program
 
         settings, max_num_tokens = self.config.compilation, self.limits.max_num_batched_tokens
-        cache = _kept_traces(self.config, self.model.config, self.device)
+        cache = _kept_traces(self.config, self.model.config, self.device, self.ranks.place.rank)
         ranges = compile_ranges(settings.compile_ranges, max_num_tokens)
         # A dump and tuned sizes need the graphs.
         if not (traces_again or settings.debug_dump_path or settings.compile_sizes):
@@ -306,7 +318,7 @@ class LoadedModel:
             settings,
             example_inputs=inputs,
             max_num_tokens=max_num_tokens,
-            dump=debug_dump(settings, self.rank) if module is self.model else None,
+            dump=debug_dump(settings, self.ranks.place.rank) if module is self.model else None,
         )
         store_program(cache, name, traced, module)
         return traced
@@ -320,8 +332,9 @@ class LoadedModel:
         runner = self.make_runner(1)
         runner.forward.run_model = forward
         first, *others = TRACED_STEPS
-        run_small_steps(runner, self.limits, (first,))
-        with torch.compiler.set_stance("fail_on_recompile"):
+        with without_other_ranks():
+            run_small_steps(runner, self.limits, (first,))
+        with torch.compiler.set_stance("fail_on_recompile"), without_other_ranks():
             run_small_steps(runner, self.limits, others)
 
 
@@ -331,18 +344,21 @@ def _implementation(model: ModelConfig) -> str:
     return "octavo" if facts is None else f"transformers {facts.version}"
 
 
-def _is_kept(config: EngineConfig, model: ModelConfig, device: torch.device) -> bool:
+def _is_kept(config: EngineConfig, model: ModelConfig, device: torch.device, rank: int) -> bool:
     """Returns whether an earlier start has traced the model."""
-    return _kept_traces(config, model, device).load_program(MODEL_PROGRAM) is not None
+    return _kept_traces(config, model, device, rank).load_program(MODEL_PROGRAM) is not None
 
 
-def _kept_traces(config: EngineConfig, model: ModelConfig, device: torch.device) -> "ArtifactCache":
-    """Returns the traces of this configuration on disk."""
+def _kept_traces(
+    config: EngineConfig, model: ModelConfig, device: torch.device, rank: int
+) -> "ArtifactCache":
+    """Returns a rank's traces of this configuration on disk."""
     from services.engine.compilation.artifact_cache import ArtifactCache
     from services.engine.compilation.cache_key import trace_factors
 
     folder = config.compilation.compile_cache_dir / "traces"
-    return ArtifactCache.open(folder, trace_factors(config, model, device))
+    facts = trace_factors(config, model, device, rank=rank)
+    return ArtifactCache.open(folder, facts)
 
 
 def _import_compiler() -> None:

@@ -1,5 +1,6 @@
 """Brings a worker from its configuration to the first step."""
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,8 +9,10 @@ from typing import TYPE_CHECKING
 import structlog
 import torch
 
+from models.loading.digest import checkpoint_digest
 from models.loading.parameter_count import count_parameters
-from protos.engine.v1.worker_pb2 import CompileReport, WorkerReady
+from models.parallel.collectives import without_other_ranks
+from protos.engine.v1.worker_pb2 import CompileReport, RankInfo, WorkerReady
 from services.engine.compilation.graphs.capture_plan import wire_key
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
@@ -18,8 +21,9 @@ from services.engine.config.compilation_level import CompilationLevel
 from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.graphs.background_capture import BackgroundCapture
 from services.engine.worker.graphs.background_compile import BackgroundCompile
+from services.engine.worker.placement import RankPlace
 from services.engine.worker.runner.model_runner import ModelRunner
-from services.engine.worker.start.device import dtype_name
+from services.engine.worker.start.device import choose_device, dtype_name
 from services.engine.worker.start.graph_setup import (
     PreparedGraphs,
     build_uncaptured_kernels,
@@ -33,6 +37,7 @@ from services.engine.worker.start.graph_setup import (
 from services.engine.worker.start.kernel_building import KernelBuilding
 from services.engine.worker.start.kv_memory import choose_num_blocks, largest_step_bytes
 from services.engine.worker.start.loaded_model import LoadedModel
+from services.engine.worker.start.ranks import Ranks
 from services.engine.worker.start.warm_up import (
     FIRST_STEPS,
     other_steps,
@@ -56,6 +61,7 @@ class StartedWorker:
     runner: ModelRunner
     ready: WorkerReady
     capture: BackgroundCapture | None
+    ranks: Ranks
 
 
 class StageClock:
@@ -80,7 +86,8 @@ class StageClock:
 def start_worker(
     config: EngineConfig,
     *,
-    rank: int,
+    place: RankPlace,
+    meeting_fd: int | None = None,
     report_progress: Report,
     on_fault: Callable[[GraphOutcome], None],
     on_compiled: Callable[["CompiledModel"], None],
@@ -91,7 +98,8 @@ def start_worker(
 
     Args:
         config: the engine's.
-        rank: number of the GPU; 0 for an engine's only worker.
+        place: this rank's.
+        meeting_fd: a file that all ranks have open; None for a single rank.
         report_progress: receives each stage.
         on_fault: receives a graph that is given up while serving.
         on_compiled: receives a model that was compiled while serving.
@@ -102,7 +110,8 @@ def start_worker(
     clock = StageClock()
     kernels = KernelBuilding.fork(config.worker)
     torch.set_num_interop_threads(1)
-    loaded = LoadedModel.load(config, rank=rank, report_progress=report_progress)
+    ranks = _join(config, place, meeting_fd, report_progress)
+    loaded = LoadedModel.load(config, ranks=ranks, report_progress=report_progress)
     settings = loaded.config.compilation
     _warn_of_idle_flags(settings, loaded.device)
     pieces = piece_graphs(loaded.device, loaded.dtype)
@@ -127,7 +136,8 @@ def start_worker(
         compiled = compile_loaded()
         clock.end("compile")
     report_progress("allocating the KV cache")
-    num_blocks = _choose_num_blocks(loaded, settings, step_bytes)
+    num_own_blocks = _choose_num_blocks(loaded, settings, step_bytes)
+    num_blocks = ranks.least(num_own_blocks)
     runner = loaded.make_runner(num_blocks)
     clock.end("memory")
 
@@ -137,8 +147,14 @@ def start_worker(
 
     install(compiled)
     prepared = prepare_graphs(
-        runner, settings, limits=loaded.limits, pieces=pieces, on_fault=on_fault
+        runner,
+        settings,
+        limits=loaded.limits,
+        pieces=pieces,
+        on_fault=on_fault,
+        agree=ranks.common_fault,
     )
+    ranks.require_same({"plan of graphs": " ".join(map(str, prepared.graphs.planned))})
     if loaded.device.type == "cuda":
         build_uncaptured_kernels(prepared, loaded.limits)
     outcomes: list[GraphOutcome] = []
@@ -149,10 +165,28 @@ def start_worker(
     else:
         outcomes = prepared.capture_all(report_progress)
     ready = _announcement(loaded, num_blocks, prepared)
+    ready.ranks.append(_rank_info(loaded, num_own_blocks))
     ready.graphs.extend(graph_report(outcome) for outcome in outcomes)
     clock.end("graphs")
     log.info("worker_ready", **clock.seconds())
-    return StartedWorker(runner=runner, ready=ready, capture=capture)
+    return StartedWorker(runner=runner, ready=ready, capture=capture, ranks=ranks)
+
+
+def _join(
+    config: EngineConfig, place: RankPlace, meeting_fd: int | None, report_progress: Report
+) -> Ranks:
+    """Meets the other ranks, if any, and checks that all have the same checkpoint and code."""
+    if config.parallel.num_ranks == 1:
+        return Ranks.single(config)
+    report_progress("joining the ranks")
+    ranks = Ranks.join(config, place, choose_device(config.worker, place.device), meeting_fd)
+    checkpoint = config.checkpoint
+    facts = {
+        "version of torch": str(torch.__version__),
+        "checkpoint": checkpoint_digest(checkpoint.model, checkpoint.load_format),
+    }
+    ranks.require_same(facts)
+    return ranks
 
 
 def _warn_of_idle_flags(settings: CompilationConfig, device: torch.device) -> None:
@@ -162,6 +196,7 @@ def _warn_of_idle_flags(settings: CompilationConfig, device: torch.device) -> No
         log.warning("flag_without_effect", flag=f"--{flag.replace('_', '-')}", works=str(reach))
 
 
+@without_other_ranks()
 def _build_first_kernels(
     loaded: LoadedModel, settings: CompilationConfig, kernels: KernelBuilding
 ) -> int | None:
@@ -181,6 +216,7 @@ def _build_first_kernels(
     return step_bytes[0] if step_bytes else None
 
 
+@without_other_ranks()
 def _build_other_kernels(loaded: LoadedModel, kernels: KernelBuilding) -> None:
     """Builds the kernels of all other steps."""
     kernels.build_others()
@@ -190,6 +226,7 @@ def _build_other_kernels(loaded: LoadedModel, kernels: KernelBuilding) -> None:
         loaded.make_runner(1).execute(small_step_of_everything(loaded.limits))
 
 
+@without_other_ranks()
 def _choose_num_blocks(
     loaded: LoadedModel, settings: CompilationConfig, step_bytes: int | None
 ) -> int:
@@ -224,6 +261,18 @@ def _reporting(
         on_compiled(compiled)
 
     return install_and_report
+
+
+def _rank_info(loaded: LoadedModel, num_blocks: int) -> RankInfo:
+    place = loaded.ranks.place
+    return RankInfo(
+        rank=place.rank,
+        tensor_parallel_rank=place.tensor_parallel_rank,
+        pid=os.getpid(),
+        device=str(loaded.device),
+        num_parameters=count_parameters(loaded.model),
+        num_blocks=num_blocks,
+    )
 
 
 def _announcement(

@@ -58,7 +58,7 @@ def test_a_larger_context_than_the_models_is_an_error(folder):
 
 def test_a_model_without_draft_layers_cannot_guess_ahead(folder):
     with pytest.raises(ModelFolderError, match="the model is Qwen3ForCausalLM"):
-        ModelFolder.open(folder, name="m", max_model_len=None, num_speculative_tokens=1)
+        ModelFolder.open(folder, name="m", max_model_len=None, num_layer_drafts=1)
 
 
 @pytest.mark.parametrize(("stated", "ids"), [(7, {7}), ([7, 8], {7, 8})])

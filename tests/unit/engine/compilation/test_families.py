@@ -17,6 +17,12 @@ FAMILIES = [
     "glm4_moe_groups",
     "deepseek_v3",
     "deepseek_v32",
+    "gemma2",
+    "gemma3",
+    "granite",
+    "olmo2",
+    "phi3_long",
+    "qwen2_windows",
 ]
 PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12]]
 NUM_OUTPUT = 9

@@ -8,7 +8,8 @@ import torch
 from protos.engine.v1.worker_pb2 import GraphReport
 from services.engine.batch import read_int32
 from services.engine.config.engine_config import EngineConfig
-from services.engine.worker.executor import WorkerDiedError, WorkerExecutor
+from services.engine.worker.executor import WorkerExecutor
+from services.engine.worker.rank_process import WorkerDiedError
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.step_driver import StepDriver, greedy_continuation
 

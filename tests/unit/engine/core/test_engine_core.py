@@ -21,7 +21,7 @@ from services.engine.errors import (
     QueueFullError,
 )
 from services.engine.request import FinishReason
-from services.engine.worker.executor import WorkerDiedError
+from services.engine.worker.rank_process import WorkerDiedError
 from tests.support.engine_harness import (
     RecordingSink,
     engine_config,

@@ -48,6 +48,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         enable_prefix_caching=st.booleans(),
         windows=st.sampled_from([(None,)] * 4 + WINDOWS),
         num_speculative_tokens=st.sampled_from([0, 0, 1, 2, 5]),
+        lookup_sizes=st.sampled_from([None, None, (1, 2)]),
     )
     def start(self, num_blocks, windows, enable_prefix_caching, **fields):
         # A window needs blocks for itself and a whole step's tokens.
@@ -80,6 +81,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             block_size=BLOCK_SIZE,
             windows=self.limits.windows,
             num_cache_tokens=self.capacity,
+            makes_drafts=self.limits.lookup_sizes is None,
         )
         self.in_flight: deque[ScheduledStep] = deque()
 

@@ -12,8 +12,9 @@ import torch
 
 from services.engine.batch import read_int32
 from services.engine.config.engine_config import EngineConfig
-from services.engine.worker import executor as executor_module
-from services.engine.worker.executor import WorkerDiedError, WorkerExecutor
+from services.engine.worker import rank_process
+from services.engine.worker.executor import WorkerExecutor
+from services.engine.worker.rank_process import WorkerDiedError
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.step_driver import StepDriver, greedy_continuation
 from tests.support.waiting import until
@@ -24,7 +25,7 @@ PROMPT = [5, 17, 3]
 @pytest.fixture(autouse=True)
 def timeouts(monkeypatch):
     """Gives a worker that hung up time to end, however slow the machine is."""
-    monkeypatch.setattr(executor_module, "STOP_GRACE_S", 60.0)
+    monkeypatch.setattr(rank_process, "STOP_GRACE_S", 60.0)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from models.loading.loader import load_model
-from models.parallel.group import SINGLE, ParallelGroup
+from models.ops.communication.all_gather import all_gather
+from models.ops.communication.all_reduce import all_reduce
+from models.parallel.collectives import num_issued, without_other_ranks
+from models.parallel.group import ParallelGroup
 from tests.support.paged_runner import PagedRunner
 from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import transformers_logits, write_checkpoint
@@ -38,7 +41,9 @@ def run_two_ranks(folder, tmp_path, *options):
     return [torch.load(output) for output in outputs]
 
 
-@pytest.mark.parametrize("variant", ["llama_one_kv_head", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "variant", ["llama_one_kv_head", "gpt_oss", "deepseek_v3", "gemma2", "olmo2_odd", "phi3"]
+)
 def test_two_ranks_give_the_logits_of_transformers(checkpoint, tmp_path, variant):
     folder, reference = checkpoint(variant)
     expected = transformers_logits(reference, TOKEN_IDS)
@@ -61,10 +66,26 @@ def test_two_ranks_with_fp8_blocks_give_the_logits_of_one(tmp_path):
         assert (logits - expected).norm() < 1e-2 * expected.norm()
 
 
-def test_one_rank_needs_no_process_group():
-    tensor = torch.ones(2, 3)
-    assert SINGLE.all_reduce(tensor) is tensor
-    assert SINGLE.all_gather(tensor) is tensor
+def test_a_model_of_one_rank_calls_no_collective(tmp_path):
+    write_checkpoint(tmp_path, "deepseek_v3")
+    runner = PagedRunner(load_model(tmp_path, device=torch.device("cpu"), dtype=torch.float32))
+    before = num_issued()
+    runner.run(runner.add(TOKEN_IDS), chunk_size=4)
+    assert num_issued() == before
+
+
+def test_collectives_without_other_ranks_keep_their_shapes():
+    x = torch.arange(6.0).view(2, 3)
+    with without_other_ranks():
+        assert torch.equal(all_reduce(x, "nobody"), x)
+        assert torch.equal(all_gather(x, "nobody", 2), torch.cat((x, x), dim=-1))
+
+
+def test_collectives_are_operators_with_fakes():
+    x = torch.ones(2, 3)
+    with without_other_ranks():
+        torch.library.opcheck(torch.ops.octavo.all_reduce.default, (x, "nobody"))
+        torch.library.opcheck(torch.ops.octavo.all_gather.default, (x, "nobody", 2))
 
 
 def test_unequal_shares_are_refused_with_the_numbers():

@@ -19,6 +19,15 @@ MATCHES = {
     "llama_bias": DENSE,
     "mistral_window": DENSE,
     "internlm3": DENSE,
+    "phi3_partial_rotary": DENSE,
+    "phi3_long": DENSE,
+    # Layers: 3 with two sums each. The first norm reads no sum.
+    "gemma2": {"residual_norm": 6, "norm_linear": 1, "qk_norm_rope_cache": 3},
+    "gemma3": {"residual_norm": 6, "norm_linear": 1, "qk_norm_rope_cache": 3},
+    "granite": {"linear_gate": 2, "residual_norm": 4, "norm_linear": 1, "qk_norm_rope_cache": 2},
+    # The model's last norm is the only one that reads a sum.
+    "olmo2": {"linear_gate": 2, "residual_norm": 1, "qk_norm_rope_cache": 2},
+    "qwen2": DENSE,
     "qwen3": DENSE,
     "qwen3_moe": SPARSE,
     "mixtral": SPARSE,
@@ -34,7 +43,7 @@ MATCHES = {
 
 def test_every_architecture_is_here(tmp_path):
     tested = {VARIANTS[variant][0].__name__ for variant in MATCHES if variant in VARIANTS}
-    tested |= {"InternLM3ForCausalLM", "DeepseekV32ForCausalLM"}
+    tested |= {"InternLM3ForCausalLM", "DeepseekV32ForCausalLM", "Gemma3ForConditionalGeneration"}
     assert tested >= ARCHITECTURES.keys()
 
 

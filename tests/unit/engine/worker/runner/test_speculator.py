@@ -12,7 +12,7 @@ from models.forward_context import forward_context
 from services.engine.batch import read_int32
 from services.engine.limits import StepLimits
 from services.engine.request import RequestStatus
-from services.engine.worker.runner.speculator import DraftLayers
+from services.engine.worker.runner.speculator import Speculation
 from services.engine.worker.start.kv_memory import probe_runner
 from services.engine.worker.start.warm_up import largest_step, run_small_steps
 from tests.support.compilation import compilation_config
@@ -177,7 +177,7 @@ def test_a_step_of_another_number_of_drafts_is_refused(folder):
 def test_the_largest_step_drafts_too(folder):
     model = engine(folder, 1).model
     runner = probe_runner(model, limits=LIMITS, dtype=torch.float32, device=CPU)
-    assert isinstance(runner.speculator, DraftLayers)
+    assert isinstance(runner.speculator, Speculation)
     result = runner.execute(largest_step(LIMITS)).message()
     num_rows = LIMITS.max_num_seqs
     assert len(read_int32(result.draft_token_ids)) == num_rows * LIMITS.num_speculative_tokens
@@ -188,7 +188,7 @@ def test_dummy_steps_draft(folder):
     model = engine(folder, 1).model
     runner = probe_runner(model, limits=LIMITS, dtype=torch.float32, device=CPU)
     run_small_steps(runner, LIMITS, [(1,), (5, 1)])
-    assert isinstance(runner.speculator, DraftLayers)
+    assert isinstance(runner.speculator, Speculation)
 
 
 def test_the_largest_batch_of_decodes_leaves_room_for_drafts():

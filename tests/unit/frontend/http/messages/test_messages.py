@@ -243,18 +243,19 @@ async def test_thinking_is_turned_on_and_off_and_nothing_is_ignored():
     assert [block.type for block in on.content] == ["thinking", "text"]
 
 
-@pytest.mark.parametrize(
-    ("template", "thinking"),
-    [
-        ("{{ messages[0].content }}", {"type": "adaptive"}),
-        ("{{ messages[0].content }}<think>{# </think> #}", {"type": "disabled"}),
-    ],
-)
-async def test_thinking_that_the_model_cannot_do_is_refused(template, thinking):
-    async with running(template=template) as (engine, _, client):
+async def test_thinking_that_the_model_cannot_do_is_refused():
+    async with running(template="{{ messages[0].content }}") as (engine, _, client):
         with pytest.raises(anthropic.BadRequestError, match="thinking: the model"):
-            await client.messages.create(**ASK, thinking=thinking)
+            await client.messages.create(**ASK, thinking={"type": "adaptive"})
     assert not engine.submits
+
+
+async def test_thinking_that_the_template_cannot_turn_off_ends_at_once():
+    template = "{{ messages[0].content }}<think>{# </think> #}"
+    async with running("</think>4", template=template) as (engine, _, client):
+        message = await client.messages.create(**ASK, thinking={"type": "disabled"})
+    assert [block.type for block in message.content] == ["text"]
+    assert engine.submits[-1].sampling.structured_output.preamble.HasField("max_tokens")
 
 
 async def test_a_schema_shapes_the_answer():

@@ -37,6 +37,9 @@ CASES = [
     (([3, 1], [3, 1]), {"has_norm": False}),
     (([1, 7, 40, 1], [5, 7, 170, 99]), {"sliding_window": 33, "has_sinks": True}),
     (([1] * 4, [5, 1, 0, 170]), {"sliding_window": 33, "has_sinks": True}),
+    (([1] * 5, [5, 1, 0, 170, 16]), {"soft_cap": 1.5, "scale": 0.4}),
+    (([1, 7, 40, 1], [5, 7, 170, 33]), {"soft_cap": 0.7, "sliding_window": 33, "has_sinks": True}),
+    (([1, 17], [9, 33]), {"soft_cap": 2.0, "scale": 1.0, "has_rotation": False}),
 ]
 for dtype in (torch.float32, torch.float16):
     for batch, options in CASES:
@@ -46,7 +49,7 @@ for dtype in (torch.float32, torch.float16):
         output = torch.full(case.q.shape, torch.nan, dtype=dtype)
         attention.attend(
             case.q, case.k, case.v, output, case.cache, case.metadata, case.transform,
-            case.sliding_window, case.sinks,
+            case.sliding_window, case.sinks, case.scale or case.q.shape[2] ** -0.5, case.soft_cap,
         )
         live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
         assert_rows_close(output[live], exact.run()[live])
@@ -65,6 +68,9 @@ for dtype in (torch.float32, torch.float16):
     assert torch.equal(residual, x + kept)
     assert_rows_close(normed, rms_norm(residual.double(), weight.double(), 1e-6))
     assert_rows_close(norms.rms_norm(x, weight, 1e-6), rms_norm(x.double(), weight.double(), 1e-6))
+    wide = norms.rms_norm(x, weight.float() + 1.0, 1e-6)
+    assert wide.dtype == dtype
+    assert_rows_close(wide, rms_norm(x.double(), weight.double() + 1.0, 1e-6))
     assert_rows_close(gate.silu_and_mul(x), silu_and_mul(x.double()))
     for part in (x[:, 3:15], x.view(7, 3, 12)[:, 1:], x.view(7, 3, 12)[..., 2:]):
         gain = weight[: part.shape[-1]]
@@ -106,6 +112,8 @@ CASES = [
     (([1, 17], [9, 33]), ODD, {"has_rotation": False, "block_size": 5}),
     (([1] * 4, [5, 0, 170, 16]), LARGE, {"sliding_window": 33, "has_sinks": True}),
     (([1, 7, 1], [70, 7, 1]), LARGE, {}),
+    (([1] * 4, [5, 0, 170, 16]), LARGE, {"soft_cap": 1.5, "scale": 0.4}),
+    (([1, 7, 1], [70, 7, 1]), ODD, {"soft_cap": 1.5}),
 ]
 # The interpreter loses the carry of a rounding to 8 bits: 127.7 becomes 64 instead of 128.
 WRITTEN_TOLERANCE = 0.3
@@ -117,7 +125,7 @@ for dtype in (torch.float32, torch.float16):
         output = torch.full(case.q.shape, torch.nan, dtype=dtype)
         attention.attend(
             case.q, case.k, case.v, output, case.cache, case.metadata, case.transform,
-            case.sliding_window, case.sinks,
+            case.sliding_window, case.sinks, case.scale or case.q.shape[2] ** -0.5, case.soft_cap,
         )
         live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
         assert_rows_close(output[live], case.exact_reading().run()[live])

@@ -1,0 +1,58 @@
+"""Factors and soft caps of a model's activations in config.json."""
+
+from dataclasses import dataclass
+
+from models.config_sections.fields import Fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Multipliers:
+    """Factors that a family puts on activations. A soft cap c > 0 makes x c * tanh(x / c)."""
+
+    embedding: float = 1.0
+    """Of the tokens' vectors."""
+    residual: float = 1.0
+    """Of each sub-layer's output."""
+    logits: float = 1.0
+    attention: float | None = None
+    """Of attention scores; None means 1 / sqrt(head size)."""
+    attention_cap: float = 0.0
+    """Soft cap of scaled attention scores; 0 means none."""
+    logits_cap: float = 0.0
+    """Soft cap of logits; 0 means none."""
+
+
+def read_multipliers(fields: Fields) -> Multipliers:
+    """Reads the factors of the families that have some. Defaults are transformers'.
+
+    fields: as stored, without defaults, since null means no cap where absence means a default.
+
+    Raises:
+        ConfigError: a field is ill-typed, or asks for an unsupported feature.
+    """
+    architecture = fields.architecture()
+    if architecture.startswith("Granite"):
+        return Multipliers(
+            embedding=fields.number("embedding_multiplier", 1.0),
+            residual=fields.number("residual_multiplier", 1.0),
+            logits=1.0 / fields.number("logits_scaling", 1.0),
+            attention=fields.number("attention_multiplier", 1.0),
+        )
+    if not architecture.startswith("Gemma"):
+        return Multipliers()
+    is_second = architecture.startswith("Gemma2")
+    if not is_second and fields.has("attn_logit_softcapping"):
+        raise fields.error("attn_logit_softcapping", "null")
+    return Multipliers(
+        embedding=fields.count("hidden_size") ** 0.5,
+        attention=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        attention_cap=_cap(fields, "attn_logit_softcapping", 50.0) if is_second else 0.0,
+        logits_cap=_cap(fields, "final_logit_softcapping", 30.0 if is_second else 0.0),
+    )
+
+
+def _cap(fields: Fields, name: str, default: float) -> float:
+    """Returns a soft cap: the default if absent, 0 if null."""
+    if name in fields.values and not fields.has(name):
+        return 0.0
+    return fields.number(name, default)

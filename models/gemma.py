@@ -1,0 +1,80 @@
+"""Gemma 2 and the text part of Gemma 3: norms before and after both sub-layers.
+
+Norms add one to their weights, the gate is a gelu, and token vectors are scaled. Layers with a
+window alternate with others. Gemma 2 caps attention scores and logits softly; Gemma 3 normalises
+heads instead, and layers with a window have a rotation of their own.
+Source: Gemma Team 2024, "Gemma 2", section 2; Gemma Team 2025, "Gemma 3 Technical Report",
+section 2.
+"""
+
+from collections.abc import Collection
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from models.config import ModelConfig
+from models.layers.decoder import CausalLM, GatedMLP
+from models.layers.norm import RMSNorm
+from models.layers.rotary import Rotation
+from models.layers.self_attention import SelfAttention
+from models.parallel.group import SINGLE, ParallelGroup
+
+
+class GemmaLayer(nn.Module):
+    """Attention and feed-forward, each between two norms and added to the residual stream."""
+
+    def __init__(
+        self, config: ModelConfig, index: int, group: ParallelGroup, *, has_head_norms: bool
+    ) -> None:
+        super().__init__()
+        size, eps, offset = config.hidden_size, config.rms_norm_eps, config.norm_offset
+        self.self_attn = SelfAttention(config, index, group, has_head_norms=has_head_norms)
+        self.mlp = GatedMLP(config, group)
+        self.input_layernorm = RMSNorm(size, eps, offset=offset)
+        self.post_attention_layernorm = RMSNorm(size, eps, offset=offset)
+        self.pre_feedforward_layernorm = RMSNorm(size, eps, offset=offset)
+        self.post_feedforward_layernorm = RMSNorm(size, eps, offset=offset)
+
+    def forward(self, hidden: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        """Maps the residual stream, [T, hidden], to the one with both outputs added."""
+        attended = self.self_attn(self.input_layernorm(hidden), rotation)
+        hidden = hidden + self.post_attention_layernorm(attended)
+        fed = self.mlp(self.pre_feedforward_layernorm(hidden))
+        output: torch.Tensor = hidden + self.post_feedforward_layernorm(fed)
+        return output
+
+    def expected_passes(self) -> Collection[str]:
+        """Returns the compiler passes that must match something between the sub-layers."""
+        return {"residual_norm"}
+
+
+class Gemma2ForCausalLM(CausalLM):
+    """Gemma 2 with its language-model head."""
+
+    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
+        layers = [
+            GemmaLayer(config, index, group, has_head_norms=False)
+            for index in range(config.num_hidden_layers)
+        ]
+        super().__init__(config, layers, group)
+
+
+class Gemma3ForCausalLM(CausalLM):
+    """Gemma 3 with its language-model head, without the part that sees images."""
+
+    weights_mapping: ClassVar[dict[str, str]] = {
+        "language_model.lm_head.": "lm_head.",
+        "language_model.model.": "model.",
+        "model.language_model.": "model.",
+        "model.vision_tower.": "vision_tower.",
+        "model.multi_modal_projector.": "multi_modal_projector.",
+    }
+    ignored_prefixes: ClassVar[tuple[str, ...]] = ("vision_tower.", "multi_modal_projector.")
+
+    def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
+        layers = [
+            GemmaLayer(config, index, group, has_head_norms=True)
+            for index in range(config.num_hidden_layers)
+        ]
+        super().__init__(config, layers, group)

@@ -1,0 +1,1 @@
+"""Operators over all ranks of a group."""

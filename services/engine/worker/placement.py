@@ -1,0 +1,35 @@
+"""The ranks of an engine: their numbers, their places in the model, and their devices."""
+
+from dataclasses import dataclass
+
+from services.engine.config.parallel import ParallelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """One rank.
+
+    rank: its number among all. pipeline_parallel_rank, data_parallel_rank, tensor_parallel_rank:
+        its coordinates; the last one counts fastest. device: number of its GPU, if it has one.
+    """
+
+    rank: int
+    pipeline_parallel_rank: int
+    data_parallel_rank: int
+    tensor_parallel_rank: int
+    device: int
+
+
+def rank_places(config: ParallelConfig) -> list[RankPlace]:
+    """Returns every rank, in order."""
+    devices = config.devices or range(config.num_ranks)
+    return [
+        RankPlace(
+            rank=rank,
+            pipeline_parallel_rank=0,
+            data_parallel_rank=0,
+            tensor_parallel_rank=rank,
+            device=device,
+        )
+        for rank, device in zip(range(config.num_ranks), devices, strict=True)
+    ]

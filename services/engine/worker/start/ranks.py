@@ -1,0 +1,148 @@
+"""Joins this process with the other ranks, and what they must agree on."""
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, Store
+
+from models.parallel.collectives import LostPeerError, sum_in_place, use_process_group
+from models.parallel.group import SINGLE, TENSOR_PARALLEL, ParallelGroup
+from services.engine.config.engine_config import EngineConfig
+from services.engine.worker.placement import RankPlace, rank_places
+
+_Value = TypeVar("_Value")
+
+MEETING_LIMIT_S = 120.0
+"""Longest wait for the other ranks to begin, once this one has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """This rank among all, and agreements of their hosts.
+
+    place: this rank's. group: the ranks that hold a share of every layer. host_group: of torch, for
+    agreements; absent for a single rank.
+    """
+
+    place: RankPlace
+    group: ParallelGroup = SINGLE
+    host_group: dist.ProcessGroup | None = None
+
+    @classmethod
+    def single(cls, config: EngineConfig) -> "Ranks":
+        """Returns the only rank of a process that holds a whole model."""
+        return cls(place=rank_places(config.parallel)[0])
+
+    @classmethod
+    def join(
+        cls, config: EngineConfig, place: RankPlace, device: torch.device, meeting_fd: int | None
+    ) -> "Ranks":
+        """Meets the other ranks and connects with them.
+
+        Args:
+            config: the engine's.
+            place: this rank's.
+            device: this rank's.
+            meeting_fd: a file that all ranks have open; None for a single rank.
+
+        Raises:
+            ValueError: a rank did not come in time; the message names it.
+        """
+        size = config.parallel.num_ranks
+        if meeting_fd is None or size == 1:
+            return cls(place=place)
+        os.set_inheritable(meeting_fd, False)
+        limit_s = config.worker.worker_start_timeout_s
+        store = FileStore(f"/proc/self/fd/{meeting_fd}", size)
+        _meet(store, place.rank, size, min(limit_s / 2, MEETING_LIMIT_S))
+        limit = timedelta(seconds=limit_s)
+        is_cuda = device.type == "cuda"
+        dist.init_process_group(
+            "nccl" if is_cuda else "gloo",
+            store=store,
+            rank=place.rank,
+            world_size=size,
+            timeout=limit,
+            device_id=device if is_cuda else None,
+        )
+        hosts = dist.new_group(backend="gloo", timeout=limit)
+        assert dist.group.WORLD is not None, "it was made just now"
+        use_process_group(TENSOR_PARALLEL, dist.group.WORLD)
+        # The first collective allocates; neither a step nor a capture may.
+        sum_in_place(torch.zeros(1, device=device), TENSOR_PARALLEL)
+        group = ParallelGroup(rank=place.tensor_parallel_rank, size=size)
+        return cls(place=place, group=group, host_group=hosts)
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there is more than one rank."""
+        return self.host_group is not None
+
+    def least(self, value: int) -> int:
+        """Returns the least of all ranks' values."""
+        return min(self._gather(value))
+
+    def common_fault(self, fault: str) -> str:
+        """Returns a fault that holds for all ranks: this one's, or else that of another one."""
+        if not self.has_others:
+            return fault
+        faults = self._gather(fault)
+        return next(
+            (each if rank == self.place.rank else f"rank {rank}: {each}"
+             for rank, each in enumerate(faults) if each),
+            "",
+        )  # fmt: skip
+
+    def require_same(self, facts: Mapping[str, str]) -> None:
+        """Checks that all ranks know the same facts.
+
+        Raises:
+            ValueError: one knows another; the message names it and the fact.
+        """
+        first, *others = self._gather(dict(facts))
+        for rank, other in enumerate(others, 1):
+            for name, value in first.items():
+                if other.get(name) != value:
+                    raise ValueError(
+                        f"rank {rank} has another {name} than rank 0: {other.get(name)}, not "
+                        f"{value}"
+                    )
+
+    def leave(self) -> None:
+        """Closes the connections to the other ranks."""
+        if self.has_others:
+            with contextlib.suppress(RuntimeError):
+                dist.destroy_process_group()
+
+    def _gather(self, value: _Value) -> list[_Value]:
+        """Returns every rank's value, in order."""
+        if self.host_group is None:
+            return [value]
+        values: list[_Value] = [value] * dist.get_world_size(self.host_group)
+        try:
+            dist.all_gather_object(values, value, group=self.host_group)
+        except RuntimeError as error:
+            raise LostPeerError(str(error)) from error
+        return values
+
+
+def _meet(store: Store, rank: int, size: int, limit_s: float) -> None:
+    """Waits for all ranks to arrive.
+
+    Raises:
+        ValueError: some did not; the message names them.
+    """
+    keys = [f"arrived/{each}" for each in range(size)]
+    store.set(keys[rank], "")
+    try:
+        store.wait(keys, timedelta(seconds=limit_s))
+    except RuntimeError as error:
+        missing = [number for number, key in enumerate(keys) if not store.check([key])]
+        names = ", ".join(f"rank {number}" for number in missing)
+        raise ValueError(f"{names} did not begin within {limit_s:g} s of rank {rank}") from error

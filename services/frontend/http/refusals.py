@@ -1,0 +1,75 @@
+"""Refusals of bodies that do not validate, with the path of the wrong field."""
+
+import re
+from collections.abc import Collection, Sequence
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from services.frontend.errors import InvalidRequestError
+
+UNKNOWN_FIELD = "octavo_unknown_field"
+"""The type of pydantic's error for a field that is not known."""
+_FORM = re.compile(r"^(constrained-)?(str|int|float|bool)$|\[.*\]$", re.DOTALL)
+"""Names that pydantic gives to the forms of a value."""
+
+
+def refusal_of(error: ValidationError, *, tags: Collection[str] = ()) -> InvalidRequestError:
+    """Returns the refusal of an invalid body, with the path of the first wrong field.
+
+    `tags` names the alternatives of tagged unions; they are no part of the path.
+    """
+    first = _told_error(error.errors(include_url=False))
+    location = _without_tags(first["loc"], tags)
+    given = first["input"]
+    if first["type"] == UNKNOWN_FIELD:
+        location = (*location, first["ctx"]["name"])
+        problem = " is not supported"
+    elif first["type"] == "union_tag_invalid":
+        tag, known = first["ctx"]["tag"], first["ctx"]["expected_tags"]
+        problem = f": {_shown(tag)!r} is not supported here; {known} are"
+    elif first["type"] == "literal_error" and isinstance(given, str):
+        problem = f": {_shown(given)!r} is not supported here; use {first['ctx']['expected']}"
+    else:
+        problem = f": {first['msg'].removeprefix('Value error, ')}"
+    if not location:
+        return InvalidRequestError(f"the body cannot be read{problem}")
+    path = ".".join(_shown(str(part)) for part in location)
+    is_unknown = first["type"] == UNKNOWN_FIELD and len(location) == 1
+    return InvalidRequestError(
+        path + problem, field=_shown(str(location[0])), is_field_ours=not is_unknown
+    )
+
+
+def _told_error(errors: Sequence[ErrorDetails]) -> ErrorDetails:
+    """Returns the first error; of a value with several forms, that in the intended form."""
+    for each in errors:
+        if each["type"] == UNKNOWN_FIELD:
+            return each
+    first = errors[0]
+    depth = next((i for i, part in enumerate(first["loc"]) if _is_form(part)), None)
+    if depth is None:
+        return first
+    rivals = [each for each in errors if each["loc"][:depth] == first["loc"][:depth]]
+    # More of the value has the form in which the error is deepest.
+    return max(rivals, key=lambda each: len(each["loc"]))
+
+
+def _is_form(part: int | str) -> bool:
+    """Whether a part of a path is pydantic's name for one form of a value."""
+    return isinstance(part, str) and _FORM.search(part) is not None
+
+
+def _without_tags(location: tuple[int | str, ...], tags: Collection[str]) -> tuple[int | str, ...]:
+    """Drops names of forms, and tags: these follow an index, or a top-level field."""
+    return tuple(
+        part
+        for index, part in enumerate(location)
+        if not _is_form(part)
+        and (part not in tags or (index != 1 and not isinstance(location[index - 1], int)))
+    )
+
+
+def _shown(name: str) -> str:
+    """Shortens a name from the client."""
+    return name if len(name) <= 64 else f"{name[:64]}..."

@@ -1,0 +1,106 @@
+"""A core with real worker processes, of one rank or several."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from models.config import ModelConfig
+from services.engine.config.engine_config import EngineConfig
+from services.engine.core.engine_core import EngineCore
+from services.engine.limits import StepLimits
+from services.engine.request import Request, SamplingParams
+from services.engine.worker.executor import WorkerExecutor
+from tests.support.engine_harness import RecordingSink
+from tests.support.waiting import until
+
+
+def ranks_config(folder: Path, **changes: Any) -> EngineConfig:
+    """Returns a small engine on a CPU."""
+    values = {
+        "model": folder,
+        "device": "cpu",
+        "histogram_dir": "",
+        "num_kv_blocks": 64,
+        "block_size": 4,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 32,
+        "max_model_len": 64,
+        "log_level": "warning",
+    }
+    return EngineConfig.from_flags(**{**values, **changes})
+
+
+class RanksCore:
+    """A running core and the requests of a test."""
+
+    def __init__(self, core: EngineCore, executors: list[WorkerExecutor]) -> None:
+        self.core = core
+        self.executors = executors
+        """One for each start of the workers."""
+        self._num_requests = 0
+
+    def submit(self, prompt: Sequence[int], sampling: SamplingParams) -> RecordingSink:
+        """Submits a request and returns what collects its tokens."""
+        sink = RecordingSink()
+        self._num_requests += 1
+        request = Request(
+            request_id=f"request-{self._num_requests}",
+            handle=self._num_requests,
+            prompt_token_ids=list(prompt),
+            sampling=sampling,
+            sink=sink,
+            arrival_s=0.0,
+            deadline_s=None,
+        )
+        self.core.submit(request)
+        return sink
+
+    async def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams
+    ) -> list[list[int]]:
+        """Returns the tokens of requests that run together."""
+        sinks = [self.submit(prompt, sampling) for prompt in prompts]
+        for sink in sinks:
+            last = await sink.wait_for_end()
+            assert last.error is None, last.error
+        return [sink.token_ids for sink in sinks]
+
+    async def wait_until_ready(self) -> None:
+        """Returns when the core takes requests."""
+        await until(lambda: self.core.is_ready, timeout_s=120)
+
+
+@asynccontextmanager
+async def ranks_core(config: EngineConfig) -> AsyncIterator[RanksCore]:
+    """Runs a core with the worker processes that the configuration asks for."""
+    model = ModelConfig.from_folder(config.checkpoint.model)
+    limits = StepLimits.of(
+        config,
+        max_model_len=config.checkpoint.max_model_len or model.max_position_embeddings,
+        vocab_size=model.vocab_size,
+        sliding_windows=model.sliding_windows,
+    )
+    executors: list[WorkerExecutor] = []
+
+    def make_executor() -> WorkerExecutor:
+        executors.append(WorkerExecutor(config))
+        return executors[-1]
+
+    core = EngineCore(
+        config, limits=limits, make_executor=make_executor, on_readiness=lambda is_ready: None
+    )
+    running = asyncio.create_task(core.run())
+    try:
+        ranks = RanksCore(core, executors)
+        ready = asyncio.create_task(ranks.wait_until_ready())
+        await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            ready.cancel()
+            running.result()
+        await ready
+        yield ranks
+    finally:
+        running.cancel()
+        await asyncio.wait({running})

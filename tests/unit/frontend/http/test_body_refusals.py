@@ -1,0 +1,58 @@
+"""A body that does not validate is refused with the path, the value, and what would be right."""
+
+import json
+
+import pytest
+
+from services.frontend.errors import InvalidRequestError
+from services.frontend.http.schema import ChatCompletionRequest, CompletionRequest, parse_body
+
+USER = {"role": "user", "content": "x"}
+
+
+def refusal_of(body_class, **fields):
+    with pytest.raises(InvalidRequestError) as refusal:
+        parse_body(body_class, json.dumps({"model": "m", **fields}).encode())
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (
+            [{"type": "image_url", "image_url": {"url": "x"}}],
+            "messages.0.content.0.type: 'image_url' is not supported here; use 'text'",
+        ),
+        ([{"type": "text", "text": 5}], "messages.0.content.0.text: Input should be a valid str"),
+        ([{"type": "text", "text": "", "z": 1}], "messages.0.content.0.z is not supported"),
+        (5, "messages.0.content: Input should be a valid string"),
+        (None, "messages.0: a message must have content, or tool_calls"),
+    ],
+)
+def test_a_wrong_content_is_named_in_the_form_that_was_meant(content, told):
+    message = {"role": "user", "content": content}
+    assert refusal_of(ChatCompletionRequest, messages=[message]).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"stop": [5]}, "stop.0: Input should be a valid string"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function: Field required"),
+        ({"tool_choice": "any"}, "tool_choice: 'any' is not supported here; use 'none', 'auto'"),
+        ({"tools": [{"type": "web"}]}, "tools.0.type: 'web' is not supported here; use 'function'"),
+        ({"temperature": "hot"}, "temperature: Input should be a valid number"),
+    ],
+)
+def test_a_path_has_no_names_of_forms(fields, told):
+    assert refusal_of(ChatCompletionRequest, messages=[USER], **fields).startswith(told)
+
+
+def test_a_prompt_is_taken_for_the_form_that_it_has_deepest():
+    found = refusal_of(CompletionRequest, prompt=[[1], [-1]])
+    assert found == "prompt.1.0: Input should be greater than or equal to 0"
+
+
+def test_a_long_value_is_shortened():
+    found = refusal_of(ChatCompletionRequest, messages=[USER], tools=[{"type": "w" * 5000}])
+    assert len(found) < 200
