@@ -102,7 +102,7 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersConfig:
-    """What a model that runs as transformers' modules depends on besides its sizes.
+    """Facts besides its sizes that a model of transformers' modules depends on.
 
     version: of transformers. config_sha256: of the content of config.json, hexadecimal.
     """

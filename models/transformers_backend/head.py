@@ -7,21 +7,29 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from models.layers.embedding import ParallelLMHead
+from models.parallel.group import SINGLE
 
-class LanguageModelHead:
+
+class LanguageModelHead(ParallelLMHead):
     """The head of a network, and what scales, caps or shifts its logits.
 
     It runs the network's own forward with hidden states in place of the decoder.
     """
 
     def __init__(self, network: PreTrainedModel) -> None:
-        self._network = copy.copy(network)
-        given = {network.base_model_prefix: _Given()}
-        self._network._modules = {**network._modules, **given}
+        nn.Module.__init__(self)
+        self.group = SINGLE
+        self.vocab_size = network.config.vocab_size
+        headed = copy.copy(network)
+        headed._modules = {**network._modules, network.base_model_prefix: _Given()}
+        # A tuple keeps its parameters, which are the model's, from counting twice.
+        self._networks = (headed,)
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [S, hidden] to [S, vocab], of the hidden states' dtype."""
-        output = self._network(inputs_embeds=hidden.unsqueeze(0), use_cache=False)
+        (network,) = self._networks
+        output = network(inputs_embeds=hidden.unsqueeze(0), use_cache=False)
         logits: torch.Tensor = output.logits.squeeze(0)
         return logits.to(hidden.dtype)
 

@@ -39,7 +39,7 @@ class TransformersForCausalLM(CausalLM):
         self._calls = tuple(calls)
         self._prefix = network.base_model_prefix
         self._decode = undecorated_forward(network)
-        self._head = LanguageModelHead(network)
+        self.lm_head = LanguageModelHead(network)
         self._renames = [
             each
             for each in get_model_conversion_mapping(network)
@@ -60,10 +60,6 @@ class TransformersForCausalLM(CausalLM):
         )
         hidden: torch.Tensor = output.last_hidden_state.squeeze(0)
         return hidden
-
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Maps [S, hidden] to [S, vocab], of the hidden states' dtype."""
-        return self._head(hidden)
 
     def expected_passes(self) -> Collection[str]:
         """Returns no compiler pass: what occurs depends on the network."""

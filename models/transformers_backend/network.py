@@ -63,7 +63,7 @@ _FAILURES = (
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What a pass without memory shows of a network.
+    """Result of a pass without memory over a network.
 
     calls: how each layer attends, by the path of the module that does, in order.
     """

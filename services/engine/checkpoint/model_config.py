@@ -20,7 +20,7 @@ _TIME_LIMIT_S = 120.0
 def read_model_config(folder: Path, model_impl: ModelImpl) -> ModelConfig:
     """Reads `folder`/config.json for the modules that will run the model.
 
-    What transformers makes of it is asked of a process of its own.
+    A process of its own imports transformers.
 
     Args:
         folder: the checkpoint.
