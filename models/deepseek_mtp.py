@@ -119,6 +119,9 @@ class DeepseekMTP:
         """The code of each step; compilation replaces it."""
         self._model = model
 
+    def fill(self, token_ids: torch.Tensor, positions: torch.Tensor) -> None:
+        """Does nothing: guessing for all tokens of a step writes their entries."""
+
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor, depth: int
     ) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """The decoder-only transformer around its attention: the shared part of all model files."""
 
 import copy
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import ClassVar, TypeVar, cast
+from typing import ClassVar, Protocol, TypeVar, cast
 
 import torch
 from torch import nn
@@ -130,6 +130,8 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(layers)
         """The layers, then draft layers if the loader appended some."""
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=config.norm_offset)
+        self.aux_layers: tuple[int, ...] = ()
+        """Layers whose outputs follow the decoder's own, for a head that guesses from them."""
 
     def with_layers(self, indices: Sequence[int]) -> "Decoder":
         """Returns a decoder of some of the layers; it shares all modules."""
@@ -140,18 +142,23 @@ class Decoder(nn.Module):
         return decoder
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Maps [T] token ids at [T] positions to [T, hidden]."""
+        """Maps [T] token ids at [T] positions to [T, hidden]; n aux layers each add columns."""
         hidden = self.embed_tokens(input_ids)
         if self._embedding_scale != 1.0:
             hidden = hidden * self._embedding_scale
         rotation = local = self.rotary(positions)
         if self.local_rotary is not None:
             local = self.local_rotary(positions)
+        outputs = {}
         layers = islice(self.layers, self._num_layers)
-        for layer, has_window in zip(layers, self._has_window, strict=True):
+        for index, (layer, has_window) in enumerate(zip(layers, self._has_window, strict=True)):
             hidden = layer(hidden, local if has_window else rotation)
+            if index in self.aux_layers:
+                outputs[index] = hidden
         normed: torch.Tensor = self.norm(hidden)
-        return normed
+        if not self.aux_layers:
+            return normed
+        return torch.cat((normed, *(outputs[index] for index in self.aux_layers)), dim=-1)
 
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something in the layers, without drafts."""
@@ -163,6 +170,16 @@ class Decoder(nn.Module):
             if (promise := getattr(module, "expected_passes", None)) is not None
         ]
         return set().union(*(promise() for promise in promises))
+
+
+class DraftingModel(Protocol):
+    """A model beside another one, with caches of its own."""
+
+    def cache_specs(self) -> list[CacheSpec]:
+        """Returns each layer's cache entry."""
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Returns its modules."""
 
 
 @support_torch_compile(dynamic_arg_dims={"input_ids": 0, "positions": 0})
@@ -213,6 +230,8 @@ class CausalLM(nn.Module):
             scale=config.multipliers.logits,
             soft_cap=config.multipliers.logits_cap,
         )
+        self.draft_models: tuple[DraftingModel, ...] = ()
+        """Models that guess tokens for this one; no part of its trace and its weights."""
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
@@ -269,6 +288,11 @@ class CausalLM(nn.Module):
         return [cast("CacheSpec", layer.self_attn.cache_spec) for layer in layers]
 
     @property
+    def output_size(self) -> int:
+        """Elements of a token's output: its hidden state, then those of aux layers."""
+        return self.config.hidden_size * (1 + len(self.model.aux_layers))
+
+    @property
     def decoder_layers(self) -> list[nn.Module]:
         """The layers without draft layers."""
         return list(self.model.layers)[: self.config.num_hidden_layers]
@@ -278,8 +302,18 @@ class CausalLM(nn.Module):
         return _replaced(self, model=self.model.with_layers(indices))
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Maps [S, hidden] to [S, vocab], of the hidden states' dtype."""
-        return self.lm_head.gathered(self.lm_head(hidden))
+        """Maps [S, hidden] to [S, vocab], of the hidden states' dtype.
+
+        Outputs of aux layers may follow each state.
+        """
+        return self.lm_head.gathered(self.local_logits(hidden))
+
+    def local_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Maps [S, hidden] to the logits of this rank's tokens; see `compute_logits`."""
+        if self.model.aux_layers:
+            hidden = hidden[:, : self.config.hidden_size].contiguous()
+        logits: torch.Tensor = self.lm_head(hidden)
+        return logits
 
 
 def _replaced(module: _Module, **submodules: nn.Module) -> _Module:

@@ -73,7 +73,7 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
             num_positions = min(max_positions, config.max_position_embeddings)
             config = replace(config, max_position_embeddings=num_positions)
     tensors = open_checkpoint(folder) if load_format == "safetensors" else None
-    with _tensor_defaults(device, dtype), torch.no_grad():
+    with tensor_defaults(device, dtype), torch.no_grad():
         with _WithoutStorage():
             model = _build(folder, config, group, dtype)
             if with_draft_layers:
@@ -148,7 +148,7 @@ def _give_storage(model: CausalLM, device: torch.device) -> dict[nn.Parameter, n
 
 
 @contextmanager
-def _tensor_defaults(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+def tensor_defaults(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """Makes new tensors on `device` and of `dtype`, for the length of the block."""
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

@@ -35,6 +35,7 @@ class TransformersForCausalLM(CausalLM):
     ) -> None:
         nn.Module.__init__(self)
         self.config = config
+        self.draft_models = ()
         self.network = network
         self._calls = tuple(calls)
         self._prefix = network.base_model_prefix
@@ -60,6 +61,16 @@ class TransformersForCausalLM(CausalLM):
         )
         hidden: torch.Tensor = output.last_hidden_state.squeeze(0)
         return hidden
+
+    @property
+    def output_size(self) -> int:
+        """Elements of a token's output: its hidden state."""
+        return self.config.hidden_size
+
+    def local_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Maps [S, hidden] to [S, vocab]."""
+        logits: torch.Tensor = self.lm_head(hidden)
+        return logits
 
     def expected_passes(self) -> Collection[str]:
         """Returns no compiler pass: what occurs depends on the network."""

@@ -106,6 +106,9 @@ class Sampling:
     ] = None
     min_tokens: Annotated[int | None, "Output tokens before which nothing may end."] = None
     ignore_eos: Annotated[bool | None, "Go on past the model's end-of-sequence tokens."] = None
+    num_speculative_tokens: Annotated[
+        int | None, "Most draft tokens in a step; 0 for none. The output is the same."
+    ] = None
     stop_token_ids: Annotated[Sequence[int], "Token id that ends the output; repeatable."] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Added to the logits of these token ids."""

@@ -13,6 +13,7 @@ import uvloop
 from pydantic import ValidationError
 
 from services.engine.capture_sizes.choice import with_planned_sizes
+from services.engine.checkpoint.draft_folder import check_draft_folder
 from services.engine.checkpoint.hub_model import with_local_model
 from services.engine.checkpoint.model_files import ModelFolderError
 from services.engine.checkpoint.model_folder import ModelFolder
@@ -142,6 +143,13 @@ def _open_model(config: EngineConfig) -> ModelFolder:
         num_layer_drafts=config.speculation.num_layer_drafts,
         model_impl=config.checkpoint.model_impl,
     )
+    if config.speculation.draft_model is not None:
+        if model.config.transformers is not None:
+            raise ModelFolderError(
+                f"--draft-model does not work with {model.architecture}, which runs as modules of "
+                "transformers"
+            )
+        check_draft_folder(config.speculation.draft_model, model, config.checkpoint.model)
     check_table_memory(config, model.config)
     return model
 

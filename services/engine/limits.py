@@ -26,6 +26,8 @@ class StepLimits:
     """Draft tokens of each request in a step; 0 without speculative decoding."""
     lookup_sizes: tuple[int, int] | None = None
     """The shortest and the longest n-gram that the scheduler looks up; None: the worker drafts."""
+    has_draft_model: bool = False
+    """Whether a small model makes the drafts."""
 
     @classmethod
     def of(
@@ -49,6 +51,7 @@ class StepLimits:
             layer_groups=group_layers(sliding_windows, max_model_len=max_model_len),
             num_speculative_tokens=config.speculation.num_speculative_tokens,
             lookup_sizes=config.speculation.lookup_sizes,
+            has_draft_model=config.speculation.has_draft_model,
         )
 
     @property
@@ -60,6 +63,15 @@ class StepLimits:
     def num_worker_drafts(self) -> int:
         """Draft tokens that the worker makes for each request in a step."""
         return 0 if self.lookup_sizes else self.num_speculative_tokens
+
+    @property
+    def num_written_ahead(self) -> int:
+        """Most tokens past a step's last for which drafting writes cache entries.
+
+        Draft layers write an entry with each draft but the last; a small model has the newest
+        token's besides.
+        """
+        return max(0, self.num_worker_drafts - (not self.has_draft_model))
 
     @property
     def max_decodes(self) -> int:

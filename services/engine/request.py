@@ -52,6 +52,7 @@ class SamplingParams:
     max_tokens: int
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    num_speculative_tokens: int | None = None
 
     def __post_init__(self) -> None:
         _check_range("temperature", self.temperature, 0, 100)

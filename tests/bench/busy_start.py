@@ -38,7 +38,7 @@ class _Stream:
             self.times_s.append(time.perf_counter())
 
     def flush(self) -> None:
-        """Nobody waits for tokens here."""
+        """Does nothing: no task waits for tokens here."""
 
 
 class Streams:

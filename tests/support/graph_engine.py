@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from models.layers.decoder import CausalLM
+from models.loading.draft_model import load_draft_model
 from models.loading.loader import load_model
 from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.batch import BatchDescriptor, StepResult
@@ -50,6 +51,7 @@ class GraphEngine:
         block_size: int = 4,
         num_speculative_tokens: int = 0,
         lookup_sizes: tuple[int, int] | None = None,
+        draft_model: Path | None = None,
         model: CausalLM | None = None,
     ) -> None:
         target = torch.device(device)
@@ -60,8 +62,13 @@ class GraphEngine:
             device=target,
             dtype=dtype,
             load_format=load_format,
-            with_draft_layers=num_speculative_tokens > 0 and not lookup_sizes,
+            with_draft_layers=num_speculative_tokens > 0 and not (lookup_sizes or draft_model),
         )
+        if draft_model is not None:
+            small = load_draft_model(
+                draft_model, self.model, device=target, dtype=dtype, max_positions=max_model_len
+            )
+            self.model.draft_models = (small,)
         groups: tuple[LayerGroup, ...] = ()
         if has_groups:
             windows = self.model.config.sliding_windows
@@ -75,6 +82,7 @@ class GraphEngine:
             layer_groups=groups,
             num_speculative_tokens=num_speculative_tokens,
             lookup_sizes=lookup_sizes,
+            has_draft_model=draft_model is not None,
         )
         pieces = piece_graphs(target, dtype)
         compiled = compile_model(

@@ -140,5 +140,8 @@ class PlainModel(nn.Module):
         spec = KVCacheSpec(num_heads=NUM_HEADS, num_kv_heads=NUM_KV_HEADS, head_dim=HEAD_DIM)
         return [spec] * NUM_LAYERS
 
-    def compute_logits(self, hidden):
+    def local_logits(self, hidden):
         return self.lm_head(hidden)
+
+    def compute_logits(self, hidden):
+        return self.local_logits(hidden)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, cast
 
@@ -131,9 +131,13 @@ def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
 def _drafts(stats: Stats) -> str:
     accepted_share = stats.accepted_draft_tokens / max(stats.draft_tokens, 1)
     per_step = 1 + stats.accepted_draft_tokens / max(stats.num_verifications, 1)
+    by_position = ", ".join(
+        f"{count / max(stats.num_verifications, 1):.0%}" for count in stats.accepted_per_position
+    )
     return (
         f"{stats.accepted_draft_tokens} of {stats.draft_tokens} accepted ({accepted_share:.0%}), "
-        f"{per_step:.2f} tokens a step with {stats.num_speculative_tokens} drafts"
+        f"{per_step:.2f} tokens a step with {stats.num_speculative_tokens} drafts; "
+        f"by position {by_position}"
     )
 
 
@@ -162,6 +166,8 @@ def _plain(figure: object) -> object:
             "sum": figure.sum,
             **{f"p{percent}": _quantile(figure, percent / 100) for percent in (50, 90, 99)},
         }
+    if isinstance(figure, Sequence) and not isinstance(figure, str):
+        return list(figure)
     return dict(figure) if isinstance(figure, Mapping) else figure
 
 

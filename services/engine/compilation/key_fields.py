@@ -61,6 +61,7 @@ IRRELEVANT_FLAGS = {
     "cudagraph_copy_inputs": "inputs are copied before the pieces run",
     "num_speculative_tokens": "draft layers run after the model and are not compiled",
     "speculative_method": "as num_speculative_tokens",
+    "draft_model": "as num_speculative_tokens",
     "prompt_lookup_min": _SERVICE,
     "prompt_lookup_max": _SERVICE,
     "capture_while_serving": _GRAPHS,

@@ -1,5 +1,6 @@
 """Speculative decoding."""
 
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -15,10 +16,23 @@ class SpeculationConfig(ConfigSection):
     speculative_method: Literal["mtp", "ngram"] = "mtp"
     """Source of the guesses. mtp: the model's draft layers; ngram: what followed the last tokens
     earlier in the request."""
+    draft_model: Path | None = None
+    """Folder of a small model of the same vocabulary, which guesses instead; it needs
+    --num-speculative-tokens."""
     prompt_lookup_min: int = Field(default=2, ge=1, le=16)
     """Fewest last tokens that ngram looks for."""
     prompt_lookup_max: int = Field(default=4, ge=1, le=16)
     """Most last tokens that ngram looks for; the longest that is found decides."""
+
+    @model_validator(mode="after")
+    def _check_draft_model(self) -> Self:
+        if self.draft_model is None:
+            return self
+        if self.speculative_method == "ngram":
+            raise ValueError("--draft-model and --speculative-method ngram exclude each other")
+        if not self.num_speculative_tokens:
+            raise ValueError("--draft-model needs --num-speculative-tokens, which is 0")
+        return self
 
     @model_validator(mode="after")
     def _check_lookup(self) -> Self:
@@ -32,7 +46,13 @@ class SpeculationConfig(ConfigSection):
     @property
     def num_layer_drafts(self) -> int:
         """Tokens that the model's draft layers guess; 0 where it needs none of them."""
-        return self.num_speculative_tokens if self.speculative_method == "mtp" else 0
+        others = self.speculative_method != "mtp" or self.has_draft_model
+        return 0 if others else self.num_speculative_tokens
+
+    @property
+    def has_draft_model(self) -> bool:
+        """Whether a small model guesses."""
+        return self.draft_model is not None
 
     @property
     def lookup_sizes(self) -> tuple[int, int] | None:

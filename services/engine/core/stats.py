@@ -15,12 +15,13 @@ class DraftCounts:
     """Counts of speculative decoding.
 
     num_verified, num_accepted: draft tokens. num_verifications: verifications of a request's
-    drafts.
+    drafts. accepted_per_position: accepted drafts by their position among a request's.
     """
 
     num_verified: int = 0
     num_accepted: int = 0
     num_verifications: int = 0
+    accepted_per_position: Counter[int] = field(default_factory=Counter)
 
     def count(self, descriptor: BatchDescriptor, result: StepResult) -> None:
         """Counts a step that ran."""
@@ -28,7 +29,10 @@ class DraftCounts:
             num_drafts = read_int32(descriptor.spec_decode_metadata.num_draft_tokens)
             self.num_verified += int(num_drafts.sum())
             self.num_verifications += int((num_drafts > 0).sum())
-            self.num_accepted += int(read_int32(result.num_accepted_tokens).sum())
+            accepted = read_int32(result.num_accepted_tokens)
+            self.num_accepted += int(accepted.sum())
+            for position in range(int(accepted.max(initial=0))):
+                self.accepted_per_position[position] += int((accepted > position).sum())
 
 
 @dataclass(slots=True)

@@ -227,6 +227,9 @@ class RequestReader:
             max_tokens=min(given.max_tokens, room) if has("max_tokens") else room,
             logprobs=given.logprobs if has("logprobs") else None,
             prompt_logprobs=self._num_prompt_logprobs(given, num_prompt),
+            num_speculative_tokens=(
+                given.num_speculative_tokens if has("num_speculative_tokens") else None
+            ),
         )
 
     def _num_prompt_logprobs(

@@ -72,6 +72,16 @@ class EngineFamilies:
         drafts = stats.counters.drafts
         yield counter("spec_decode_num_draft_tokens", drafts.num_verified, "Drafts verified")
         yield counter("spec_decode_num_accepted_tokens", drafts.num_accepted, "Drafts that held")
+        yield counter("spec_decode_num_drafts", drafts.num_verifications, "Verifications of drafts")
+        yield counters(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "position",
+            {
+                str(at): drafts.accepted_per_position[at]
+                for at in range(max(1, stats.num_speculative_tokens))
+            },
+            "Drafts that held, by their position among a request's",
+        )
         yield counter("num_preemptions", done.num_preemptions, "Requests that started over")
         yield counter(
             "worker_restarts", stats.counters.num_worker_restarts, "Workers started again"

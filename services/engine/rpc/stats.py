@@ -58,6 +58,10 @@ def stats_to_proto(
         draft_tokens=counters.drafts.num_verified,
         accepted_draft_tokens=counters.drafts.num_accepted,
         num_verifications=counters.drafts.num_verifications,
+        accepted_per_position=[
+            counters.drafts.accepted_per_position[position]
+            for position in range(stats.num_speculative_tokens)
+        ],
     )
 
 

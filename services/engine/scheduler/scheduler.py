@@ -92,6 +92,7 @@ class Scheduler:
                 num_tokens=limits.num_speculative_tokens,
                 # The token after all drafts, if they are accepted, is within max_model_len too.
                 max_seq_len=min(limits.max_model_len - 1, self._holdings.num_cache_tokens),
+                num_written_ahead=limits.num_written_ahead,
                 lookup_sizes=limits.lookup_sizes,
             )
         # A request's table has an entry of each group for the tokens of a block.

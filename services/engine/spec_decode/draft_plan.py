@@ -13,22 +13,19 @@ class DraftPlan:
     """Speculation in the scheduler.
 
     num_tokens: drafts of each request. max_seq_len: most tokens of a request in a step, drafts
-    included, that fit the model and the KV cache. lookup_sizes: the shortest and the longest n-gram
+    included, that fit the model and the KV cache. num_written_ahead: tokens past a step's last for
+    which drafting writes cache entries. lookup_sizes: the shortest and the longest n-gram
     that the scheduler itself looks up; None where the worker makes the drafts.
     """
 
     num_tokens: int
     max_seq_len: int
+    num_written_ahead: int
     lookup_sizes: tuple[int, int] | None = None
 
     def reach(self, end: int) -> int:
-        """Returns how many tokens a request's blocks must hold to compute up to `end`.
-
-        Draft layers write ahead: all but the last of the following drafts get an entry.
-        """
-        if self.lookup_sizes is not None:
-            return end
-        return min(end + self.num_tokens - 1, self.max_seq_len)
+        """Returns how many tokens a request's blocks must hold to compute up to `end`."""
+        return max(end, min(end + self.num_written_ahead, self.max_seq_len))
 
     def settle(self, requests: Sequence[Request], result: StepResult) -> None:
         """Gives requests that sampled in a step and still run their next drafts.
@@ -41,7 +38,9 @@ class DraftPlan:
             if request.status is RequestStatus.RUNNING:
                 num_tokens = len(request.token_ids)
                 request.num_computed_tokens = num_tokens - 1
-                room = max(0, min(self.max_seq_len - num_tokens, self.num_tokens))
+                wanted = request.sampling.num_speculative_tokens
+                most = self.num_tokens if wanted is None else min(wanted, self.num_tokens)
+                room = max(0, min(self.max_seq_len - num_tokens, most))
                 if self.lookup_sizes is None:
                     request.draft_token_ids = made[index][:room]
                 else:

@@ -40,6 +40,7 @@ _PASSED_ON = (
     "min_tokens",
     "ignore_eos",
     "stop_token_ids",
+    "num_speculative_tokens",
 )
 """Fields with the same name and meaning in SamplingParams."""
 

@@ -114,6 +114,7 @@ class GenerationFields(Body):
     repetition_penalty: Annotated[float, Field(ge=0.0625, le=10)] | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
+    num_speculative_tokens: Count | None = None
     stop_token_ids: (
         Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None
     ) = None

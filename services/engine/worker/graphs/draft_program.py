@@ -46,7 +46,7 @@ class DraftProgram:
         self._limits = limits
         weight = model.lm_head.weight
         num_requests, q_len = limits.max_decodes, limits.decode_q_len
-        self.hidden = weight.new_zeros(num_requests * q_len, model.config.hidden_size)
+        self.hidden = weight.new_zeros(num_requests * q_len, model.output_size)
         self.sampled = torch.zeros((num_requests, q_len), dtype=torch.int32, device=weight.device)
         self.drafts = torch.zeros_like(self.sampled[:, :-1])
 

@@ -1,5 +1,6 @@
 """Verifies a step's drafts and makes the next ones."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -16,6 +17,10 @@ class DraftModel(Protocol):
     """Guesses tokens after a step; `models.deepseek_mtp.DeepseekMTP` says how it is called."""
 
     num_layers: int
+    run_steps: list[Callable[..., Tensor]]
+
+    def fill(self, token_ids: Tensor, positions: Tensor) -> None:
+        """Writes the cache entries of T tokens before it guesses, if guessing does not."""
 
     def __call__(self, token_ids: Tensor, positions: Tensor, hidden: Tensor, depth: int) -> Tensor:
         """Computes one guess for each of T tokens, [T, hidden]."""
@@ -30,9 +35,11 @@ class DraftModel(Protocol):
 class Drafter:
     """Verifies the drafts of every step and runs the draft layers after it, if there are any.
 
-    Each layer first takes all query tokens of the step, so that its cache covers the same tokens as
-    the model's. If more drafts are wanted than there are layers, the last layer continues alone,
-    one token at a time. Each draft is written into its row, where the next layer reads it.
+    A small model takes all query tokens of the step, then guesses one token at a time from the
+    newest on. Draft layers need no such pass: each layer first takes all query tokens of the step,
+    so that its cache covers the same tokens as the model's. If more drafts are wanted than there
+    are layers, the last layer continues alone, one token at a time. Each draft is written into its
+    row, where the next layer reads it.
     """
 
     def __init__(
@@ -89,6 +96,8 @@ class Drafter:
             # A row with NO_TOKEN gets a token that can be looked up.
             token_ids = sampled.gather(1, num_accepted[:, None]).squeeze(1).clamp(min=0)
             self._write(row_ids, newest, token_ids)
+            if layers is not None:
+                layers.fill(inputs.input_ids, inputs.positions)
             for depth in range(num_whole):
                 assert layers is not None, "it counted some"
                 tokens = self._following(inputs, 1 + depth)
@@ -96,11 +105,13 @@ class Drafter:
                 if len(row_ids):
                     states.append(hidden.index_select(0, last_known))
                     made.append(self._choose(layers, states[-1], depth, row_ids, newest))
-        if layers is not None and made:
+        if layers is not None and len(row_ids):
             for depth in range(num_whole, self._num_drafts):
-                step = self._single_tokens(inputs, made[-1], row_ids, newest + depth - num_whole)
+                last = made[-1] if made else token_ids
+                step = self._single_tokens(inputs, last, row_ids, newest + depth - num_whole)
                 with self._forward.context(step, key, metadata):
-                    states.append(layers(step.input_ids, step.positions, states[-1], depth))
+                    hidden = states[-1] if states else hidden
+                    states.append(layers(step.input_ids, step.positions, hidden, depth))
                 made.append(self._choose(layers, states[-1], depth, row_ids, newest))
         return Drafted(
             sampled=sampled.view(-1),

@@ -50,7 +50,7 @@ class DecodeProgram:
             )
             hidden = self._forward(inputs, key)
             head = self._model.lm_head
-            logits = head(hidden)
+            logits = self._model.local_logits(hidden)
             if key.max_q_len > 1:
                 return hidden, logits, head.most_likely(logits).int()
             token_ids = head.append_most_likely(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from models.forward_context import (
     forward_context,
 )
 from models.kv_cache import CacheData
-from models.layers.decoder import CausalLM
+from models.layers.decoder import DraftingModel
 from models.ops.attention.attention_metadata import (
     build_attention_metadata,
     make_attention_workspace,
@@ -31,14 +32,14 @@ class ForwardPass:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: DraftingModel,
         kv_cache_data: list[CacheData],
         *,
         block_table: Tensor,
         block_size: int,
         groups: Sequence[LayerGroup] = (),
     ) -> None:
-        self.run_model: Callable[..., Tensor] = model
+        self.run_model = cast("Callable[..., Tensor]", model)
         """Computes hidden states; compilation and capture replace it."""
         self.kv_cache_data = kv_cache_data
         """Each layer's cache."""

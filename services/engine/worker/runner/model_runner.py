@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 import torch
@@ -9,11 +10,14 @@ from torch import Tensor
 
 from models.cudagraph_mode import GraphKind
 from models.deepseek_mtp import DeepseekMTP
+from models.draft_model import SmallModel
+from models.eagle3 import Eagle3, Eagle3Head
 from models.kv_cache import CacheData
 from models.layers.decoder import CausalLM
 from services.engine.batch import BatchDescriptor, FallbackReason
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.limits import StepLimits
+from services.engine.worker.graphs.drafter import DraftModel
 from services.engine.worker.graphs.graph_set import GraphFamily, GraphSet
 from services.engine.worker.graphs.step_pieces import StepPieces
 from services.engine.worker.graphs.step_programs import DecodeProgram, MixedProgram
@@ -63,22 +67,47 @@ class ModelRunner:
         self.model = model
         self.device = device
         self.buffers = InputBuffers(limits, device)
+        num_own = len(model.cache_specs())
         self.forward = ForwardPass(
             model,
-            kv_cache_data,
+            kv_cache_data[:num_own],
             block_table=self.buffers.block_table,
             block_size=limits.block_size,
             groups=limits.layer_groups,
         )
+        self._limits = limits
         self.speculator: Speculator = NoSpeculation()
         if limits.num_speculative_tokens:
-            layers = DeepseekMTP(model) if limits.num_worker_drafts else None
-            self.speculator = Speculation(model, layers, self.forward, self.buffers, limits=limits)
+            self.speculator = self._speculation(kv_cache_data[num_own:])
         self._num_blocks = kv_cache_data[0].num_blocks
-        self._limits = limits
         self._graphs = GraphSet()
-        self._sampler = StepSampler(self.buffers, model.lm_head, limits=limits, device=device)
+        self._sampler = StepSampler(self.buffers, model, limits=limits, device=device)
         self._on_outputs: OutputWatcher = lambda hidden, logits: None
+
+    def _speculation(self, draft_caches: list[CacheData]) -> Speculation:
+        """Returns the work on drafts of a small model, of draft layers or of the scheduler.
+
+        draft_caches: of the layers of the small model or head, if there is one.
+        """
+        model, limits, forward = self.model, self._limits, self.forward
+        layers: DraftModel | None = None
+        if model.draft_models:
+            [small] = model.draft_models
+            layers = (
+                Eagle3(small)
+                if isinstance(small, Eagle3Head)
+                else SmallModel(cast("CausalLM", small))
+            )
+            forward = ForwardPass(
+                small,
+                draft_caches,
+                # All layers of a request have the same tokens; those of the first group see most.
+                block_table=self.buffers.block_table[:, :: len(limits.windows)],
+                block_size=limits.block_size,
+            )
+        elif limits.num_worker_drafts:
+            layers = DeepseekMTP(model)
+        return Speculation(model, layers, forward, self.buffers, limits=limits)
 
     def graph_families(self, pieces: PieceGraphs) -> dict[GraphKind, GraphFamily]:
         """Returns the families that capture and replay graphs of this runner's steps, by kind.
@@ -162,7 +191,7 @@ class ModelRunner:
             if chosen:
                 logits, token_ids = chosen
             else:
-                logits = self.model.lm_head(
+                logits = self.model.local_logits(
                     hidden if index is None else hidden.index_select(0, index)
                 )
         return ForwardOutput(

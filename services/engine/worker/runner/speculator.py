@@ -7,12 +7,11 @@ from typing import Protocol
 from torch import Tensor
 
 from models.cudagraph_mode import GraphKind
-from models.deepseek_mtp import DeepseekMTP
 from models.layers.decoder import CausalLM
 from services.engine.limits import StepLimits
 from services.engine.spec_decode.verification import Drafted
 from services.engine.worker.graphs.draft_program import DraftProgram
-from services.engine.worker.graphs.drafter import Drafter
+from services.engine.worker.graphs.drafter import Drafter, DraftModel
 from services.engine.worker.graphs.graph_set import GraphSet
 from services.engine.worker.graphs.whole_graphs import GraphProgram
 from services.engine.worker.inputs.batch import Batch, Drafts
@@ -67,7 +66,7 @@ class Speculation:
     def __init__(
         self,
         model: CausalLM,
-        layers: DeepseekMTP | None,
+        layers: DraftModel | None,
         forward: ForwardPass,
         buffers: InputBuffers,
         *,
@@ -78,7 +77,7 @@ class Speculation:
         Args:
             model: whose tokens are guessed.
             layers: make the drafts; None if the scheduler does.
-            forward: of the model.
+            forward: of the draft model, or of the model if that has the draft layers.
             buffers: the worker's.
             limits: the worker's.
         """

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from models.layers.embedding import ParallelLMHead
+from models.layers.decoder import CausalLM
 from services.engine.batch import RowAssignment, SamplingMetadata
 from services.engine.limits import StepLimits
 from services.engine.sampling.grammar_masks import apply_grammars
@@ -26,13 +26,14 @@ class StepSampler:
     def __init__(
         self,
         buffers: InputBuffers,
-        head: ParallelLMHead,
+        model: CausalLM,
         *,
         limits: StepLimits,
         device: torch.device,
     ) -> None:
         self._buffers = buffers
-        self._head = head
+        self._model = model
+        self._head = model.lm_head
         self._limits = limits
         self._device = device
         self._table = RowSamplingTable(
@@ -132,7 +133,7 @@ class StepSampler:
             self._table.num_prompt_tokens(batch.row_ids),
             hidden=hidden,
             tokens=self._buffers.tokens,
-            compute_logits=lambda hidden: self._head.gathered(self._head(hidden)),
+            compute_logits=self._model.compute_logits,
             slice_rows=min(SLICE_ROWS, self._limits.max_num_seqs),  # whose memory was measured
         )
 

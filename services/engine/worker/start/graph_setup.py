@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 import torch
-from torch import nn
 
 from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.forward_context import GraphKey
 from models.layers.attention import Attention
+from models.layers.decoder import DraftingModel
 from models.layers.latent_attention import LatentAttention
 from models.ops.attention.cudagraph_support import AttentionCGSupport
 from models.parallel.collectives import without_other_ranks
@@ -253,7 +253,10 @@ def _require_splits_at_attention(runner: ModelRunner, splitting_ops: Collection[
 def _support(runner: ModelRunner, level: CompilationLevel, limits: StepLimits) -> GraphSupport:
     cache = next(iter(runner.forward.kv_cache_data[0].tensors().values()))
     return graph_support(
-        attention_support(runner.model, runner.device, cache.dtype),
+        min(
+            attention_support(each, runner.device, cache.dtype)
+            for each in (runner.model, *runner.model.draft_models)
+        ),
         level,
         decode_q_len=limits.decode_q_len,
         on_cpu=runner.device.type == "cpu",
@@ -261,7 +264,7 @@ def _support(runner: ModelRunner, level: CompilationLevel, limits: StepLimits) -
 
 
 def attention_support(
-    model: nn.Module, device: torch.device, cache_dtype: torch.dtype
+    model: DraftingModel, device: torch.device, cache_dtype: torch.dtype
 ) -> AttentionCGSupport:
     """Returns the graphs that all attention layers of a model support."""
     return min(

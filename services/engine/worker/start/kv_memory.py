@@ -38,6 +38,7 @@ def block_bytes(
     specs = model.cache_specs()
     if len(groups) > 1:
         specs = specs[: max(len(group.layers) for group in groups)]
+    specs = specs + [spec for draft in model.draft_models for spec in draft.cache_specs()]
     return block_size * sum(spec.bytes_per_token(dtype) for spec in specs)
 
 
@@ -52,7 +53,8 @@ def allocate_kv_cache(
 ) -> list[CacheData]:
     """Returns each layer's cache, zeroed: masked attention multiplies unseen values by 0.
 
-    The n-th layers of all groups share a cache and use different blocks of it.
+    The n-th layers of all groups share a cache and use different blocks of it. The layers of draft
+    models come last; each has a cache of its own, whose blocks are those of the first group.
 
     Raises:
         ValueError: layers that share a cache differ in what they cache.
@@ -67,7 +69,12 @@ def allocate_kv_cache(
         specs[number].allocate(num_blocks, block_size, dtype=dtype, device=device)
         for number in range(1 + max(place.values()))
     ]
-    return [caches[place[layer]] for layer in range(len(specs))]
+    drafts = [
+        spec.allocate(num_blocks, block_size, dtype=dtype, device=device)
+        for draft in model.draft_models
+        for spec in draft.cache_specs()
+    ]
+    return [caches[place[layer]] for layer in range(len(specs))] + drafts
 
 
 def choose_num_blocks(

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from models.config import ModelConfig
 from models.deepseek_mtp import DeepseekMTP
+from models.eagle3_config import is_eagle3
 from models.layers.decoder import CausalLM
+from models.loading.draft_model import load_draft_model
 from models.loading.loader import load_model
 from models.loading.model_config import read_model_config
 from models.loading.parameter_count import count_parameters
@@ -98,7 +100,7 @@ class LoadedModel:
         torch.set_num_threads(config.worker.num_threads)
         ranks = ranks or Ranks.single(config)
         device = choose_device(config.worker, ranks.place.device)
-        level = config.compilation.level_on(device.type)
+        level = _level(config, device)
         try:
             config = config.with_flags(compilation_level=int(level))
         except ValidationError as error:
@@ -133,10 +135,21 @@ class LoadedModel:
             load_format=config.checkpoint.load_format,
             model_impl=config.checkpoint.model_impl,
             group=ranks.group,
-            with_draft_layers=limits.num_worker_drafts > 0,
+            with_draft_layers=config.speculation.num_layer_drafts > 0,
             max_positions=limits.max_model_len,
             on_progress=report_progress,
         )
+        if config.speculation.draft_model is not None:
+            model.draft_models = (
+                load_draft_model(
+                    config.speculation.draft_model,
+                    model,
+                    device=device,
+                    dtype=dtype,
+                    load_format=config.checkpoint.load_format,
+                    max_positions=limits.max_model_len,
+                ),
+            )
         load_s = time.monotonic() - started_s
         log.info("weights_loaded", num_parameters=count_parameters(model), load_s=round(load_s, 3))
         loaded = cls(
@@ -280,7 +293,7 @@ class LoadedModel:
         inputs = self.example_inputs
         traced = self._trace(self.model, MODEL_PROGRAM, self.model.decoder_layers, inputs)
         drafts = []
-        if self.limits.num_worker_drafts:
+        if self.config.speculation.num_layer_drafts:
             hidden = torch.zeros(len(inputs[0]), self.model.config.hidden_size)
             inputs.append(hidden.to(self.device, self.dtype))
             drafts = [
@@ -342,6 +355,24 @@ def _implementation(model: ModelConfig) -> str:
     """Names whose modules run a model, for a log line."""
     facts = model.transformers
     return "octavo" if facts is None else f"transformers {facts.version}"
+
+
+def _level(config: EngineConfig, device: torch.device) -> CompilationLevel:
+    """Returns how much of the model is compiled.
+
+    Raises:
+        ValueError: the wanted level does not work with an EAGLE-3 head.
+    """
+    level = config.compilation.level_on(device.type)
+    folder = config.speculation.draft_model
+    if level not in TRACED_LEVELS or folder is None or not is_eagle3(folder):
+        return level
+    if config.compilation.compilation_level != "auto":
+        raise ValueError(
+            f"compilation_level is {int(level)}: it must be 0 or 1 with an EAGLE-3 head, which "
+            "reads states that a traced model does not return"
+        )
+    return CompilationLevel.NO_COMPILATION
 
 
 def _is_kept(config: EngineConfig, model: ModelConfig, device: torch.device, rank: int) -> bool:

@@ -7,7 +7,7 @@ from services.engine.request import RequestStatus
 from services.engine.spec_decode.draft_plan import DraftPlan, cut_at_end
 from tests.support.requests import make_request
 
-PLAN = DraftPlan(num_tokens=3, max_seq_len=12)
+PLAN = DraftPlan(num_tokens=3, max_seq_len=12, num_written_ahead=2)
 
 
 def running(num_tokens: int):
@@ -53,7 +53,7 @@ def test_a_request_that_does_not_run_starts_over_without_drafts(status):
 
 def test_blocks_reach_over_what_the_draft_layers_write_ahead():
     assert [PLAN.reach(end) for end in (5, 9, 11, 12)] == [7, 11, 12, 12]
-    assert DraftPlan(num_tokens=1, max_seq_len=12).reach(5) == 5
+    assert DraftPlan(num_tokens=1, max_seq_len=12, num_written_ahead=0).reach(5) == 5
 
 
 def cut(tokens, *, num_output=0, **sampling):
