@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from models.config_sections.fields import ConfigError as ConfigError
 from models.config_sections.fields import Fields
@@ -28,6 +28,31 @@ LAYER_TYPES = (
 )
 
 _DEEPSEEK_V3 = {"rope_interleave": True, "scoring_func": "sigmoid", "norm_topk_prob": True}
+
+OWN_ARCHITECTURES = (
+    "DeepseekV2ForCausalLM",
+    "DeepseekV32ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration",
+    "Glm4MoeForCausalLM",
+    "GptOssForCausalLM",
+    "GraniteForCausalLM",
+    "InternLM3ForCausalLM",
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "MixtralForCausalLM",
+    "Olmo2ForCausalLM",
+    "Phi3ForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+)
+"""The keys of models.registry.ARCHITECTURES, for code that must not import torch."""
+
+ModelImpl = Literal["auto", "octavo", "transformers"]
+"""Whose modules run: ours, transformers', or ours where there are some."""
 
 _GEMMA = {
     "num_attention_heads": 8,
@@ -79,6 +104,17 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TransformersConfig:
+    """Facts besides its sizes that a model of transformers' modules depends on.
+
+    version: of transformers. config_sha256: of the content of config.json, hexadecimal.
+    """
+
+    version: str
+    config_sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Shape of a decoder-only model, with the names that Hugging Face checkpoints use."""
 
@@ -119,6 +155,9 @@ class ModelConfig:
     """The format of stored weights, if not `dtype`."""
     num_draft_layers: int = 0
     """Layers after the last one that guess tokens ahead; only speculative decoding loads them."""
+
+    transformers: TransformersConfig | None = None
+    """Set if transformers' modules run; their own configuration then has what is neutral here."""
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ModelConfig":
@@ -165,11 +204,11 @@ class ModelConfig:
             hidden_act="gelu_pytorch_tanh" if is_gemma else "silu",
             norm_offset=1.0 if is_gemma else 0.0,
             multipliers=read_multipliers(stored),
-            dtype=_dtype(fields),
+            dtype=read_dtype(fields),
             eos_token_ids=fields.token_ids("eos_token_id"),
             moe=read_moe(fields, num_layers),
             mla=mla,
-            quantization=_quantization(fields),
+            quantization=quantization_of(fields),
             num_draft_layers=fields.count("num_nextn_predict_layers", 0, minimum=0),
         )
 
@@ -254,11 +293,27 @@ def _sliding_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
     return tuple(window if slides else None for slides in is_sliding)
 
 
-def _dtype(fields: Fields) -> str:
+def runs_own_modules(architecture: str, model_impl: ModelImpl) -> bool:
+    """Returns whether our modules run a model.
+
+    Raises:
+        ConfigError: ours are demanded, and there are none.
+    """
+    is_own = architecture in OWN_ARCHITECTURES
+    if model_impl == "octavo" and not is_own:
+        raise ConfigError(
+            f"architecture {architecture!r} is not supported by --model-impl octavo; the supported "
+            f"ones are {', '.join(OWN_ARCHITECTURES)}"
+        )
+    return is_own and model_impl != "transformers"
+
+
+def read_dtype(fields: Fields) -> str:
+    """Reads the dtype of the stored weights; float32 if absent."""
     return fields.choice("dtype" if fields.has("dtype") else "torch_dtype", DTYPES, "float32")
 
 
-def _quantization(fields: Fields) -> QuantizationConfig | None:
+def quantization_of(fields: Fields) -> QuantizationConfig | None:
     """Reads `quantization_config`, or ModelOpt's own file beside config.json; None without one."""
     name = "quantization_config"
     if not fields.has(name) and fields.has("compression_config"):

@@ -7,6 +7,7 @@ MODULES = {
     "frontend": ("httptools", "jinja2", "starlette", "tokenizers", "uvicorn"),
     "engine": ("huggingface_hub", "llguidance", "safetensors", "torch"),
     "tracing": ("opentelemetry.exporter.otlp.proto.grpc", "opentelemetry.sdk"),
+    "transformers": ("transformers",),
     "gateway": ("smg_grpc_proto",),
 }
 """Extra of pyproject.toml -> modules that its packages have."""

@@ -1,7 +1,7 @@
 """The decoder-only transformer around its attention: the shared part of all model files."""
 
 import copy
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar, Protocol, TypeVar, cast
@@ -261,6 +261,44 @@ class CausalLM(nn.Module):
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something in the model."""
         return self.model.expected_passes()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the hidden states."""
+        return self.lm_head.weight.dtype
+
+    @property
+    def stored_module(self) -> nn.Module:
+        """The module whose parameters have the names of a checkpoint."""
+        return self
+
+    @property
+    def tied_weights(self) -> Mapping[str, str]:
+        """Tensor of a checkpoint that repeats another -> the other."""
+        ties = self.config.tie_word_embeddings
+        return {"lm_head.weight": "model.embed_tokens.weight"} if ties else {}
+
+    @property
+    def expert_tensors(self) -> Sequence[ExpertTensor]:
+        """Where the tensors of single experts go."""
+        return self.expert_mapping(self.config)
+
+    @property
+    def num_loaded_layers(self) -> int:
+        """The number of layers, draft layers included if they are loaded."""
+        return len(self.model.layers)
+
+    def renamed(self, name: str) -> str:
+        """Returns a stored tensor's name in the model's family."""
+        for stored, ours in self.weights_mapping.items():
+            name = name.replace(stored, ours)
+        return name
+
+    def is_derived(self, name: str) -> bool:
+        """Returns whether a stored tensor only repeats another part of the model."""
+        if name.startswith(self.ignored_prefixes):
+            return True
+        return name in self.tied_weights or name.endswith("rotary_emb.inv_freq")
 
     def cache_specs(self) -> list[CacheSpec]:
         """Returns each layer's cache entry, draft layers last."""

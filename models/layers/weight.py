@@ -50,6 +50,22 @@ class Replicated:
         param.copy_(loaded)
 
 
+class StackedExperts:
+    """Parameters [E, N, K] of all experts, each with `num_parts` tensors of equally many rows."""
+
+    def __init__(self, num_parts: int) -> None:
+        self._num_parts = num_parts
+
+    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:
+        """Copies one tensor of one expert."""
+        assert isinstance(shard_id, tuple), "experts are numbered"
+        expert, part = shard_id
+        assert expert is not None, "each expert is stored by itself"
+        num_rows = param.shape[1] // self._num_parts
+        check_shape(loaded, (num_rows, *param.shape[2:]))
+        param[expert].narrow(0, part * num_rows, num_rows).copy_(loaded)
+
+
 def empty_parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
     """Returns a parameter without values, by default of torch's default dtype, not trained."""
     return nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from models.config import ModelConfig
+from models.config_sections.fields import Fields
 from models.loading.checkpoint import open_checkpoint
 
 CONFIG_FILE = "config.json"
@@ -21,7 +21,7 @@ def checkpoint_digest(folder: Path, load_format: str) -> str:
         ConfigError: config.json is missing or wrong.
         CheckpointError: a file is missing or damaged.
     """
-    ModelConfig.from_folder(folder)
+    Fields.read(folder / CONFIG_FILE)
     digest = hashlib.sha256((folder / CONFIG_FILE).read_bytes())
     if load_format == "safetensors":
         for tensor in sorted(open_checkpoint(folder), key=lambda each: each.name):

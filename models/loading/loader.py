@@ -10,13 +10,14 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from models.config import ConfigError, ModelConfig
+from models.config import ConfigError, ModelConfig, ModelImpl
 from models.deepseek_mtp import append_draft_layers
 from models.layers.decoder import CausalLM
 from models.loading.checkpoint import open_checkpoint
 from models.loading.draft_layers import share_with_draft_layers
 from models.loading.dummy import fill_with_random_weights
 from models.loading.fit import check_fit, check_room
+from models.loading.model_config import read_model_config
 from models.loading.plan import by_model_name, plan_loads
 from models.loading.stored_formats import can_keep, keep_stored_formats
 from models.loading.weight_formats import weight_formats
@@ -36,6 +37,7 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
     dtype: torch.dtype,
     load_format: str = "safetensors",
     rounds_to_fp8: bool = False,
+    model_impl: ModelImpl = "auto",
     group: ParallelGroup = SINGLE,
     keep_quantized: bool | None = None,
     with_draft_layers: bool = False,
@@ -53,6 +55,7 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
         load_format: "safetensors", or "dummy" for seeded random weights.
         rounds_to_fp8: whether the weights of linear layers and experts become FP8, with a scale per
             row, while they load.
+        model_impl: whose modules run; see `models.loading.model_config`.
         group: the ranks that share the model.
         keep_quantized: whether weights stored in 8 or 4 bits stay so where there are products for
             them; None: as the device can.
@@ -69,16 +72,21 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
     """
     if load_format not in ("safetensors", "dummy"):
         raise ValueError(f"load_format is {load_format!r}; it must be safetensors or dummy")
-    config = _config(folder, rounds_to_fp8=rounds_to_fp8, max_positions=max_positions)
-    build = model_class(config.architecture)
+    config = _config(
+        read_model_config(folder, model_impl),
+        folder,
+        rounds_to_fp8=rounds_to_fp8,
+        max_positions=max_positions,
+    )
     tensors = open_checkpoint(folder) if load_format == "safetensors" else None
     with tensor_defaults(device, dtype), torch.no_grad():
         with _WithoutStorage():
-            model = build(config, group)
+            model = _build(folder, config, group, dtype)
             if with_draft_layers:
                 append_draft_layers(model, group)
         stored = None if tensors is None else by_model_name(tensors, model)
-        share_with_draft_layers(model, stored)
+        if with_draft_layers:
+            share_with_draft_layers(model, stored)
         quantization = config.quantization
         if quantization is not None:
             if keep_quantized is None:
@@ -101,9 +109,10 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
     return model.eval()
 
 
-def _config(folder: Path, *, rounds_to_fp8: bool, max_positions: int | None) -> ModelConfig:
-    """Reads config.json and adds what the caller wants of the model."""
-    config = ModelConfig.from_folder(folder)
+def _config(
+    config: ModelConfig, folder: Path, *, rounds_to_fp8: bool, max_positions: int | None
+) -> ModelConfig:
+    """Adds to a folder's configuration what the caller wants of the model."""
     if rounds_to_fp8:
         if config.quantization is not None:
             raise ConfigError(
@@ -111,13 +120,22 @@ def _config(folder: Path, *, rounds_to_fp8: bool, max_positions: int | None) -> 
                 f"by {config.quantization.method}"
             )
         config = replace(config, quantization=QuantizationConfig.rounding_to_fp8())
-    if max_positions is None:
+    if max_positions is None or config.transformers is not None:
         return config
     config = config.with_longest(max_positions)
     if config.max_position_embeddings <= MAX_FULL_TABLE:
         return config
     num_positions = min(max_positions, config.max_position_embeddings)
     return replace(config, max_position_embeddings=num_positions)
+
+
+def _build(folder: Path, config: ModelConfig, group: ParallelGroup, dtype: torch.dtype) -> CausalLM:
+    """Returns the model of a configuration, without values."""
+    if config.transformers is None:
+        return model_class(config.architecture)(config, group)
+    from models.transformers_backend.model import build_transformers_model
+
+    return build_transformers_model(folder, config, group, dtype)
 
 
 class _WithoutStorage(TorchFunctionMode):

@@ -1,13 +1,13 @@
 """Finds the parameter of each checkpoint tensor."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
 from models.layers.decoder import CausalLM
-from models.layers.weight import LoadsWeights, ShardId
+from models.layers.weight import LoadsWeights, Replicated, ShardId, StackedExperts
 
 COMMON_RENAMES = {"weight_scale_inv": "weight_scale"}
 """DeepSeek calls the factor of weights an inverse scale."""
@@ -31,14 +31,21 @@ def find_destinations(model: CausalLM) -> dict[str, Destination]:
     """Returns where each tensor goes, by its name in the checkpoint after `renamed`."""
     destinations = {}
     experts = _expert_tensors_by_parameter(model)
-    for path, layer in model.named_modules():
+    for path, layer in model.stored_module.named_modules():
         for param_name, param in layer.named_parameters(recurse=False):
-            assert isinstance(layer, LoadsWeights), f"{path} has parameters but no weight_loader"
             own_name = ".".join(filter(None, (path, param_name)))
-            for name, shard_id in _checkpoint_names(model, path, param_name, own_name, experts):
-                if not is_derived(name, model):
-                    destinations[name] = Destination(layer, param, shard_id)
+            names = list(_checkpoint_names(model, path, param_name, own_name, experts))
+            loader = layer if isinstance(layer, LoadsWeights) else _loader_of(names)
+            for name, shard_id in names:
+                if name not in model.tied_weights:
+                    destinations[name] = Destination(loader, param, shard_id)
     return destinations
+
+
+def _loader_of(names: Sequence[tuple[str, ShardId]]) -> LoadsWeights:
+    """Returns the loader of a parameter whose layer has none."""
+    parts = {shard_id[1] for _, shard_id in names if isinstance(shard_id, tuple)}
+    return StackedExperts(len(parts)) if parts else Replicated()
 
 
 def stored_modules(model: CausalLM, path: str) -> list[str]:
@@ -50,18 +57,9 @@ def stored_modules(model: CausalLM, path: str) -> list[str]:
 
 def renamed(name: str, model: CausalLM) -> str:
     """Returns a stored tensor's name as the model family writes it."""
-    for stored, ours in (COMMON_RENAMES | model.weights_mapping).items():
+    for stored, ours in COMMON_RENAMES.items():
         name = name.replace(stored, ours)
-    return name
-
-
-def is_derived(name: str, model: CausalLM) -> bool:
-    """Returns whether a stored tensor repeats another part, or belongs to none of the model's."""
-    if name == "lm_head.weight":
-        return model.config.tie_word_embeddings
-    if name.startswith(model.ignored_prefixes):
-        return True
-    return name.endswith("rotary_emb.inv_freq")
+    return model.renamed(name)
 
 
 def is_past_the_last_layer(name: str, model: CausalLM) -> bool:
@@ -70,13 +68,13 @@ def is_past_the_last_layer(name: str, model: CausalLM) -> bool:
     if match is None:
         return False
     is_draft = int(match[1]) >= model.config.num_hidden_layers
-    is_loaded = int(match[1]) < len(model.model.layers)
+    is_loaded = int(match[1]) < model.num_loaded_layers
     return is_draft and (not is_loaded or name.endswith(REPEATED_IN_DRAFT_LAYERS))
 
 
 def _expert_tensors_by_parameter(model: CausalLM) -> dict[str, list[tuple[str, ShardId]]]:
     tensors: dict[str, list[tuple[str, ShardId]]] = {}
-    for parameter, checkpoint_name, expert_id, part in model.expert_mapping(model.config):
+    for parameter, checkpoint_name, expert_id, part in model.expert_tensors:
         tensors.setdefault(parameter, []).append((checkpoint_name, (expert_id, part)))
     return tensors
 

@@ -20,7 +20,6 @@ from models.loading.dequantize import (
 from models.loading.names import (
     Destination,
     find_destinations,
-    is_derived,
     is_past_the_last_layer,
     renamed,
 )
@@ -245,7 +244,7 @@ class _Plan:
 
     def _check_superfluous(self, name: str, tensor: CheckpointTensor) -> None:
         """Raises CheckpointError unless a tensor that fills nothing may be skipped."""
-        if is_derived(name, self._model) or is_past_the_last_layer(name, self._model):
+        if self._model.is_derived(name) or is_past_the_last_layer(name, self._model):
             return
         if self._is_mxfp4(name.removesuffix(SCALES)) and name.endswith(SCALES):
             return
@@ -272,16 +271,16 @@ class _Plan:
 
     def _check_tied_head(self) -> None:
         """Raises CheckpointError if a head that should equal the embedding differs."""
-        head = self._stored.get("lm_head.weight")
-        embedding = self._stored.get("model.embed_tokens.weight")
-        if not self._model.config.tie_word_embeddings or head is None or embedding is None:
-            return
-        is_same = head.values.dtype == embedding.values.dtype
-        if not is_same or not torch.equal(head.values, embedding.values):
-            raise CheckpointError(
-                f"{head.file}: tensor {head.name} differs from {embedding.name}, with which "
-                "config.json ties it"
-            )
+        for name, other in self._model.tied_weights.items():
+            head, embedding = self._stored.get(name), self._stored.get(other)
+            if head is None or embedding is None:
+                continue
+            is_same = head.values.dtype == embedding.values.dtype
+            if not is_same or not torch.equal(head.values, embedding.values):
+                raise CheckpointError(
+                    f"{head.file}: tensor {head.name} differs from {embedding.name}, with which "
+                    "config.json ties it"
+                )
 
     def _where(self) -> str:
         """Returns the file that should hold the missing tensors, or the folder of several files."""

@@ -36,7 +36,7 @@ def keep_stored_formats(model: CausalLM, stored: Stored) -> None:
     quantization = model.config.quantization
     assert quantization is not None, "the caller checked"
     formats = _StoredFormats(model, quantization, stored)
-    for path, layer in model.named_modules():
+    for path, layer in model.stored_module.named_modules():
         if quantization.method == STACKED_MXFP4:
             if isinstance(layer, Experts) and layer.can_keep_mxfp4():
                 names = [f"{path}.gate_up_proj", f"{path}.down_proj"]
@@ -99,6 +99,6 @@ def _expert_names(path: str, model: CausalLM) -> list[str]:
     parent, _, own_name = path.rpartition(".")
     return [
         f"{parent}.{each.checkpoint_name}"
-        for each in model.expert_mapping(model.config)
+        for each in model.expert_tensors
         if each.parameter.startswith(f"{own_name}.")
     ]

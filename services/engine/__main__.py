@@ -12,7 +12,6 @@ from typing import TypeVar
 import uvloop
 from pydantic import ValidationError
 
-from models.config import ModelConfig
 from services.engine.capture_sizes.choice import with_planned_sizes
 from services.engine.checkpoint.draft_folder import check_draft_folder
 from services.engine.checkpoint.hub_model import with_local_model
@@ -88,7 +87,7 @@ def _explain_cache(arguments: Sequence[str]) -> int:
     config = _read_flags(EngineConfig, arguments)
     configure_logging(service="cache", level="warning", log_format=config.observability.log_format)
     config = with_local_model(config, has_weights=False)
-    _open_model(config)
+    model = _open_model(config)
     from services.engine.compilation.cache_key import compute_factors
     from services.engine.compilation.explain import explain
     from services.engine.worker.start.device import choose_device
@@ -97,7 +96,8 @@ def _explain_cache(arguments: Sequence[str]) -> int:
         device = choose_device(config.worker, 0)
     except ValueError as error:
         raise _UsageError(str(error)) from error
-    print(explain(config.compilation.compile_cache_dir, compute_factors(config, device)))  # noqa: T201  a tool's answer
+    factors = compute_factors(config, model.config, device)
+    print(explain(config.compilation.compile_cache_dir, factors))  # noqa: T201  a tool's answer
     return 0
 
 
@@ -141,10 +141,16 @@ def _open_model(config: EngineConfig) -> ModelFolder:
         name=config.checkpoint.model_name,
         max_model_len=config.checkpoint.max_model_len,
         num_layer_drafts=config.speculation.num_layer_drafts,
+        model_impl=config.checkpoint.model_impl,
     )
     if config.speculation.draft_model is not None:
+        if model.config.transformers is not None:
+            raise ModelFolderError(
+                f"--draft-model does not work with {model.architecture}, which runs as modules of "
+                "transformers"
+            )
         check_draft_folder(config.speculation.draft_model, model, config.checkpoint.model)
-    check_table_memory(config, ModelConfig.from_folder(config.checkpoint.model))
+    check_table_memory(config, model.config)
     return model
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import grpc
 
+from models.config import ModelConfig
 from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from services.engine.checkpoint.model_folder import DefaultSampling, ModelFolder
 from services.engine.checkpoint.tokenizer_files import TokenizerFile, TokenizerFiles
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.config.engine_config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.limits import StepLimits
@@ -61,6 +63,7 @@ def model_folder(**changes: Any) -> ModelFolder:
         "default_sampling": DefaultSampling(),
         "tokenizer": TokenizerFiles((TokenizerFile("tokenizer.json", b"{}"),), "0" * 64),
         "config_sha256": "0" * 64,
+        "config": ModelConfig.from_folder(TINY_CHECKPOINT),
     }
     return ModelFolder(**{**values, **changes})
 

@@ -43,7 +43,7 @@ class PagedRunner:
         cache_dtype=None,
         seed=0,
     ):
-        dtype = cache_dtype or model.lm_head.weight.dtype
+        dtype = cache_dtype or model.dtype
         self.kv_caches = [
             spec.allocate(num_blocks, block_size, dtype=dtype, device=torch.device(device))
             for spec in model.cache_specs()

@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from models.config import ConfigError, ModelConfig
+from models.config import ConfigError, ModelConfig, ModelImpl
 from models.config_sections.fields import MAX_FILE_BYTES, shown
+from services.engine.checkpoint.model_config import read_model_config
 from services.engine.checkpoint.model_files import ModelFolderError, read_bounded
 from services.engine.checkpoint.tokenizer_files import TokenizerFiles, check_token_ids
 from services.engine.errors import InvalidRequestError
@@ -42,6 +43,7 @@ class ModelFolder:
     tokenizer: TokenizerFiles
     config_sha256: str
     """Of config.json, hexadecimal."""
+    config: ModelConfig
 
     @property
     def tokenizer_json(self) -> bytes:
@@ -57,6 +59,7 @@ class ModelFolder:
         name: str,
         max_model_len: int | None,
         num_layer_drafts: int = 0,
+        model_impl: ModelImpl = "auto",
     ) -> "ModelFolder":
         """Reads a folder in Hugging Face form.
 
@@ -65,6 +68,7 @@ class ModelFolder:
             name: the model's name in requests.
             max_model_len: a limit below the model's own, in tokens; None keeps the model's.
             num_layer_drafts: draft tokens of draft layers; above 0 the model needs some.
+            model_impl: whose modules run the model.
 
         Raises:
             ModelFolderError: a file is missing or broken, asks for unsupported features or has a
@@ -75,7 +79,7 @@ class ModelFolder:
                 f"{folder} is not a folder; --model takes one, or OWNER/NAME from the hub"
             )
         try:
-            config = ModelConfig.from_folder(folder)
+            config = read_model_config(folder, model_impl)
             if num_layer_drafts:
                 config.require_draft_layers()
         except ConfigError as error:
@@ -100,6 +104,7 @@ class ModelFolder:
             default_sampling=_default_sampling(fields),
             tokenizer=tokenizer,
             config_sha256=config_sha256(folder),
+            config=config,
         )
 
 

@@ -52,11 +52,14 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def compute_factors(config: EngineConfig, device: torch.device, *, rank: int = 0) -> Factors:
+def compute_factors(
+    config: EngineConfig, model: ModelConfig, device: torch.device, *, rank: int = 0
+) -> Factors:
     """Returns the facts that this process's compiled pieces depend on.
 
     Args:
-        config: the engine's; its model folder must have a config.json.
+        config: the engine's.
+        model: the configuration of its model.
         device: runs the pieces.
         rank: the process's, of all that share the model.
     """
@@ -72,17 +75,19 @@ def compute_factors(config: EngineConfig, device: torch.device, *, rank: int = 0
     facts |= _prefixed("inductor", torch._inductor.config.save_config_portable())
     facts |= _prefixed("functorch", torch._functorch.config.save_config_portable())
     texts = {name: _text(value) for name, value in facts.items()}
-    return Factors({**texts, **trace_factors(config, device, rank=rank).values})
+    return Factors({**texts, **trace_factors(config, model, device, rank=rank).values})
 
 
-def trace_factors(config: EngineConfig, device: torch.device, *, rank: int = 0) -> Factors:
+def trace_factors(
+    config: EngineConfig, model: ModelConfig, device: torch.device, *, rank: int = 0
+) -> Factors:
     """Returns the facts that a trace depends on: all but the compiler's own settings.
 
     The sources of passes are among its source files. Arguments are those of `compute_factors`.
     """
     facts: dict[str, Any] = {"rank": rank}
     facts |= _prefixed("engine", _flag_facts(config, device))
-    facts |= _prefixed("model", _model_facts(ModelConfig.from_folder(config.checkpoint.model)))
+    facts |= _prefixed("model", _model_facts(model))
     facts |= _prefixed("source", source_digests(_sources()))
     facts |= _prefixed("device", _device_facts(device))
     facts |= _prefixed("torch", _torch_facts())

@@ -41,6 +41,7 @@ IRRELEVANT_FLAGS = {
     "device": "the device itself takes part",
     "devices": "the device itself takes part",
     "kv_cache_dtype": "attention, which reads the cache, is never compiled",
+    "model_impl": "the model takes part, with the modules that run it",
     "load_format": "weights are inputs of the pieces",
     "max_model_len": _TABLE_SIZE,
     "block_size": _TABLE_SIZE,

@@ -29,6 +29,8 @@ class CheckpointConfig(ConfigSection):
     The default is the small embedded model."""
     served_model_name: str = ""
     """Name that requests use; when empty, OWNER/NAME from the hub, else the folder's name."""
+    model_impl: Literal["auto", "octavo", "transformers"] = "auto"
+    """Whose modules run the model: Octavo's, transformers', or Octavo's where it has some."""
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     """Where weights come from; dummy fills them with seeded random numbers, for benchmarks."""
     quantization: Literal["none", "fp8"] = "none"

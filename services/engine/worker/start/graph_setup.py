@@ -184,7 +184,7 @@ def warm_up_first_graphs(
         config: the wanted graphs.
         limits: the worker's.
     """
-    pieces = piece_graphs(runner.device, runner.model.lm_head.weight.dtype)
+    pieces = piece_graphs(runner.device, runner.model.dtype)
     prepared = prepare_graphs(
         runner, config, limits=limits, pieces=pieces, on_fault=lambda outcome: None
     )
@@ -208,7 +208,7 @@ def estimate_graph_bytes(
         config: the wanted graphs.
         limits: the worker's.
     """
-    pieces = piece_graphs(runner.device, runner.model.lm_head.weight.dtype)
+    pieces = piece_graphs(runner.device, runner.model.dtype)
     install_model(runner, None, config, pieces)
     prepared = prepare_graphs(
         runner, config, limits=limits, pieces=pieces, on_fault=lambda outcome: None

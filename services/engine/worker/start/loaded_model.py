@@ -18,6 +18,7 @@ from models.eagle3_config import is_eagle3
 from models.layers.decoder import CausalLM
 from models.loading.draft_model import load_draft_model
 from models.loading.loader import load_model
+from models.loading.model_config import read_model_config
 from models.loading.parameter_count import count_parameters
 from models.parallel.collectives import without_other_ranks
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
@@ -105,9 +106,10 @@ class LoadedModel:
         except ValidationError as error:
             # The default level is that of the device, and a flag does not work on it.
             raise ValueError("; ".join(describe_problems(EngineConfig, error))) from error
-        if level in TRACED_LEVELS and not _is_kept(config, device, ranks.place.rank):
+        model_config = read_model_config(config.checkpoint.model, config.checkpoint.model_impl)
+        rank = ranks.place.rank
+        if level in TRACED_LEVELS and not _is_kept(config, model_config, device, rank):
             _import_compiler()
-        model_config = ModelConfig.from_folder(config.checkpoint.model)
         dtype = choose_dtype(config.checkpoint, model_config, device)
         cache_dtype = choose_cache_dtype(config.cache, model_config, dtype, device)
         log.info(
@@ -116,6 +118,7 @@ class LoadedModel:
             dtype=dtype_name(dtype),
             cache_dtype=dtype_name(cache_dtype),
             model=str(config.checkpoint.model),
+            model_impl=_implementation(model_config),
         )
         report_progress("loading weights")
         limits = StepLimits.of(
@@ -130,6 +133,7 @@ class LoadedModel:
             device=device,
             dtype=dtype,
             load_format=config.checkpoint.load_format,
+            model_impl=config.checkpoint.model_impl,
             group=ranks.group,
             rounds_to_fp8=config.checkpoint.quantization == "fp8",
             with_draft_layers=config.speculation.num_layer_drafts > 0,
@@ -225,7 +229,9 @@ class LoadedModel:
             settings,
             piece_wrapper=pieces.wrap if settings.graph_mode(self.device.type) else None,
             max_num_seqs=self.limits.max_num_seqs,
-            factors=compute_factors(self.config, self.device, rank=self.ranks.place.rank),
+            factors=compute_factors(
+                self.config, self.model.config, self.device, rank=self.ranks.place.rank
+            ),
             rank=self.ranks.place.rank,
         )
 
@@ -313,7 +319,7 @@ class LoadedModel:
         from services.engine.compilation.program_store import load_program, store_program
 
         settings, max_num_tokens = self.config.compilation, self.limits.max_num_batched_tokens
-        cache = _kept_traces(self.config, self.device, self.ranks.place.rank)
+        cache = _kept_traces(self.config, self.model.config, self.device, self.ranks.place.rank)
         ranges = compile_ranges(settings.compile_ranges, max_num_tokens)
         # A dump and tuned sizes need the graphs.
         if not (traces_again or settings.debug_dump_path or settings.compile_sizes):
@@ -348,6 +354,12 @@ class LoadedModel:
             run_small_steps(runner, self.limits, others)
 
 
+def _implementation(model: ModelConfig) -> str:
+    """Names whose modules run a model, for a log line."""
+    facts = model.transformers
+    return "octavo" if facts is None else f"transformers {facts.version}"
+
+
 def _level(config: EngineConfig, device: torch.device) -> CompilationLevel:
     """Returns how much of the model is compiled.
 
@@ -366,18 +378,21 @@ def _level(config: EngineConfig, device: torch.device) -> CompilationLevel:
     return CompilationLevel.NO_COMPILATION
 
 
-def _is_kept(config: EngineConfig, device: torch.device, rank: int) -> bool:
+def _is_kept(config: EngineConfig, model: ModelConfig, device: torch.device, rank: int) -> bool:
     """Returns whether an earlier start has traced the model."""
-    return _kept_traces(config, device, rank).load_program(MODEL_PROGRAM) is not None
+    return _kept_traces(config, model, device, rank).load_program(MODEL_PROGRAM) is not None
 
 
-def _kept_traces(config: EngineConfig, device: torch.device, rank: int) -> "ArtifactCache":
+def _kept_traces(
+    config: EngineConfig, model: ModelConfig, device: torch.device, rank: int
+) -> "ArtifactCache":
     """Returns a rank's traces of this configuration on disk."""
     from services.engine.compilation.artifact_cache import ArtifactCache
     from services.engine.compilation.cache_key import trace_factors
 
     folder = config.compilation.compile_cache_dir / "traces"
-    return ArtifactCache.open(folder, trace_factors(config, device, rank=rank))
+    facts = trace_factors(config, model, device, rank=rank)
+    return ArtifactCache.open(folder, facts)
 
 
 def _import_compiler() -> None:

@@ -53,14 +53,18 @@ def with_other(flag):
     raise AssertionError(flag)
 
 
+def factors_of(config: EngineConfig) -> Factors:
+    return compute_factors(config, ModelConfig.from_folder(config.checkpoint.model), CPU)
+
+
 @pytest.fixture(scope="module")
 def factors():
-    return compute_factors(ENGINE, CPU)
+    return factors_of(ENGINE)
 
 
 @pytest.mark.parametrize("flag", [flag for flag in ENGINE.flags() if flag != "model"])
 def test_each_flag_of_the_engine_changes_the_key_unless_listed(flag, factors):
-    is_same = compute_factors(with_other(flag), CPU).key == factors.key
+    is_same = factors_of(with_other(flag)).key == factors.key
     is_listed = flag in key_fields.IRRELEVANT_FLAGS
     # Eager engines are of level 0.
     assert is_same == (is_listed and flag != "enforce_eager")
@@ -68,7 +72,7 @@ def test_each_flag_of_the_engine_changes_the_key_unless_listed(flag, factors):
 
 def test_sizes_that_are_still_to_be_planned_are_as_good_as_none(factors):
     auto = EngineConfig.from_flags(compilation_level=3, cudagraph_capture_sizes="auto")
-    assert compute_factors(auto, CPU) == factors
+    assert factors_of(auto) == factors
 
 
 def test_each_flag_is_in_exactly_one_table():
@@ -90,18 +94,18 @@ def test_metrics_tls_and_grammar_limits_leave_the_key_as_it_is(factors):
         max_grammar_bytes=7,
         otlp_endpoint="http://127.0.0.1:4317",
     )
-    assert compute_factors(serving, CPU) == factors
+    assert factors_of(serving) == factors
 
 
 def test_another_model_changes_the_key_and_another_folder_does_not(tmp_path, factors):
     write_checkpoint(tmp_path / "other", "qwen3")
     other = ENGINE.with_flags(model=tmp_path / "other")
-    assert "model.hidden_size" in compute_factors(other, CPU).differences(factors)
+    assert "model.hidden_size" in factors_of(other).differences(factors)
     (tmp_path / "copy").mkdir()
     text = (TINY_CHECKPOINT / "config.json").read_text()
     (tmp_path / "copy" / "config.json").write_text(text)
     copy = ENGINE.with_flags(model=tmp_path / "copy")
-    assert compute_factors(copy, CPU).key == factors.key
+    assert factors_of(copy).key == factors.key
 
 
 def test_source_files_versions_device_and_compiler_settings_take_part(factors):
@@ -112,13 +116,13 @@ def test_source_files_versions_device_and_compiler_settings_take_part(factors):
     assert {"torch.version", "torch.python", "torch.triton"} <= names
     assert {"device.type", "device.capability"} <= names
     with torch._inductor.config.patch(epilogue_fusion=False):
-        changed = compute_factors(ENGINE, CPU)
+        changed = factors_of(ENGINE)
     assert changed.differences(factors) == ["inductor.epilogue_fusion"]
 
 
 def test_a_variable_that_changes_generated_code_changes_the_key(factors, monkeypatch):
     monkeypatch.setenv("TRITON_F32_DEFAULT", "tf32")
-    assert compute_factors(ENGINE, CPU).differences(factors) == ["environment.TRITON_F32_DEFAULT"]
+    assert factors_of(ENGINE).differences(factors) == ["environment.TRITON_F32_DEFAULT"]
 
 
 def test_sources_that_are_left_out_exist():
@@ -127,7 +131,7 @@ def test_sources_that_are_left_out_exist():
 
 
 def test_factors_are_the_same_each_time(factors):
-    assert compute_factors(ENGINE, CPU) == factors
+    assert factors_of(ENGINE) == factors
 
 
 def test_differences_name_what_one_side_lacks_too():

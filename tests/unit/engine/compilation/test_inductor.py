@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from models.config import ModelConfig
 from services.engine.compilation.cache_key import compute_factors
 from services.engine.compilation.compiler_interface import LoadError
 from services.engine.compilation.inductor_adaptor import InductorStandaloneAdaptor
@@ -41,7 +42,9 @@ def test_compiled_pieces_give_the_same_tokens_cold_and_from_disk(inductor, tmp_p
     # Latent attention leaves a compiler something to do between our operators.
     write_checkpoint(tmp_path / "model", "deepseek_v3", num_hidden_layers=3)
     engine = EngineConfig.from_flags(model=tmp_path / "model", compilation_level=3)
-    factors = compute_factors(engine, torch.device("cpu"))
+    factors = compute_factors(
+        engine, ModelConfig.from_folder(tmp_path / "model"), torch.device("cpu")
+    )
     tokens, cache = outputs(tmp_path / "model")
     for is_warm in (False, True):
         stats = []

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from models.config import ModelConfig
 from services.engine.compilation import cache_key
 from services.engine.compilation.passes import linear_gate, selection
 from services.engine.compilation.passes.canonical.canonical_pass import CanonicalPass
@@ -73,7 +74,8 @@ def test_the_digest_of_canonical_covers_all_its_files():
 
 def test_the_key_of_compiled_pieces_has_each_pass(tmp_path, monkeypatch):
     config = EngineConfig.from_flags(compilation_level=3)
-    factors = cache_key.compute_factors(config, CPU)
+    model = ModelConfig.from_folder(config.checkpoint.model)
+    factors = cache_key.compute_factors(config, model, CPU)
     assert {name for name in factors.values if name.startswith("pass.")} == {
         f"pass.{name}" for name in PASS_NAMES
     }
@@ -85,7 +87,7 @@ def test_the_key_of_compiled_pieces_has_each_pass(tmp_path, monkeypatch):
             changed if each.name == changed.name else each for each in selected_passes(config)
         ],
     )
-    other = cache_key.compute_factors(config, CPU)
+    other = cache_key.compute_factors(config, model, CPU)
     assert factors.differences(other) == ["pass.linear_gate"]
 
 

@@ -1,0 +1,25 @@
+"""Reads the configuration of a checkpoint for the modules that will run it."""
+
+from pathlib import Path
+
+from models.config import CONFIG_FILE, ModelConfig, ModelImpl, runs_own_modules
+from models.config_sections.fields import Fields
+
+
+def read_model_config(folder: Path, model_impl: ModelImpl) -> ModelConfig:
+    """Reads `folder`/config.json.
+
+    Args:
+        folder: the checkpoint.
+        model_impl: whose modules run.
+
+    Raises:
+        ConfigError: the file is missing or wrong, or these modules do not serve the model.
+    """
+    architecture = Fields.read(folder / CONFIG_FILE).architecture()
+    if runs_own_modules(architecture, model_impl):
+        return ModelConfig.from_folder(folder)
+    # Takes seconds to import, and most models do not need it.
+    from models.transformers_backend.model import read_transformers_config
+
+    return read_transformers_config(folder)

@@ -1,0 +1,1 @@
+"""Decoders that run as transformers' modules, with our attention and our cache."""

@@ -1,0 +1,61 @@
+"""Reads a model's configuration in the service process, which never imports torch."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from models.config import CONFIG_FILE, ConfigError, ModelConfig, ModelImpl, runs_own_modules
+from models.config_sections.fields import Fields
+from services.engine.config.checkpoint import REPOSITORY
+from services.extras import MissingExtraError, require_extra
+from services.processes.child import python_command
+
+_PROGRAM = "models.transformers_backend.describe"
+_TIME_LIMIT_S = 120.0
+"""For importing transformers from a cold disk and building a network without memory."""
+
+
+def read_model_config(folder: Path, model_impl: ModelImpl) -> ModelConfig:
+    """Reads `folder`/config.json for the modules that will run the model.
+
+    A process of its own imports transformers.
+
+    Args:
+        folder: the checkpoint.
+        model_impl: whose modules run.
+
+    Raises:
+        ConfigError: the file is missing or wrong, or these modules do not serve the model.
+    """
+    architecture = Fields.read(folder / CONFIG_FILE).architecture()
+    if runs_own_modules(architecture, model_impl):
+        return ModelConfig.from_folder(folder)
+    try:
+        require_extra("transformers")
+    except MissingExtraError as error:
+        raise ConfigError(f"{architecture} runs as modules of transformers: {error}") from error
+    try:
+        done = subprocess.run(
+            python_command(_PROGRAM, [str(folder.absolute())]),
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIME_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(
+            f"{folder / CONFIG_FILE}: transformers took more than {_TIME_LIMIT_S:.0f} s to build "
+            f"{architecture}"
+        ) from error
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise ConfigError(lines[-1])
+    try:
+        return TypeAdapter(ModelConfig).validate_json(done.stdout)
+    except ValidationError as error:
+        raise ConfigError(f"{folder / CONFIG_FILE}: {_PROGRAM} answered {error}") from error

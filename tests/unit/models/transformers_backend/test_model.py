@@ -1,0 +1,176 @@
+"""Decoders of transformers with our attention compute what transformers computes."""
+
+import json
+import random
+
+import pytest
+import torch
+import transformers
+
+from models.config import ConfigError, ModelConfig
+from models.layers.linear import RowParallelLinear
+from models.layers.norm import RMSNorm
+from models.loading.checkpoint import CheckpointError
+from models.loading.loader import load_model
+from models.loading.model_config import read_model_config
+from models.registry import ARCHITECTURES
+from tests.support.foreign_checkpoints import FOREIGN, write_foreign_checkpoint
+from tests.support.paged_runner import PagedRunner
+from tests.support.random_checkpoints import write_checkpoint
+
+CPU = torch.device("cpu")
+
+
+def load(folder, **options):
+    return load_model(folder, device=CPU, dtype=torch.float32, **options)
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(97), k=count)
+
+
+@torch.no_grad()
+def logits_of(reference, prompt: list[int]) -> torch.Tensor:
+    return reference(torch.tensor([prompt])).logits[0]
+
+
+@pytest.mark.parametrize("architecture", FOREIGN)
+def test_logits_are_those_of_transformers_whole_chunked_and_mixed(architecture, tmp_path):
+    reference = write_foreign_checkpoint(tmp_path, architecture)
+    runner = PagedRunner(load(tmp_path))
+    prompts = [tokens(30, seed) for seed in range(3)]
+    expected = [logits_of(reference, prompt) for prompt in prompts]
+    limit = 1e-4 * max(each.abs().max().item() for each in expected)
+    torch.testing.assert_close(
+        runner.run(runner.add(prompts[0]), 30), expected[0], atol=limit, rtol=0
+    )
+    torch.testing.assert_close(
+        runner.run(runner.add(prompts[1]), 4), expected[1], atol=limit, rtol=0
+    )
+    decoding, prefilling = runner.add(prompts[0]), runner.add(prompts[2])
+    runner.step([(decoding, 29)])
+    one, many = runner.step([(decoding, 1), (prefilling, 30)])
+    torch.testing.assert_close(one, expected[0][29:], atol=limit, rtol=0)
+    torch.testing.assert_close(many, expected[2], atol=limit, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "gemma2", "qwen3", "mixtral", "deepseek_v3", "gpt_oss"]
+)
+def test_a_family_of_ours_gives_the_same_as_modules_of_transformers(family, tmp_path):
+    write_checkpoint(tmp_path, family)
+    prompt = tokens(24)
+    logits = []
+    for model_impl in ("octavo", "transformers"):
+        runner = PagedRunner(load(tmp_path, model_impl=model_impl))
+        logits.append(runner.run(runner.add(prompt), 7))
+    torch.testing.assert_close(*logits, atol=1e-4 * logits[0].abs().max().item(), rtol=0)
+
+
+def test_products_and_norms_are_ours_where_they_compute_the_same(tmp_path):
+    write_foreign_checkpoint(tmp_path, "SmolLM3ForCausalLM")
+    kinds = [type(module) for module in load(tmp_path).network.modules()]
+    assert sum(issubclass(kind, RowParallelLinear) for kind in kinds) == 3 * 7 + 1
+    assert sum(issubclass(kind, RMSNorm) for kind in kinds) == 3 * 2 + 1
+
+
+def test_a_norm_of_another_formula_stays(tmp_path):
+    config = transformers.Gemma3TextConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=56, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, sliding_window=7,
+    )  # fmt: skip
+    reference = transformers.Gemma3ForCausalLM(config).eval()
+    reference.save_pretrained(tmp_path)
+    model = load(tmp_path, model_impl="transformers")
+    assert not any(isinstance(module, RMSNorm) for module in model.network.modules())
+    runner, prompt = PagedRunner(model), tokens(20)
+    expected = logits_of(reference, prompt)
+    torch.testing.assert_close(runner.run(runner.add(prompt), 3), expected, atol=1e-4, rtol=0)
+
+
+def test_the_configuration_says_what_layers_cache(tmp_path):
+    write_foreign_checkpoint(tmp_path, "Cohere2ForCausalLM")
+    config = read_model_config(tmp_path, "auto")
+    assert config.sliding_windows == (7, 7, 7, None)
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (4, 2, 8)
+    assert config.transformers is not None
+    assert config.transformers.version == transformers.__version__
+
+
+def small(config_class: str, **changes):
+    shape = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return getattr(transformers, config_class)(**{**shape, **changes})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config_class", "changes", "reason"),
+    [
+        ("FalconForCausalLM", "FalconConfig", {}, "cannot be built"),
+        ("MambaForCausalLM", "MambaConfig", {}, "keeps a state that is not keys and values"),
+        ("Qwen3NextForCausalLM", "Qwen3NextConfig", {}, "keeps a state"),
+        ("MiniMaxForCausalLM", "MiniMaxConfig", {}, "has layers of kind linear_attention"),
+        ("DiffLlamaForCausalLM", "DiffLlamaConfig", {}, "attends in 2 of its 2 layers"),
+        (
+            "GPT2LMHeadModel",
+            "GPT2Config",
+            {"add_cross_attention": True},
+            "has cross attention",
+        ),
+    ],
+)
+def test_what_our_attention_does_not_compute_is_refused_by_name(
+    architecture, config_class, changes, reason, tmp_path
+):
+    config = small(config_class, **changes)
+    config.architectures = [architecture]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=reason) as caught:
+        read_model_config(tmp_path, "transformers")
+    message = str(caught.value)
+    assert architecture in message
+    assert "\n" not in message
+
+
+def test_code_in_a_checkpoint_is_never_run(tmp_path):
+    (tmp_path / "model.py").write_text("raise SystemExit('ran')")
+    values = {
+        "architectures": ["OwnForCausalLM"],
+        "model_type": "own",
+        "auto_map": {"AutoModelForCausalLM": "model.OwnForCausalLM"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=r"'OwnForCausalLM' is no decoder .*never run"):
+        read_model_config(tmp_path, "auto")
+
+
+def test_sizes_that_take_too_long_to_build_are_refused(tmp_path):
+    write_foreign_checkpoint(tmp_path, "OlmoForCausalLM")
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "num_hidden_layers": 10**7}))
+    with pytest.raises(ConfigError, match="num_hidden_layers is 10000000; the limit is 1024"):
+        read_model_config(tmp_path, "auto")
+
+
+def test_pickled_weights_are_refused(tmp_path):
+    write_foreign_checkpoint(tmp_path, "OlmoForCausalLM")
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="holds neither"):
+        load(tmp_path)
+
+
+def test_ours_can_be_demanded(tmp_path):
+    write_foreign_checkpoint(tmp_path, "OlmoForCausalLM")
+    with pytest.raises(ConfigError, match="'OlmoForCausalLM' is not supported by --model-impl"):
+        read_model_config(tmp_path, "octavo")
+
+
+def test_the_names_of_our_architectures_are_those_of_the_registry():
+    from models.config import OWN_ARCHITECTURES
+
+    assert set(OWN_ARCHITECTURES) == set(ARCHITECTURES)
+
+
+def test_a_family_of_ours_runs_its_own_modules_by_default(tmp_path):
+    write_checkpoint(tmp_path, "llama")
+    assert read_model_config(tmp_path, "auto") == ModelConfig.from_folder(tmp_path)
