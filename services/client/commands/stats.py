@@ -9,6 +9,7 @@ from typing import Annotated, cast
 
 import grpc
 import typer
+from google.protobuf.message import Message
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -173,8 +174,9 @@ def _plain(figure: object) -> object:
             "sum": figure.sum,
             **{f"p{percent}": _quantile(figure, percent / 100) for percent in (50, 90, 99)},
         }
-    if isinstance(figure, RankInfo):
-        return {field.name: getattr(figure, field.name) for field in figure.DESCRIPTOR.fields}
+    if isinstance(figure, Message):
+        fields = figure.DESCRIPTOR.fields
+        return {field.name: _plain(getattr(figure, field.name)) for field in fields}
     if isinstance(figure, Sequence) and not isinstance(figure, str):
         return list(map(_plain, figure))
     return dict(figure) if isinstance(figure, Mapping) else figure
