@@ -58,7 +58,8 @@ def test_logits_are_those_of_transformers_whole_chunked_and_mixed(architecture, 
     "family", ["llama", "gemma2", "qwen3", "mixtral", "deepseek_v3", "gpt_oss"]
 )
 def test_a_family_of_ours_gives_the_same_as_modules_of_transformers(family, tmp_path):
-    write_checkpoint(tmp_path, family)
+    # transformers 5.17 ignores another limit than 7.
+    write_checkpoint(tmp_path, family, **({"swiglu_limit": 7.0} if family == "gpt_oss" else {}))
     prompt = tokens(24)
     logits = []
     for model_impl in ("octavo", "transformers"):

@@ -18,7 +18,7 @@ ARCHITECTURES = (
     "NemotronForCausalLM",
     "OlmoeForCausalLM",
 )
-MODES = ("FULL", "PIECEWISE", "NONE")
+MODES = ("full", "piecewise", "none")
 
 
 def prompts() -> list[list[int]]:
@@ -71,6 +71,6 @@ def test_greedy_tokens_are_those_of_transformers_with_each_kind_of_graph(mode, c
     engine = GraphEngine(folder, CompilationConfig(cudagraph_mode=mode), max_model_len=96,
                          num_blocks=128)  # fmt: skip
     outcomes = engine.capture()
-    assert (len(outcomes) > 0) == (mode != "NONE")
+    assert (len(outcomes) > 0) == (mode != "none")
     assert not engine.faults
     assert engine.run(prompts(), NUM_OUTPUT) == expected
