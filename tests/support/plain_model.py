@@ -136,6 +136,10 @@ class PlainModel(nn.Module):
             x = layer(x, cos, sin)
         return self.norm(x, self.norm_weight)
 
+    @property
+    def dtype(self):
+        return self.lm_head.weight.dtype
+
     def cache_specs(self):
         spec = KVCacheSpec(num_heads=NUM_HEADS, num_kv_heads=NUM_KV_HEADS, head_dim=HEAD_DIM)
         return [spec] * NUM_LAYERS

@@ -38,6 +38,7 @@ VALUES = {
     "sampling.max_tokens": 3,
     "sampling.logprobs": 0,
     "sampling.prompt_logprobs": 0,
+    "sampling.num_speculative_tokens": 1,
     "sampling.structured_output.json_schema": "{}",
     "sampling.structured_output.json_object": True,
     "sampling.structured_output.regex": "a",
@@ -68,6 +69,7 @@ WORKER_HEARS_NOT = {
     "end_token_ids": "the scheduler ends the request; with min_tokens the worker hears of them",
     "max_tokens": "the scheduler orders no step past it",
     "prompt_logprobs": "each step names the requests that want them",
+    "num_speculative_tokens": "each step names its drafts",
 }
 
 

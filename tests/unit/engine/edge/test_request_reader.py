@@ -175,7 +175,7 @@ class TestGenerate:
         assert request.deadline_s == request.arrival_s + 2.0
 
 
-def test_the_default_sampling_shown_sets_every_scalar_but_four():
+def test_the_default_sampling_shown_sets_every_scalar_but_five():
     shown = RequestReader(model_folder()).default_sampling()
     unset = {
         field.name
@@ -183,7 +183,13 @@ def test_the_default_sampling_shown_sets_every_scalar_but_four():
         if field.message_type is None
         if field.has_presence and not shown.HasField(field.name)
     }
-    assert unset == {"seed", "max_tokens", "logprobs", "prompt_logprobs"}
+    assert unset == {
+        "seed",
+        "max_tokens",
+        "logprobs",
+        "prompt_logprobs",
+        "num_speculative_tokens",
+    }
 
 
 def test_prompt_logprobs_are_bounded_by_what_one_message_carries():
