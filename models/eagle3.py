@@ -6,7 +6,7 @@ Source: Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Lan
 Training-Time Test".
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -83,11 +83,13 @@ class Eagle3Head(nn.Module):
         self.d2t: torch.Tensor
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
 
-    @classmethod
-    def expert_mapping(cls, config: ModelConfig) -> Sequence[ExpertTensor]:
-        """Returns nothing: a head has no experts."""
-        del config
-        return ()
+    expert_tensors: ClassVar[Sequence[ExpertTensor]] = ()
+    tied_weights: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def stored_module(self) -> nn.Module:
+        """The module whose parameters have the names of a checkpoint."""
+        return self
 
     def cache_specs(self) -> list[CacheSpec]:
         """Returns the layer's cache entry."""

@@ -393,7 +393,7 @@ CONFIG_DAMAGES = {
         edit_config(intermediate_size=40), ("model.layers.0.mlp", "the model needs")
     ),
     "unknown model": Damage(
-        edit_config(architectures=["GemmaForCausalLM"]), ("GemmaForCausalLM", "not supported")
+        edit_config(architectures=["NoSuchForCausalLM"]), ("NoSuchForCausalLM", "no decoder")
     ),
     "unknown quantisation": Damage(
         edit_config(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),

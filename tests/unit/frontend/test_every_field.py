@@ -154,6 +154,7 @@ HTTP_VALUES = {
     "ignore_eos": [True],
     "stop_token_ids": [[6]],
     "prompt_logprobs": [0],
+    "num_speculative_tokens": [1],
     "structured_outputs": [{"regex": "a"}],
     "cache_salt": ["tenant"],
     "parse_special_tokens": [True, False],
