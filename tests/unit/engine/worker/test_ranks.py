@@ -94,6 +94,20 @@ async def test_speculation(tmp_path, graphs):
     assert 0 < drafts.num_accepted < drafts.num_verified
 
 
+@pytest.mark.parametrize("way", ["ngram", "draft model"])
+async def test_drafts_that_the_model_does_not_make(tmp_path, way):
+    write_checkpoint(tmp_path, "qwen3")
+    how = {"speculative_method": "ngram"} if way == "ngram" else {"draft_model": tmp_path}
+    outputs = []
+    for size, options in ((1, {}), (2, {"num_speculative_tokens": 2, **how})):
+        config = ranks_config(tmp_path, tensor_parallel_size=size, **options)
+        async with ranks_core(config) as ranks:
+            outputs.append(await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS)))
+            num_verified = ranks.core.stats().counters.drafts.num_verified
+    assert outputs[0] == outputs[1]
+    assert num_verified
+
+
 @pytest.mark.parametrize("level", [1, 2, 3] if PRODUCT else [3])
 async def test_compiled_ranks_capture_while_they_serve(tmp_path, level):
     reference = write_checkpoint(tmp_path, "qwen3")
