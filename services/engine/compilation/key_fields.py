@@ -22,6 +22,8 @@ RELEVANT_FLAGS = {
     "use_inductor": "which compiler makes the pieces",
     "inductor_compile_config": "settings of the compiler",
     "tensor_parallel_size": "each rank computes a share of every layer",
+    "enable_expert_parallel": "experts get another operator",
+    "num_redundant_experts": "decides how many experts a rank has",
 }
 """Flag -> how compiled pieces depend on it."""
 

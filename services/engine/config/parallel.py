@@ -18,10 +18,27 @@ class ParallelConfig(ConfigSection):
     devices: list[DeviceNumber] | None = None
     """Numbers of the GPUs to use, one for each process; the first ones when absent."""
 
+    enable_expert_parallel: bool = False
+    """Whether each process holds some whole experts of a model, not a share of every expert."""
+    num_redundant_experts: int = Field(default=0, ge=0)
+    """Second copies of experts in each layer; rounded up so that all processes hold equally
+    many."""
+
     @property
     def num_ranks(self) -> int:
         """Processes that run the model together."""
         return self.tensor_parallel_size
+
+    @model_validator(mode="after")
+    def _check_experts(self) -> Self:
+        """Refuses copies of experts where no process holds whole ones."""
+        has_experts = self.enable_expert_parallel and self.num_ranks > 1
+        if self.num_redundant_experts and not has_experts:
+            raise ValueError(
+                f"--num-redundant-experts is {self.num_redundant_experts}: it must be 0 without "
+                "--enable-expert-parallel and several processes"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_devices(self) -> Self:

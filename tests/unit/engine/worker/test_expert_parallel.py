@@ -1,0 +1,91 @@
+"""Ranks that hold whole experts, under the real scheduler: the tokens of one rank."""
+
+import os
+
+import pytest
+import torch
+
+from services.engine.worker.executor import WorkerExecutor
+from services.engine.worker.rank_process import WorkerDiedError
+from tests.support.draft_checkpoints import write_draft_checkpoint
+from tests.support.random_checkpoints import write_checkpoint
+from tests.support.ranks_core import ranks_config, ranks_core
+from tests.support.step_driver import greedy_continuation
+from tests.support.step_driver import sampling as greedy_with
+
+PROMPTS = [[5, 17, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48], [9], [5, 17, 3, 8]]
+NUM_TOKENS = 12
+PRODUCT = bool(os.environ.get("OCTAVO_TEST_ALL_RANKS"))
+"""Tries all families with all numbers of ranks on all levels."""
+CASES = {
+    ("qwen3_moe", 2, 0),
+    ("mixtral", 4, 1),
+    ("gpt_oss", 4, 0),
+    ("glm4_moe", 2, 3),
+    ("deepseek_v3", 4, 2),
+}
+"""Family, number of ranks, compilation level. Mixtral's 5 experts fit no number of ranks."""
+ALL_CASES = {
+    (family, size, level) for family, _, _ in CASES for size in (2, 4) for level in range(4)
+}
+GRAPHS = {
+    "cudagraph_mode": "full_and_piecewise",
+    "cudagraph_capture_sizes": [2, 4],
+    "capture_while_serving": False,
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def expert_parallel(folder, size, **changes):
+    options = {"tensor_parallel_size": size, "enable_expert_parallel": True, "use_inductor": False}
+    return ranks_config(folder, **options | changes)
+
+
+@pytest.mark.parametrize(("family", "size", "level"), sorted(ALL_CASES if PRODUCT else CASES))
+async def test_ranks_give_the_tokens_of_transformers(tmp_path, family, size, level):
+    reference = write_checkpoint(tmp_path, family)
+    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    config = expert_parallel(tmp_path, size, compilation_level=level, max_num_batched_tokens=8)
+    async with ranks_core(config) as ranks:
+        tokens = await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS))
+    assert tokens == expected
+
+
+async def test_graphs_and_copies_of_experts(tmp_path):
+    reference = write_checkpoint(tmp_path, "qwen3_moe")
+    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    config = expert_parallel(tmp_path, 2, num_redundant_experts=3, **GRAPHS)
+    async with ranks_core(config) as ranks:
+        assert await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS)) == expected
+        stats = ranks.core.stats()
+    assert stats.counters.steps_by_dispatch()["graph"] > 0
+    assert not any(figures.fault for figures in stats.graphs.figures)
+
+
+async def test_speculation(tmp_path):
+    write_draft_checkpoint(tmp_path, agreement=0.7)
+    outputs = []
+    for size in (1, 2):
+        config = expert_parallel(tmp_path, size, num_speculative_tokens=2, **GRAPHS)
+        async with ranks_core(config) as ranks:
+            tokens = await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS))
+            drafts = ranks.core.stats().counters.drafts
+        outputs.append((tokens, drafts.num_verified, drafts.num_accepted))
+    assert outputs[0] == outputs[1]
+    assert 0 < drafts.num_accepted < drafts.num_verified
+
+
+async def test_a_model_without_experts_is_refused(tmp_path):
+    write_checkpoint(tmp_path, "qwen3")
+    with pytest.raises(WorkerDiedError, match="--enable-expert-parallel needs a model with"):
+        await WorkerExecutor(expert_parallel(tmp_path, 2)).start()
+
+
+async def test_more_copies_than_fit_are_refused(tmp_path):
+    write_checkpoint(tmp_path, "qwen3_moe")
+    with pytest.raises(WorkerDiedError, match="at most 8 copies of 8 experts"):
+        await WorkerExecutor(expert_parallel(tmp_path, 2, num_redundant_experts=9)).start()
