@@ -44,7 +44,8 @@ class GptOssExperts(Experts):
         for target, stored in self.stacked(param, loaded, expert):
             check_shape(stored, (target.shape[0], rows * self.group.size, *param.shape[2:]))
             own = stored.narrow(1, rows * self.group.rank, rows)
-            target.copy_(torch.cat((own[:, ::2], own[:, 1::2]), dim=1))
+            for part, half in enumerate(target.chunk(2, dim=1)):
+                half.copy_(own[:, part::2])
 
 
 class GptOssForCausalLM(CausalLM):

@@ -14,8 +14,10 @@ from models.layers.weight import Replicated, ShardId, check_shape, empty_paramet
 from models.number_formats import BLOCK, FP8, MXFP4, MXFP4_RUN
 from models.ops.communication.all_reduce import all_reduce
 from models.ops.linear.linear import linear
+from models.parallel.expert_balance import moves_between
 from models.parallel.expert_placement import ExpertPlacement
 from models.parallel.group import SINGLE, ParallelGroup
+from models.parallel.slots import copy_slot, exchange
 
 Shape = tuple[int, int, int]
 
@@ -46,8 +48,8 @@ class Router(Replicated, nn.Module):
 class Experts(nn.Module):
     """The weights of routed experts, stacked.
 
-    Each rank holds a share of every expert or, with expert parallelism, some whole ones. `group` is
-    the ranks that share an expert.
+    Each rank holds a share of every expert or, with expert parallelism, some whole ones. `ranks`
+    share the layer, `group` an expert.
     gate_up_proj: [E, 2 * I / ranks, H], gate before up; its bias [E, 2 * I / ranks] or None.
     down_proj: [E, H, I / ranks]; its bias [E, H] or None.
     Weights kept in 8 or 4 bits have scales and other shapes: see models.ops.moe.expert_formats.
@@ -64,7 +66,7 @@ class Experts(nn.Module):
         super().__init__()
         count = moe.num_experts
         self.placement: ExpertPlacement | None = None
-        self.rank = group.rank
+        self.ranks = group
         if group.enable_expert_parallel and group.size > 1:
             placement = ExpertPlacement.first(count, group.size, group.num_redundant_experts)
             self.placement = placement
@@ -152,8 +154,30 @@ class Experts(nn.Module):
         """Returns where this rank holds an expert; None if it does not."""
         if self.placement is None:
             return expert
-        experts = self.placement.experts_of(self.rank)
+        experts = self.placement.experts_of(self.ranks.rank)
         return experts.index(expert) if expert in experts else None
+
+    def place(self, placement: ExpertPlacement) -> None:
+        """Moves whole experts between ranks; all ranks call it between the same two steps."""
+        before, rank = self.placement, self.ranks.rank
+        assert before is not None, "experts are whole"
+        weights = [each.view(torch.uint8) for each in self.parameters(recurse=False)]
+        for move in moves_between(before, placement):
+            ends = [divmod(slot, placement.num_local) for slot in (move.source, move.target)]
+            own = [slot for owner, slot in ends if owner == rank]
+            if len(own) == 2:
+                copy_slot(weights, *own, is_swap=move.is_swap)
+            elif own:
+                is_source = ends[0][0] == rank
+                exchange(
+                    [each[own[0]] for each in weights],
+                    ends[is_source][0],
+                    self.ranks.name,
+                    sends=is_source or move.is_swap,
+                    receives=not is_source or move.is_swap,
+                )
+        self.placement = placement
+        self.expert_map.copy_(torch.tensor(placement.expert_map(rank), dtype=torch.int32))
 
     def stacked(
         self, param: nn.Parameter, loaded: torch.Tensor, expert: int | None
@@ -172,7 +196,7 @@ class Experts(nn.Module):
             return
         assert self.placement is not None, "the other case came first"
         check_shape(loaded, (self.placement.num_experts, *loaded.shape[1:]))
-        for slot, each in enumerate(self.placement.experts_of(self.rank)):
+        for slot, each in enumerate(self.placement.experts_of(self.ranks.rank)):
             yield param[slot : slot + 1], loaded[each : each + 1]
 
     def _load(

@@ -71,7 +71,7 @@ class Load:
             if layer.slot_of(expert) is not None:
                 yield self
             return
-        for each in layer.placement.experts_of(layer.rank):
+        for each in layer.placement.experts_of(layer.ranks.rank):
             yield replace(
                 self,
                 parts=tuple(values[each : each + 1] for values in self.parts),

@@ -24,6 +24,10 @@ class ParallelConfig(ConfigSection):
     """Second copies of experts in each layer; rounded up so that all processes hold equally
     many."""
 
+    eplb_interval: int = Field(default=0, ge=0)
+    """Steps after which experts move between processes, if that evens out their load; 0 for
+    never."""
+
     @property
     def num_ranks(self) -> int:
         """Processes that run the model together."""
@@ -31,13 +35,14 @@ class ParallelConfig(ConfigSection):
 
     @model_validator(mode="after")
     def _check_experts(self) -> Self:
-        """Refuses copies of experts where no process holds whole ones."""
+        """Refuses settings of whole experts where no process holds some."""
         has_experts = self.enable_expert_parallel and self.num_ranks > 1
-        if self.num_redundant_experts and not has_experts:
-            raise ValueError(
-                f"--num-redundant-experts is {self.num_redundant_experts}: it must be 0 without "
-                "--enable-expert-parallel and several processes"
-            )
+        for name in ("num_redundant_experts", "eplb_interval"):
+            if getattr(self, name) and not has_experts:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} is {getattr(self, name)}: it must be 0 without "
+                    "--enable-expert-parallel and several processes"
+                )
         return self
 
     @model_validator(mode="after")

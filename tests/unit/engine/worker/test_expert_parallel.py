@@ -79,6 +79,49 @@ async def test_speculation(tmp_path):
     assert 0 < drafts.num_accepted < drafts.num_verified
 
 
+@pytest.mark.parametrize(
+    ("family", "size", "options"),
+    [
+        ("qwen3_moe", 2, GRAPHS),
+        ("gpt_oss", 4, {"num_redundant_experts": 3, "compilation_level": 3}),
+    ],
+)
+async def test_experts_move_between_steps(tmp_path, family, size, options):
+    reference = write_checkpoint(tmp_path, family)
+    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    config = expert_parallel(tmp_path, size, eplb_interval=4, **options)
+    async with ranks_core(config) as ranks:
+        before = await ranks.core.expert_figures()
+        for _ in range(4):
+            assert await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS)) == expected
+        after = await ranks.core.expert_figures()
+        stats = ranks.core.stats()
+    assert stats.counters.num_expert_moves > 0
+    assert stats.counters.num_worker_restarts == 0
+    assert any(new.placement != old.placement for new, old in zip(after, before, strict=True))
+    top_k = 3
+    for layer, earlier in zip(after, before, strict=True):
+        num_choices = sum(layer.expert_load) - sum(earlier.expert_load)
+        # Padding of graphs is counted, too.
+        assert num_choices >= top_k * stats.counters.num_step_tokens
+        assert sum(layer.placement.rank_loads(layer.expert_load)) == pytest.approx(
+            sum(layer.expert_load)
+        )
+
+
+async def test_layers_of_drafts_move_too(tmp_path):
+    write_draft_checkpoint(tmp_path, agreement=0.7)
+    outputs = []
+    for interval in (0, 2):
+        config = expert_parallel(tmp_path, 2, num_speculative_tokens=2, eplb_interval=interval)
+        async with ranks_core(config) as ranks:
+            tokens = await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS))
+            counters = ranks.core.stats().counters
+        outputs.append((tokens, counters.drafts.num_verified, counters.drafts.num_accepted))
+    assert outputs[0] == outputs[1]
+    assert counters.num_expert_moves > 0
+
+
 async def test_a_model_without_experts_is_refused(tmp_path):
     write_checkpoint(tmp_path, "qwen3")
     with pytest.raises(WorkerDiedError, match="--enable-expert-parallel needs a model with"):
