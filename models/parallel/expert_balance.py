@@ -68,7 +68,7 @@ def moves_between(before: ExpertPlacement, after: ExpertPlacement) -> list[Exper
 
 
 def _num_copies(placement: ExpertPlacement, expert_load: Sequence[float]) -> list[int]:
-    """Returns how many slots each expert gets: the busiest ones get those that are left over."""
+    """Returns how many slots each expert gets: spare slots go to the busiest experts."""
     copies = [1] * placement.num_experts
     for _ in range(len(placement.physical_to_logical) - placement.num_experts):
         open_experts = (

@@ -143,12 +143,17 @@ def _describe_rank(rank: RankInfo) -> str:
 def _experts(stats: Stats) -> str:
     num_experts, num_ranks = len(stats.experts[0].expert_load), len(stats.experts[0].rank_load)
     shares = [
-        max(layer.rank_load) * num_ranks / (sum(layer.rank_load) or 1) for layer in stats.experts
+        max(layer.rank_load) * num_ranks / sum(layer.rank_load)
+        for layer in stats.experts
+        if any(layer.rank_load)
     ]
+    load = "no tokens yet"
+    if shares:
+        load = f"the busiest rank has {sum(shares) / len(shares):.2f} times the mean load"
+        load += f", {max(shares):.2f} in the worst layer"
     return (
-        f"{num_experts} in {len(stats.experts)} layers, whole on {num_ranks} ranks; the busiest "
-        f"rank has {sum(shares) / len(shares):.2f} times the mean load, {max(shares):.2f} in the "
-        f"worst layer; {stats.num_expert_moves} layers moved"
+        f"{num_experts} in {len(stats.experts)} layers, whole on {num_ranks} ranks; {load}; "
+        f"{stats.num_expert_moves} layers moved"
     )
 
 

@@ -18,6 +18,9 @@ log = structlog.get_logger()
 READ_TIMEOUT_S = 2.0
 """Longest wait for the worker's counts, which come after the steps that it has queued."""
 
+LEAST_GAIN = 0.05
+"""Share of the busiest rank's load that a move must take off it: a smaller one is chance."""
+
 
 class ExpertChannel(Protocol):
     """The part of an executor that reads and moves experts."""
@@ -119,7 +122,8 @@ class ExpertBalance:
         """Plans a layer, and orders the move if the plan is a better one."""
         before = self._placements[layer]
         after = rebalanced(before, load)
-        if after is before:
+        busiest_before, busiest_after = max(before.rank_loads(load)), max(after.rank_loads(load))
+        if busiest_after > (1 - LEAST_GAIN) * busiest_before or after is before:
             return
         self._placements[layer] = after
         self._channel.place_experts(layer, after.physical_to_logical)
@@ -127,6 +131,6 @@ class ExpertBalance:
         log.info(
             "experts_were_moved",
             layer=layer,
-            busiest_rank_before=round(max(before.rank_loads(load))),
-            busiest_rank_after=round(max(after.rank_loads(load))),
+            busiest_rank_before=round(busiest_before),
+            busiest_rank_after=round(busiest_after),
         )

@@ -53,6 +53,6 @@ class ExpertPlacer:
 
     @torch.inference_mode()
     def forget_load(self) -> None:
-        """Begins to count anew."""
+        """Sets all counts to zero."""
         for each in self._layers:
             each.expert_load.zero_()

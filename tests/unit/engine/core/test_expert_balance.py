@@ -82,6 +82,14 @@ def test_plans_follow_the_load_since_the_last_one():
     assert moved == len(channel.moves) == 3
 
 
+def test_a_small_gain_is_not_worth_a_move():
+    experts, channel, _ = balance(1)
+    steps(experts, 1)
+    experts.take(load([52, 52, 50, 50], [60, 50, 50, 40], [60, 60, 40, 40]))
+    steps(experts, 3)
+    assert [layer for layer, _ in channel.moves] == [1, 2]
+
+
 async def test_figures_are_read_on_demand():
     experts, channel, _ = balance(0)
     asking = [asyncio.create_task(experts.figures()) for _ in range(3)]

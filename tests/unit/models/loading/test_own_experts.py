@@ -1,5 +1,7 @@
 """A rank of an expert parallel group reads its own experts, and nothing of the others."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -51,6 +53,20 @@ def test_ranks_hold_the_experts_of_a_single_one(tmp_path, kind, keep_quantized):
                 expected = getattr(full.mlp.experts, name)[experts]
                 assert param.dtype == expected.dtype
                 assert torch.equal(param.view(torch.uint8), expected.view(torch.uint8))
+
+
+@pytest.mark.parametrize("kind", ["plain", "stacked", "mxfp4", "fp8"])
+def test_experts_move_with_their_scales(tmp_path, kind):
+    model = load(checkpoint(tmp_path, kind), 0, keep_quantized=True)
+    experts = model.model.layers[1].mlp.experts
+    before = {name: param.clone() for name, param in experts.named_parameters()}
+    first, second, *others = experts.placement.physical_to_logical
+    swapped = replace(experts.placement, physical_to_logical=(second, first, *others))
+    experts.place(swapped)
+    order = [1, 0, *range(2, swapped.num_local)]
+    for name, param in experts.named_parameters():
+        assert torch.equal(param.view(torch.uint8), before[name][order].view(torch.uint8))
+    assert experts.expert_map.tolist() == swapped.expert_map(0)
 
 
 @pytest.mark.parametrize("kind", ["plain", "stacked", "mxfp4", "fp8"])
