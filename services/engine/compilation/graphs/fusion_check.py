@@ -53,7 +53,7 @@ class FusionCheck(DispatchMode):
         if size in self._seen or (unfused is _attention and not _has_transform(args)):
             return func(*args)
         self._seen.add(size)
-        given = [
+        given: list[Any] = [
             arg.clone() if isinstance(arg, Tensor) and argument.alias_info is not None else arg
             for arg, argument in zip(args, func._schema.arguments, strict=False)
         ]
