@@ -251,6 +251,8 @@ class FusedMoE(nn.Module):
         self._group = group
         self.gate = Router(config.hidden_size, moe, bias=router_bias)
         self.experts = experts or Experts(config.hidden_size, moe, bias=False, group=group)
+        # A placement changes while serving; traced code must not depend on it.
+        self._has_whole_experts = self.experts.placement is not None
         self.shared_experts: GatedMLP | None = None
         if moe.n_shared_experts:
             size = moe.intermediate_size * moe.n_shared_experts
@@ -279,12 +281,12 @@ class FusedMoE(nn.Module):
             moe.swiglu_limit,
         )
         output: torch.Tensor
-        if experts.placement is None:
-            output = torch.ops.octavo.fused_moe(*arguments)
-        else:
+        if self._has_whole_experts:
             output = torch.ops.octavo.expert_parallel_moe(
                 *arguments, experts.expert_map, experts.expert_load
             )
+        else:
+            output = torch.ops.octavo.fused_moe(*arguments)
         if self.shared_experts is not None:
             output = output + self.shared_experts(hidden)
         return output if self._group.size == 1 else all_reduce(output, self._group.name)

@@ -83,6 +83,7 @@ async def test_speculation(tmp_path):
     ("family", "size", "options"),
     [
         ("qwen3_moe", 2, GRAPHS),
+        ("mixtral", 2, {"compilation_level": 1, "capture_while_serving": False}),
         ("gpt_oss", 4, {"num_redundant_experts": 3, "compilation_level": 3}),
     ],
 )
@@ -98,12 +99,12 @@ async def test_experts_move_between_steps(tmp_path, family, size, options):
         stats = ranks.core.stats()
     assert stats.counters.num_expert_moves > 0
     assert stats.counters.num_worker_restarts == 0
+    assert stats.counters.num_late_builds == 0
     assert any(new.placement != old.placement for new, old in zip(after, before, strict=True))
-    top_k = 3
     for layer, earlier in zip(after, before, strict=True):
         num_choices = sum(layer.expert_load) - sum(earlier.expert_load)
         # Padding of graphs is counted, too.
-        assert num_choices >= top_k * stats.counters.num_step_tokens
+        assert num_choices >= 2 * stats.counters.num_step_tokens
         assert sum(layer.placement.rank_loads(layer.expert_load)) == pytest.approx(
             sum(layer.expert_load)
         )
