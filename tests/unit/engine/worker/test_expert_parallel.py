@@ -1,6 +1,7 @@
 """Ranks that hold whole experts, under the real scheduler: the tokens of one rank."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core
 from tests.support.step_driver import greedy_continuation
 from tests.support.step_driver import sampling as greedy_with
+from tests.support.waiting import until
 
 PROMPTS = [[5, 17, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48], [9], [5, 17, 3, 8]]
 NUM_TOKENS = 12
@@ -108,6 +110,21 @@ async def test_experts_move_between_steps(tmp_path, family, size, options):
         assert sum(layer.placement.rank_loads(layer.expert_load)) == pytest.approx(
             sum(layer.expert_load)
         )
+
+
+async def test_a_rank_that_is_lost_between_moves_costs_no_token(tmp_path):
+    reference = write_checkpoint(tmp_path, "qwen3_moe")
+    prompt, num_tokens = PROMPTS[0], 50
+    expected = greedy_continuation(reference, prompt, num_tokens)
+    async with ranks_core(expert_parallel(tmp_path, 2, eplb_interval=1)) as ranks:
+        sink = ranks.submit(prompt, greedy_with(max_tokens=num_tokens))
+        await until(lambda: ranks.core.counters.num_expert_moves)
+        os.kill(ranks.core.worker.ranks[1].pid, signal.SIGKILL)
+        assert (await sink.wait_for_end()).error is None
+        assert len(ranks.executors) == 2
+        figures = await ranks.core.expert_figures()
+    assert sink.token_ids == expected
+    assert all(layer.placement.num_ranks == 2 for layer in figures)
 
 
 async def test_layers_of_drafts_move_too(tmp_path):
