@@ -14,7 +14,6 @@ from models.kv_cache import CacheSpec
 from models.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from models.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from models.layers.norm import RMSNorm
-from models.layers.quantization import UNQUANTIZED
 from models.layers.rotary import RotaryEmbedding, Rotation
 from models.layers.weight import ExpertTensor
 from models.ops.elementwise.silu_and_mul import silu_and_mul
@@ -44,7 +43,7 @@ class GatedMLP(nn.Module):
 
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something in the layer."""
-        return {"linear_gate"} if self.gate_up_proj.method is UNQUANTIZED else ()
+        return {"linear_gate"}
 
 
 class DecoderLayer(nn.Module):
@@ -70,8 +69,8 @@ class DecoderLayer(nn.Module):
         """Returns the compiler passes that must match something between the sub-layers."""
         if not cast("RowParallelLinear", self.self_attn.o_proj).is_one_product:
             return {"residual_norm"}
-        is_plain = isinstance(self.mlp, GatedMLP) and self.mlp.gate_up_proj.method is UNQUANTIZED
-        return {"linear_residual", "norm_linear"} if is_plain else {"linear_residual"}
+        is_dense = isinstance(self.mlp, GatedMLP)
+        return {"linear_residual", "norm_linear"} if is_dense else {"linear_residual"}
 
 
 class Decoder(nn.Module):

@@ -8,6 +8,7 @@ from models.layers.quantization import FP8_BLOCKS, FP8_ROWS, can_run_fp8
 from models.loading.loader import load_model
 from models.loading.staging import CHUNK_BYTES, PinnedStaging
 from models.ops.linear import fp8_linear
+from models.ops.linear.linear import linear
 from tests.support.damaged_checkpoints import split_in_two
 from tests.support.quantized_checkpoints import BLOCK, FP8, KINDS, WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
@@ -77,7 +78,7 @@ def test_rounding_is_the_references(size, dtype, is_by_block):
 def test_block_product_is_that_of_the_rounded_activations(shape, dtype, has_bias):
     x, weight, scale = case(*shape, dtype, is_blocked=True)
     bias = torch.randn(shape[2], device=CUDA).to(dtype) if has_bias else None
-    output = fp8_linear.fp8_block_linear(x, weight, scale, bias)
+    output = fp8_linear.rounded_product(x, weight, bias, scale)
     added = 0 if bias is None else bias.double()
     weights = exact_weight(weight, scale)
     expected = exact_x(x, BLOCK) @ weights.t() + added
@@ -93,7 +94,7 @@ def test_block_product_is_that_of_the_rounded_activations(shape, dtype, has_bias
 def test_row_product_is_near_that_of_the_rounded_activations(shape, dtype, has_bias):
     x, weight, scale = case(*shape, dtype, is_blocked=False)
     bias = torch.randn(shape[2], device=CUDA).to(dtype) if has_bias else None
-    output = fp8_linear.fp8_row_linear(x, weight, scale, bias)
+    output = fp8_linear.rounded_product(x, weight, bias, scale)
     assert output.dtype == dtype
     expected = exact_x(x, shape[1]) @ exact_weight(weight, scale).t()
     expected = expected if bias is None else expected + bias.double()
@@ -102,16 +103,16 @@ def test_row_product_is_near_that_of_the_rounded_activations(shape, dtype, has_b
 
 
 @pytest.mark.parametrize("is_blocked", [True, False])
-def test_products_replay_in_a_graph(is_blocked):
-    x, weight, scale = case(16, 1024, 512, torch.bfloat16, is_blocked=is_blocked)
-    product = fp8_linear.fp8_block_linear if is_blocked else fp8_linear.fp8_row_linear
-    product(x, weight, scale, None)
+@pytest.mark.parametrize("num_tokens", [1, 16, 100])
+def test_products_replay_in_a_graph(num_tokens, is_blocked):
+    x, weight, scale = case(num_tokens, 1024, 512, torch.bfloat16, is_blocked=is_blocked)
+    linear(x, weight, None, scale)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        output = product(x, weight, scale, None)
+        output = linear(x, weight, None, scale)
     x.copy_(torch.randn_like(x))
     graph.replay()
-    assert torch.equal(output, product(x, weight, scale, None))
+    assert torch.equal(output, linear(x, weight, None, scale))
 
 
 def test_staging_copies_any_size_and_shape():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from models.layers.quantization import can_run_fp8
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
 from models.ops.linear.linear import linear
 from models.ops.linear.linear_residual import linear_residual_norm, linear_residual_norm_linear
@@ -41,6 +42,17 @@ def matrix_tiles(**sizes):
 def test_products_are_the_references(size, options):
     for num_tokens in (1, 2, 3, 4, 5, 7, 15, 16, 17, 33, 65, 128, 200, 256, 512, 600, 1025):
         case = make_linear_case(num_tokens, *size, **options, device="cuda")
+        assert_rows_close(case.run(), case.exact())
+
+
+@WAYS
+@pytest.mark.parametrize("scales", ["row", "block"])
+@pytest.mark.parametrize("size", [*SIZES, (384, 416)], ids=str)
+def test_fp8_weights_meet_unrounded_activations_of_few_tokens(size, scales, options):
+    if not can_run_fp8(torch.device("cuda")):
+        pytest.skip("this GPU has no FP8 products")
+    for num_tokens in (1, 2, 3, 7, 8, 9, 16, 31, 33, 64):
+        case = make_linear_case(num_tokens, *size, **options, scales=scales, device="cuda")
         assert_rows_close(case.run(), case.exact())
 
 

@@ -5,49 +5,53 @@ them.
 """
 
 import torch
-from torch.nn import functional
 
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
+from models.ops.linear.fp8_linear import plain_product
 from models.ops.linear.linear import linear
 from models.ops.linear.product_tiles import tiles_of_few_tokens, tiles_of_many_tokens
 from models.ops.triton.linear.linear_configurations import VectorTiles
 
 
-def _gated_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _gated_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    weight_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Returns silu_and_mul(linear(x)).
 
     Args:
         x: [T, K].
         weight: [2 * N, K], gate before up.
         bias: [2 * N].
+        weight_scale: of an FP8 weight, as in linear.
 
     Returns:
         [T, N].
     """
-    tiles = tiles_of_few_tokens(x, weight, bias, is_gated=True)
+    tiles = tiles_of_few_tokens(x, weight, bias, weight_scale, is_gated=True)
     # Imported on first use: a CPU installation has no Triton.
     if isinstance(tiles, VectorTiles):
         from models.ops.triton.linear.vector_linear import vector_linear
 
-        return vector_linear(x, weight, bias, tiles, is_gated=True)
+        return vector_linear(x, weight, bias, tiles, weight_scale=weight_scale, is_gated=True)
     if tiles is not None:
         from models.ops.triton.linear.matrix_linear import matrix_linear
 
-        return matrix_linear(x, weight, bias, tiles, is_gated=True)
+        return matrix_linear(x, weight, bias, tiles, weight_scale=weight_scale, is_gated=True)
     wide = tiles_of_many_tokens(x, weight, bias, is_gated=True)
     if wide is not None:
         from models.ops.triton.linear.wide_linear import wide_linear
 
         return wide_linear(x, weight, wide, is_gated=True)
-    return silu_and_mul(functional.linear(x, weight, bias))
+    return silu_and_mul(plain_product(x, weight, bias, weight_scale))
 
 
-def _fake_gated_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    del bias
+def _fake_gated_linear(x: torch.Tensor, weight: torch.Tensor, *others: object) -> torch.Tensor:
+    del others
     return x.new_empty((*x.shape[:-1], weight.shape[0] // 2))
 
 
@@ -58,17 +62,19 @@ def _norm_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     is_gated: bool,
+    weight_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns gated_linear if is_gated, else linear, of rms_norm(x)."""
-    tiles = tiles_of_few_tokens(x, weight, bias, is_gated=is_gated)
+    tiles = tiles_of_few_tokens(x, weight, bias, weight_scale, is_gated=is_gated)
     if isinstance(tiles, VectorTiles):
         from models.ops.triton.linear.vector_linear import vector_linear
 
         return vector_linear(
-            x, weight, bias, tiles, norm_weight=norm_weight, eps=eps, is_gated=is_gated
-        )
+            x, weight, bias, tiles, weight_scale=weight_scale, norm_weight=norm_weight, eps=eps,
+            is_gated=is_gated,
+        )  # fmt: skip
     product = gated_linear if is_gated else linear
-    return product(rms_norm(x, norm_weight, eps), weight, bias)
+    return product(rms_norm(x, norm_weight, eps), weight, bias, weight_scale)
 
 
 def _fake_norm_linear(
@@ -78,8 +84,9 @@ def _fake_norm_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     is_gated: bool,
+    weight_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    del norm_weight, eps, bias
+    del norm_weight, eps, bias, weight_scale
     return x.new_empty((*x.shape[:-1], weight.shape[0] // (2 if is_gated else 1)))
 
 

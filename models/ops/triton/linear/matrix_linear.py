@@ -2,7 +2,8 @@
 
 Such a product takes as long as reading its weight. The copy engine fills a ring of tiles: with
 weights before the previous kernel has ended, with inputs after. Nothing passes through registers,
-so all of shared memory can be loading.
+so all of shared memory can be loading. FP8 weights become bfloat16 on their way from there to the
+tensor cores, through registers.
 """
 
 from functools import lru_cache
@@ -18,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from models.ops.operands.weight_scales import is_by_block
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -29,10 +31,32 @@ from models.ops.triton.linear.linear_configurations import MatrixTiles
 _NUM_WARPS = gl.constexpr(4)
 """A warp group, which multiplies together."""
 _LAYOUTS = {
-    rank: gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
+    (rank, bytes_each): gl.NVMMASharedLayout(
+        swizzle_byte_width=128, element_bitwidth=8 * bytes_each, rank=rank
+    )
     for rank in (2, 3)
+    for bytes_each in (1, 2)
 }
-"""Layouts of tiles in shared memory, by number of dimensions."""
+"""Layouts of tiles in shared memory, by number of dimensions and bytes of an element."""
+_FOUR_TO_BFLOAT16 = gl.constexpr("""{
+    .reg .b32 pair, magnitude, power;
+    mov.b32 power, 0x7b807b80;
+    prmt.b32 pair, $2, 0, 0x1404;
+    shr.b32 magnitude, pair, 4;
+    and.b32 magnitude, magnitude, 0x07f007f0;
+    lop3.b32 magnitude, pair, 0x80008000, magnitude, 0xea;
+    mul.bf16x2 $0, magnitude, power;
+    prmt.b32 pair, $2, 0, 0x3424;
+    shr.b32 magnitude, pair, 4;
+    and.b32 magnitude, magnitude, 0x07f007f0;
+    lop3.b32 magnitude, pair, 0x80008000, magnitude, 0xea;
+    mul.bf16x2 $1, magnitude, power;
+}""")
+"""Moves four e4m3 numbers' signs, exponents and significands to their bits of bfloat16.
+
+The product with 2^120 then makes up for the exponents' biases, of subnormal numbers too. NaN
+becomes 480. Conversions by way of float32 take twice as many instructions.
+"""
 
 
 @gluon.jit
@@ -45,6 +69,72 @@ def _fetch_weights(weight, tile, ready, row, column, NUM_BYTES: gl.constexpr, is
 @gluon.jit
 def _fetch_inputs(x, tile, ready, column, is_wanted):
     tma.async_copy_global_to_shared(x, [0, column], ready, tile, pred=is_wanted)
+
+
+@gluon.jit
+def _multiply_fp8(tile, inputs, scales, sums, IS_BLOCKED: gl.constexpr, layout: gl.constexpr):
+    """Adds a tile's product; with blocks the scales are those of the tile's two blocks, if two."""
+    ROWS: gl.constexpr = sums.shape[0]
+    COLUMNS: gl.constexpr = inputs.shape[1]
+    DEPTH: gl.constexpr = 128 if IS_BLOCKED else COLUMNS
+    shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    pairs = tile._reinterpret(gl.int16, [ROWS, COLUMNS // 2], shared)
+    for start in gl.static_range(0, COLUMNS, DEPTH):
+        left = _as_bfloat16(pairs.slice(start // 2, DEPTH // 2, dim=1), layout)
+        right = inputs.slice(start, DEPTH, dim=1).permute((1, 0))
+        if IS_BLOCKED:
+            product = warpgroup_mma(left, right, sums, use_acc=False)
+            sums += product * scales[start // DEPTH][:, None]
+        else:
+            sums = warpgroup_mma(left, right, sums)
+    return sums
+
+
+@gluon.jit
+def _as_bfloat16(pairs, layout: gl.constexpr):
+    """Reads pairs of FP8 numbers from shared memory as the tensor cores' left factor."""
+    of_pairs: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=1)
+    of_each: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=2)
+    both = gl.inline_asm_elementwise(
+        _FOUR_TO_BFLOAT16, "=r,=r,r", [pairs.load(of_pairs)], dtype=gl.int32, is_pure=True, pack=2
+    )
+    first = both.to(gl.int16).to(gl.bfloat16, bitcast=True)
+    second = (both >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True)
+    each = gl.join(first, second).reshape([both.shape[0], 2 * both.shape[1]])
+    return gl.convert_layout(each, of_each, assert_trivial=True)
+
+
+@gluon.jit
+def _row_scales(
+    scale_ptr, row, layout: gl.constexpr, ROWS: gl.constexpr,
+    NUM_OUTPUTS: gl.constexpr, HALVES: gl.constexpr,
+):  # fmt: skip
+    """Returns the scales of a tile's rows, of all halves."""
+    OUTPUTS: gl.constexpr = ROWS // HALVES
+    rows = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    output = row + rows % OUTPUTS
+    at = rows // OUTPUTS * NUM_OUTPUTS + output
+    return gl.load(scale_ptr + at, mask=output < NUM_OUTPUTS, other=0.0)
+
+
+@gluon.jit
+def _block_scales(
+    scale_ptr, row, column, layout: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
+    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, HALVES: gl.constexpr,
+):  # fmt: skip
+    """Returns the scales of a tile's first and last block of columns, by row.
+
+    Each half of the rows is in one block.
+    """
+    OUTPUTS: gl.constexpr = ROWS // HALVES
+    NUM_BLOCKS: gl.constexpr = (NUM_INPUTS + 127) // 128
+    rows = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    row_blocks = row // 128 + rows // OUTPUTS * (NUM_OUTPUTS // 128)
+    # The ring runs past the last block, where inputs are zero.
+    first = gl.minimum(column // 128, NUM_BLOCKS - 1)
+    last = gl.minimum(column // 128 + COLUMNS // 128 - 1, NUM_BLOCKS - 1)
+    row_ptrs = scale_ptr + row_blocks * NUM_BLOCKS
+    return gl.load(row_ptrs + first), gl.load(row_ptrs + last)
 
 
 @gluon.jit
@@ -81,23 +171,25 @@ def _store(
 
 
 @gluon.jit(do_not_specialize=["num_tokens"])
-def _matrix_kernel(
-    x, weight, bias_ptr, output_ptr, num_tokens,
+def _matrix_kernel(  # noqa: C901  # constants choose the branches
+    x, weight, scale_ptr, bias_ptr, output_ptr, num_tokens,
     NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, TOKENS: gl.constexpr,
-    HAS_BIAS: gl.constexpr, IS_GATED: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
-    SPLITS: gl.constexpr, STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
+    HAS_BIAS: gl.constexpr, IS_GATED: gl.constexpr, IS_BLOCKED: gl.constexpr, ROWS: gl.constexpr,
+    COLUMNS: gl.constexpr, SPLITS: gl.constexpr, STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Multiplies ROWS rows of the weight with up to TOKENS tokens; sums are [rows, tokens].
 
     With SPLITS each program sums over its part of the inputs and stores that. Loads past the end of
-    a matrix give zeros.
+    a matrix give zeros. scale_ptr, unless None, is a weight's scales: of rows, or of blocks if
+    IS_BLOCKED, one or two to the columns of a tile.
     """
     let_next_start(DEPENDENT)
     HALVES: gl.constexpr = 2 if IS_GATED else 1
     OUTPUTS: gl.constexpr = ROWS // HALVES
     # Whole tiles, equally many for each part but the last.
     STEPS: gl.constexpr = (NUM_INPUTS + SPLITS * COLUMNS - 1) // (SPLITS * COLUMNS)
-    NUM_BYTES: gl.constexpr = (ROWS + TOKENS) * COLUMNS * 2
+    WEIGHT_BYTES: gl.constexpr = weight.dtype.primitive_bitwidth // 8
+    NUM_BYTES: gl.constexpr = (ROWS * WEIGHT_BYTES + TOKENS * 2) * COLUMNS
     row = gl.program_id(0) * OUTPUTS
     split = gl.program_id(1)
     first = split * STEPS * COLUMNS
@@ -114,21 +206,40 @@ def _matrix_kernel(
             weight, weights.index(stage), ready.index(stage), row, first + stage * COLUMNS,
             NUM_BYTES, stage < STEPS,
         )  # fmt: skip
+    on_cores: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[_NUM_WARPS, 1], instr_shape=[16, TOKENS, 16]
+    )
+    scales = scale_ptr
+    if scale_ptr is not None:
+        if IS_BLOCKED:
+            scales = _block_scales(
+                scale_ptr, row, first, on_cores, ROWS, COLUMNS, NUM_OUTPUTS, NUM_INPUTS, HALVES
+            )
+        else:
+            scales = _row_scales(scale_ptr, row, on_cores, ROWS, NUM_OUTPUTS, HALVES)
     wait_for_previous(DEPENDENT)
     for stage in gl.static_range(STAGES):
         _fetch_inputs(
             x, inputs.index(stage), ready.index(stage), first + stage * COLUMNS, stage < STEPS
         )
-    on_cores: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[_NUM_WARPS, 1], instr_shape=[16, TOKENS, 16]
-    )
     sums = gl.zeros([ROWS, TOKENS], gl.float32, on_cores)
     stage = 0
     phase = 0
     for step in range(STEPS):
         mbarrier.wait(ready.index(stage), phase)
         tile = weights.index(stage).reshape([ROWS, COLUMNS])
-        sums = warpgroup_mma(tile, inputs.index(stage).permute((1, 0)), sums)
+        if scale_ptr is None:
+            sums = warpgroup_mma(tile, inputs.index(stage).permute((1, 0)), sums)
+        else:
+            next_scales = scales
+            if IS_BLOCKED:
+                # The scales of the next step load during this one's product.
+                next_scales = _block_scales(
+                    scale_ptr, row, first + (step + 1) * COLUMNS, on_cores, ROWS, COLUMNS,
+                    NUM_OUTPUTS, NUM_INPUTS, HALVES,
+                )  # fmt: skip
+            sums = _multiply_fp8(tile, inputs.index(stage), scales, sums, IS_BLOCKED, on_cores)
+            scales = next_scales
         column = first + (step + STAGES) * COLUMNS
         is_wanted = step + STAGES < STEPS
         _fetch_weights(
@@ -139,6 +250,8 @@ def _matrix_kernel(
         if stage == STAGES:
             stage = 0
             phase ^= 1
+    if scale_ptr is not None and not IS_BLOCKED:
+        sums *= scales[:, None]
     _store(
         sums, bias_ptr, output_ptr, row, split, num_tokens, NUM_OUTPUTS, HAS_BIAS, IS_GATED
     )  # fmt: skip
@@ -150,12 +263,15 @@ def matrix_linear(
     bias: torch.Tensor | None,
     tiles: MatrixTiles,
     *,
+    weight_scale: torch.Tensor | None = None,
     is_gated: bool = False,
 ) -> torch.Tensor:
     """Computes models.ops.linear.linear.linear for up to tiles.tokens tokens.
 
     x [T, K] and weight are contiguous, with 2-byte elements and K a multiple of 8. A gated product
-    has neither bias nor splits.
+    has neither bias nor splits. An FP8 weight has a weight_scale, by row or by block (see
+    models.ops.linear.linear), x then is bfloat16 and K a multiple of 16; tiles have 128 or
+    256 columns, and with blocks N of a gated product is a multiple of 128.
 
     Returns:
         [T, N]; with tiles.splits > 1 its addends, [splits, T, N] float32.
@@ -168,12 +284,15 @@ def matrix_linear(
     else:
         output = x.new_empty(tiles.splits, num_tokens, num_outputs, dtype=torch.float32)
     rows = tiles.rows // halves
-    launch = _launcher(num_outputs, num_inputs, bias is not None, is_gated, tiles, x.device)
+    is_blocked = is_by_block(weight, weight_scale)
+    launch = _launcher(
+        num_outputs, num_inputs, bias is not None, is_gated, is_blocked, tiles, x.device
+    )
     launch(
         (-(-num_outputs // rows), tiles.splits, 1),
         _described(x, (num_tokens, num_inputs), (tiles.tokens, tiles.columns)),
         _described(weight, (halves, num_outputs, num_inputs), (halves, rows, tiles.columns)),
-        weight if bias is None else bias, output, num_tokens,
+        weight_scale, weight if bias is None else bias, output, num_tokens,
     )  # fmt: skip
     return output
 
@@ -183,7 +302,8 @@ def _described(x: torch.Tensor, shape: tuple[int, ...], tile: tuple[int, ...]) -
     strides = [1]
     for size in shape[:0:-1]:
         strides.insert(0, size * strides[0])
-    return TensorDescriptor(x, list(shape), strides, list(tile), _LAYOUTS[len(shape)])
+    layout = _LAYOUTS[len(shape), x.element_size()]
+    return TensorDescriptor(x, list(shape), strides, list(tile), layout)
 
 
 @lru_cache
@@ -192,12 +312,13 @@ def _launcher(
     num_inputs: int,
     has_bias: bool,
     is_gated: bool,
+    is_blocked: bool,
     tiles: MatrixTiles,
     device: torch.device,
 ) -> Launch:
     return Launch(
         _matrix_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, TOKENS=tiles.tokens,
-        HAS_BIAS=has_bias, IS_GATED=is_gated, ROWS=tiles.rows, COLUMNS=tiles.columns,
-        SPLITS=tiles.splits, STAGES=tiles.num_stages, num_warps=_NUM_WARPS.value,
-        **launch_options(device),
+        HAS_BIAS=has_bias, IS_GATED=is_gated, IS_BLOCKED=is_blocked, ROWS=tiles.rows,
+        COLUMNS=tiles.columns, SPLITS=tiles.splits, STAGES=tiles.num_stages,
+        num_warps=_NUM_WARPS.value, **launch_options(device),
     )  # fmt: skip
