@@ -29,6 +29,8 @@ def _linear(
     Returns:
         [T, N].
     """
+    if weight_scale is not None:
+        x = x.contiguous()
     tiles = tiles_of_few_tokens(x, weight, bias, weight_scale, is_gated=False)
     if tiles is None:
         return plain_product(x, weight, bias, weight_scale)

@@ -5,11 +5,11 @@ them.
 """
 
 import torch
+from torch.nn import functional
 
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
-from models.ops.linear.fp8_linear import plain_product
 from models.ops.linear.linear import linear
 from models.ops.linear.product_tiles import tiles_of_few_tokens, tiles_of_many_tokens
 from models.ops.triton.linear.linear_configurations import VectorTiles
@@ -47,7 +47,10 @@ def _gated_linear(
         from models.ops.triton.linear.wide_linear import wide_linear
 
         return wide_linear(x, weight, wide, is_gated=True)
-    return silu_and_mul(plain_product(x, weight, bias, weight_scale))
+    if weight_scale is None:
+        return silu_and_mul(functional.linear(x, weight, bias))
+    # A bias, or blocks that gate and up share, rule out one kernel for both, but not the product's.
+    return silu_and_mul(linear(x, weight, bias, weight_scale))
 
 
 def _fake_gated_linear(x: torch.Tensor, weight: torch.Tensor, *others: object) -> torch.Tensor:

@@ -111,6 +111,33 @@ def fp8_tiles(
     return MatrixTiles(tokens=tokens, rows=64, columns=256, num_stages=stages, splits=splits)
 
 
+@lru_cache(maxsize=1024)
+def packed_tiles(
+    num_tokens: int,
+    num_outputs: int,
+    num_inputs: int,
+    *,
+    group: int,
+    is_gated: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> MatrixTiles | None:
+    """Returns the tiles of a product with a 4-bit weight; None where it is unpacked first.
+
+    group: columns that share a scale. Chosen from the generated code, before any measurement.
+    """
+    if dtype is not torch.bfloat16 or num_tokens > MOST_TOKENS or _capability(device) != HOPPER:
+        return None
+    columns = 256
+    if num_inputs % (2 * COPY_ALIGNMENT):
+        return None
+    if columns % group and group % columns and group != num_inputs:
+        return None
+    tokens = max(8, 1 << (num_tokens - 1).bit_length())
+    stages = {8: 8, 16: 6, 32: 4, 64: 2}[tokens]
+    return MatrixTiles(tokens=tokens, rows=64, columns=columns, num_stages=stages)
+
+
 def _hopper_vector_tiles(
     num_tokens: int, num_outputs: int, num_inputs: int, *, is_gated: bool
 ) -> VectorTiles:

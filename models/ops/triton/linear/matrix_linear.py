@@ -2,8 +2,8 @@
 
 Such a product takes as long as reading its weight. The copy engine fills a ring of tiles: with
 weights before the previous kernel has ended, with inputs after. Nothing passes through registers,
-so all of shared memory can be loading. FP8 weights become bfloat16 on their way from there to the
-tensor cores, through registers.
+so all of shared memory can be loading. Weights of 8 and 4 bits become bfloat16 on their way from
+there to the tensor cores, through registers.
 """
 
 from functools import lru_cache
@@ -15,7 +15,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -27,6 +26,12 @@ from models.ops.triton.launching.dependent_launch import (
 )
 from models.ops.triton.launching.launch import Launch
 from models.ops.triton.linear.linear_configurations import MatrixTiles
+from models.ops.triton.linear.matrix_weights import (
+    finished,
+    multiply,
+    row_scales,
+    tile_scales,
+)
 
 _NUM_WARPS = gl.constexpr(4)
 """A warp group, which multiplies together."""
@@ -38,103 +43,20 @@ _LAYOUTS = {
     for bytes_each in (1, 2)
 }
 """Layouts of tiles in shared memory, by number of dimensions and bytes of an element."""
-_FOUR_TO_BFLOAT16 = gl.constexpr("""{
-    .reg .b32 pair, magnitude, power;
-    mov.b32 power, 0x7b807b80;
-    prmt.b32 pair, $2, 0, 0x1404;
-    shr.b32 magnitude, pair, 4;
-    and.b32 magnitude, magnitude, 0x07f007f0;
-    lop3.b32 magnitude, pair, 0x80008000, magnitude, 0xea;
-    mul.bf16x2 $0, magnitude, power;
-    prmt.b32 pair, $2, 0, 0x3424;
-    shr.b32 magnitude, pair, 4;
-    and.b32 magnitude, magnitude, 0x07f007f0;
-    lop3.b32 magnitude, pair, 0x80008000, magnitude, 0xea;
-    mul.bf16x2 $1, magnitude, power;
-}""")
-"""Moves four e4m3 numbers' signs, exponents and significands to their bits of bfloat16.
-
-The product with 2^120 then makes up for the exponents' biases, of subnormal numbers too. NaN
-becomes 480. Conversions by way of float32 take twice as many instructions.
-"""
 
 
 @gluon.jit
 def _fetch_weights(weight, tile, ready, row, column, NUM_BYTES: gl.constexpr, is_wanted):
     """Loads a tile of the weight; `ready` will receive NUM_BYTES, including those of inputs."""
     mbarrier.expect(ready, NUM_BYTES, pred=is_wanted)
+    if weight.dtype == gl.uint8:
+        column = column // 2
     tma.async_copy_global_to_shared(weight, [0, row, column], ready, tile, pred=is_wanted)
 
 
 @gluon.jit
 def _fetch_inputs(x, tile, ready, column, is_wanted):
     tma.async_copy_global_to_shared(x, [0, column], ready, tile, pred=is_wanted)
-
-
-@gluon.jit
-def _multiply_fp8(tile, inputs, scales, sums, IS_BLOCKED: gl.constexpr, layout: gl.constexpr):
-    """Adds a tile's product; with blocks the scales are those of the tile's two blocks, if two."""
-    ROWS: gl.constexpr = sums.shape[0]
-    COLUMNS: gl.constexpr = inputs.shape[1]
-    DEPTH: gl.constexpr = 128 if IS_BLOCKED else COLUMNS
-    shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    pairs = tile._reinterpret(gl.int16, [ROWS, COLUMNS // 2], shared)
-    for start in gl.static_range(0, COLUMNS, DEPTH):
-        left = _as_bfloat16(pairs.slice(start // 2, DEPTH // 2, dim=1), layout)
-        right = inputs.slice(start, DEPTH, dim=1).permute((1, 0))
-        if IS_BLOCKED:
-            product = warpgroup_mma(left, right, sums, use_acc=False)
-            sums += product * scales[start // DEPTH][:, None]
-        else:
-            sums = warpgroup_mma(left, right, sums)
-    return sums
-
-
-@gluon.jit
-def _as_bfloat16(pairs, layout: gl.constexpr):
-    """Reads pairs of FP8 numbers from shared memory as the tensor cores' left factor."""
-    of_pairs: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=1)
-    of_each: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=2)
-    both = gl.inline_asm_elementwise(
-        _FOUR_TO_BFLOAT16, "=r,=r,r", [pairs.load(of_pairs)], dtype=gl.int32, is_pure=True, pack=2
-    )
-    first = both.to(gl.int16).to(gl.bfloat16, bitcast=True)
-    second = (both >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True)
-    each = gl.join(first, second).reshape([both.shape[0], 2 * both.shape[1]])
-    return gl.convert_layout(each, of_each, assert_trivial=True)
-
-
-@gluon.jit
-def _row_scales(
-    scale_ptr, row, layout: gl.constexpr, ROWS: gl.constexpr,
-    NUM_OUTPUTS: gl.constexpr, HALVES: gl.constexpr,
-):  # fmt: skip
-    """Returns the scales of a tile's rows, of all halves."""
-    OUTPUTS: gl.constexpr = ROWS // HALVES
-    rows = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    output = row + rows % OUTPUTS
-    at = rows // OUTPUTS * NUM_OUTPUTS + output
-    return gl.load(scale_ptr + at, mask=output < NUM_OUTPUTS, other=0.0)
-
-
-@gluon.jit
-def _block_scales(
-    scale_ptr, row, column, layout: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
-    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, HALVES: gl.constexpr,
-):  # fmt: skip
-    """Returns the scales of a tile's first and last block of columns, by row.
-
-    Each half of the rows is in one block.
-    """
-    OUTPUTS: gl.constexpr = ROWS // HALVES
-    NUM_BLOCKS: gl.constexpr = (NUM_INPUTS + 127) // 128
-    rows = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    row_blocks = row // 128 + rows // OUTPUTS * (NUM_OUTPUTS // 128)
-    # The ring runs past the last block, where inputs are zero.
-    first = gl.minimum(column // 128, NUM_BLOCKS - 1)
-    last = gl.minimum(column // 128 + COLUMNS // 128 - 1, NUM_BLOCKS - 1)
-    row_ptrs = scale_ptr + row_blocks * NUM_BLOCKS
-    return gl.load(row_ptrs + first), gl.load(row_ptrs + last)
 
 
 @gluon.jit
@@ -171,30 +93,33 @@ def _store(
 
 
 @gluon.jit(do_not_specialize=["num_tokens"])
-def _matrix_kernel(  # noqa: C901  # constants choose the branches
-    x, weight, scale_ptr, bias_ptr, output_ptr, num_tokens,
+def _matrix_kernel(
+    x, weight, scale_ptr, zero_ptr, row_scale_ptr, bias_ptr, output_ptr, num_tokens,
     NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, TOKENS: gl.constexpr,
-    HAS_BIAS: gl.constexpr, IS_GATED: gl.constexpr, IS_BLOCKED: gl.constexpr, ROWS: gl.constexpr,
+    HAS_BIAS: gl.constexpr, IS_GATED: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr,
     COLUMNS: gl.constexpr, SPLITS: gl.constexpr, STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Multiplies ROWS rows of the weight with up to TOKENS tokens; sums are [rows, tokens].
 
     With SPLITS each program sums over its part of the inputs and stores that. Loads past the end of
-    a matrix give zeros. scale_ptr, unless None, is a weight's scales: of rows, or of blocks if
-    IS_BLOCKED, one or two to the columns of a tile.
+    a matrix give zeros. An FP8 weight has scales of blocks or of rows. A weight of 4 bits has
+    scales and perhaps zeros of GROUP columns, and perhaps scales of rows. Pointers to what a weight
+    does not have are None.
     """
     let_next_start(DEPENDENT)
     HALVES: gl.constexpr = 2 if IS_GATED else 1
     OUTPUTS: gl.constexpr = ROWS // HALVES
     # Whole tiles, equally many for each part but the last.
     STEPS: gl.constexpr = (NUM_INPUTS + SPLITS * COLUMNS - 1) // (SPLITS * COLUMNS)
-    WEIGHT_BYTES: gl.constexpr = weight.dtype.primitive_bitwidth // 8
-    NUM_BYTES: gl.constexpr = (ROWS * WEIGHT_BYTES + TOKENS * 2) * COLUMNS
+    WIDTH: gl.constexpr = COLUMNS // 2 if GROUP else COLUMNS
+    NUM_BYTES: gl.constexpr = (
+        ROWS * WIDTH * (weight.dtype.primitive_bitwidth // 8) + TOKENS * COLUMNS * 2
+    )
     row = gl.program_id(0) * OUTPUTS
     split = gl.program_id(1)
     first = split * STEPS * COLUMNS
     weights = gl.allocate_shared_memory(
-        weight.dtype, [STAGES, HALVES, OUTPUTS, COLUMNS], weight.layout
+        weight.dtype, [STAGES, HALVES, OUTPUTS, WIDTH], weight.layout
     )
     inputs = gl.allocate_shared_memory(x.dtype, [STAGES, TOKENS, COLUMNS], x.layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -209,14 +134,13 @@ def _matrix_kernel(  # noqa: C901  # constants choose the branches
     on_cores: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[_NUM_WARPS, 1], instr_shape=[16, TOKENS, 16]
     )
-    scales = scale_ptr
     if scale_ptr is not None:
-        if IS_BLOCKED:
-            scales = _block_scales(
-                scale_ptr, row, first, on_cores, ROWS, COLUMNS, NUM_OUTPUTS, NUM_INPUTS, HALVES
-            )
-        else:
-            scales = _row_scales(scale_ptr, row, on_cores, ROWS, NUM_OUTPUTS, HALVES)
+        scales = tile_scales(
+            scale_ptr, zero_ptr, row, first, on_cores, ROWS, COLUMNS, GROUP, NUM_OUTPUTS,
+            NUM_INPUTS, HALVES,
+        )  # fmt: skip
+    if row_scale_ptr is not None:
+        outer_scales = row_scales(row_scale_ptr, row, on_cores, ROWS, NUM_OUTPUTS, HALVES)
     wait_for_previous(DEPENDENT)
     for stage in gl.static_range(STAGES):
         _fetch_inputs(
@@ -227,18 +151,16 @@ def _matrix_kernel(  # noqa: C901  # constants choose the branches
     phase = 0
     for step in range(STEPS):
         mbarrier.wait(ready.index(stage), phase)
-        tile = weights.index(stage).reshape([ROWS, COLUMNS])
+        tile = weights.index(stage).reshape([ROWS, WIDTH])
         if scale_ptr is None:
-            sums = warpgroup_mma(tile, inputs.index(stage).permute((1, 0)), sums)
+            sums = multiply(tile, inputs.index(stage), None, sums, on_cores)
         else:
-            next_scales = scales
-            if IS_BLOCKED:
-                # The scales of the next step load during this one's product.
-                next_scales = _block_scales(
-                    scale_ptr, row, first + (step + 1) * COLUMNS, on_cores, ROWS, COLUMNS,
-                    NUM_OUTPUTS, NUM_INPUTS, HALVES,
-                )  # fmt: skip
-            sums = _multiply_fp8(tile, inputs.index(stage), scales, sums, IS_BLOCKED, on_cores)
+            # The scales of the next step load during this one's product.
+            next_scales = tile_scales(
+                scale_ptr, zero_ptr, row, first + (step + 1) * COLUMNS, on_cores, ROWS, COLUMNS,
+                GROUP, NUM_OUTPUTS, NUM_INPUTS, HALVES,
+            )  # fmt: skip
+            sums = multiply(tile, inputs.index(stage), scales, sums, on_cores)
             scales = next_scales
         column = first + (step + STAGES) * COLUMNS
         is_wanted = step + STAGES < STEPS
@@ -250,8 +172,9 @@ def _matrix_kernel(  # noqa: C901  # constants choose the branches
         if stage == STAGES:
             stage = 0
             phase ^= 1
-    if scale_ptr is not None and not IS_BLOCKED:
-        sums *= scales[:, None]
+    sums = finished(sums, scale_ptr)
+    if row_scale_ptr is not None:
+        sums *= outer_scales[:, None]
     _store(
         sums, bias_ptr, output_ptr, row, split, num_tokens, NUM_OUTPUTS, HAS_BIAS, IS_GATED
     )  # fmt: skip
@@ -264,14 +187,20 @@ def matrix_linear(
     tiles: MatrixTiles,
     *,
     weight_scale: torch.Tensor | None = None,
+    weight_zero: torch.Tensor | None = None,
+    row_scale: torch.Tensor | None = None,
     is_gated: bool = False,
 ) -> torch.Tensor:
     """Computes models.ops.linear.linear.linear for up to tiles.tokens tokens.
 
     x [T, K] and weight are contiguous, with 2-byte elements and K a multiple of 8. A gated product
-    has neither bias nor splits. An FP8 weight has a weight_scale, by row or by block (see
-    models.ops.linear.linear), x then is bfloat16 and K a multiple of 16; tiles have 128 or
-    256 columns, and with blocks N of a gated product is a multiple of 128.
+    has neither bias nor splits. For weights of other formats x is bfloat16, K a multiple of 32, and
+    tiles have 128 or 256 columns, of 4-bit weights 256:
+
+    - FP8 with a weight_scale by row or by block (see models.ops.linear.linear); with blocks N of a
+      gated product is a multiple of 128;
+    - 4 bits in kernel order (see models.ops.operands.packed_weights) with their weight_scale,
+      weight_zero and row_scale.
 
     Returns:
         [T, N]; with tiles.splits > 1 its addends, [splits, T, N] float32.
@@ -284,15 +213,18 @@ def matrix_linear(
     else:
         output = x.new_empty(tiles.splits, num_tokens, num_outputs, dtype=torch.float32)
     rows = tiles.rows // halves
-    is_blocked = is_by_block(weight, weight_scale)
-    launch = _launcher(
-        num_outputs, num_inputs, bias is not None, is_gated, is_blocked, tiles, x.device
-    )
+    group, per_byte = 0, num_inputs // weight.shape[1]
+    if per_byte == 2 and weight_scale is not None:
+        group = num_inputs // weight_scale.shape[1]
+    elif not is_by_block(weight, weight_scale):
+        weight_scale, row_scale = None, weight_scale
+    launch = _launcher(num_outputs, num_inputs, bias is not None, is_gated, group, tiles, x.device)
+    columns = tiles.columns // per_byte
     launch(
         (-(-num_outputs // rows), tiles.splits, 1),
         _described(x, (num_tokens, num_inputs), (tiles.tokens, tiles.columns)),
-        _described(weight, (halves, num_outputs, num_inputs), (halves, rows, tiles.columns)),
-        weight_scale, weight if bias is None else bias, output, num_tokens,
+        _described(weight, (halves, num_outputs, weight.shape[1]), (halves, rows, columns)),
+        weight_scale, weight_zero, row_scale, weight if bias is None else bias, output, num_tokens,
     )  # fmt: skip
     return output
 
@@ -312,13 +244,13 @@ def _launcher(
     num_inputs: int,
     has_bias: bool,
     is_gated: bool,
-    is_blocked: bool,
+    group: int,
     tiles: MatrixTiles,
     device: torch.device,
 ) -> Launch:
     return Launch(
         _matrix_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, TOKENS=tiles.tokens,
-        HAS_BIAS=has_bias, IS_GATED=is_gated, IS_BLOCKED=is_blocked, ROWS=tiles.rows,
+        HAS_BIAS=has_bias, IS_GATED=is_gated, GROUP=group, ROWS=tiles.rows,
         COLUMNS=tiles.columns, SPLITS=tiles.splits, STAGES=tiles.num_stages,
         num_warps=_NUM_WARPS.value, **launch_options(device),
     )  # fmt: skip
