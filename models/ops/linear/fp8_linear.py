@@ -47,13 +47,28 @@ def rounded_product(
         return _reference(x, weight, weight_scale, bias, is_blocked=is_blocked)
     from models.ops.triton.linear import fp8_linear as kernel
 
-    if is_blocked:
-        return kernel.fp8_block_linear(x, weight, weight_scale, bias)
-    rounded, scale = kernel.quantize(x, x.shape[-1])
+    rounded, scale = kernel.quantize(x, BLOCK if is_blocked else x.shape[-1])
+    return product_of_rounded(rounded, scale, weight, weight_scale, bias, x.dtype)
+
+
+def product_of_rounded(
+    rounded: torch.Tensor,
+    scale: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Returns the rest of rounded_product after `quantize`, [T, N] of `dtype`, on a GPU."""
+    if is_by_block(weight, weight_scale):
+        # Imported on first use: a CPU installation has no Triton.
+        from models.ops.triton.linear.fp8_linear import fp8_block_linear
+
+        return fp8_block_linear(rounded, scale, weight, weight_scale, bias, dtype)
     # cuBLAS and CUTLASS write products scaled by row in bfloat16 only.
     output = torch._scaled_mm(
         rounded, weight.t(), scale_a=scale, scale_b=weight_scale.t(), out_dtype=torch.bfloat16
-    ).to(x.dtype)
+    ).to(dtype)
     return output if bias is None else output + bias
 
 
