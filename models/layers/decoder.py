@@ -16,7 +16,6 @@ from models.kv_cache import CacheSpec
 from models.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from models.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from models.layers.norm import RMSNorm
-from models.layers.quantization import UNQUANTIZED
 from models.layers.rotary import RotaryEmbedding, Rotation
 from models.layers.weight import ExpertTensor
 from models.ops.elementwise.silu_and_mul import silu_and_mul
@@ -59,8 +58,7 @@ class GatedMLP(nn.Module):
 
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something in the layer."""
-        is_fused = self._has_silu and self.gate_up_proj.method is UNQUANTIZED
-        return {"linear_gate"} if is_fused else ()
+        return {"linear_gate"} if self._has_silu else ()
 
 
 def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
@@ -101,8 +99,8 @@ class DecoderLayer(nn.Module):
         is_scaled = self._scale != 1.0
         if is_scaled or not cast("RowParallelLinear", self.self_attn.o_proj).is_one_product:
             return {"residual_norm"}
-        is_plain = isinstance(self.mlp, GatedMLP) and self.mlp.gate_up_proj.method is UNQUANTIZED
-        return {"linear_residual", "norm_linear"} if is_plain else {"linear_residual"}
+        is_dense = isinstance(self.mlp, GatedMLP)
+        return {"linear_residual", "norm_linear"} if is_dense else {"linear_residual"}
 
 
 class Decoder(nn.Module):

@@ -211,11 +211,7 @@ class FusedMoE(nn.Module):
 
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something in the layer."""
-        shared = self.shared_experts
-        if shared is None or self._group.size > 1:
-            return ()
-        has_one_format = shared.gate_up_proj.method is shared.down_proj.method
-        return {"multi_stream"} if has_one_format else ()
+        return {"multi_stream"} if self.shared_experts and self._group.size == 1 else ()
 
 
 def feed_forward(config: ModelConfig, layer_index: int, group: ParallelGroup) -> nn.Module:

@@ -9,7 +9,6 @@ from torch import nn
 
 from models.number_formats import BLOCK, FP8
 from models.ops.kernel_choice import HOPPER
-from models.ops.linear.fp8_linear import fp8_block_linear, fp8_row_linear
 from models.ops.linear.linear import linear
 
 SCALED_MM_MULTIPLE = 16
@@ -68,36 +67,15 @@ def use_fp8(layer: QuantizableLinear, block_size: tuple[int, int] | None) -> Non
     layer.weight_scale = nn.Parameter(scale, requires_grad=False)
 
 
-def _dense(
+def _product(
     x: torch.Tensor,
     weight: torch.Tensor,
     scale: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    del scale
-    return linear(x, weight, bias)
+    return linear(x, weight, bias, scale)
 
 
-def _fp8_rows(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale: torch.Tensor | None,
-    bias: torch.Tensor | None,
-) -> torch.Tensor:
-    assert scale is not None, "use_fp8 gives the layer its scale"
-    return fp8_row_linear(x, weight, scale, bias)
-
-
-def _fp8_blocks(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale: torch.Tensor | None,
-    bias: torch.Tensor | None,
-) -> torch.Tensor:
-    assert scale is not None, "use_fp8 gives the layer its scale"
-    return fp8_block_linear(x, weight, scale, bias)
-
-
-UNQUANTIZED = LinearMethod(_dense)
-FP8_ROWS = LinearMethod(_fp8_rows)
-FP8_BLOCKS = LinearMethod(_fp8_blocks, block=BLOCK)
+UNQUANTIZED = LinearMethod(_product)
+FP8_ROWS = LinearMethod(_product)
+FP8_BLOCKS = LinearMethod(_product, block=BLOCK)

@@ -12,7 +12,6 @@ from models.ops.attention.head_transform import transform_heads
 from models.ops.custom_op import NAMESPACE
 from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
-from models.ops.linear.fp8_linear import fp8_block_linear, fp8_row_linear
 from models.ops.linear.linear import linear
 from models.ops.moe.moe import fused_moe
 from models.ops.operands.head_transform import HeadTransform
@@ -78,18 +77,33 @@ def _has_transform(args: tuple[Any, ...]) -> bool:
     return any(isinstance(arg, Tensor) for arg in args[5:6])
 
 
-def _gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return _product(x, weight, bias, is_gated=True)
+def _gated_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, weight_scale: Tensor | None = None
+) -> Tensor:
+    return silu_and_mul(linear(x, weight, bias, weight_scale))
 
 
 def _norm_linear(
-    x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None, is_gated: bool
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    is_gated: bool,
+    weight_scale: Tensor | None = None,
 ) -> Tensor:
-    return _product(rms_norm(x, norm_weight, eps), weight, bias, is_gated=is_gated)
+    product = _gated_linear if is_gated else linear
+    return product(rms_norm(x, norm_weight, eps), weight, bias, weight_scale)
 
 
-def _linear_residual(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    residual.add_(linear(x, weight, bias))
+def _linear_residual(
+    residual: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    weight_scale: Tensor | None = None,
+) -> None:
+    residual.add_(linear(x, weight, bias, weight_scale))
 
 
 def _linear_residual_norm(
@@ -99,8 +113,9 @@ def _linear_residual_norm(
     bias: Tensor | None,
     norm_weight: Tensor,
     eps: float,
+    weight_scale: Tensor | None = None,
 ) -> Tensor:
-    _linear_residual(residual, x, weight, bias)
+    _linear_residual(residual, x, weight, bias, weight_scale)
     return rms_norm(residual, norm_weight, eps)
 
 
@@ -114,9 +129,12 @@ def _linear_residual_norm_linear(  # noqa: PLR0913  # as the operator
     next_weight: Tensor,
     next_bias: Tensor | None,
     is_gated: bool,
+    weight_scale: Tensor | None = None,
+    next_weight_scale: Tensor | None = None,
 ) -> Tensor:
-    normed = _linear_residual_norm(residual, x, weight, bias, norm_weight, eps)
-    return _product(normed, next_weight, next_bias, is_gated=is_gated)
+    _linear_residual(residual, x, weight, bias, weight_scale)
+    following = (next_weight, next_bias, is_gated, next_weight_scale)
+    return _norm_linear(residual, norm_weight, eps, *following)
 
 
 def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -126,13 +144,8 @@ def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Te
 
 def _fused_moe_with_shared(hidden: Tensor, *others: Any) -> Tensor:
     routed, shared = others[: _NUM_ROUTED - 1], others[_NUM_ROUTED - 1 :]
-    weight, scale, bias, down, down_scale, down_bias, is_blocked = shared
-    if scale is None:
-        output = linear(_gated_linear(hidden, weight, bias), down, down_bias)
-    else:
-        product = fp8_block_linear if is_blocked else fp8_row_linear
-        inner = silu_and_mul(product(hidden, weight, scale, bias))
-        output = product(inner, down, down_scale, down_bias)
+    weight, scale, bias, down, down_scale, down_bias = shared
+    output = linear(_gated_linear(hidden, weight, bias, scale), down, down_bias, down_scale)
     return fused_moe(hidden, *routed) + output
 
 
@@ -157,11 +170,6 @@ def _attention(  # noqa: PLR0913  # as the operator
     unified_attention_with_output(
         q, k, v, output, layer_index, None, None, None, None, 0.0, *others
     )
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None, *, is_gated: bool) -> Tensor:
-    product = linear(x, weight, bias)
-    return silu_and_mul(product) if is_gated else product
 
 
 _UNFUSED: dict[str, Callable[..., Tensor | None]] = {

@@ -6,10 +6,8 @@ from services.engine.compilation.passes.graph_pass import GraphPass
 from services.engine.compilation.passes.pattern import Call, Operand, find
 from services.engine.compilation.passes.rewriting import insert_operator, replace
 
-_GATED = Call(
-    "octavo::silu_and_mul",
-    (Call("octavo::linear", (Operand("x"), Operand("weight"), Operand("bias"))),),
-)
+_OPERANDS = ("x", "weight", "bias", "weight_scale")
+_GATED = Call("octavo::silu_and_mul", (Call("octavo::linear", tuple(map(Operand, _OPERANDS))),))
 
 
 class LinearGatePass(GraphPass):
@@ -23,7 +21,7 @@ class LinearGatePass(GraphPass):
         for node in graph.nodes:
             match = find(_GATED, at=node)
             if match is not None:
-                operands = (match["x"], match["weight"], match["bias"])
+                operands = (match[name] for name in _OPERANDS)
                 replace(node, insert_operator(node, "gated_linear", *operands, like=node))
                 num_matches += 1
         return num_matches

@@ -7,6 +7,7 @@ from models.loading.loader import load_model
 from models.registry import ARCHITECTURES
 from tests.support.compiled_models import compile_at
 from tests.support.paged_runner import PagedRunner
+from tests.support.quantized_checkpoints import KINDS, WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import VARIANTS, transformers_logits, write_checkpoint
 
 TOKENS = [5, 17, 3, 44, 2, 9, 9, 31, 60, 7, 8, 1, 90]
@@ -59,3 +60,24 @@ def test_a_family_is_fused_and_computes_what_transformers_does(variant, tmp_path
     logits = runner.run(runner.add(TOKENS), 5)
     expected = transformers_logits(reference, TOKENS)
     assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_of_8_bits_are_fused_like_others(kind, tmp_path):
+    plain, folder = tmp_path / "plain", tmp_path / "quantized"
+    write_checkpoint(plain, "llama", **WIDE)
+    folder.mkdir()
+    quantize_checkpoint(plain, folder, kind)
+
+    def logits(*, is_compiled):
+        model = load_model(
+            folder, device=torch.device("cpu"), dtype=torch.bfloat16, keep_quantized=True
+        )
+        found = compile_at(3)(model).pass_matches if is_compiled else {}
+        runner = PagedRunner(model)
+        return found, runner.run(runner.add(TOKENS), 5)
+
+    found, actual = logits(is_compiled=True)
+    assert DENSE.items() <= found.items()
+    _, expected = logits(is_compiled=False)
+    assert (actual - expected).norm() <= 0.02 * expected.norm()
