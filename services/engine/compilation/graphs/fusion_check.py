@@ -57,7 +57,7 @@ class FusionCheck(DispatchMode):
             for arg, argument in zip(args, func._schema.arguments, strict=False)
         ]
         result = func(*args)
-        actual = list(args)
+        actual: list[Any] = list(args)
         if unfused is _attention:
             actual[_ATTENTION_OUTPUT] = args[_ATTENTION_OUTPUT].clone()
             func(*actual)
