@@ -49,7 +49,8 @@ class FusionCheck(DispatchMode):
         if unfused is None or kwargs:
             return func(*args, **(kwargs or {}))
         size = (func, *(_size(arg) for arg in args))
-        if size in self._seen or (unfused is _attention and not _has_transform(args)):
+        is_attention = unfused is _attention
+        if size in self._seen or (is_attention and not _has_transform(args)):
             return func(*args)
         self._seen.add(size)
         given = [
@@ -58,7 +59,7 @@ class FusionCheck(DispatchMode):
         ]
         result = func(*args)
         actual: list[Any] = list(args)
-        if unfused is _attention:
+        if is_attention:
             actual[_ATTENTION_OUTPUT] = args[_ATTENTION_OUTPUT].clone()
             func(*actual)
         written = [(mine, its) for mine, its in zip(given, actual, strict=True) if mine is not its]
