@@ -56,6 +56,11 @@ class GatedMLP(nn.Module):
         output: torch.Tensor = self.down_proj(inner)
         return output
 
+    @property
+    def has_packed_weights(self) -> bool:
+        """Whether a weight has 4 bits, whose products take no norm and no sum."""
+        return any(each.method.packing for each in (self.gate_up_proj, self.down_proj))
+
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something in the layer."""
         return {"linear_gate"} if self._has_silu else ()
@@ -99,7 +104,7 @@ class DecoderLayer(nn.Module):
         is_scaled = self._scale != 1.0
         if is_scaled or not cast("RowParallelLinear", self.self_attn.o_proj).is_one_product:
             return {"residual_norm"}
-        is_dense = isinstance(self.mlp, GatedMLP)
+        is_dense = isinstance(self.mlp, GatedMLP) and not self.mlp.has_packed_weights
         return {"linear_residual", "norm_linear"} if is_dense else {"linear_residual"}
 
 

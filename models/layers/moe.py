@@ -211,7 +211,10 @@ class FusedMoE(nn.Module):
 
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something in the layer."""
-        return {"multi_stream"} if self.shared_experts and self._group.size == 1 else ()
+        shared = self.shared_experts
+        if shared is None or shared.has_packed_weights or self._group.size > 1:
+            return ()
+        return {"multi_stream"}
 
 
 def feed_forward(config: ModelConfig, layer_index: int, group: ParallelGroup) -> nn.Module:

@@ -33,6 +33,11 @@ def to_kernel_order(packed: torch.Tensor) -> torch.Tensor:
     return _packed(runs.permute(0, 1, 4, 5, 2, 3).reshape(packed.shape[0], -1))
 
 
+def pack(q: torch.Tensor) -> torch.Tensor:
+    """Returns integers of 4 bits, [N, K] uint8, as a weight in kernel order."""
+    return to_kernel_order(_packed(q))
+
+
 def to_stored_order(packed: torch.Tensor) -> torch.Tensor:
     """Returns a weight of kernel order in stored order."""
     runs = _unpacked(packed).view(packed.shape[0], -1, 4, 2, 2, 2)
@@ -90,8 +95,7 @@ def quantize_packed(
     else:
         scale = (groups.abs().amax(-1) / 7).clamp(min=1e-10).to(torch.bfloat16)
         q = (groups / scale.float().unsqueeze(-1)).round() + 8
-    packed = _packed(q.clamp(0, 15).to(torch.uint8).flatten(1))
-    return to_kernel_order(packed), scale, zero, row_scale
+    return pack(q.clamp(0, 15).to(torch.uint8).flatten(1)), scale, zero, row_scale
 
 
 def _by_column(of_groups: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from models.ops.custom_op import NAMESPACE
 from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.linear.linear import linear
+from models.ops.linear.packed_linear import packed_linear
 from models.ops.moe.moe import fused_moe
 from models.ops.operands.head_transform import HeadTransform
 from services.engine.compilation.dispatch_mode import DispatchMode
@@ -50,7 +51,10 @@ class FusionCheck(DispatchMode):
             return func(*args, **(kwargs or {}))
         size = (func, *(_size(arg) for arg in args))
         is_attention = unfused is _attention
-        if size in self._seen or (is_attention and not _has_transform(args)):
+        is_plain = (is_attention and not _has_transform(args)) or (
+            unfused is _packed_linear and not args[-1]
+        )
+        if size in self._seen or is_plain:
             return func(*args)
         self._seen.add(size)
         given = [
@@ -89,6 +93,20 @@ def _gated_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, weight_scale: Tensor | None = None
 ) -> Tensor:
     return silu_and_mul(linear(x, weight, bias, weight_scale))
+
+
+def _packed_linear(  # as the operator
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    weight_zero: Tensor | None,
+    row_scale: Tensor | None,
+    bias: Tensor | None,
+    is_gated: bool,
+) -> Tensor:
+    assert is_gated, "without a gate it stands for nothing else"
+    operands = (weight, weight_scale, weight_zero, row_scale, bias)
+    return silu_and_mul(packed_linear(x, *operands, False))
 
 
 def _norm_linear(
@@ -184,6 +202,7 @@ _UNFUSED: dict[str, Callable[..., Tensor | None]] = {
     f"{NAMESPACE}::{name}": unfused
     for name, unfused in (
         ("gated_linear", _gated_linear),
+        ("packed_linear", _packed_linear),
         ("norm_linear", _norm_linear),
         ("linear_residual", _linear_residual),
         ("linear_residual_norm", _linear_residual_norm),

@@ -4,10 +4,13 @@ import pytest
 import torch
 
 from models.cudagraph_mode import CUDAGraphMode
+from models.loading.loader import load_model
+from scripts.quantize_tiny import FORMATS, write_quantized
 from services.engine.compilation.graphs import fusion_check
 from services.engine.config.compilation_level import CompilationLevel
 from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
+from tests.support.quantized_checkpoints import WIDE
 from tests.support.random_checkpoints import write_checkpoint
 
 ATTENTION = "unified_attention_with_output"
@@ -77,6 +80,34 @@ def doubled(operator):
         return result * 2
 
     return reference
+
+
+def test_the_gate_of_weights_of_4_bits_is_compared(tmp_path, monkeypatch):
+    write_checkpoint(tmp_path / "plain", "llama", **WIDE)
+    write_quantized(tmp_path / "plain", tmp_path / "packed", FORMATS["awq"])
+    config = compilation_config(
+        level=CompilationLevel.PIECEWISE,
+        use_inductor=False,
+        cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
+        cudagraph_capture_sizes=(3,),
+    )
+
+    def faults():
+        model = load_model(
+            tmp_path / "packed",
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            keep_quantized=True,
+        )
+        return {each.fault for each in GraphEngine(tmp_path, config, model=model).capture()}
+
+    assert faults() == {""}
+    operator = "octavo::packed_linear"
+    original = fusion_check._UNFUSED[operator]
+    broken = lambda *args: original(*args) * 2  # noqa: E731
+    monkeypatch.setattr(fusion_check, "_packed_linear", broken)
+    monkeypatch.setitem(fusion_check._UNFUSED, operator, broken)
+    assert any("octavo::packed_linear is off by" in each for each in faults())
 
 
 def test_a_model_without_passes_has_nothing_to_compare(family, monkeypatch):

@@ -5,6 +5,7 @@ import torch
 
 from models.loading.loader import load_model
 from models.registry import ARCHITECTURES
+from scripts.quantize_tiny import FORMATS, write_quantized
 from tests.support.compiled_models import compile_at
 from tests.support.paged_runner import PagedRunner
 from tests.support.quantized_checkpoints import KINDS, WIDE, quantize_checkpoint
@@ -81,3 +82,38 @@ def test_weights_of_8_bits_are_fused_like_others(kind, tmp_path):
     assert DENSE.items() <= found.items()
     _, expected = logits(is_compiled=False)
     assert (actual - expected).norm() <= 0.02 * expected.norm()
+
+
+@pytest.mark.parametrize(
+    ("form", "variant", "level"),
+    [
+        *(("awq", "llama", level) for level in (1, 2, 3)),
+        ("gptq-act-order", "llama_bias", 3),
+        ("modelopt-nvfp4", "qwen3", 3),
+        ("compressed-mixed", "llama", 3),
+        ("quark-mxfp4", "deepseek_v3", 3),
+    ],
+)
+def test_weights_of_4_bits_get_their_gate_and_run_at_every_level(form, variant, level, tmp_path):
+    plain, folder = tmp_path / "plain", tmp_path / "quantized"
+    latent = {"num_key_value_heads": 4, "q_lora_rank": 128, "kv_lora_rank": 64,
+              "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 64,
+              "moe_intermediate_size": 128}  # fmt: skip
+    write_checkpoint(plain, variant, **WIDE | (latent if variant == "deepseek_v3" else {}))
+    write_quantized(plain, folder, FORMATS[form])
+
+    def load():
+        cpu = torch.device("cpu")
+        return load_model(folder, device=cpu, dtype=torch.float32, keep_quantized=True)
+
+    model = load()
+    stats = compile_at(level)(model)
+    if level == 3:
+        found = {name for name, count in stats.pass_matches.items() if count}
+        assert model.expected_passes() <= found
+        assert "linear_gate" in found
+    logits = []
+    for each in (model, load()):
+        runner = PagedRunner(each)
+        logits.append(runner.run(runner.add(TOKENS), 5))
+    assert (logits[0] - logits[1]).norm() <= 1e-4 * logits[1].norm()
