@@ -196,6 +196,18 @@ def test_a_norm_rounds_to_the_bits_of_a_launch_of_its_own(size, is_blocked, num_
 
 
 @pytest.mark.parametrize("is_blocked", [True, False])
+@pytest.mark.parametrize("size", [96, 1408, 2048, 12288])
+def test_a_gate_rounds_to_the_bits_of_a_launch_of_its_own(size, is_blocked):
+    from models.ops.triton.elementwise import silu_and_mul as gates
+    from models.ops.triton.linear.fp8_linear import quantize
+
+    x = torch.randn(9, 2 * size, device=CUDA).bfloat16()
+    rounded = gates.rounded_silu_and_mul(x, is_blocked=is_blocked)
+    expected = quantize(gates.silu_and_mul(x), BLOCK if is_blocked else size)
+    assert all(torch.equal(a.float(), b.float()) for a, b in zip(rounded, expected, strict=True))
+
+
+@pytest.mark.parametrize("is_blocked", [True, False])
 @pytest.mark.parametrize("is_gated", [True, False])
 def test_fused_operators_of_many_tokens_are_the_unfused(is_blocked, is_gated):
     x, weight, scale = case(200, 1024, 512, torch.bfloat16, is_blocked=is_blocked)

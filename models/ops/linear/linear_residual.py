@@ -10,14 +10,8 @@ from models.ops.custom_op import direct_register_custom_op
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
 from models.ops.kernel_choice import has_kernels
 from models.ops.linear.linear import linear
-from models.ops.linear.norm_linear import (
-    gated_linear,
-    gated_or_not,
-    norm_linear,
-    rounds_in_norm,
-)
+from models.ops.linear.norm_linear import add_norm_linear, norm_linear
 from models.ops.linear.product_tiles import tiles_of_few_tokens, tiles_of_many_tokens
-from models.ops.operands.weight_scales import is_by_block
 from models.ops.triton.linear.linear_configurations import VectorTiles
 
 _MANY_TOKENS = 512
@@ -85,16 +79,9 @@ def _linear_residual_norm_linear(  # noqa: PLR0913  # an operator takes no datac
     following = (next_weight, next_bias)
     if product is None:
         return norm_linear(residual, norm_weight, eps, *following, is_gated, next_weight_scale)
-    if rounds_in_norm(residual, next_weight_scale) and residual.is_contiguous():
-        from models.ops.triton.elementwise.rms_norm import add_rounded_rms_norm
-
-        is_blocked = is_by_block(next_weight, next_weight_scale)
-        rounded = add_rounded_rms_norm(product, residual, norm_weight, eps, is_blocked=is_blocked)
-        return gated_or_not(
-            *rounded, *following, next_weight_scale, residual.dtype, is_gated=is_gated
-        )
-    normed = add_rms_norm(product, residual, norm_weight, eps)
-    return (gated_linear if is_gated else linear)(normed, *following, next_weight_scale)
+    return add_norm_linear(
+        product, residual, norm_weight, eps, *following, is_gated, next_weight_scale
+    )
 
 
 def _fake_linear_residual_norm_linear(  # noqa: PLR0913  # as the operator

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from models.ops.custom_op import direct_register_custom_op
-from models.ops.elementwise.rms_norm import rms_norm
+from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.kernel_choice import has_kernels
 from models.ops.linear.activation_rounding import rounds_activations
@@ -90,6 +90,41 @@ def _norm_linear(
     return product(rms_norm(x, norm_weight, eps), weight, bias, weight_scale)
 
 
+def _add_norm_linear(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    is_gated: bool,
+    weight_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Runs add_rms_norm; returns gated_linear if is_gated, else linear, of its result."""
+    if rounds_in_norm(residual, weight_scale) and residual.is_contiguous():
+        from models.ops.triton.elementwise.rms_norm import add_rounded_rms_norm
+
+        is_blocked = is_by_block(weight, weight_scale)
+        rounded = add_rounded_rms_norm(x, residual, norm_weight, eps, is_blocked=is_blocked)
+        return gated_or_not(*rounded, weight, bias, weight_scale, residual.dtype, is_gated=is_gated)
+    normed = add_rms_norm(x, residual, norm_weight, eps)
+    return (gated_linear if is_gated else linear)(normed, weight, bias, weight_scale)
+
+
+def _fake_add_norm_linear(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    is_gated: bool,
+    weight_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    del x, norm_weight, eps, bias, weight_scale
+    return residual.new_empty((*residual.shape[:-1], weight.shape[0] // (2 if is_gated else 1)))
+
+
 def rounds_in_norm(x: torch.Tensor, weight_scale: torch.Tensor | None) -> bool:
     """Returns whether the norm's kernel rounds x [T, K] for a product with FP8 weights."""
     return (
@@ -130,3 +165,6 @@ def _fake_norm_linear(
 
 gated_linear = direct_register_custom_op("gated_linear", _gated_linear, (), _fake_gated_linear)
 norm_linear = direct_register_custom_op("norm_linear", _norm_linear, (), _fake_norm_linear)
+add_norm_linear = direct_register_custom_op(
+    "add_norm_linear", _add_norm_linear, ("residual",), _fake_add_norm_linear
+)

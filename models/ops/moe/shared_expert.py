@@ -8,9 +8,13 @@ import functools
 import torch
 
 from models.ops.custom_op import direct_register_custom_op
+from models.ops.kernel_choice import has_kernels
+from models.ops.linear.activation_rounding import rounds_activations
+from models.ops.linear.fp8_linear import product_of_rounded
 from models.ops.linear.linear import linear
 from models.ops.linear.norm_linear import gated_linear
 from models.ops.moe.moe import fused_moe
+from models.ops.operands.weight_scales import is_by_block
 
 MOST_TOKENS = 512
 """Up to this many tokens two streams win: 1.4 % of a step of GLM-4.5-Air's layers with 128 tokens;
@@ -79,9 +83,19 @@ Weight = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
 def _shared(hidden: torch.Tensor, gate_up: Weight, down: Weight) -> torch.Tensor:
     weight, scale, bias = gate_up
-    inner = gated_linear(hidden, weight, bias, scale)
-    weight, scale, bias = down
-    return linear(inner, weight, bias, scale)
+    down_weight, down_scale, down_bias = down
+    has_scales = scale is not None and down_scale is not None
+    rounds = has_scales and rounds_activations(hidden.shape[0], hidden.dtype)
+    if down_scale is None or not rounds or not has_kernels(hidden.device):
+        inner = gated_linear(hidden, weight, bias, scale)
+        return linear(inner, down_weight, down_bias, down_scale)
+    # Imported on first use: a CPU installation has no Triton.
+    from models.ops.triton.elementwise.silu_and_mul import rounded_silu_and_mul
+
+    gate_up_product = linear(hidden, weight, bias, scale)
+    is_blocked = is_by_block(down_weight, down_scale)
+    rounded = rounded_silu_and_mul(gate_up_product, is_blocked=is_blocked)
+    return product_of_rounded(*rounded, down_weight, down_scale, down_bias, hidden.dtype)
 
 
 @functools.cache

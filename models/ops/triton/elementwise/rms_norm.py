@@ -19,7 +19,7 @@ _SMALLEST_AMAX = tl.constexpr(SMALLEST_AMAX)
 
 
 @triton.jit
-def _store_rounded(
+def store_rounded(
     normed, normed_ptr, scale_ptr, row, is_column,
     SIZE: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -71,7 +71,7 @@ def _rms_norm_kernel(
         tl.store(normed_ptr + at, (x * scale * weight).to(dtype), mask=is_column)
     else:
         normed = (x * scale * weight).to(weight_ptr.dtype.element_ty).to(tl.float32)
-        _store_rounded(normed, normed_ptr, scale_ptr, row, is_column, SIZE, GROUP, BLOCK)
+        store_rounded(normed, normed_ptr, scale_ptr, row, is_column, SIZE, GROUP, BLOCK)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

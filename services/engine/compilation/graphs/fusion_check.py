@@ -122,6 +122,20 @@ def _norm_linear(
     return product(rms_norm(x, norm_weight, eps), weight, bias, weight_scale)
 
 
+def _add_norm_linear(
+    x: Tensor,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    is_gated: bool,
+    weight_scale: Tensor | None = None,
+) -> Tensor:
+    residual.add_(x)
+    return _norm_linear(residual, norm_weight, eps, weight, bias, is_gated, weight_scale)
+
+
 def _linear_residual(
     residual: Tensor,
     x: Tensor,
@@ -204,6 +218,7 @@ _UNFUSED: dict[str, Callable[..., Tensor | None]] = {
         ("gated_linear", _gated_linear),
         ("packed_linear", _packed_linear),
         ("norm_linear", _norm_linear),
+        ("add_norm_linear", _add_norm_linear),
         ("linear_residual", _linear_residual),
         ("linear_residual_norm", _linear_residual_norm),
         ("linear_residual_norm_linear", _linear_residual_norm_linear),

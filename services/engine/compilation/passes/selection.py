@@ -7,6 +7,7 @@ from services.engine.compilation.passes.linear_gate import LinearGatePass
 from services.engine.compilation.passes.linear_residual import LinearResidualPass
 from services.engine.compilation.passes.multi_stream import MultiStreamPass
 from services.engine.compilation.passes.norm_linear import NormLinearPass
+from services.engine.compilation.passes.norm_quant import NormQuantPass
 from services.engine.compilation.passes.qk_norm_rope_cache import QkNormRopeCachePass
 from services.engine.compilation.passes.residual_norm import ResidualNormPass
 from services.engine.config.compilation import CompilationConfig
@@ -21,6 +22,7 @@ def selected_passes(config: CompilationConfig) -> list[GraphPass]:
         LinearResidualPass(),
         ResidualNormPass(),
         NormLinearPass(),
+        NormQuantPass(),
         QkNormRopeCachePass(),
         CleanUpPass(),
     ]

@@ -54,6 +54,9 @@ def samples_of_8_bits():
     yield "linear", (x, first, None, rows)
     yield "gated_linear", (residual, after, None, after_rows)
     yield "norm_linear", (residual, gain, EPS, after, None, True, after_rows)
+    for is_gated in (True, False):
+        sums = (torch.randn(T, H), residual, gain, EPS)
+        yield "add_norm_linear", (*sums, after, None, is_gated, after_rows)
     yield "linear_residual", (residual, x, first, None, rows)
     yield "linear_residual_norm", (residual, x, first, None, gain, EPS, rows)
     yield (

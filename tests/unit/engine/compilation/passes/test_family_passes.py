@@ -84,6 +84,25 @@ def test_weights_of_8_bits_are_fused_like_others(kind, tmp_path):
     assert (actual - expected).norm() <= 0.02 * expected.norm()
 
 
+@pytest.mark.parametrize("kind", ["deepseek", "compressed_channel"])
+def test_norms_after_other_sums_take_part_in_products_of_8_bits(kind, tmp_path):
+    plain, folder = tmp_path / "plain", tmp_path / "quantized"
+    write_checkpoint(plain, "granite", **WIDE)
+    folder.mkdir()
+    quantize_checkpoint(plain, folder, kind)
+    logits = []
+    for level in (3, 0):
+        model = load_model(
+            folder, device=torch.device("cpu"), dtype=torch.bfloat16, keep_quantized=True
+        )
+        matches = compile_at(level)(model).pass_matches if level else {}
+        # Two layers have four sums; the last norm comes before the head, which has no FP8 weight.
+        assert matches.get("norm_quant", 3) == 3
+        runner = PagedRunner(model)
+        logits.append(runner.run(runner.add(TOKENS), 5))
+    assert (logits[0] - logits[1]).norm() <= 0.02 * logits[1].norm()
+
+
 @pytest.mark.parametrize(
     ("form", "variant", "level"),
     [

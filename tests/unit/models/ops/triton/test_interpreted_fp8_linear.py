@@ -13,6 +13,7 @@ import pytest
 PROGRAM = """
 import torch
 from models.ops.triton.elementwise import rms_norm as norms
+from models.ops.triton.elementwise import silu_and_mul as gates
 from models.ops.triton.linear.fp8_linear import BLOCK, fp8_block_linear, quantize
 
 torch.manual_seed(0)
@@ -33,6 +34,11 @@ for size in (96, 256, 300):
         expected = quantized(norms.add_rms_norm(parts, second, gain, 1e-6), is_blocked)
         assert all(torch.equal(a.float(), b) for a, b in zip(rounded, expected, strict=True))
         assert torch.equal(first, second)
+    for is_blocked in (True, False):
+        gate_up = torch.randn(5, 2 * size)
+        rounded = gates.rounded_silu_and_mul(gate_up, is_blocked=is_blocked)
+        expected = quantized(gates.silu_and_mul(gate_up), is_blocked)
+        assert all(torch.equal(a.float(), b) for a, b in zip(rounded, expected, strict=True))
 SHAPES = [(1, 128, 128), (7, 200, 96), (17, 384, 200), (40, 256, 130), (70, 100, 300)]
 for num_rows, size, num_columns in SHAPES:
     x = torch.randn(num_rows, size)
