@@ -10,7 +10,9 @@ from models.loading.staging import CHUNK_BYTES, PinnedStaging
 from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.linear import fp8_linear
+from models.ops.linear.feed_forward import feed_forward
 from models.ops.linear.linear import linear
+from models.ops.linear.linear_residual import linear_residual_norm, linear_residual_norm_linear
 from models.ops.linear.norm_linear import norm_linear
 from tests.support.damaged_checkpoints import split_in_two
 from tests.support.quantized_checkpoints import BLOCK, FP8, KINDS, WIDE, quantize_checkpoint
@@ -218,3 +220,32 @@ def test_fused_operators_of_many_tokens_are_the_unfused(is_blocked, is_gated):
         expected = silu_and_mul(expected)
     output = norm_linear(x, norm_weight, 1e-6, weight, None, is_gated, scale)
     assert torch.equal(output, expected)
+
+
+@pytest.mark.parametrize("is_blocked", [True, False])
+@pytest.mark.parametrize("has_next", [True, False])
+@pytest.mark.parametrize("num_tokens", [1, 40, 200])
+def test_a_feed_forward_layer_is_its_products(num_tokens, has_next, is_blocked):
+    dtype = torch.bfloat16
+    x, out, out_scale = case(num_tokens, 512, 1024, dtype, is_blocked=is_blocked)
+    _, gate_up, gate_up_scale = case(1, 1024, 1536, dtype, is_blocked=is_blocked)
+    _, down, down_scale = case(1, 768, 1024, dtype, is_blocked=is_blocked)
+    following = case(1, 1024, 640, dtype, is_blocked=is_blocked)[1:] if has_next else (None, None)
+    norm = torch.randn(1024, device=CUDA).to(dtype)
+    residual = torch.randn(num_tokens, 1024, device=CUDA).to(dtype)
+    stream = residual.clone()
+    output = feed_forward(
+        stream, x, out, None, norm, 1e-6, gate_up, None, down, None, norm, 1e-6,
+        following[0], None, False, out_scale, gate_up_scale, down_scale, following[1],
+    )  # fmt: skip
+    inner = linear_residual_norm_linear(
+        residual, x, out, None, norm, 1e-6, gate_up, None, True, out_scale, gate_up_scale
+    )
+    product = (residual, inner, down, None, norm, 1e-6)
+    if has_next:
+        weight, scale = following
+        expected = linear_residual_norm_linear(*product, weight, None, False, down_scale, scale)
+    else:
+        expected = linear_residual_norm(*product, down_scale)
+    assert torch.equal(output, expected)
+    assert torch.equal(stream, residual)

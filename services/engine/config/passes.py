@@ -10,6 +10,7 @@ PassName = Literal[
     "residual_norm",
     "norm_linear",
     "norm_quant",
+    "activation_quant",
     "qk_norm_rope_cache",
     "clean_up",
 ]

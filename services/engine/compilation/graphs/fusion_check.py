@@ -177,6 +177,35 @@ def _linear_residual_norm_linear(  # noqa: PLR0913  # as the operator
     return _norm_linear(residual, norm_weight, eps, *following)
 
 
+def _feed_forward(  # noqa: PLR0913  # as the operator
+    residual: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm_weight: Tensor,
+    eps: float,
+    gate_up: Tensor,
+    gate_up_bias: Tensor | None,
+    down: Tensor,
+    down_bias: Tensor | None,
+    last_norm_weight: Tensor,
+    last_eps: float,
+    next_weight: Tensor | None,
+    next_bias: Tensor | None,
+    is_next_gated: bool,
+    weight_scale: Tensor | None,
+    *scales: Tensor | None,
+) -> Tensor:
+    gate_up_scale, down_scale, next_scale = (*scales, None)[:3]
+    _linear_residual(residual, x, weight, bias, weight_scale)
+    inner = _norm_linear(residual, norm_weight, eps, gate_up, gate_up_bias, True, gate_up_scale)
+    _linear_residual(residual, inner, down, down_bias, down_scale)
+    if next_weight is None:
+        return rms_norm(residual, last_norm_weight, last_eps)
+    following = (next_weight, next_bias, is_next_gated, next_scale)
+    return _norm_linear(residual, last_norm_weight, last_eps, *following)
+
+
 def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     residual.add_(x)
     return rms_norm(residual, weight, eps)
@@ -219,6 +248,7 @@ _UNFUSED: dict[str, Callable[..., Tensor | None]] = {
         ("packed_linear", _packed_linear),
         ("norm_linear", _norm_linear),
         ("add_norm_linear", _add_norm_linear),
+        ("feed_forward", _feed_forward),
         ("linear_residual", _linear_residual),
         ("linear_residual_norm", _linear_residual_norm),
         ("linear_residual_norm_linear", _linear_residual_norm_linear),

@@ -1,5 +1,6 @@
 """The compiler passes, in the order in which they run."""
 
+from services.engine.compilation.passes.activation_quant import ActivationQuantPass
 from services.engine.compilation.passes.canonical.canonical_pass import CanonicalPass
 from services.engine.compilation.passes.clean_up import CleanUpPass
 from services.engine.compilation.passes.graph_pass import GraphPass
@@ -23,6 +24,7 @@ def selected_passes(config: CompilationConfig) -> list[GraphPass]:
         ResidualNormPass(),
         NormLinearPass(),
         NormQuantPass(),
+        ActivationQuantPass(),
         QkNormRopeCachePass(),
         CleanUpPass(),
     ]

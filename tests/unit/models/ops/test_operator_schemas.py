@@ -7,7 +7,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from models.number_formats import FP8
 from models.ops.elementwise import rms_norm, rotary, silu_and_mul  # noqa: F401  # register
-from models.ops.linear import linear, linear_residual, norm_linear  # noqa: F401  # register
+from models.ops.linear import (  # noqa: F401  # register
+    feed_forward,
+    linear,
+    linear_residual,
+    norm_linear,
+)
 
 EPS = 1e-6
 T, H, K, N = 5, 24, 12, 16
@@ -57,6 +62,11 @@ def samples_of_8_bits():
     for is_gated in (True, False):
         sums = (torch.randn(T, H), residual, gain, EPS)
         yield "add_norm_linear", (*sums, after, None, is_gated, after_rows)
+    down, down_rows = torch.randn(H, N).to(FP8), torch.rand(H, 1)
+    mlp = (residual, x, first, None, gain, EPS, after, None, down, None, gain, EPS)
+    scales = (rows, after_rows, down_rows)
+    yield "feed_forward", (*mlp, None, None, False, *scales, None)
+    yield "feed_forward", (*mlp, after, None, True, *scales, after_rows)
     yield "linear_residual", (residual, x, first, None, rows)
     yield "linear_residual_norm", (residual, x, first, None, gain, EPS, rows)
     yield (

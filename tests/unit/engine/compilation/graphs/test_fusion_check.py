@@ -82,9 +82,12 @@ def doubled(operator):
     return reference
 
 
-def test_the_gate_of_weights_of_4_bits_is_compared(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("form", "name"), [("awq", "packed_linear"), ("fp8-block", "feed_forward")]
+)
+def test_products_of_quantised_weights_are_compared(form, name, tmp_path, monkeypatch):
     write_checkpoint(tmp_path / "plain", "llama", **WIDE)
-    write_quantized(tmp_path / "plain", tmp_path / "packed", FORMATS["awq"])
+    write_quantized(tmp_path / "plain", tmp_path / "stored", FORMATS[form])
     config = compilation_config(
         level=CompilationLevel.PIECEWISE,
         use_inductor=False,
@@ -94,7 +97,7 @@ def test_the_gate_of_weights_of_4_bits_is_compared(tmp_path, monkeypatch):
 
     def faults():
         model = load_model(
-            tmp_path / "packed",
+            tmp_path / "stored",
             device=torch.device("cpu"),
             dtype=torch.float32,
             keep_quantized=True,
@@ -102,12 +105,15 @@ def test_the_gate_of_weights_of_4_bits_is_compared(tmp_path, monkeypatch):
         return {each.fault for each in GraphEngine(tmp_path, config, model=model).capture()}
 
     assert faults() == {""}
-    operator = "octavo::packed_linear"
+    operator = f"octavo::{name}"
     original = fusion_check._UNFUSED[operator]
-    broken = lambda *args: original(*args) * 2  # noqa: E731
-    monkeypatch.setattr(fusion_check, "_packed_linear", broken)
+
+    def broken(*args):
+        return original(*args) * 2
+
+    monkeypatch.setattr(fusion_check, f"_{name}", broken)
     monkeypatch.setitem(fusion_check._UNFUSED, operator, broken)
-    assert any("octavo::packed_linear is off by" in each for each in faults())
+    assert any(f"{operator} is off by" in each for each in faults())
 
 
 def test_a_model_without_passes_has_nothing_to_compare(family, monkeypatch):

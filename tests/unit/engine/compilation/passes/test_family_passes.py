@@ -79,7 +79,8 @@ def test_weights_of_8_bits_are_fused_like_others(kind, tmp_path):
         return found, runner.run(runner.add(TOKENS), 5)
 
     found, actual = logits(is_compiled=True)
-    assert DENSE.items() <= found.items()
+    # A gate and the products around it are one operator in each of two layers.
+    assert (DENSE | {"activation_quant": 2}).items() <= found.items()
     _, expected = logits(is_compiled=False)
     assert (actual - expected).norm() <= 0.02 * expected.norm()
 
