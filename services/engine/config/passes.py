@@ -9,6 +9,8 @@ PassName = Literal[
     "linear_residual",
     "residual_norm",
     "norm_linear",
+    "norm_quant",
+    "activation_quant",
     "qk_norm_rope_cache",
     "clean_up",
 ]

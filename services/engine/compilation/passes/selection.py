@@ -1,5 +1,6 @@
 """The compiler passes, in the order in which they run."""
 
+from services.engine.compilation.passes.activation_quant import ActivationQuantPass
 from services.engine.compilation.passes.canonical.canonical_pass import CanonicalPass
 from services.engine.compilation.passes.clean_up import CleanUpPass
 from services.engine.compilation.passes.graph_pass import GraphPass
@@ -7,6 +8,7 @@ from services.engine.compilation.passes.linear_gate import LinearGatePass
 from services.engine.compilation.passes.linear_residual import LinearResidualPass
 from services.engine.compilation.passes.multi_stream import MultiStreamPass
 from services.engine.compilation.passes.norm_linear import NormLinearPass
+from services.engine.compilation.passes.norm_quant import NormQuantPass
 from services.engine.compilation.passes.qk_norm_rope_cache import QkNormRopeCachePass
 from services.engine.compilation.passes.residual_norm import ResidualNormPass
 from services.engine.config.compilation import CompilationConfig
@@ -21,6 +23,8 @@ def selected_passes(config: CompilationConfig) -> list[GraphPass]:
         LinearResidualPass(),
         ResidualNormPass(),
         NormLinearPass(),
+        NormQuantPass(),
+        ActivationQuantPass(),
         QkNormRopeCachePass(),
         CleanUpPass(),
     ]

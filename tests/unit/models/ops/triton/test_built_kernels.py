@@ -22,6 +22,8 @@ from tests.support.absent_hopper import check_types, launched_by, pretend
 pretend()
 from models.kv_cache import FP8_CACHE_DTYPE
 from models.ops.triton.launching.kernel_builds import kernel_functions, load_kernel_functions
+from models.ops.linear.packed_linear import packed_linear
+from models.ops.operands.packed_weights import quantize_packed
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.kernel_launches import absent_gpu
 from tests.support.mxfp4_checkpoints import pack_experts
@@ -34,6 +36,12 @@ def fused():
         case = make_stream_case(num_tokens, 1024, 1024, 2048, is_gated=True)
         for operator in OPERATORS:
             case.fused(operator)
+
+def packed_products():
+    for group, options in ((128, {}), (32, {"has_zeros": True}), (16, {"is_float": True})):
+        weight = quantize_packed(torch.zeros(256, 1024), group, **options)
+        for num_tokens in (1, 64, 200):
+            packed_linear(torch.zeros(num_tokens, 1024).bfloat16(), *weight, None, True)
 
 load_kernel_functions()
 checkpoints = iter(folder / f"checkpoint-{number}" for number in range(100))
@@ -82,7 +90,7 @@ with absent_gpu():
         | launched_by(made("qwen3_moe"), num_ranks=2)
         | launched_by(packed(intermediate_size=96), keep_quantized=True, num_ranks=2)
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True, num_ranks=2)
-        | found_in([fused])
+        | found_in([fused, packed_products])
     )
 errors = check_types(builds.values())
 assert not errors, chr(10).join(errors)
