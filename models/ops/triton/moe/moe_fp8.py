@@ -172,9 +172,13 @@ def _down_kernel(
 
 
 def apply_fp8(
-    hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights
-) -> torch.Tensor:
-    """Does what models.ops.triton.moe.moe.apply_experts does; hidden is contiguous."""
+    hidden: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    experts: ExpertWeights,
+    output: torch.Tensor,
+) -> None:
+    """Does what models.ops.triton.moe.moe.apply_experts does, into `output`; both contiguous."""
     num_experts, hidden_size, inner = experts.down.shape
     top_k, num_pairs = ids.shape[1], ids.numel()
     is_alone = are_few(num_pairs, num_experts, top_k)
@@ -207,7 +211,7 @@ def apply_fp8(
         *quantize(between, BLOCK), experts.down, experts.down_scale, down_bias, pairs, starts,
         results, **_constants(down_tiles), **shape,
     )  # fmt: skip
-    return sum_by_token(results, weights)
+    sum_by_token(results, weights, output)
 
 
 def _constants(tiles: _Tiles) -> dict[str, int]:

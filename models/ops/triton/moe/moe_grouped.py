@@ -224,9 +224,13 @@ def _sum_kernel(
 
 
 def apply_grouped(
-    hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights
-) -> torch.Tensor:
-    """Does what models.ops.triton.moe.moe.apply_experts does; hidden is contiguous."""
+    hidden: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    experts: ExpertWeights,
+    output: torch.Tensor,
+) -> None:
+    """Does what models.ops.triton.moe.moe.apply_experts does, into `output`; both contiguous."""
     num_experts, hidden_size, inner = experts.down.shape
     num_pairs = ids.numel()
     rows, gate_up_tiles, down_tiles = _FLOAT_ROWS, _FLOAT_TILES, _FLOAT_TILES
@@ -266,22 +270,20 @@ def apply_grouped(
         described(between, rows, tiles), described(experts.down, tiles.columns, tiles), down_bias,
         pairs, starts, results, **_constants(tiles), **shape,
     )  # fmt: skip
-    return sum_by_token(results, weights)
+    sum_by_token(results, weights, output)
 
 
-def sum_by_token(results: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def sum_by_token(results: torch.Tensor, weights: torch.Tensor, output: torch.Tensor) -> None:
     """Adds up the weighted results of each token's experts, in the order of its choices.
 
-    Maps results [T * top_k, H], by token, and weights [T, top_k] float32 to [T, H].
+    Maps results [T * top_k, H], by token, and weights [T, top_k] float32 to output [T, H].
     """
     (num_tokens, top_k), hidden_size = weights.shape, results.shape[1]
-    output = results.new_empty(num_tokens, hidden_size)
     block = min(_SUM_COLUMNS, triton.next_power_of_2(hidden_size))
     _sum_kernel[(num_tokens, triton.cdiv(hidden_size, block))](
         results, weights, output, HIDDEN=hidden_size, TOP_K=top_k, COLUMNS=block, num_warps=4,
         **launch_options(results.device),
     )  # fmt: skip
-    return output
 
 
 def _constants(tiles: _Tiles) -> dict[str, int]:
