@@ -8,8 +8,8 @@ from models.ops.operands.experts import ExpertWeights
 MOST_SCRATCH_BYTES = 480_000_000
 """Most memory of the values between a chunk's first product and its sum, the result not counted.
 
-Every chunk reads the weights of its experts once more, so larger chunks are faster: 480 MB are 2688
-tokens of DeepSeek-V3, whose experts then have 84 rows each.
+Every chunk reads the weights of its experts once more, so larger chunks are faster: 480 MB are 3072
+tokens of DeepSeek-V3, whose experts then have 96 rows each.
 """
 
 CHUNK_MULTIPLE = 128
@@ -38,13 +38,6 @@ def scratch_bytes(num_tokens: int, *, top_k: int, itemsize: int, experts: Expert
     hidden, inner = experts.down.shape[1], experts.inner_size
     order = 4
     pair = (inner + hidden) * itemsize + order
-    token = 0
-    if experts.is_fp8:
-        pair += _rounded_bytes(inner)
-        token += _rounded_bytes(hidden)
+    # A row in FP8, with its scales. The inner features in FP8 need less than in the model's dtype.
+    token = hidden + 4 * -(-hidden // BLOCK) if experts.is_fp8 else 0
     return num_tokens * (top_k * pair + token)
-
-
-def _rounded_bytes(size: int) -> int:
-    """Returns the memory of one row in FP8 with its scales."""
-    return size + 4 * -(-size // BLOCK)
