@@ -70,6 +70,7 @@ def quantized(variant, **overrides):
 
 FULL_SIZE = {"hidden_size": 256, "num_attention_heads": 8, "head_dim": 128}
 EXPERTS = {"moe_intermediate_size": 192}
+LONG = {"max_position_embeddings": 512}
 LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 with absent_gpu():
     builds = (
@@ -85,7 +86,7 @@ with absent_gpu():
         | launched_by(made("glm4_moe_groups"), dtype=torch.float16)
         | launched_by(made("mixtral"), dtype=torch.float32)
         | launched_by(made("deepseek_v2_groups"), dtype=torch.float32)
-        | launched_by(drafting("deepseek_v3", **LATENT), num_drafts=2)
+        | launched_by(drafting("deepseek_v3", **LATENT, **LONG), num_drafts=2, max_model_len=256)
         | launched_by(drafting("deepseek_v32"), num_drafts=2)
         | launched_by(made("qwen3_moe"), num_ranks=2)
         | launched_by(packed(intermediate_size=96), keep_quantized=True, num_ranks=2)
