@@ -35,6 +35,11 @@ def use_process_group(name: str, handle: dist.ProcessGroup) -> None:
     _handles[name] = handle
 
 
+def num_ranks(group: str) -> int:
+    """Returns the number of a group's ranks."""
+    return dist.get_world_size(_handles.get(group))
+
+
 def num_issued() -> int:
     """Returns how many collectives this process has begun."""
     return _counts["issued"]

@@ -3,6 +3,7 @@
 import torch
 from torch.nn import functional
 
+from models.ops.batch_invariance import is_batch_invariant, row_wise
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.kernel_choice import has_kernels
 
@@ -20,8 +21,10 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
 
         return kernel.rms_norm(x, weight, eps)
     if weight.dtype != x.dtype:
-        return functional.rms_norm(x.float().contiguous(), weight.shape, weight, eps).to(x.dtype)
-    return functional.rms_norm(x.contiguous(), weight.shape, weight, eps)
+        return row_wise(
+            lambda row: functional.rms_norm(row, weight.shape, weight, eps), x.float().contiguous()
+        ).to(x.dtype)
+    return row_wise(lambda row: functional.rms_norm(row, weight.shape, weight, eps), x.contiguous())
 
 
 def _fake_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -40,7 +43,7 @@ def _add_rms_norm(
         weight: [K].
         eps: added to the mean square.
     """
-    if has_kernels(x.device) and residual.is_contiguous():
+    if has_kernels(x.device) and residual.is_contiguous() and not is_batch_invariant():
         from models.ops.triton.elementwise import rms_norm as kernel
 
         return kernel.add_rms_norm(x.contiguous(), residual, weight, eps)

@@ -7,6 +7,7 @@ DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.3.
 import torch
 
 from models.number_formats import BLOCK, FP8, FP8_MAX, SMALLEST_AMAX
+from models.ops.batch_invariance import is_batch_invariant, row_wise
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.kernel_choice import has_kernels
 
@@ -63,7 +64,11 @@ def _fp8_linear(
     is_blocked: bool,
 ) -> torch.Tensor:
     if not has_kernels(x.device):
-        return _reference(x, weight, weight_scale, bias, is_blocked)
+        return row_wise(lambda row: _reference(row, weight, weight_scale, bias, is_blocked), x)
+    if is_batch_invariant():
+        from models.ops.linear.invariant_linear import invariant_fp8_linear
+
+        return invariant_fp8_linear(x, weight, weight_scale, bias, is_blocked)
     from models.ops.triton.linear import fp8_linear as kernel
 
     if is_blocked:

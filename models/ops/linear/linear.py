@@ -3,7 +3,9 @@
 import torch
 from torch.nn import functional
 
+from models.ops.batch_invariance import is_batch_invariant
 from models.ops.custom_op import direct_register_custom_op
+from models.ops.linear.invariant_linear import invariant_linear
 from models.ops.linear.product_tiles import tiles_of_few_tokens
 from models.ops.triton.linear.linear_configurations import VectorTiles
 
@@ -19,6 +21,8 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     Returns:
         [T, N].
     """
+    if is_batch_invariant():
+        return invariant_linear(x, weight, bias)
     tiles = tiles_of_few_tokens(x, weight, bias, is_gated=False)
     if tiles is None:
         return functional.linear(x, weight, bias)

@@ -7,6 +7,7 @@ them.
 import torch
 from torch.nn import functional
 
+from models.ops.batch_invariance import is_batch_invariant
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
@@ -26,6 +27,8 @@ def _gated_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     Returns:
         [T, N].
     """
+    if is_batch_invariant():
+        return silu_and_mul(linear(x, weight, bias))
     tiles = tiles_of_few_tokens(x, weight, bias, is_gated=True)
     # Imported on first use: a CPU installation has no Triton.
     if isinstance(tiles, VectorTiles):
@@ -60,7 +63,9 @@ def _norm_linear(
     is_gated: bool,
 ) -> torch.Tensor:
     """Returns gated_linear if is_gated, else linear, of rms_norm(x)."""
-    tiles = tiles_of_few_tokens(x, weight, bias, is_gated=is_gated)
+    tiles = None
+    if not is_batch_invariant():
+        tiles = tiles_of_few_tokens(x, weight, bias, is_gated=is_gated)
     if isinstance(tiles, VectorTiles):
         from models.ops.triton.linear.vector_linear import vector_linear
 

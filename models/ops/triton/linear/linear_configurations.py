@@ -121,6 +121,18 @@ def _hopper_matrix_tiles(
     return MatrixTiles(tokens=tokens, rows=64, columns=256, num_stages=stages, splits=splits)
 
 
+def invariant_matrix_tiles(num_tokens: int) -> MatrixTiles:
+    """Returns the tiles of batch-invariant mode: no split of the inputs depends on the tokens."""
+    tokens = max(8, 1 << (num_tokens - 1).bit_length())
+    return _INVARIANT_TILES[tokens]
+
+
+_INVARIANT_TILES = {
+    tokens: MatrixTiles(tokens=tokens, rows=64, columns=256, num_stages=4 if tokens <= 16 else 3)
+    for tokens in (8, 16, 32, 64)
+}
+
+
 @lru_cache
 def _unsplit(tiles: MatrixTiles) -> MatrixTiles:
     return replace(tiles, splits=1)

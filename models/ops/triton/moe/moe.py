@@ -2,6 +2,7 @@
 
 import torch
 
+from models.ops.batch_invariance import is_batch_invariant
 from models.ops.operands.experts import ExpertWeights
 from models.ops.triton.moe.expert_forms import are_few
 from models.ops.triton.moe.moe_fp8 import apply_fp8
@@ -23,5 +24,6 @@ def apply_experts(
         apply = apply_fp8 if experts.is_fp8 else apply_mxfp4
     else:
         is_few = are_few(ids.numel(), len(experts.down), ids.shape[1])
+        is_few &= not is_batch_invariant()
         apply = apply_pairs if is_few else apply_grouped
     return apply(hidden.contiguous(), weights, ids, experts)

@@ -20,6 +20,7 @@ from models.loading.draft_model import load_draft_model
 from models.loading.loader import load_model
 from models.loading.model_config import read_model_config
 from models.loading.parameter_count import count_parameters
+from models.ops.batch_invariance import use_batch_invariance
 from models.parallel.collectives import without_other_ranks
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.config.compilation import CompilationConfig
@@ -33,6 +34,10 @@ from services.engine.worker.start.device import (
     choose_device,
     choose_dtype,
     dtype_name,
+)
+from services.engine.worker.start.invariance import (
+    check_batch_invariance,
+    check_invariant_weights,
 )
 from services.engine.worker.start.kv_memory import allocate_kv_cache, block_bytes
 from services.engine.worker.start.ranks import Ranks
@@ -101,12 +106,18 @@ class LoadedModel:
         ranks = ranks or Ranks.single(config)
         device = choose_device(config.worker, ranks.place.device)
         level = _level(config, device)
+        is_invariant = config.worker.batch_invariant
+        use_batch_invariance(is_invariant)
+        # Inductor joins operations, whose results level 0 rounds one by one.
+        use_inductor = config.compilation.use_inductor and not is_invariant
         try:
-            config = config.with_flags(compilation_level=int(level))
+            config = config.with_flags(compilation_level=int(level), use_inductor=use_inductor)
         except ValidationError as error:
             # The default level is that of the device, and a flag does not work on it.
             raise ValueError("; ".join(describe_problems(EngineConfig, error))) from error
         model_config = read_model_config(config.checkpoint.model, config.checkpoint.model_impl)
+        if is_invariant:
+            check_batch_invariance(model_config, num_ranks=ranks.group.size)
         rank = ranks.place.rank
         if level in TRACED_LEVELS and not _is_kept(config, model_config, device, rank):
             _import_compiler()
@@ -151,6 +162,8 @@ class LoadedModel:
                     max_positions=limits.max_model_len,
                 ),
             )
+        if is_invariant:
+            check_invariant_weights(model)
         load_s = time.monotonic() - started_s
         log.info("weights_loaded", num_parameters=count_parameters(model), load_s=round(load_s, 3))
         for each in model.weight_formats:

@@ -21,6 +21,7 @@ import torch
 from tests.support.absent_hopper import check_types, launched_by, pretend
 pretend()
 from models.kv_cache import FP8_CACHE_DTYPE
+from models.ops.batch_invariance import use_batch_invariance
 from models.ops.triton.launching.kernel_builds import kernel_functions, load_kernel_functions
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.kernel_launches import absent_gpu
@@ -80,6 +81,15 @@ with absent_gpu():
         | launched_by(drafting("deepseek_v3", **LATENT), num_drafts=2)
         | launched_by(drafting("deepseek_v32"), num_drafts=2)
         | found_in([fused])
+    )
+    use_batch_invariance(is_on=True)
+    builds |= (
+        launched_by(made("qwen3", **FULL_SIZE))
+        | launched_by(made("qwen3", **FULL_SIZE), cache_dtype=FP8_CACHE_DTYPE)
+        | launched_by(made("gpt_oss", **FULL_SIZE | {"head_dim": 64}), dtype=torch.float16)
+        | launched_by(made("gemma2", head_dim=256), dtype=torch.bfloat16)
+        | launched_by(made("glm4_moe_groups"), dtype=torch.float32)
+        | launched_by(quantized("qwen3", **WIDE), keep_quantized=True)
     )
 errors = check_types(builds.values())
 assert not errors, chr(10).join(errors)
