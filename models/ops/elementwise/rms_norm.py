@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional
 
-from models.ops.batch_invariance import is_batch_invariant, row_wise
+from models.ops.batch_invariance import row_wise
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.kernel_choice import has_kernels
 
@@ -43,7 +43,7 @@ def _add_rms_norm(
         weight: [K].
         eps: added to the mean square.
     """
-    if has_kernels(x.device) and residual.is_contiguous() and not is_batch_invariant():
+    if has_kernels(x.device) and residual.is_contiguous():
         from models.ops.triton.elementwise import rms_norm as kernel
 
         return kernel.add_rms_norm(x.contiguous(), residual, weight, eps)

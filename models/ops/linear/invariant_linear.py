@@ -7,7 +7,11 @@ from models.number_formats import BLOCK
 from models.ops.batch_invariance import row_wise
 from models.ops.kernel_choice import HOPPER, has_kernels
 from models.ops.triton.launching.copy_engine import COPY_ALIGNMENT
-from models.ops.triton.linear.linear_configurations import MOST_TOKENS, invariant_matrix_tiles
+from models.ops.triton.linear.linear_configurations import (
+    MOST_TOKENS,
+    invariant_matrix_tiles,
+    invariant_splits,
+)
 from models.ops.triton.linear.wide_configurations import invariant_wide_tiles
 
 
@@ -56,16 +60,22 @@ def _fits_tensor_cores(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def _tensor_core_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Multiplies with the weight as left factor, whatever the tile of tokens."""
-    x = x.contiguous()
-    # Imported on first use: a CPU installation has no Triton.
-    if len(x) <= MOST_TOKENS:
-        from models.ops.triton.linear.matrix_linear import matrix_linear
+    """Multiplies with the weight as left factor, whatever the tile of tokens.
 
-        return matrix_linear(x, weight, None, invariant_matrix_tiles(len(x)))
+    The inputs' parts are summed apart and added in order.
+    """
+    # Imported on first use: a CPU installation has no Triton.
+    from models.ops.triton.linear.matrix_linear import matrix_linear
+    from models.ops.triton.linear.sum_parts import sum_parts
     from models.ops.triton.linear.wide_linear import wide_linear
 
-    return wide_linear(x, weight, invariant_wide_tiles(len(x)))
+    x = x.contiguous()
+    if len(x) <= MOST_TOKENS:
+        output = matrix_linear(x, weight, None, invariant_matrix_tiles(len(x), *weight.shape))
+    else:
+        splits = invariant_splits(*weight.shape)
+        output = wide_linear(x, weight, invariant_wide_tiles(len(x), splits))
+    return output if output.dim() == x.dim() else sum_parts(output, x.dtype)
 
 
 def _fixed_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -90,6 +90,7 @@ class LoadedModel:
         config: EngineConfig,
         *,
         ranks: Ranks | None = None,
+        may_trace_later: bool = False,
         report_progress: Callable[[str], None] = lambda stage: None,
     ) -> "LoadedModel":
         """Chooses device and dtypes, and loads the weights.
@@ -97,6 +98,7 @@ class LoadedModel:
         Args:
             config: the engine's.
             ranks: this rank among all; by default it holds the whole model.
+            may_trace_later: leaves a model that no earlier start has traced to `with_trace`.
             report_progress: receives each stage.
 
         Raises:
@@ -118,9 +120,11 @@ class LoadedModel:
         model_config = read_model_config(config.checkpoint.model, config.checkpoint.model_impl)
         if is_invariant:
             check_batch_invariance(model_config, num_ranks=ranks.group.size)
-        rank = ranks.place.rank
-        if level in TRACED_LEVELS and not _is_kept(config, model_config, device, rank):
-            _import_compiler()
+        is_traced = level in TRACED_LEVELS
+        if is_traced and not _is_kept(config, model_config, device, ranks.place.rank):
+            is_traced = not may_trace_later
+            if is_traced:
+                _import_compiler()
         dtype = choose_dtype(config.checkpoint, model_config, device)
         cache_dtype = choose_cache_dtype(config.cache, model_config, dtype, device)
         log.info(
@@ -179,7 +183,7 @@ class LoadedModel:
             load_s=load_s,
             forward=model,
         )
-        return loaded._traced() if level in TRACED_LEVELS else loaded
+        return loaded.with_trace() if is_traced else loaded
 
     @property
     def block_bytes(self) -> int:
@@ -205,22 +209,20 @@ class LoadedModel:
             pieces: wraps the compiled pieces.
         """
         is_traced_only = settings.level == CompilationLevel.DYNAMO_AS_IS
-        if not is_traced_only and (
-            self.traced is None or self._has_nothing_to_compile(self.traced)
-        ):
+        traced = self.traced
+        if not is_traced_only and (traced is None or self._has_nothing_to_compile(traced)):
             return None
         # The compiler takes 2 s to import, which a worker that compiles nothing must not wait for.
         from services.engine.compilation.compile_model import CompiledModel, TracedForward
         from services.engine.compilation.piece_compiler import MissingPieceError
 
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-        if self.traced is None:
+        if is_traced_only:
             compiled = CompiledModel(forward=TracedForward(self.model))
             self._run_traced_steps(compiled.forward)
             return compiled
+        assert traced is not None, "the levels that compile were traced"
         try:
-            return self._compile_traced(self.traced, settings, pieces)
+            return self._compile_traced(traced, settings, pieces)
         except MissingPieceError:
             traced = self._trace(
                 self.model,
@@ -271,13 +273,26 @@ class LoadedModel:
             groups=self.limits.layer_groups,
         )
         runner = ModelRunner(self.model, cache, limits=self.limits, device=self.device)
-        runner.forward.run_model = forward or self.forward
-        if forward is None and self.draft_forwards:
-            runner.speculator.run_steps(self.draft_forwards)
+        if forward is None:
+            self.run_in(runner)
+        else:
+            runner.forward.run_model = forward
         return runner
 
-    def _traced(self) -> "LoadedModel":
-        """Returns this model with its trace."""
+    def run_in(self, runner: ModelRunner) -> None:
+        """Makes a runner of this model run its forward passes."""
+        runner.forward.run_model = self.forward
+        if self.draft_forwards:
+            runner.speculator.run_steps(self.draft_forwards)
+
+    def with_trace(self) -> "LoadedModel":
+        """Returns this model with its trace, as it is if it has one or if its level needs none.
+
+        Raises:
+            UnmatchedPassError: a compiler pass matches nothing that the model promises.
+        """
+        if self.traced is not None or self.config.compilation.level not in TRACED_LEVELS:
+            return self
         from services.engine.compilation.linking import run_as_traced
         from services.engine.compilation.passes.unmatched import UnmatchedPassError
 

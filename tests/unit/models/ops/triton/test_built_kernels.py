@@ -84,7 +84,7 @@ with absent_gpu():
     )
     use_batch_invariance(is_on=True)
     builds |= (
-        launched_by(made("qwen3", **FULL_SIZE))
+        launched_by(made("qwen3", **FULL_SIZE, intermediate_size=2048))
         | launched_by(made("qwen3", **FULL_SIZE), cache_dtype=FP8_CACHE_DTYPE)
         | launched_by(made("gpt_oss", **FULL_SIZE | {"head_dim": 64}), dtype=torch.float16)
         | launched_by(made("gemma2", head_dim=256), dtype=torch.bfloat16)

@@ -17,6 +17,7 @@ torch.set_num_threads(1)
 from models.ops.triton.attention.invariant_attention import attend
 from models.ops.triton.linear.fixed_linear import fixed_linear
 from models.ops.triton.linear.fp8_linear import quantize
+from models.ops.triton.linear.sum_parts import sum_parts
 from tests.support.attention_case import Heads, make_case
 from tests.support.tolerances import assert_rows_close
 
@@ -52,6 +53,8 @@ for dtype in (torch.float32, torch.float16):
         # One program for all parts of the keys, or one for each part.
         assert torch.equal(output, computed(case.unsplit()))
 
+parts = torch.randn(3, 7, 300)
+assert torch.equal(sum_parts(parts, torch.float32), parts[0] + parts[1] + parts[2])
 torch.manual_seed(0)
 for num_tokens, size, num_outputs in [(1, 128, 128), (7, 200, 96), (70, 100, 300)]:
     for dtype in (torch.float32, torch.float16):
