@@ -111,9 +111,9 @@ class LoadedModel:
         is_invariant = config.worker.batch_invariant
         use_batch_invariance(is_invariant)
         # Inductor joins operations, whose results level 0 rounds one by one.
-        use_inductor = config.compilation.use_inductor and not is_invariant
+        flags = {"use_inductor": False} if is_invariant and level in TRACED_LEVELS else {}
         try:
-            config = config.with_flags(compilation_level=int(level), use_inductor=use_inductor)
+            config = config.with_flags(compilation_level=int(level), **flags)
         except ValidationError as error:
             # The default level is that of the device, and a flag does not work on it.
             raise ValueError("; ".join(describe_problems(EngineConfig, error))) from error
