@@ -17,15 +17,16 @@ from torch.overrides import TorchFunctionMode
 
 from models.ops.kernel_choice import HAS_TRITON
 from services.engine.config.worker import WorkerConfig
-from services.engine.worker.start.build_processes import BuildProcesses, num_processes
+from services.engine.worker.start.build_processes import (
+    BACKGROUND_NICENESS,
+    BuildProcesses,
+    num_processes,
+)
 
 if TYPE_CHECKING:
     from models.ops.triton.launching.kernel_builds import KernelBuild
 
 log = structlog.get_logger()
-
-BACKGROUND_NICENESS = 10
-"""Niceness of builds while a worker serves."""
 
 WarmUp = Callable[[], None]
 """Runs dummy steps."""

@@ -12,6 +12,7 @@ from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.start.graph_setup import install_model, warm_up_first_graphs
 from services.engine.worker.start.kernel_building import KernelBuilding
 from services.engine.worker.start.loaded_model import LoadedModel
+from services.engine.worker.start.model_trace import TraceProcess
 from services.engine.worker.start.warm_up import (
     FIRST_STEPS,
     other_steps,
@@ -26,13 +27,20 @@ if TYPE_CHECKING:
 class ModelCompilation:
     """A model, as it runs now and as it will once `run` is done."""
 
-    def __init__(self, loaded: LoadedModel, pieces: PieceGraphs, kernels: KernelBuilding) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        pieces: PieceGraphs,
+        kernels: KernelBuilding,
+        tracer: TraceProcess | None,
+    ) -> None:
         """Starts with the loaded model.
 
         Args:
             loaded: the model.
             pieces: of the steps; it takes the compiled pieces.
             kernels: builds the kernels.
+            tracer: begins to trace the model, if nothing has.
         """
         self._model = loaded
         self._kernels = kernels
@@ -40,15 +48,23 @@ class ModelCompilation:
         # Steps run without them while the compiled pieces are wrapped.
         self._compiled_pieces = PieceGraphs(pieces.recorder)
         self._compiled: CompiledModel | None = None
+        self._tracer = tracer
+        if tracer is not None:
+            if loaded.lacks_trace:
+                tracer.begin(loaded.trace)
+            else:
+                tracer.finish()
 
     def run(self) -> None:
-        """Traces the model if nothing has, builds its kernels, and compiles it.
+        """Waits for the trace or makes it, builds the model's kernels, and compiles it.
 
         Any thread may call it; steps run meanwhile.
         """
         model = self._model
         if model.device.type == "cuda":
             torch.cuda.set_device(model.device)
+        if self._tracer is not None:
+            self._tracer.finish()
         traced = model.with_trace()
         _build_other_kernels(traced, self._kernels, is_new=traced is not model)
         self._compiled = traced.compile(model.config.compilation, self._compiled_pieces)

@@ -35,6 +35,7 @@ from services.engine.worker.start.kernel_building import KernelBuilding
 from services.engine.worker.start.kv_memory import choose_num_blocks, largest_step_bytes
 from services.engine.worker.start.loaded_model import LoadedModel
 from services.engine.worker.start.model_compilation import ModelCompilation
+from services.engine.worker.start.model_trace import TraceProcess, may_trace_later
 from services.engine.worker.start.ranks import Ranks
 from services.engine.worker.start.warm_up import (
     FIRST_STEPS,
@@ -89,8 +90,7 @@ def start_worker(
     """Loads the model and allocates everything that steps need.
 
     By default it leaves compilation and capture to the time between steps. A model that no earlier
-    start has traced runs as it is written until then. Several ranks trace before they serve: all
-    must run the same program in a step.
+    start has traced runs as it is written until then.
 
     Args:
         config: the engine's.
@@ -104,13 +104,14 @@ def start_worker(
         ValueError: the configuration does not fit the model or the machine.
     """
     clock = StageClock()
+    tracer = TraceProcess.fork(config)
     kernels = KernelBuilding.fork(config.worker)
     torch.set_num_interop_threads(1)
     ranks = _join(config, place, meeting_fd, report_progress)
     loaded = LoadedModel.load(
         config,
         ranks=ranks,
-        may_trace_later=config.compilation.capture_while_serving and config.parallel.num_ranks == 1,
+        may_trace_later=may_trace_later(config),
         report_progress=report_progress,
     )
     settings = loaded.config.compilation
@@ -118,7 +119,7 @@ def start_worker(
     pieces = piece_graphs(loaded.device, loaded.dtype)
     clock.end("load")
 
-    compilation = ModelCompilation(loaded, pieces, kernels)
+    compilation = ModelCompilation(loaded, pieces, kernels, tracer)
     step_bytes = None
     if loaded.device.type == "cuda":
         report_progress("building kernels")
