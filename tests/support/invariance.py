@@ -138,7 +138,7 @@ def _hashed(logits: torch.Tensor) -> list[str]:
 
 
 FORMATS = {
-    "float32": {},
+    "float32": {"dtype": torch.float32},
     "bfloat16": {"dtype": torch.bfloat16},
     "8-bit cache": {"cache_dtype": FP8_CACHE_DTYPE},
 }
