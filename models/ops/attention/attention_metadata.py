@@ -11,6 +11,7 @@ from models.forward_context import (
     PromptChunk,
 )
 from models.kv_cache import CacheSpec, LatentCacheSpec
+from models.ops.batch_invariance import is_batch_invariant
 from models.ops.kernel_choice import has_kernels
 from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS, MAX_PARTIALS
 
@@ -96,7 +97,10 @@ def make_attention_workspace(spec: CacheSpec, *, device: torch.device) -> Attent
         size = spec.head_dim
     return AttentionWorkspace(
         partials=torch.empty(num_partials * size, dtype=torch.float32, device=device),
-        lse=torch.empty(num_partials, dtype=torch.float32, device=device),
+        # Batch-invariant attention keeps the highest score and the sum apart.
+        lse=torch.empty(
+            num_partials * (2 if is_batch_invariant() else 1), dtype=torch.float32, device=device
+        ),
         counters=torch.zeros(MAX_PARTIALS, dtype=torch.int32, device=device),
     )
 

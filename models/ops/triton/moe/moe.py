@@ -2,6 +2,7 @@
 
 import torch
 
+from models.ops.batch_invariance import is_batch_invariant
 from models.ops.operands.experts import ExpertWeights
 from models.ops.triton.moe.expert_forms import are_few
 from models.ops.triton.moe.moe_fp8 import apply_fp8
@@ -24,7 +25,8 @@ def apply_experts(
     if experts.is_quantized:
         apply = apply_fp8 if experts.is_fp8 else apply_mxfp4
     else:
-        apply = apply_pairs if are_few(ids.numel(), experts.num_choices, top_k) else apply_grouped
+        is_few = are_few(ids.numel(), experts.num_choices, top_k) and not is_batch_invariant()
+        apply = apply_pairs if is_few else apply_grouped
     hidden = hidden.contiguous()
     output = torch.empty_like(hidden)
     for chunk in token_chunks(

@@ -21,6 +21,7 @@ import torch
 from tests.support.absent_hopper import check_types, launched_by, pretend
 pretend()
 from models.kv_cache import FP8_CACHE_DTYPE
+from models.ops.batch_invariance import use_batch_invariance
 from models.ops.triton.launching.kernel_builds import kernel_functions, load_kernel_functions
 from models.ops.linear.packed_linear import packed_linear
 from models.ops.operands.packed_weights import quantize_packed
@@ -92,6 +93,15 @@ with absent_gpu():
         | launched_by(packed(intermediate_size=96), keep_quantized=True, num_ranks=2)
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True, num_ranks=2)
         | found_in([fused, packed_products])
+    )
+    use_batch_invariance(is_on=True)
+    builds |= (
+        launched_by(made("qwen3", **FULL_SIZE, intermediate_size=2048))
+        | launched_by(made("qwen3", **FULL_SIZE), cache_dtype=FP8_CACHE_DTYPE)
+        | launched_by(made("gpt_oss", **FULL_SIZE | {"head_dim": 64}), dtype=torch.float16)
+        | launched_by(made("gemma2", head_dim=256), dtype=torch.bfloat16)
+        | launched_by(made("glm4_moe_groups"), dtype=torch.float32)
+        | launched_by(quantized("qwen3", **WIDE), keep_quantized=True)
     )
 errors = check_types(builds.values())
 assert not errors, chr(10).join(errors)
