@@ -39,7 +39,7 @@ class LatentAttention(nn.Module):
         super().__init__()
         mla = _mla_config(config)
         self._mla = mla
-        self._layer_index = layer_index
+        self.layer_index = layer_index
         head_size = mla.qk_nope_head_dim + mla.qk_rope_head_dim
         self._scale = head_size**-0.5 * config.rope.score_scale
         num_heads = config.num_attention_heads
@@ -101,7 +101,7 @@ class LatentAttention(nn.Module):
         attended = q.new_empty(*q.shape[:2], mla.kv_lora_rank)
         entry = torch.cat((latent, k_rotated), dim=-1)
         index = () if self.indexer is None else self.indexer(hidden, compressed_q, rotation)
-        latent_attention_with_output(q, entry, attended, self._layer_index, self._scale, *index)
+        latent_attention_with_output(q, entry, attended, self.layer_index, self._scale, *index)
         output: torch.Tensor = self.o_proj(self.kv_b_proj.expand(attended).flatten(1))
         return output
 

@@ -22,6 +22,8 @@ RELEVANT_FLAGS = {
     "use_inductor": "which compiler makes the pieces",
     "inductor_compile_config": "settings of the compiler",
     "tensor_parallel_size": "each rank computes a share of every layer",
+    "pipeline_parallel_size": "each rank computes the layers of its stage",
+    "pipeline_layers": "as pipeline_parallel_size",
 }
 """Flag -> how compiled pieces depend on it."""
 

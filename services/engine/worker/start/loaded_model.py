@@ -151,6 +151,8 @@ class LoadedModel:
                     max_positions=limits.max_model_len,
                 ),
             )
+        if model.stage.size > 1:
+            limits = limits.of_layers(model.stage.layers_of(model_config.num_hidden_layers))
         load_s = time.monotonic() - started_s
         log.info("weights_loaded", num_parameters=count_parameters(model), load_s=round(load_s, 3))
         for each in model.weight_formats:
@@ -182,7 +184,13 @@ class LoadedModel:
     def example_inputs(self) -> list[Tensor]:
         """Inputs of the model with the kinds of a step's."""
         kinds = (torch.int32, torch.int64)
-        return [torch.zeros(EXAMPLE_NUM_TOKENS, dtype=kind, device=self.device) for kind in kinds]
+        first, positions = (
+            torch.zeros(EXAMPLE_NUM_TOKENS, dtype=kind, device=self.device) for kind in kinds
+        )
+        if not self.model.stage.is_first:
+            size = self.model.config.hidden_size
+            first = torch.zeros(len(first), size, dtype=self.model.dtype, device=self.device)
+        return [first, positions]
 
     def compile(self, settings: CompilationConfig, pieces: PieceGraphs) -> "CompiledModel | None":
         """Compiles the model; returns None where `forward` is all there is. Any thread may call it.
