@@ -173,11 +173,13 @@ class Decoder(nn.Module):
 
         A stage after the first takes hidden states [T, hidden] for token ids.
         """
-        hidden = input_ids
         if self._embeds:
             hidden = self.embed_tokens(input_ids)
             if self._embedding_scale != 1.0:
                 hidden = hidden * self._embedding_scale
+        else:
+            # Compiled layers add to the residual stream in place, and never to an input.
+            hidden = input_ids.clone()
         rotation = local = self.rotary(positions)
         if self.local_rotary is not None:
             local = self.local_rotary(positions)
