@@ -1,6 +1,5 @@
 """Pipeline stages under the real scheduler: the tokens of one rank."""
 
-import asyncio
 import os
 
 import pytest
