@@ -1,7 +1,5 @@
 """The hidden states that one pipeline stage hands to the next."""
 
-from collections import deque
-
 import torch
 import torch.distributed as dist
 
@@ -12,6 +10,9 @@ STAGE_BEFORE = "stage_before"
 """Name of the group of a rank and the one that it receives from."""
 STAGE_AFTER = "stage_after"
 """Name of the group of a rank and the one that it sends to."""
+
+NUM_OUTGOING = 2
+"""Steps whose hidden states may be on their way: one is computed while another is sent."""
 
 
 class IntermediateTensors:
@@ -30,11 +31,14 @@ class IntermediateTensors:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._stage = stage
-        self.received: torch.Tensor | None = None
-        if not stage.is_first:
-            self.received = torch.zeros(max_num_tokens, hidden_size, dtype=dtype, device=device)
-        self._sending: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        def zeros() -> torch.Tensor:
+            return torch.zeros(max_num_tokens, hidden_size, dtype=dtype, device=device)
+
+        self.received = None if stage.is_first else zeros()
+        num_outgoing = 0 if stage.is_last else NUM_OUTGOING
+        self._outgoing = [zeros() for _ in range(num_outgoing)]
+        self._sending: list[dist.Work | None] = [None] * num_outgoing
+        self._turn = 0
 
     def receive(self, num_tokens: int, *, num_padded: int) -> None:
         """Receives the hidden states of a step's tokens; the padding after them becomes zero.
@@ -49,11 +53,10 @@ class IntermediateTensors:
 
     def send(self, hidden: torch.Tensor) -> None:
         """Begins to send hidden states [T, hidden], which may be overwritten afterwards."""
-        # There are as many steps in flight as stages, so the oldest has long arrived.
-        if len(self._sending) >= self._stage.size:
-            oldest, _ = self._sending.popleft()
-            finish(oldest)
-        sent = hidden.clone(memory_format=torch.contiguous_format)
-        work = begin_send(sent, STAGE_AFTER)
-        if work is not None:
-            self._sending.append((work, sent))
+        turn = self._turn
+        self._turn = (turn + 1) % NUM_OUTGOING
+        earlier = self._sending[turn]
+        if earlier is not None:
+            finish(earlier)
+        sent = self._outgoing[turn][: len(hidden)].copy_(hidden)
+        self._sending[turn] = begin_send(sent, STAGE_AFTER)

@@ -57,6 +57,9 @@ class ReplayConfig(EngineConfig):
             "load_format": recorded.load_format,
             "quantization": recorded.quantization or "none",
             "kv_cache_dtype": recorded.kv_cache_dtype or "auto",
+            # One process replays, with all layers.
+            "pipeline_parallel_size": 1,
+            "pipeline_layers": None,
             "dtype": recorded.dtype if self.checkpoint.dtype == "auto" else self.checkpoint.dtype,
         }
         own = {
