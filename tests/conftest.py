@@ -1,4 +1,7 @@
-"""Tests marked `gpu` skip without CUDA; with REQUIRE_GPU=1 in the environment a skip fails."""
+"""Tests marked `gpu` skip without CUDA; with REQUIRE_GPU=1 in the environment a skip fails.
+
+`gpu(2)` needs two; such a test may always skip on a machine with one.
+"""
 
 import os
 import signal
@@ -21,29 +24,36 @@ os.environ["OCTAVO_ENGINE_HISTOGRAM_DIR"] = ""
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "gpu: needs a CUDA device")
+    config.addinivalue_line("markers", "gpu: needs a CUDA device, or as many as it says")
 
 
 def pytest_collection_modifyitems(items):
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
-    if not gpu_items or _has_cuda():
-        return
+    num_gpus = _num_gpus() if gpu_items else 0
     for item in gpu_items:
-        item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        needed = _num_needed(item)
+        if needed > num_gpus:
+            item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPU" + "s" * (needed > 1)))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
     is_required = os.environ.get("REQUIRE_GPU") == "1" and item.get_closest_marker("gpu")
+    if is_required and _num_needed(item) > 1:
+        is_required = _num_gpus() >= _num_needed(item)
     if is_required and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} was skipped, and REQUIRE_GPU=1 forbids that"
     return report
 
 
-def _has_cuda():
+def _num_needed(item):
+    return next(iter(item.get_closest_marker("gpu").args), 1)
+
+
+def _num_gpus():
     # Imported only for GPU tests: torch takes seconds, and most test runs need none.
     import torch
 
-    return torch.cuda.is_available()
+    return torch.cuda.device_count()

@@ -60,7 +60,7 @@ class GatedMLP(nn.Module):
 
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something in the layer."""
-        is_fused = self._has_silu and self.gate_up_proj.method is UNQUANTIZED
+        is_fused = self._has_silu and self.gate_up_proj.method == UNQUANTIZED
         return {"linear_gate"} if is_fused else ()
 
 
@@ -102,7 +102,7 @@ class DecoderLayer(nn.Module):
         is_scaled = self._scale != 1.0
         if is_scaled or not cast("RowParallelLinear", self.self_attn.o_proj).is_one_product:
             return {"residual_norm"}
-        is_plain = isinstance(self.mlp, GatedMLP) and self.mlp.gate_up_proj.method is UNQUANTIZED
+        is_plain = isinstance(self.mlp, GatedMLP) and self.mlp.gate_up_proj.method == UNQUANTIZED
         return {"linear_residual", "norm_linear"} if is_plain else {"linear_residual"}
 
 

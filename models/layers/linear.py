@@ -151,7 +151,7 @@ class RowParallelLinear(QuantizableLinear):
     @property
     def is_one_product(self) -> bool:
         """Whether the output is an unquantised product, without a sum over ranks."""
-        return self.method is UNQUANTIZED and self._group.size == 1
+        return self.method == UNQUANTIZED and self._group.size == 1
 
     def is_split_at(self, multiple: int) -> bool:
         """Returns whether shards begin at multiples of `multiple` features."""

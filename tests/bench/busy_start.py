@@ -23,6 +23,8 @@ from tests.bench.settings import Settings, make_parser, read_settings
 
 PROMPT_LENGTH = 16
 POLL_S = 0.01
+NUM_LONGEST = 24
+"""Gaps to report one by one."""
 
 
 class _Stream:
@@ -65,6 +67,17 @@ class Streams:
             if begin_s <= later < end_s
         ]
 
+    def longest(self, begin_s: float, end_s: float) -> str:
+        """Names the longest gaps of a period, each with the seconds from its begin to the gap's."""
+        gaps = {
+            (round(earlier - begin_s, 1), round(1000 * (later - earlier)))
+            for stream in self.streams
+            for earlier, later in zip(stream.times_s, stream.times_s[1:], strict=False)
+            if begin_s <= later < end_s
+        }
+        most = sorted(sorted(gaps, key=lambda each: each[1])[-NUM_LONGEST:])
+        return ", ".join(f"{milliseconds} ms after {seconds} s" for seconds, milliseconds in most)
+
     def _submit(self) -> _Stream:
         self._num_submitted += 1
         stream = _Stream()
@@ -105,6 +118,7 @@ async def measure(settings: Settings, report: Report) -> None:
             report.add(f"{name}: median", [gaps[len(gaps) // 2]], "ms")
             report.add(f"{name}: 99 %", [gaps[int(0.99 * len(gaps))]], "ms")
             report.add(f"{name}: longest", [gaps[-1]], "ms")
+            report.state(f"{name}: most", streams.longest(begin_s, end_s))
 
 
 async def run(settings: Settings, report: Report) -> None:

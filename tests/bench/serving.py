@@ -154,9 +154,9 @@ async def measure_offline(settings: Settings, jobs: list[Job], report: Report) -
 
 @contextmanager
 def running_services(
-    config: EngineConfig, ready_timeout_s: float
+    config: EngineConfig, ready_timeout_s: float, *, frontend_processes: int = 1
 ) -> Iterator[tuple[ServiceProcess, ServiceProcess]]:
-    """Starts engine and frontend as processes with this configuration; yields both, ready.
+    """Starts engine and frontend with this configuration; yields both, ready.
 
     Raises:
         ServiceFailedError: one did not start.
@@ -169,7 +169,11 @@ def running_services(
         if name != "port"
     }
     engine = ServiceProcess("services.engine", flags, ready_timeout_s=ready_timeout_s)
-    frontend_flags = {"engine_address": engine.address, "log_level": "warning"}
+    frontend_flags = {
+        "engine_address": engine.address,
+        "log_level": "warning",
+        "processes": frontend_processes,
+    }
     with engine, ServiceProcess("services.frontend", frontend_flags) as frontend:
         yield engine, frontend
 
@@ -190,11 +194,19 @@ def measure_services(settings: Settings, report: Report, jobs: list[Job]) -> Non
     """Measures the paths over gRPC, in turns, and reports them."""
     arguments = settings.arguments
     paths = [path for path in arguments.paths if path != OFFLINE]
-    with running_services(settings.config, settings.budget.left_s) as (engine, frontend):
+    with running_services(
+        settings.config,
+        settings.budget.left_s,
+        frontend_processes=arguments.frontend_processes,
+    ) as (engine, frontend):
         report.note("both services are ready")
         asyncio.run(wait_until_captured(engine.address))
-        pids = {"engine": engine.pid, "frontend": frontend.pid, "worker": children(engine.pid)[0]}
-        clocks = {name: lambda pid=pid: cpu_s(pid) for name, pid in pids.items()}
+        pids = {
+            "engine": [engine.pid],
+            "frontend": [frontend.pid, *children(frontend.pid)],
+            "worker": children(engine.pid)[:1],
+        }
+        clocks = {name: lambda pids=pids: sum(map(cpu_s, pids)) for name, pids in pids.items()}
         addresses = {"engine": engine.address, "services": frontend.address}
         clients = {path: Clients(path, addresses[path], jobs, arguments.clients) for path in paths}
         rounds: dict[str, list[Round]] = {path: [] for path in paths}
@@ -283,6 +295,7 @@ def own_parser() -> argparse.ArgumentParser:
     parser.add_argument("--requests", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--clients", type=int, default=6, help="client processes")
+    parser.add_argument("--frontend-processes", type=int, default=1)
     parser.add_argument("--divide-by", type=int, default=1, help="make all lengths shorter")
     return parser
 

@@ -1,4 +1,4 @@
-"""Processes of pytest-xdist share a machine: each has one CPU thread, and the GPUs in turn.
+"""Processes of pytest-xdist share a machine: each has one CPU thread, and begins at another GPU.
 
 With PyTorch's default, every process has a thread for each core: 28 processes on 32 cores then took
 16 minutes, and with one thread each 5 (two H200, 2026-11).
@@ -14,4 +14,6 @@ if worker:  # before anything imports torch
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
         os.environ.setdefault(name, "1")
     num_gpus = len(list(_GPUS.iterdir())) if _GPUS.is_dir() else 1
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", str(int(worker.removeprefix("gw")) % num_gpus))
+    first = int(worker.removeprefix("gw"))
+    gpus = [str((first + number) % num_gpus) for number in range(num_gpus)]
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(gpus))

@@ -1,13 +1,12 @@
 """Two ranks, each on a GPU of its own, with NCCL inside CUDA graphs."""
 
 import pytest
-import torch
 
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core
 from tests.support.step_driver import sampling
 
-pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+pytestmark = pytest.mark.gpu(2)
 
 PROMPTS = [[5, 17, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48], [9], [5, 17, 3, 8]]
 SHAPE = {"hidden_size": 512, "intermediate_size": 512, "head_dim": 64, "num_attention_heads": 8}

@@ -116,11 +116,11 @@ class FakeWorker:
     def _check_last_tokens(
         self, descriptor: BatchDescriptor, rows: list[int], ends: list[int]
     ) -> None:
-        """Compares the tokens that a stage is told with those that the last stage has sampled."""
+        """Compares the tokens that stages receive with the tokens that the last one sampled."""
         indices = read_int32(descriptor.sampling.sample_indices).tolist()
         known = [int(self._tokens[rows[i], ends[i] - 1]) for i in indices]
         told = read_int32(descriptor.sampling.last_token_ids).tolist()
-        require(told == known, f"stages are told {told}; the last tokens are {known}")
+        require(told == known, f"stages receive tokens {told}; the last tokens are {known}")
 
     def _fail(self, descriptor: BatchDescriptor) -> StepResult:
         """Runs out of memory in the middle of a step, whose writes are then wrong."""

@@ -48,9 +48,13 @@ class TracedForward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledModel:
-    """The function to call instead of a model's forward, and the compile time."""
+    """The function to call instead of a model's forward, and the compile time.
+
+    is_piecewise: it consists of pieces, each of which was wrapped.
+    """
 
     forward: Forward
+    is_piecewise: bool = False
     stats: CompileStats = field(default_factory=CompileStats)
 
 
@@ -143,7 +147,7 @@ def compile_traced(
         passes=dict(stats.pass_matches),
         total_s=round(time.monotonic() - started_s, 3),
     )
-    return CompiledModel(forward=forward, stats=stats)
+    return CompiledModel(forward=forward, is_piecewise=is_piecewise, stats=stats)
 
 
 def _make_manager(config: CompilationConfig, factors: Factors | None) -> CompilerManager:

@@ -5,7 +5,7 @@ import gc
 import traceback
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 import structlog
 import torch
@@ -33,9 +33,6 @@ from services.engine.worker.runner.step_profiler import StepProfiler
 from services.engine.worker.start.graph_setup import graph_report
 from services.engine.worker.start.startup import start_worker
 from services.engine.worker.wire import Channel
-
-if TYPE_CHECKING:
-    from services.engine.compilation.compile_model import CompiledModel
 
 log = structlog.get_logger()
 
@@ -287,9 +284,8 @@ class StepServer:
     def _send(self, event: WorkerEvent) -> None:
         self._channel.send(event.SerializeToString())
 
-    def report_compiled(self, compiled: "CompiledModel") -> None:
-        """Reports a model that was compiled while serving to the service."""
-        report = CompileReport(pass_matches=compiled.stats.pass_matches)
+    def report_compiled(self, report: CompileReport) -> None:
+        """Reports a model that was traced or compiled while serving to the service."""
         self._send(WorkerEvent(compiled=report))
 
     def _report_recompilations(self) -> None:

@@ -7,6 +7,7 @@ what another process has built.
 import hashlib
 import json
 import pkgutil
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -115,18 +116,28 @@ def only_kept_kernels() -> Iterator[None]:
 
 
 @contextmanager
-def launches_skipped() -> Iterator[dict[str, KernelBuild]]:
-    """Skips launches of kernels that this process has not loaded, in all threads.
+def launches_skipped(*, while_serving: bool = False) -> Iterator[dict[str, KernelBuild]]:
+    """Skips this thread's launches of kernels that this process has not loaded.
 
     A skipped kernel's outputs keep their old content. Yields the skipped builds, by a key, as
     launches find them.
+
+    Args:
+        while_serving: other threads may launch kernels meanwhile. Skipping takes longer then.
     """
     builds: dict[str, KernelBuild] = {}
+    thread = threading.get_ident()
     with ExitStack() as stand_ins:
         stand_ins.callback(forget_all_builds)
 
         def skip(*, fn: Any, compile: dict[str, Any], **details: Any) -> bool:
-            builds[f"{fn.module}.{fn.name} {compile['key']}"] = _build_of(fn, compile)
+            if threading.get_ident() != thread:
+                return False
+            name = f"{fn.module}.{fn.name} {compile['key']}"
+            if name not in builds:
+                builds[name] = _build_of(fn, compile)
+            if while_serving:
+                return True
             # The hook takes longer than a launch; with a stand-in Triton calls it once a kernel.
             kernels = fn.jit_function.device_caches[compile["device"]][0]
             kernels[compile["key"]] = _SkippedKernel()

@@ -1,16 +1,12 @@
-"""Builds kernels and compiles a model in a thread while a worker serves."""
+"""Traces and compiles a model and builds its kernels in a thread while a worker serves."""
 
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import structlog
 
 from services.engine.compilation.passes.unmatched import UnmatchedPassError
-
-if TYPE_CHECKING:
-    from services.engine.compilation.compile_model import CompiledModel
 
 log = structlog.get_logger()
 
@@ -23,14 +19,13 @@ class BackgroundCompile:
 
     def __init__(
         self,
-        compile_model: Callable[[], "CompiledModel | None"],
-        install: Callable[["CompiledModel"], None],
+        compile_model: Callable[[], None],
+        install: Callable[[], None],
     ) -> None:
         """Starts to compile.
 
         Args:
-            compile_model: compiles without changing the model; returns None if it only built
-                kernels.
+            compile_model: compiles without changing the model.
             install: makes later steps run the result.
         """
         self._install = install
@@ -46,7 +41,7 @@ class BackgroundCompile:
         return self._result.done()
 
     def install(self) -> None:
-        """Makes later steps run the compiled model, if there is one.
+        """Makes later steps run the compiled model, unless that failed.
 
         Raises:
             UnmatchedPassError: a compiler pass matches nothing that the model promises.
@@ -58,6 +53,4 @@ class BackgroundCompile:
         if error is not None:
             log.error("compilation_failed", exc_info=error)
             return
-        compiled = self._result.result()
-        if compiled is not None:
-            self._install(compiled)
+        self._install()

@@ -20,6 +20,8 @@ from typing import Protocol
 from services.processes.parent_death import die_with_parent
 
 MAX_PROCESSES = 16
+BACKGROUND_NICENESS = 10
+"""Niceness of builds while a worker serves."""
 BUILD_TIMEOUT_S = 120.0
 """Time limit for the builds of one order; then the caller builds them itself."""
 

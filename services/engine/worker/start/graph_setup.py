@@ -159,7 +159,7 @@ def install_model(
     forward = runner.forward
     if compiled is not None:
         forward.run_model = compiled.forward
-    if compiled is None or config.level != CompilationLevel.PIECEWISE:
+    if compiled is None or not compiled.is_piecewise:
         forward.run_model = pieces.wrap_model(forward.run_model, config.splitting_ops)
     if config.cudagraph_copy_inputs and config.graph_mode(runner.device.type):
         forward.run_model = CopiedInputs(forward.run_model, runner.model_inputs)

@@ -17,15 +17,16 @@ from torch.overrides import TorchFunctionMode
 
 from models.ops.kernel_choice import HAS_TRITON
 from services.engine.config.worker import WorkerConfig
-from services.engine.worker.start.build_processes import BuildProcesses, num_processes
+from services.engine.worker.start.build_processes import (
+    BACKGROUND_NICENESS,
+    BuildProcesses,
+    num_processes,
+)
 
 if TYPE_CHECKING:
     from models.ops.triton.launching.kernel_builds import KernelBuild
 
 log = structlog.get_logger()
-
-BACKGROUND_NICENESS = 10
-"""Niceness of builds while a worker serves."""
 
 WarmUp = Callable[[], None]
 """Runs dummy steps."""
@@ -38,7 +39,10 @@ _ZEROED: dict[Any, Callable[..., Any]] = {
 
 
 class KernelBuilding:
-    """Builds kernels in other processes: `fork`, `build_first`, `build_others`, in this order."""
+    """Builds kernels in other processes: `fork`, `build_first`, `build_others`, in this order.
+
+    `build_while_serving` fits in before the last.
+    """
 
     def __init__(self, processes: BuildProcesses | None) -> None:
         """Starts to load what every launch needs, in parallel to the caller.
@@ -80,6 +84,17 @@ class KernelBuilding:
         if not _has_all_kept(first):
             self._build(self._processes, [[first, next_], [soon], [others]])
             first()
+
+    def build_while_serving(self, warm_ups: Sequence[WarmUp]) -> None:
+        """Builds the kernels of further steps; other threads may launch kernels meanwhile."""
+        if self._processes is None:
+            return
+        started_s = time.monotonic()
+        missing = _missing_of(found_in(warm_ups, while_serving=True))
+        if missing:
+            builds = list(missing.values())
+            ordered = self._processes.begin(builds, niceness=BACKGROUND_NICENESS)
+            self._wait(self._processes, "kernels_built", ordered, started_s)
 
     def build_others(self) -> None:
         """Waits for the remaining builds and ends the processes."""
@@ -134,11 +149,18 @@ class KernelBuilding:
             log.warning("kernels_left_to_build", num_kernels=report.num_failed, error=report.error)
 
 
-def found_in(warm_ups: Collection[WarmUp]) -> "dict[str, KernelBuild]":
-    """Returns the kernels that steps launch, by name, without launching them."""
+def found_in(
+    warm_ups: Collection[WarmUp], *, while_serving: bool = False
+) -> "dict[str, KernelBuild]":
+    """Returns the kernels that steps launch, by name, without launching them.
+
+    Args:
+        warm_ups: the steps.
+        while_serving: other threads may launch kernels meanwhile.
+    """
     from models.ops.triton.launching.kernel_builds import launches_skipped
 
-    with launches_skipped() as builds, _ZeroedTensors():
+    with launches_skipped(while_serving=while_serving) as builds, _ZeroedTensors():
         for warm_up in warm_ups:
             warm_up()
     return builds

@@ -1,19 +1,16 @@
 """Loads and compiles a model and makes its runners, for a worker and for `octavo replay`."""
 
-import importlib
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import structlog
 import torch
 from pydantic import ValidationError
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.config import ModelConfig
-from models.deepseek_mtp import DeepseekMTP
 from models.eagle3_config import is_eagle3
 from models.layers.decoder import CausalLM
 from models.loading.draft_model import load_draft_model
@@ -35,11 +32,17 @@ from services.engine.worker.start.device import (
     dtype_name,
 )
 from services.engine.worker.start.kv_memory import allocate_kv_cache, block_bytes
+from services.engine.worker.start.model_trace import (
+    TRACED_LEVELS,
+    ModelTrace,
+    import_compiler,
+    is_kept,
+    trace_of,
+)
 from services.engine.worker.start.ranks import Ranks
 from services.engine.worker.start.warm_up import run_small_steps
 
 if TYPE_CHECKING:
-    from services.engine.compilation.artifact_cache import ArtifactCache
     from services.engine.compilation.compile_model import CompiledModel
     from services.engine.compilation.traced_model import TracedModel
 
@@ -47,14 +50,6 @@ log = structlog.get_logger()
 
 Forward = Callable[..., Tensor]
 """Maps input ids [T] and positions [T] to hidden states [T, hidden]."""
-
-EXAMPLE_NUM_TOKENS = 8
-"""Length of the traced inputs; compiled code runs any length."""
-
-TRACED_LEVELS = (CompilationLevel.DYNAMO_ONCE, CompilationLevel.PIECEWISE)
-
-MODEL_PROGRAM = "model"
-"""Name of the model's program on disk."""
 
 TRACED_STEPS = ((1,), (1, 1), (2,), (7,), (1, 5))
 """Prompt lengths of steps that level 1 runs before it serves: decodes, prompts, and both."""
@@ -85,6 +80,7 @@ class LoadedModel:
         config: EngineConfig,
         *,
         ranks: Ranks | None = None,
+        may_trace_later: bool = False,
         report_progress: Callable[[str], None] = lambda stage: None,
     ) -> "LoadedModel":
         """Chooses device and dtypes, and loads the weights.
@@ -92,6 +88,7 @@ class LoadedModel:
         Args:
             config: the engine's.
             ranks: this rank among all; by default it holds the whole model.
+            may_trace_later: leaves a model that no earlier start has traced to `with_trace`.
             report_progress: receives each stage.
 
         Raises:
@@ -107,9 +104,11 @@ class LoadedModel:
             # The default level is that of the device, and a flag does not work on it.
             raise ValueError("; ".join(describe_problems(EngineConfig, error))) from error
         model_config = read_model_config(config.checkpoint.model, config.checkpoint.model_impl)
-        rank = ranks.place.rank
-        if level in TRACED_LEVELS and not _is_kept(config, model_config, device, rank):
-            _import_compiler()
+        is_traced = level in TRACED_LEVELS
+        if is_traced and not is_kept(config, model_config, device, ranks.place.rank):
+            is_traced = not may_trace_later
+            if is_traced:
+                import_compiler()
         dtype = choose_dtype(config.checkpoint, model_config, device)
         cache_dtype = choose_cache_dtype(config.cache, model_config, dtype, device)
         log.info(
@@ -168,7 +167,7 @@ class LoadedModel:
             load_s=load_s,
             forward=model,
         )
-        return loaded._traced() if level in TRACED_LEVELS else loaded
+        return loaded.with_trace() if is_traced else loaded
 
     @property
     def block_bytes(self) -> int:
@@ -181,16 +180,9 @@ class LoadedModel:
         )
 
     @property
-    def example_inputs(self) -> list[Tensor]:
-        """Inputs of the model with the kinds of a step's."""
-        kinds = (torch.int32, torch.int64)
-        first, positions = (
-            torch.zeros(EXAMPLE_NUM_TOKENS, dtype=kind, device=self.device) for kind in kinds
-        )
-        if not self.model.stage.is_first:
-            size = self.model.config.hidden_size
-            first = torch.zeros(len(first), size, dtype=self.model.dtype, device=self.device)
-        return [first, positions]
+    def trace(self) -> ModelTrace:
+        """All that the model's programs depend on."""
+        return trace_of(self.config, self.model, self.limits, self.device, self.ranks.place.rank)
 
     def compile(self, settings: CompilationConfig, pieces: PieceGraphs) -> "CompiledModel | None":
         """Compiles the model; returns None where `forward` is all there is. Any thread may call it.
@@ -200,31 +192,22 @@ class LoadedModel:
             pieces: wraps the compiled pieces.
         """
         is_traced_only = settings.level == CompilationLevel.DYNAMO_AS_IS
-        if not is_traced_only and (
-            self.traced is None or self._has_nothing_to_compile(self.traced)
-        ):
+        traced = self.traced
+        if not is_traced_only and (traced is None or self._has_nothing_to_compile(traced)):
             return None
         # The compiler takes 2 s to import, which a worker that compiles nothing must not wait for.
         from services.engine.compilation.compile_model import CompiledModel, TracedForward
         from services.engine.compilation.piece_compiler import MissingPieceError
 
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-        if self.traced is None:
+        if is_traced_only:
             compiled = CompiledModel(forward=TracedForward(self.model))
             self._run_traced_steps(compiled.forward)
             return compiled
+        assert traced is not None, "the levels that compile were traced"
         try:
-            return self._compile_traced(self.traced, settings, pieces)
-        except MissingPieceError:
-            traced = self._trace(
-                self.model,
-                MODEL_PROGRAM,
-                self.model.decoder_layers,
-                self.example_inputs,
-                traces_again=True,
-            )
             return self._compile_traced(traced, settings, pieces)
+        except MissingPieceError:
+            return self._compile_traced(self.trace.of_model(traces_again=True), settings, pieces)
 
     def _compile_traced(
         self, traced: "TracedModel", settings: CompilationConfig, pieces: PieceGraphs
@@ -266,19 +249,37 @@ class LoadedModel:
             groups=self.limits.layer_groups,
         )
         runner = ModelRunner(self.model, cache, limits=self.limits, device=self.device)
-        runner.forward.run_model = forward or self.forward
-        if forward is None and self.draft_forwards:
-            runner.speculator.run_steps(self.draft_forwards)
+        if forward is None:
+            self.run_in(runner)
+        else:
+            runner.forward.run_model = forward
         return runner
 
-    def _traced(self) -> "LoadedModel":
-        """Returns this model with its trace."""
+    def run_in(self, runner: ModelRunner) -> None:
+        """Makes a runner of this model run its forward passes."""
+        runner.forward.run_model = self.forward
+        if self.draft_forwards:
+            runner.speculator.run_steps(self.draft_forwards)
+
+    @property
+    def lacks_trace(self) -> bool:
+        """Whether the level needs a trace that there is not yet."""
+        return self.traced is None and self.config.compilation.level in TRACED_LEVELS
+
+    def with_trace(self) -> "LoadedModel":
+        """Returns this model with its trace, as it is if it has one or if its level needs none.
+
+        Raises:
+            UnmatchedPassError: a compiler pass matches nothing that the model promises.
+        """
+        if not self.lacks_trace:
+            return self
         from services.engine.compilation.linking import run_as_traced
         from services.engine.compilation.passes.unmatched import UnmatchedPassError
 
         started_s = time.monotonic()
         try:
-            traced, drafts = self._trace_all()
+            traced, drafts = self.trace.of_all()
         except UnmatchedPassError:
             raise
         except Exception:  # whatever it is, the model runs as it is written
@@ -298,54 +299,6 @@ class LoadedModel:
             forward=run_as_traced(traced),
             draft_forwards=tuple(run_as_traced(each) for each in drafts),
         )
-
-    def _trace_all(self) -> "tuple[TracedModel, list[TracedModel]]":
-        """Returns the traces of the model and of its draft layers."""
-        inputs = self.example_inputs
-        traced = self._trace(self.model, MODEL_PROGRAM, self.model.decoder_layers, inputs)
-        drafts = []
-        if self.config.speculation.num_layer_drafts:
-            hidden = torch.zeros(len(inputs[0]), self.model.config.hidden_size)
-            inputs.append(hidden.to(self.device, self.dtype))
-            drafts = [
-                self._trace(step, f"draft_{number}", (), inputs)
-                for number, step in enumerate(DeepseekMTP(self.model).steps)
-            ]
-        return traced, drafts
-
-    def _trace(
-        self,
-        module: nn.Module,
-        name: str,
-        layers: Sequence[nn.Module],
-        inputs: Sequence[Tensor],
-        *,
-        traces_again: bool = False,
-    ) -> "TracedModel":
-        """Traces a module, or finds what an earlier start has traced."""
-        from services.engine.compilation.compile_range import compile_ranges
-        from services.engine.compilation.program_store import load_program, store_program
-
-        settings, max_num_tokens = self.config.compilation, self.limits.max_num_batched_tokens
-        cache = _kept_traces(self.config, self.model.config, self.device, self.ranks.place.rank)
-        ranges = compile_ranges(settings.compile_ranges, max_num_tokens)
-        # A dump and tuned sizes need the graphs.
-        if not (traces_again or settings.debug_dump_path or settings.compile_sizes):
-            kept = load_program(cache, name, model=module, layers=layers, ranges=ranges)
-            if kept is not None:
-                return kept
-        from services.engine.compilation.compile_model import debug_dump
-        from services.engine.compilation.tracing import trace_programs
-
-        traced = trace_programs(
-            module,
-            settings,
-            example_inputs=inputs,
-            max_num_tokens=max_num_tokens,
-            dump=debug_dump(settings, self.ranks.place.rank) if module is self.model else None,
-        )
-        store_program(cache, name, traced, module)
-        return traced
 
     def _run_traced_steps(self, forward: Callable[..., Any]) -> None:
         """Runs dummy steps through a forward that is traced at its first call.
@@ -384,27 +337,3 @@ def _level(config: EngineConfig, device: torch.device) -> CompilationLevel:
             "reads states that a traced model does not return"
         )
     return CompilationLevel.NO_COMPILATION
-
-
-def _is_kept(config: EngineConfig, model: ModelConfig, device: torch.device, rank: int) -> bool:
-    """Returns whether an earlier start has traced the model."""
-    return _kept_traces(config, model, device, rank).load_program(MODEL_PROGRAM) is not None
-
-
-def _kept_traces(
-    config: EngineConfig, model: ModelConfig, device: torch.device, rank: int
-) -> "ArtifactCache":
-    """Returns a rank's traces of this configuration on disk."""
-    from services.engine.compilation.artifact_cache import ArtifactCache
-    from services.engine.compilation.cache_key import trace_factors
-
-    folder = config.compilation.compile_cache_dir / "traces"
-    facts = trace_factors(config, model, device, rank=rank)
-    return ArtifactCache.open(folder, facts)
-
-
-def _import_compiler() -> None:
-    """Begins to import the compiler, which takes 2 s, in parallel to the loading of weights."""
-    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compiler")
-    thread.submit(importlib.import_module, "services.engine.compilation.compile_model")
-    thread.shutdown(wait=False)

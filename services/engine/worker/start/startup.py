@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 import torch
@@ -15,7 +14,6 @@ from models.parallel.collectives import without_other_ranks
 from protos.engine.v1.worker_pb2 import CompileReport, KeptWeights, RankInfo, WorkerReady
 from services.engine.compilation.graphs.capture_plan import wire_key
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
-from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.config.compilation import CompilationConfig
 from services.engine.config.compilation_level import CompilationLevel
 from services.engine.config.engine_config import EngineConfig
@@ -29,7 +27,6 @@ from services.engine.worker.start.graph_setup import (
     build_uncaptured_kernels,
     estimate_graph_bytes,
     graph_report,
-    install_model,
     piece_graphs,
     prepare_graphs,
     warm_up_first_graphs,
@@ -37,16 +34,14 @@ from services.engine.worker.start.graph_setup import (
 from services.engine.worker.start.kernel_building import KernelBuilding
 from services.engine.worker.start.kv_memory import choose_num_blocks, largest_step_bytes
 from services.engine.worker.start.loaded_model import LoadedModel
+from services.engine.worker.start.model_compilation import ModelCompilation
+from services.engine.worker.start.model_trace import TraceProcess, may_trace_later
 from services.engine.worker.start.ranks import Ranks
 from services.engine.worker.start.warm_up import (
     FIRST_STEPS,
     other_steps,
     run_small_steps,
-    small_step_of_everything,
 )
-
-if TYPE_CHECKING:
-    from services.engine.compilation.compile_model import CompiledModel
 
 log = structlog.get_logger()
 
@@ -90,11 +85,12 @@ def start_worker(
     meeting_fd: int | None = None,
     report_progress: Report,
     on_fault: Callable[[GraphOutcome], None],
-    on_compiled: Callable[["CompiledModel"], None],
+    on_compiled: Callable[[CompileReport], None],
 ) -> StartedWorker:
     """Loads the model and allocates everything that steps need.
 
-    By default it leaves compilation and capture to the time between steps.
+    By default it leaves compilation and capture to the time between steps. A model that no earlier
+    start has traced runs as it is written until then.
 
     Args:
         config: the engine's.
@@ -102,38 +98,37 @@ def start_worker(
         meeting_fd: a file that all ranks have open; None for a single rank.
         report_progress: receives each stage.
         on_fault: receives a graph that is given up while serving.
-        on_compiled: receives a model that was compiled while serving.
+        on_compiled: receives the report of a model that was traced or compiled while serving.
 
     Raises:
         ValueError: the configuration does not fit the model or the machine.
     """
     clock = StageClock()
+    tracer = TraceProcess.fork(config)
     kernels = KernelBuilding.fork(config.worker)
     torch.set_num_interop_threads(1)
     ranks = _join(config, place, meeting_fd, report_progress)
-    loaded = LoadedModel.load(config, ranks=ranks, report_progress=report_progress)
+    loaded = LoadedModel.load(
+        config,
+        ranks=ranks,
+        may_trace_later=may_trace_later(config),
+        report_progress=report_progress,
+    )
     settings = loaded.config.compilation
     _warn_of_idle_flags(settings, loaded.device)
     pieces = piece_graphs(loaded.device, loaded.dtype)
     clock.end("load")
 
-    # Steps run as traced while the compiled pieces are wrapped.
-    compiled_pieces = PieceGraphs(pieces.recorder)
-
-    def compile_loaded() -> "CompiledModel | None":
-        _build_other_kernels(loaded, kernels)
-        return loaded.compile(settings, compiled_pieces)
-
+    compilation = ModelCompilation(loaded, pieces, kernels, tracer)
     step_bytes = None
     if loaded.device.type == "cuda":
         report_progress("building kernels")
         step_bytes = _build_first_kernels(loaded, settings, kernels)
     clock.end("kernels")
-    compiled = None
     if not settings.capture_while_serving:
         if settings.level != CompilationLevel.NO_COMPILATION:
             report_progress("compiling the model")
-        compiled = compile_loaded()
+        compilation.run()
         clock.end("compile")
     report_progress("allocating the KV cache")
     num_own_blocks = _choose_num_blocks(loaded, settings, step_bytes)
@@ -141,11 +136,7 @@ def start_worker(
     runner = loaded.make_runner(num_blocks)
     clock.end("memory")
 
-    def install(compiled: "CompiledModel | None") -> None:
-        pieces.adopt(compiled_pieces)
-        install_model(runner, compiled, settings, pieces)
-
-    install(compiled)
+    compilation.install(runner)
     prepared = prepare_graphs(
         runner,
         settings,
@@ -160,11 +151,13 @@ def start_worker(
     outcomes: list[GraphOutcome] = []
     capture = None
     if settings.capture_while_serving:
-        compilation = BackgroundCompile(compile_loaded, _reporting(install, on_compiled))
-        capture = BackgroundCapture(prepared.graphs, compilation=compilation)
+        background = BackgroundCompile(
+            compilation.run, lambda: compilation.install(runner, on_compiled)
+        )
+        capture = BackgroundCapture(prepared.graphs, compilation=background)
     else:
         outcomes = prepared.capture_all(report_progress)
-    ready = _announcement(loaded, num_blocks, prepared)
+    ready = _announcement(loaded, num_blocks, prepared, compilation.report)
     ready.ranks.append(_rank_info(loaded, num_own_blocks))
     ready.graphs.extend(graph_report(outcome) for outcome in outcomes)
     clock.end("graphs")
@@ -220,16 +213,6 @@ def _build_first_kernels(
 
 
 @without_other_ranks()
-def _build_other_kernels(loaded: LoadedModel, kernels: KernelBuilding) -> None:
-    """Builds the kernels of all other steps."""
-    kernels.build_others()
-    if loaded.device.type == "cuda":
-        others = other_steps(loaded.model.config, loaded.limits)
-        run_small_steps(loaded.make_runner(1), loaded.limits, others)
-        loaded.make_runner(1).execute(small_step_of_everything(loaded.limits))
-
-
-@without_other_ranks()
 def _choose_num_blocks(
     loaded: LoadedModel, settings: CompilationConfig, step_bytes: int | None
 ) -> int:
@@ -253,19 +236,6 @@ def _choose_num_blocks(
     return num_blocks
 
 
-def _reporting(
-    install: Callable[["CompiledModel | None"], None],
-    on_compiled: Callable[["CompiledModel"], None],
-) -> Callable[["CompiledModel"], None]:
-    """Returns a function that installs a compiled model and then reports it."""
-
-    def install_and_report(compiled: "CompiledModel") -> None:
-        install(compiled)
-        on_compiled(compiled)
-
-    return install_and_report
-
-
 def _rank_info(loaded: LoadedModel, num_blocks: int) -> RankInfo:
     place = loaded.ranks.place
     return RankInfo(
@@ -283,11 +253,9 @@ def _announcement(
     loaded: LoadedModel,
     num_blocks: int,
     prepared: PreparedGraphs,
+    report: CompileReport | None,
 ) -> WorkerReady:
     device = loaded.device
-    report = None
-    if loaded.traced is not None:
-        report = CompileReport(pass_matches=loaded.traced.pass_matches)
     return WorkerReady(
         num_blocks=num_blocks,
         block_bytes=loaded.block_bytes,

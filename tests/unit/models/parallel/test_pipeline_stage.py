@@ -34,7 +34,7 @@ def test_padding_of_what_was_received_is_zero():
     handed.received.fill_(torch.nan)
     with without_other_ranks():
         handed.receive(2, num_padded=4)
-    assert handed.received[:2].isnan().all()  # nobody has sent anything
+    assert handed.received[:2].isnan().all()  # no rank has sent anything
     assert not handed.received[2:4].any()
 
 

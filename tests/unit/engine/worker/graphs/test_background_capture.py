@@ -85,7 +85,7 @@ def test_a_broken_promise_of_the_model_is_fatal_and_other_failures_are_not(error
         raise error("planted")
 
     installed = []
-    compilation = BackgroundCompile(compile_model, installed.append)
+    compilation = BackgroundCompile(compile_model, lambda: installed.append(1))
     capture = BackgroundCapture(Graphs([], Clock()), compilation=compilation)
     while not capture.is_due(is_idle=True):
         pass

@@ -1,0 +1,106 @@
+"""Programs that another process traces, without weights and without a device."""
+
+import json
+
+import pytest
+import torch
+
+from services.engine.config.engine_config import EngineConfig
+from services.engine.worker.start.loaded_model import LoadedModel
+from services.engine.worker.start.model_trace import TraceBuild, TraceProcess
+from tests.support.random_checkpoints import VARIANTS, write_checkpoint
+
+PROGRAMS = ("model", "draft_0")
+FAMILIES = {row[0]: name for name, row in sorted(VARIANTS.items(), reverse=True)}
+"""One variant of each."""
+
+
+def config_of(folder, cache, **flags):
+    return EngineConfig.from_flags(
+        model=folder,
+        device="cpu",
+        num_kv_blocks=64,
+        block_size=4,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        log_level="warning",
+        compile_cache_dir=cache,
+        **{"compilation_level": 3, "use_inductor": False, **flags},
+    )
+
+
+def programs(loaded):
+    """Returns the programs on disk, without the signatures that a compiler would ask for."""
+    payloads = [loaded.trace.cache.load_program(name) for name in PROGRAMS]
+    contents = [payload and json.loads(payload) for payload in payloads]
+    for content in filter(None, contents):
+        for _, program in content["programs"]:
+            for code in program["codes"]:
+                code[1] = None
+    return contents
+
+
+@pytest.mark.parametrize("variant", sorted(FAMILIES.values()))
+def test_shapes_alone_give_the_programs_of_the_model(tmp_path, variant):
+    torch.set_num_threads(1)
+    write_checkpoint(tmp_path, variant)
+    drafts = {"num_speculative_tokens": 1} if "mtp" in variant else {}
+    here = LoadedModel.load(config_of(tmp_path, tmp_path / "here", **drafts))
+    config = config_of(tmp_path, tmp_path / "there", **drafts)
+    there = LoadedModel.load(config, may_trace_later=True)
+    assert there.lacks_trace
+    TraceBuild(there.trace).build()
+    assert programs(here)[0] is not None
+    assert programs(there) == programs(here)
+    traced = there.with_trace()
+    assert traced.traced.trace is None
+    assert traced.traced.pass_matches == here.traced.pass_matches
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(folder, "qwen3")
+    return folder
+
+
+def test_a_process_leaves_the_programs_on_disk(folder, tmp_path):
+    config = config_of(folder, tmp_path)
+    process = TraceProcess.fork(config)
+    loaded = LoadedModel.load(config, may_trace_later=True)
+    process.begin(loaded.trace)
+    process.finish()
+    assert programs(loaded)[0] is not None
+
+
+def test_a_model_that_cannot_be_sent_is_left_to_this_process(folder, tmp_path):
+    config = config_of(folder, tmp_path)
+    process = TraceProcess.fork(config)
+    loaded = LoadedModel.load(config, may_trace_later=True)
+    loaded.model.unsendable = lambda: None
+    process.begin(loaded.trace)
+    process.finish()
+    assert programs(loaded) == [None, None]
+    assert not loaded.with_trace().lacks_trace
+
+
+def test_code_that_a_compiler_would_generate_is_left_to_this_process(folder, tmp_path):
+    config = config_of(folder, tmp_path, use_inductor=True, passes=[])
+    loaded = LoadedModel.load(config, may_trace_later=True)
+    if loaded.with_trace().traced.has_own_kernels_only:
+        pytest.skip("the model has no other operators")
+    with pytest.raises(ValueError, match="code to generate"):
+        TraceBuild(loaded.trace).build()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"compilation_level": 0},
+        {"compilation_level": 1},
+        {"capture_while_serving": False},
+        {"tensor_parallel_size": 2},
+    ],
+)
+def test_no_process_is_forked_where_nothing_is_traced_while_serving(folder, tmp_path, flags):
+    assert TraceProcess.fork(config_of(folder, tmp_path, **flags)) is None
