@@ -11,6 +11,7 @@ from models.config import ModelConfig
 from models.layers.decoder import CausalLM, DecoderLayer
 from models.layers.latent_attention import LatentAttention
 from models.layers.moe import feed_forward
+from models.layers.pipeline import make_layers
 from models.parallel.group import SINGLE, ParallelGroup
 
 
@@ -23,12 +24,16 @@ class DeepseekV2ForCausalLM(CausalLM):
     }
 
     def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        layers = [
-            DecoderLayer(
+        super().__init__(
+            config,
+            make_layers(
                 config,
-                LatentAttention(config, index, group),
-                feed_forward(config, index, group),
-            )
-            for index in range(config.num_hidden_layers)
-        ]
-        super().__init__(config, layers, group)
+                group,
+                lambda index: DecoderLayer(
+                    config,
+                    LatentAttention(config, index, group),
+                    feed_forward(config, index, group),
+                ),
+            ),
+            group,
+        )

@@ -16,6 +16,7 @@ from torch import nn
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM, GatedMLP
 from models.layers.norm import RMSNorm
+from models.layers.pipeline import make_layers
 from models.layers.rotary import Rotation
 from models.layers.self_attention import SelfAttention
 from models.parallel.group import SINGLE, ParallelGroup
@@ -53,11 +54,15 @@ class Gemma2ForCausalLM(CausalLM):
     """Gemma 2 with its language-model head."""
 
     def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        layers = [
-            GemmaLayer(config, index, group, has_head_norms=False)
-            for index in range(config.num_hidden_layers)
-        ]
-        super().__init__(config, layers, group)
+        super().__init__(
+            config,
+            make_layers(
+                config,
+                group,
+                lambda index: GemmaLayer(config, index, group, has_head_norms=False),
+            ),
+            group,
+        )
 
 
 class Gemma3ForCausalLM(CausalLM):
@@ -73,8 +78,12 @@ class Gemma3ForCausalLM(CausalLM):
     ignored_prefixes: ClassVar[tuple[str, ...]] = ("vision_tower.", "multi_modal_projector.")
 
     def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        layers = [
-            GemmaLayer(config, index, group, has_head_norms=True)
-            for index in range(config.num_hidden_layers)
-        ]
-        super().__init__(config, layers, group)
+        super().__init__(
+            config,
+            make_layers(
+                config,
+                group,
+                lambda index: GemmaLayer(config, index, group, has_head_norms=True),
+            ),
+            group,
+        )

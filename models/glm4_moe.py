@@ -7,6 +7,7 @@ Source: Zeng et al. 2025, "GLM-4.5", section 2.1.
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM, DecoderLayer
 from models.layers.moe import feed_forward
+from models.layers.pipeline import make_layers
 from models.layers.self_attention import SelfAttention
 from models.parallel.group import SINGLE, ParallelGroup
 
@@ -15,12 +16,16 @@ class Glm4MoeForCausalLM(CausalLM):
     """GLM-4.5 with its language-model head."""
 
     def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        layers = [
-            DecoderLayer(
+        super().__init__(
+            config,
+            make_layers(
                 config,
-                SelfAttention(config, index, group, has_head_norms=config.use_qk_norm),
-                feed_forward(config, index, group),
-            )
-            for index in range(config.num_hidden_layers)
-        ]
-        super().__init__(config, layers, group)
+                group,
+                lambda index: DecoderLayer(
+                    config,
+                    SelfAttention(config, index, group, has_head_norms=config.use_qk_norm),
+                    feed_forward(config, index, group),
+                ),
+            ),
+            group,
+        )

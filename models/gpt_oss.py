@@ -12,6 +12,7 @@ from torch import nn
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM, DecoderLayer
 from models.layers.moe import Experts, FusedMoE, moe_config
+from models.layers.pipeline import make_layers
 from models.layers.self_attention import SelfAttention
 from models.layers.weight import ShardId, check_shape
 from models.number_formats import MXFP4
@@ -57,7 +58,7 @@ class GptOssForCausalLM(CausalLM):
     def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
         super().__init__(
             config,
-            [_layer(config, index, group) for index in range(config.num_hidden_layers)],
+            make_layers(config, group, lambda index: _layer(config, index, group)),
             group,
         )
 

@@ -5,6 +5,7 @@ Source: Granite Team 2024, "Granite 3.0 Language Models", section 2.
 
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM, DecoderLayer, GatedMLP
+from models.layers.pipeline import make_layers
 from models.layers.self_attention import SelfAttention
 from models.parallel.group import SINGLE, ParallelGroup
 
@@ -13,8 +14,14 @@ class GraniteForCausalLM(CausalLM):
     """Granite with its language-model head."""
 
     def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        layers = [
-            DecoderLayer(config, SelfAttention(config, index, group), GatedMLP(config, group))
-            for index in range(config.num_hidden_layers)
-        ]
-        super().__init__(config, layers, group)
+        super().__init__(
+            config,
+            make_layers(
+                config,
+                group,
+                lambda index: DecoderLayer(
+                    config, SelfAttention(config, index, group), GatedMLP(config, group)
+                ),
+            ),
+            group,
+        )

@@ -6,6 +6,7 @@ Source: Touvron et al. 2023, "LLaMA"; Dubey et al. 2024, "The Llama 3 Herd of Mo
 
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM, DecoderLayer, GatedMLP
+from models.layers.pipeline import make_layers
 from models.layers.self_attention import SelfAttention
 from models.parallel.group import SINGLE, ParallelGroup
 
@@ -14,8 +15,14 @@ class LlamaForCausalLM(CausalLM):
     """Llama with its language-model head."""
 
     def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        layers = [
-            DecoderLayer(config, SelfAttention(config, index, group), GatedMLP(config, group))
-            for index in range(config.num_hidden_layers)
-        ]
-        super().__init__(config, layers, group)
+        super().__init__(
+            config,
+            make_layers(
+                config,
+                group,
+                lambda index: DecoderLayer(
+                    config, SelfAttention(config, index, group), GatedMLP(config, group)
+                ),
+            ),
+            group,
+        )

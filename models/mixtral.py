@@ -8,6 +8,7 @@ from typing import ClassVar
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM, DecoderLayer
 from models.layers.moe import feed_forward
+from models.layers.pipeline import make_layers
 from models.layers.self_attention import SelfAttention
 from models.parallel.group import SINGLE, ParallelGroup
 
@@ -19,12 +20,16 @@ class MixtralForCausalLM(CausalLM):
     expert_names: ClassVar[tuple[str, str, str]] = ("w1", "w3", "w2")
 
     def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        layers = [
-            DecoderLayer(
+        super().__init__(
+            config,
+            make_layers(
                 config,
-                SelfAttention(config, index, group),
-                feed_forward(config, index, group),
-            )
-            for index in range(config.num_hidden_layers)
-        ]
-        super().__init__(config, layers, group)
+                group,
+                lambda index: DecoderLayer(
+                    config,
+                    SelfAttention(config, index, group),
+                    feed_forward(config, index, group),
+                ),
+            ),
+            group,
+        )

@@ -11,6 +11,7 @@ from torch import nn
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM, GatedMLP
 from models.layers.norm import RMSNorm
+from models.layers.pipeline import make_layers
 from models.layers.projection_norm import ProjectionNorm
 from models.layers.rotary import Rotation
 from models.layers.self_attention import SelfAttention
@@ -56,5 +57,8 @@ class Olmo2ForCausalLM(CausalLM):
     """OLMo 2 with its language-model head."""
 
     def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        layers = [Olmo2Layer(config, index, group) for index in range(config.num_hidden_layers)]
-        super().__init__(config, layers, group)
+        super().__init__(
+            config,
+            make_layers(config, group, lambda index: Olmo2Layer(config, index, group)),
+            group,
+        )

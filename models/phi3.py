@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM, DecoderLayer, GatedMLP
+from models.layers.pipeline import make_layers
 from models.layers.self_attention import SelfAttention
 from models.parallel.group import SINGLE, ParallelGroup
 
@@ -18,8 +19,14 @@ class Phi3ForCausalLM(CausalLM):
     packed_modules_mapping: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        layers = [
-            DecoderLayer(config, SelfAttention(config, index, group), GatedMLP(config, group))
-            for index in range(config.num_hidden_layers)
-        ]
-        super().__init__(config, layers, group)
+        super().__init__(
+            config,
+            make_layers(
+                config,
+                group,
+                lambda index: DecoderLayer(
+                    config, SelfAttention(config, index, group), GatedMLP(config, group)
+                ),
+            ),
+            group,
+        )

@@ -6,6 +6,7 @@ Source: Yang et al. 2025, "Qwen3 Technical Report", section 2.
 from models.config import ModelConfig
 from models.layers.decoder import CausalLM, DecoderLayer
 from models.layers.moe import feed_forward
+from models.layers.pipeline import make_layers
 from models.layers.self_attention import SelfAttention
 from models.parallel.group import SINGLE, ParallelGroup
 
@@ -14,12 +15,16 @@ class Qwen3MoeForCausalLM(CausalLM):
     """Qwen3 with experts and its language-model head."""
 
     def __init__(self, config: ModelConfig, group: ParallelGroup = SINGLE) -> None:
-        layers = [
-            DecoderLayer(
+        super().__init__(
+            config,
+            make_layers(
                 config,
-                SelfAttention(config, index, group, has_head_norms=True),
-                feed_forward(config, index, group),
-            )
-            for index in range(config.num_hidden_layers)
-        ]
-        super().__init__(config, layers, group)
+                group,
+                lambda index: DecoderLayer(
+                    config,
+                    SelfAttention(config, index, group, has_head_norms=True),
+                    feed_forward(config, index, group),
+                ),
+            ),
+            group,
+        )

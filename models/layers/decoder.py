@@ -1,7 +1,7 @@
 """The decoder-only transformer around its attention: the shared part of all model files."""
 
 import copy
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar, Protocol, TypeVar, cast
@@ -15,11 +15,12 @@ from models.kv_cache import CacheSpec
 from models.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from models.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from models.layers.norm import RMSNorm
+from models.layers.pipeline import PPMissingLayer
 from models.layers.rotary import RotaryEmbedding, Rotation
 from models.layers.weight import ExpertTensor
 from models.ops.elementwise.gelu_and_mul import gelu_and_mul
 from models.ops.elementwise.silu_and_mul import silu_and_mul
-from models.parallel.group import ParallelGroup
+from models.parallel.group import WHOLE_MODEL, ParallelGroup, PipelineStage
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
@@ -100,7 +101,7 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers and the last norm.
+    """Embedding, layers and the last norm, or a pipeline stage's share of them.
 
     A layer maps ([T, hidden], Rotation) to [T, hidden] and has its attention as self_attn.
     """
@@ -109,8 +110,15 @@ class Decoder(nn.Module):
         self, config: ModelConfig, layers: Sequence[nn.Module], group: ParallelGroup
     ) -> None:
         super().__init__()
-        self.embed_tokens = VocabParallelEmbedding(
-            config.vocab_size, config.hidden_size, group=group
+        stage = group.stage
+        self._embeds = stage.is_first
+        # A tied head needs the embedding, too.
+        has_embedding = stage.is_first or (stage.is_last and config.tie_word_embeddings)
+        # The casts: no module of another stage is asked for more than its first input.
+        self.embed_tokens = (
+            VocabParallelEmbedding(config.vocab_size, config.hidden_size, group=group)
+            if has_embedding
+            else cast("VocabParallelEmbedding", PPMissingLayer())
         )
         # Rounded as transformers rounds it.
         scale = torch.tensor(config.multipliers.embedding, device="cpu")
@@ -124,23 +132,48 @@ class Decoder(nn.Module):
         self._num_layers = len(layers)
         self.layers = nn.ModuleList(layers)
         """The layers, then draft layers if the loader appended some."""
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=config.norm_offset)
+        self.norm = (
+            RMSNorm(config.hidden_size, config.rms_norm_eps, offset=config.norm_offset)
+            if stage.is_last
+            else cast("RMSNorm", PPMissingLayer())
+        )
         self.aux_layers: tuple[int, ...] = ()
         """Layers whose outputs follow the decoder's own, for a head that guesses from them."""
 
     def with_layers(self, indices: Sequence[int]) -> "Decoder":
-        """Returns a decoder of some of the layers; it shares all modules."""
-        layers = nn.ModuleList(self.layers[index] for index in indices)
+        """Returns a decoder of some of this stage's layers; it shares all modules."""
+        numbers = [self._own_numbers[index] for index in indices]
+        layers = nn.ModuleList(self.layers[number] for number in numbers)
         decoder = _replaced(self, layers=layers)
         decoder._num_layers = len(layers)
-        decoder._has_window = tuple(self._has_window[index] for index in indices)
+        decoder._has_window = tuple(self._has_window[number] for number in numbers)
         return decoder
 
+    @property
+    def own_layers(self) -> list[nn.Module]:
+        """This stage's layers, without draft layers."""
+        return [self.layers[number] for number in self._own_numbers]
+
+    @property
+    def _own_numbers(self) -> list[int]:
+        """The numbers of this stage's layers in the model."""
+        layers = islice(self.layers, self._num_layers)
+        return [
+            number for number, layer in enumerate(layers) if not isinstance(layer, PPMissingLayer)
+        ]
+
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Maps [T] token ids at [T] positions to [T, hidden]; n aux layers each add columns."""
-        hidden = self.embed_tokens(input_ids)
-        if self._embedding_scale != 1.0:
-            hidden = hidden * self._embedding_scale
+        """Maps [T] token ids at [T] positions to [T, hidden]; n aux layers each add columns.
+
+        A stage after the first takes hidden states [T, hidden] for token ids.
+        """
+        if self._embeds:
+            hidden = self.embed_tokens(input_ids)
+            if self._embedding_scale != 1.0:
+                hidden = hidden * self._embedding_scale
+        else:
+            # Compiled layers add to the residual stream in place, and never to an input.
+            hidden = input_ids.clone()
         rotation = local = self.rotary(positions)
         if self.local_rotary is not None:
             local = self.local_rotary(positions)
@@ -211,6 +244,9 @@ class CausalLM(nn.Module):
     ignored_prefixes: ClassVar[tuple[str, ...]] = ()
     """Starts of the names, after `weights_mapping`, of tensors that the model does without."""
 
+    stage: PipelineStage = WHOLE_MODEL
+    """The layers that this process holds."""
+
     expert_names: ClassVar[tuple[str, str, str] | None] = ("gate_proj", "up_proj", "down_proj")
     """The checkpoint's names of an expert's gate, up and down; None: each stacks all experts."""
 
@@ -234,21 +270,30 @@ class CausalLM(nn.Module):
         self.config = config
         self.weight_formats: tuple[WeightFormat, ...] = ()
         """Filled by the loader."""
+        self.stage = group.stage
+        self._dtype = torch.get_default_dtype()
         self.model = Decoder(config, layers, group)
-        self.lm_head = ParallelLMHead(
-            config.vocab_size,
-            config.hidden_size,
-            group=group,
-            scale=config.multipliers.logits,
-            soft_cap=config.multipliers.logits_cap,
+        self.lm_head = (
+            ParallelLMHead(
+                config.vocab_size,
+                config.hidden_size,
+                group=group,
+                scale=config.multipliers.logits,
+                soft_cap=config.multipliers.logits_cap,
+            )
+            if self.stage.is_last
+            else cast("ParallelLMHead", PPMissingLayer())
         )
         self.draft_models: tuple[DraftingModel, ...] = ()
         """Models that guess tokens for this one; no part of its trace and its weights."""
-        if config.tie_word_embeddings:
+        if config.tie_word_embeddings and self.stage.is_last:
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Maps [T] int32 or int64 token ids at [T] int64 positions to [T, hidden]."""
+        """Maps [T] int32 or int64 token ids at [T] int64 positions to [T, hidden].
+
+        A pipeline stage after the first takes the hidden states [T, hidden] of the one before.
+        """
         hidden: torch.Tensor = self.model(input_ids, positions)
         return hidden
 
@@ -259,7 +304,7 @@ class CausalLM(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the hidden states."""
-        return self.lm_head.weight.dtype
+        return self._dtype
 
     @property
     def stored_module(self) -> nn.Module:
@@ -269,7 +314,7 @@ class CausalLM(nn.Module):
     @property
     def tied_weights(self) -> Mapping[str, str]:
         """Tensor of a checkpoint that repeats another -> the other."""
-        ties = self.config.tie_word_embeddings
+        ties = self.config.tie_word_embeddings and self.stage.is_last
         return {"lm_head.weight": "model.embed_tokens.weight"} if ties else {}
 
     @property
@@ -295,9 +340,12 @@ class CausalLM(nn.Module):
         return name in self.tied_weights or name.endswith("rotary_emb.inv_freq")
 
     def cache_specs(self) -> list[CacheSpec]:
-        """Returns each layer's cache entry, draft layers last."""
-        layers = cast("Iterable[DecoderLayer]", self.model.layers)
-        return [cast("CacheSpec", layer.self_attn.cache_spec) for layer in layers]
+        """Returns the cache entry of each of this stage's layers, draft layers last."""
+        return [
+            cast("CacheSpec", cast("DecoderLayer", layer).self_attn.cache_spec)
+            for layer in self.model.layers
+            if not isinstance(layer, PPMissingLayer)
+        ]
 
     @property
     def output_size(self) -> int:
@@ -306,8 +354,8 @@ class CausalLM(nn.Module):
 
     @property
     def decoder_layers(self) -> list[nn.Module]:
-        """The layers without draft layers."""
-        return list(self.model.layers)[: self.config.num_hidden_layers]
+        """This stage's layers, without draft layers."""
+        return self.model.own_layers
 
     def with_layers(self, indices: Sequence[int]) -> "CausalLM":
         """Returns a model of some of the layers; it shares all modules."""

@@ -39,7 +39,7 @@ class LatentAttention(nn.Module):
         super().__init__()
         mla = _mla_config(config)
         self._mla = mla
-        self._layer_index = layer_index
+        self.layer_index = layer_index
         head_size = mla.qk_nope_head_dim + mla.qk_rope_head_dim
         self._scale = head_size**-0.5 * config.rope.score_scale
         num_heads = config.num_attention_heads
@@ -101,7 +101,7 @@ class LatentAttention(nn.Module):
         index = () if self.indexer is None else self.indexer(hidden, compressed_q, rotation)
         attended = queries.new_empty(*q_plain.shape[:2], mla.v_head_dim)
         latent_attention_with_output(
-            q_plain, q_rotated, entry, self.kv_b_proj.weight, attended, self._layer_index,
+            q_plain, q_rotated, entry, self.kv_b_proj.weight, attended, self.layer_index,
             self._scale, *index,
         )  # fmt: skip
         output: torch.Tensor = self.o_proj(attended.flatten(1))

@@ -137,6 +137,11 @@ def _build(folder: Path, config: ModelConfig, group: ParallelGroup, dtype: torch
     """Returns the model of a configuration, without values."""
     if config.transformers is None:
         return model_class(config.architecture)(config, group)
+    if group.stage.size > 1:
+        raise ConfigError(
+            f"{folder}: --pipeline-parallel-size is {group.stage.size}, and a model that runs as "
+            "modules of transformers cannot be split into stages"
+        )
     from models.transformers_backend.model import build_transformers_model
 
     return build_transformers_model(folder, config, group, dtype)

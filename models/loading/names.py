@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from models.layers.decoder import CausalLM
+from models.layers.pipeline import PPMissingLayer
 from models.layers.weight import LoadsWeights, Replicated, ShardId, StackedExperts
 
 COMMON_RENAMES = {"weight_scale_inv": "weight_scale"}
@@ -70,6 +71,16 @@ def is_past_the_last_layer(name: str, model: CausalLM) -> bool:
     is_draft = int(match[1]) >= model.config.num_hidden_layers
     is_loaded = int(match[1]) < model.num_loaded_layers
     return is_draft and (not is_loaded or name.endswith(REPEATED_IN_DRAFT_LAYERS))
+
+
+def is_of_another_stage(name: str, model: CausalLM) -> bool:
+    """Returns whether a tensor belongs to a module that another pipeline stage has."""
+    module: nn.Module | None = model.stored_module
+    for part in name.split("."):
+        module = None if module is None else module._modules.get(part)
+        if isinstance(module, PPMissingLayer):
+            return True
+    return False
 
 
 def _expert_tensors_by_parameter(model: CausalLM) -> dict[str, list[tuple[str, ShardId]]]:

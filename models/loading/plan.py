@@ -23,6 +23,7 @@ from models.loading.kept_packed import KeepsBits
 from models.loading.names import (
     Destination,
     find_destinations,
+    is_of_another_stage,
     is_past_the_last_layer,
     renamed,
 )
@@ -298,7 +299,10 @@ class _Plan:
 
     def _check_superfluous(self, name: str, tensor: CheckpointTensor) -> None:
         """Raises CheckpointError unless a tensor that fills nothing may be skipped."""
-        if self._model.is_derived(name) or is_past_the_last_layer(name, self._model):
+        model = self._model
+        if model.is_derived(name) or is_past_the_last_layer(name, model):
+            return
+        if is_of_another_stage(name, model):
             return
         if self._is_mxfp4(name.removesuffix(SCALES)) and name.endswith(SCALES):
             return

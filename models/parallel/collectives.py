@@ -1,4 +1,4 @@
-"""Collectives over a named group of ranks.
+"""Collectives over a named group of ranks, and messages between two.
 
 Every rank of a group calls the same ones in the same order; a rank that leaves one out stops all.
 """
@@ -84,12 +84,32 @@ def gather_into(stacked: torch.Tensor, tensor: torch.Tensor, group: str) -> None
         _gather(stacked.flatten(0, 1), tensor, group=_handles.get(group))
 
 
-@contextlib.contextmanager
-def _begun() -> Iterator[None]:
-    """Counts the collective in the block; its failure becomes a LostPeerError."""
-    _counts["issued"] += 1
+def begin_send(tensor: torch.Tensor, group: str) -> dist.Work | None:
+    """Begins to send a contiguous tensor to the second rank of a group of two.
+
+    Returns:
+        The message; `finish` it before the tensor's memory is used again. None without others.
+    """
+    if _silence.is_on:
+        return None
+    with _begun():
+        return dist.isend(tensor, group=_handles[group], group_dst=1)
+
+
+def receive_into(tensor: torch.Tensor, group: str) -> None:
+    """Fills a contiguous tensor with what the first rank of a group of two sends."""
+    if _silence.is_on:
+        return
+    with _begun():
+        work = dist.irecv(tensor, group=_handles[group], group_src=0)
+        assert work is not None, "this rank is of the group"
+        work.wait()
+
+
+def finish(work: dist.Work) -> None:
+    """Waits until a message has left its tensor; on a GPU, the stream waits."""
     with needs_peers():
-        yield
+        work.wait()
 
 
 @contextlib.contextmanager
@@ -101,3 +121,11 @@ def needs_peers() -> Iterator[None]:
         raise
     except RuntimeError as error:
         raise LostPeerError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _begun() -> Iterator[None]:
+    """Counts the collective in the block; its failure becomes a LostPeerError."""
+    _counts["issued"] += 1
+    with needs_peers():
+        yield

@@ -7,8 +7,55 @@ TENSOR_PARALLEL = "tensor_parallel"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStage:
+    """One of the consecutive runs of layers that a model is split into.
+
+    The default is the whole model. The first stage embeds; the last has the final norm and the
+    head.
+
+    num_layers: layers of each stage; empty: as equal as possible, later stages one fewer, as the
+        last has the head.
+    """
+
+    rank: int = 0
+    size: int = 1
+    num_layers: tuple[int, ...] = ()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it takes token ids."""
+        return self.rank == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it computes logits."""
+        return self.rank == self.size - 1
+
+    def layers_of(self, total: int) -> range:
+        """Returns the stage's layers of a model with `total`.
+
+        Raises:
+            ValueError: the stages cannot hold as many.
+        """
+        if self.num_layers and sum(self.num_layers) != total:
+            stages = ", ".join(map(str, self.num_layers))
+            raise ValueError(f"stages of {stages} layers do not hold the model's {total} layers")
+        if total < self.size:
+            raise ValueError(f"{total} layers are too few for {self.size} pipeline stages")
+        if self.num_layers:
+            first = sum(self.num_layers[: self.rank])
+            return range(first, first + self.num_layers[self.rank])
+        first, end = (-(-rank * total // self.size) for rank in (self.rank, self.rank + 1))
+        return range(first, end)
+
+
+WHOLE_MODEL = PipelineStage()
+"""The stage of a process that holds every layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelGroup:
-    """Processes that each hold a share of every layer.
+    """Processes that each hold a share of every layer of a stage.
 
     The default is one process that holds everything; it calls no collectives and needs no
     torch.distributed. `name` is that of models.parallel.collectives. With enable_expert_parallel
@@ -20,6 +67,7 @@ class ParallelGroup:
     name: str = TENSOR_PARALLEL
     enable_expert_parallel: bool = False
     num_redundant_experts: int = 0
+    stage: PipelineStage = WHOLE_MODEL
 
     def __post_init__(self) -> None:
         """Checks that the rank is inside the group."""

@@ -38,20 +38,23 @@ def engine_needs(arguments: Sequence[str], environ: Mapping[str, str] = os.envir
     parser.add_argument("--device", default=environ.get("OCTAVO_ENGINE_DEVICE", "auto"))
     size = environ.get("OCTAVO_ENGINE_TENSOR_PARALLEL_SIZE", "1")
     parser.add_argument("--tensor-parallel-size", type=int, default=size)
+    stages = environ.get("OCTAVO_ENGINE_PIPELINE_PARALLEL_SIZE", "1")
+    parser.add_argument("--pipeline-parallel-size", type=int, default=stages)
     parser.add_argument("--devices", default=environ.get("OCTAVO_ENGINE_DEVICES"))
     try:
         found, _ = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise ServiceFailedError(f"the engine's flags: {error}", exit_code=2) from None
-    if found.device not in ("auto", "cpu", "cuda") or found.tensor_parallel_size < 1:
+    sizes = found.tensor_parallel_size, found.pipeline_parallel_size
+    if found.device not in ("auto", "cpu", "cuda") or min(sizes) < 1:
         raise ServiceFailedError(
-            f"the engine's flags: --device {found.device} and --tensor-parallel-size "
-            f"{found.tensor_parallel_size} are not a device and a number of GPUs",
+            f"the engine's flags: --device {found.device}, --tensor-parallel-size {sizes[0]} and "
+            f"--pipeline-parallel-size {sizes[1]} are not a device and numbers of GPUs",
             exit_code=2,
         )
     return EngineNeeds(
         device=found.device,
-        num_gpus=found.tensor_parallel_size,
+        num_gpus=sizes[0] * sizes[1],
         names_devices=found.devices is not None,
     )
 

@@ -122,6 +122,7 @@ class BatchBuilder:
         "drafts",
         "grammar_masks",
         "grammar_rows",
+        "last_token_ids",
         "needs_logit_edits",
         "needs_logprobs",
         "num_prompt_logprobs",
@@ -148,6 +149,8 @@ class BatchBuilder:
         self.grammar_masks: list[bytes] = []
         self.prompt_logprob_requests: list[int] = []
         self.num_prompt_logprobs = 0
+        self.last_token_ids: list[int] = []
+        """The newest token of each request that samples, if the worker's stages need it."""
         self._block_rows: list[int] = []
         self._block_offsets: list[int] = []
         self._block_counts: list[int] = []
@@ -208,6 +211,8 @@ class BatchBuilder:
         if self.prompt_logprob_requests:
             sampling.prompt_logprob_requests = pack_int32(self.prompt_logprob_requests)
             sampling.num_prompt_logprobs = self.num_prompt_logprobs
+        if self.last_token_ids:
+            sampling.last_token_ids = pack_int32(self.last_token_ids)
         if self.drafts is not None:
             descriptor.spec_decode_metadata.CopyFrom(self.drafts)
         return descriptor
@@ -366,6 +371,7 @@ def redacted(descriptor: BatchDescriptor, result: StepResult) -> tuple[BatchDesc
         assignment.sampling.ClearField("end_token_ids")
     if shown.HasField("spec_decode_metadata"):
         shown.spec_decode_metadata.ClearField("draft_token_ids")
+    shown.sampling.ClearField("last_token_ids")
     shown.sampling.ClearField("grammar_rows")  # they reveal the caller's grammar
     shown.sampling.ClearField("grammar_masks")
     shown_result.ClearField("token_ids")

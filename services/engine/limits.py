@@ -1,7 +1,7 @@
 """Limits of steps, which the scheduler keeps and the worker's tables have room for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.engine.config.engine_config import EngineConfig
 from services.engine.kv_cache.cache_groups import CacheGroups, LayerGroup, group_layers
@@ -28,6 +28,8 @@ class StepLimits:
     """The shortest and the longest n-gram that the scheduler looks up; None: the worker drafts."""
     has_draft_model: bool = False
     """Whether a small model makes the drafts."""
+    num_stages: int = 1
+    """Pipeline stages, which run as many steps at a time."""
 
     @classmethod
     def of(
@@ -52,7 +54,21 @@ class StepLimits:
             num_speculative_tokens=config.speculation.num_speculative_tokens,
             lookup_sizes=config.speculation.lookup_sizes,
             has_draft_model=config.speculation.has_draft_model,
+            num_stages=config.parallel.pipeline_parallel_size,
         )
+
+    def of_layers(self, layers: range) -> "StepLimits":
+        """Returns the limits of a stage with these layers, which it counts from 0.
+
+        All stages have the groups of the whole model, even those of whose layers they have none.
+        """
+        groups = (
+            replace(
+                group, layers=tuple(each - layers.start for each in group.layers if each in layers)
+            )
+            for group in self.layer_groups
+        )
+        return replace(self, layer_groups=tuple(groups))
 
     @property
     def decode_q_len(self) -> int:

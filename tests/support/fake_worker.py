@@ -54,7 +54,9 @@ class FakeWorker:
         windows: Sequence[int | None] = (None,),
         num_cache_tokens: int | None = None,
         makes_drafts: bool = True,
+        has_stages: bool = False,
     ) -> None:
+        self._has_stages = has_stages
         self._makes_drafts = makes_drafts
         self._block_size = block_size
         self._windows = tuple(windows)
@@ -104,10 +106,21 @@ class FakeWorker:
         self._write(rows, starts, ends)
         for row, start, end in zip(rows, starts, ends, strict=True):
             self._check_reads(row, start, end)
+        if self._has_stages:
+            self._check_last_tokens(descriptor, rows, ends)
         result = self._sample(descriptor, rows, ends)
         if descriptor.sampling.prompt_logprob_requests:
             self._tell_prompts(descriptor, result, rows, starts, ends)
         return result
+
+    def _check_last_tokens(
+        self, descriptor: BatchDescriptor, rows: list[int], ends: list[int]
+    ) -> None:
+        """Compares the tokens that stages receive with the tokens that the last one sampled."""
+        indices = read_int32(descriptor.sampling.sample_indices).tolist()
+        known = [int(self._tokens[rows[i], ends[i] - 1]) for i in indices]
+        told = read_int32(descriptor.sampling.last_token_ids).tolist()
+        require(told == known, f"stages receive tokens {told}; the last tokens are {known}")
 
     def _fail(self, descriptor: BatchDescriptor) -> StepResult:
         """Runs out of memory in the middle of a step, whose writes are then wrong."""

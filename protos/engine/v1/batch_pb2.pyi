@@ -136,7 +136,7 @@ class BlockTableUpdates(_message.Message):
     def __init__(self, rows: _Optional[bytes] = ..., offsets: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ...) -> None: ...
 
 class SamplingMetadata(_message.Message):
-    __slots__ = ("sample_indices", "all_greedy", "needs_logit_edits", "needs_logprobs", "grammar_rows", "grammar_masks", "prompt_logprob_requests", "num_prompt_logprobs")
+    __slots__ = ("sample_indices", "all_greedy", "needs_logit_edits", "needs_logprobs", "grammar_rows", "grammar_masks", "prompt_logprob_requests", "num_prompt_logprobs", "last_token_ids")
     SAMPLE_INDICES_FIELD_NUMBER: _ClassVar[int]
     ALL_GREEDY_FIELD_NUMBER: _ClassVar[int]
     NEEDS_LOGIT_EDITS_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +145,7 @@ class SamplingMetadata(_message.Message):
     GRAMMAR_MASKS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROB_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    LAST_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     sample_indices: bytes
     all_greedy: bool
     needs_logit_edits: bool
@@ -153,7 +154,8 @@ class SamplingMetadata(_message.Message):
     grammar_masks: bytes
     prompt_logprob_requests: bytes
     num_prompt_logprobs: int
-    def __init__(self, sample_indices: _Optional[bytes] = ..., all_greedy: _Optional[bool] = ..., needs_logit_edits: _Optional[bool] = ..., needs_logprobs: _Optional[bool] = ..., grammar_rows: _Optional[bytes] = ..., grammar_masks: _Optional[bytes] = ..., prompt_logprob_requests: _Optional[bytes] = ..., num_prompt_logprobs: _Optional[int] = ...) -> None: ...
+    last_token_ids: bytes
+    def __init__(self, sample_indices: _Optional[bytes] = ..., all_greedy: _Optional[bool] = ..., needs_logit_edits: _Optional[bool] = ..., needs_logprobs: _Optional[bool] = ..., grammar_rows: _Optional[bytes] = ..., grammar_masks: _Optional[bytes] = ..., prompt_logprob_requests: _Optional[bytes] = ..., num_prompt_logprobs: _Optional[int] = ..., last_token_ids: _Optional[bytes] = ...) -> None: ...
 
 class RowAssignment(_message.Message):
     __slots__ = ("row", "token_ids", "num_prompt_tokens", "sampling")

@@ -128,7 +128,8 @@ def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
     if stats.num_speculative_tokens:
         rows["drafts"] = _drafts(stats)
     if len(stats.ranks) > 1:
-        rows["ranks"] = "; ".join(map(_describe_rank, stats.ranks))
+        has_stages = any(rank.pipeline_parallel_rank for rank in stats.ranks)
+        rows["ranks"] = "; ".join(_describe_rank(rank, has_stages) for rank in stats.ranks)
     if stats.experts:
         rows["experts"] = _experts(stats)
     for name, text in rows.items():
@@ -136,8 +137,9 @@ def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
     return table
 
 
-def _describe_rank(rank: RankInfo) -> str:
-    return f"{rank.rank} on {rank.device}, process {rank.pid}, {rank.num_blocks} KV blocks"
+def _describe_rank(rank: RankInfo, has_stages: bool) -> str:
+    stage = f" (stage {rank.pipeline_parallel_rank})" if has_stages else ""
+    return f"{rank.rank}{stage} on {rank.device}, process {rank.pid}, {rank.num_blocks} KV blocks"
 
 
 def _experts(stats: Stats) -> str:

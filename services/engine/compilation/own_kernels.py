@@ -13,11 +13,11 @@ _VIEWS = frozenset({
     "unsqueeze", "view",
 })  # fmt: skip
 """Methods and functions of torch that return views of contiguous tensors."""
-_GATHERS = frozenset({"embedding", "index_select"})
+_COPIES = frozenset({"clone", "embedding", "index_select"})
 """Single kernels of torch, which a compiler could only repeat."""
 _ALLOCATIONS = frozenset({"new_empty", "empty", "empty_like", "size"})
 
-_FREE = _VIEWS | _GATHERS | _ALLOCATIONS
+_FREE = _VIEWS | _COPIES | _ALLOCATIONS
 
 
 def only_calls_own_kernels(graph: GraphModule) -> bool:

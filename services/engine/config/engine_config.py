@@ -87,6 +87,11 @@ class EngineConfig(BaseModel):
         num_drafts = self.speculation.num_speculative_tokens
         if not num_drafts:
             return self
+        if self.parallel.pipeline_parallel_size > 1:
+            raise ValueError(
+                f"--num-speculative-tokens is {num_drafts}: it must be 0 with "
+                "--pipeline-parallel-size, as no stage but the last knows which drafts hold"
+            )
         limits = {
             "max_num_batched_tokens": self.scheduler.max_num_batched_tokens,
             "block_size": self.cache.block_size,

@@ -8,6 +8,7 @@ from services.engine.config.section import ConfigSection
 
 MAX_RANKS = 64
 DeviceNumber = Annotated[int, Field(ge=0)]
+NumLayers = Annotated[int, Field(ge=1)]
 
 
 class ParallelConfig(ConfigSection):
@@ -15,6 +16,11 @@ class ParallelConfig(ConfigSection):
 
     tensor_parallel_size: int = Field(default=1, ge=1, le=MAX_RANKS)
     """Processes, each with a GPU of its own, that hold a share of every layer."""
+    pipeline_parallel_size: int = Field(default=1, ge=1, le=MAX_RANKS)
+    """Stages, each with as many processes as --tensor-parallel-size says, that hold consecutive
+    layers; as many steps are on their way as there are stages."""
+    pipeline_layers: list[NumLayers] | None = None
+    """Numbers of layers of the stages; as equal as possible when absent."""
     devices: list[DeviceNumber] | None = None
     """Numbers of the GPUs to use, one for each process; the first ones when absent."""
 
@@ -31,18 +37,39 @@ class ParallelConfig(ConfigSection):
     @property
     def num_ranks(self) -> int:
         """Processes that run the model together."""
-        return self.tensor_parallel_size
+        return self.pipeline_parallel_size * self.tensor_parallel_size
+
+    @model_validator(mode="after")
+    def _check_stages(self) -> Self:
+        """Refuses too many ranks, and layers for another number of stages."""
+        if self.num_ranks > MAX_RANKS:
+            raise ValueError(
+                f"--tensor-parallel-size times --pipeline-parallel-size is {self.num_ranks}: it "
+                f"must be at most {MAX_RANKS}"
+            )
+        layers = self.pipeline_layers
+        if layers is not None and len(layers) != self.pipeline_parallel_size:
+            raise ValueError(
+                f"--pipeline-layers lists {len(layers)} stages, and --pipeline-parallel-size is "
+                f"{self.pipeline_parallel_size}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_experts(self) -> Self:
         """Refuses settings of whole experts where no process holds some."""
-        has_experts = self.enable_expert_parallel and self.num_ranks > 1
+        has_experts = self.enable_expert_parallel and self.tensor_parallel_size > 1
         for name in ("num_redundant_experts", "eplb_interval"):
             if getattr(self, name) and not has_experts:
                 raise ValueError(
                     f"--{name.replace('_', '-')} is {getattr(self, name)}: it must be 0 without "
                     "--enable-expert-parallel and several processes"
                 )
+        if self.eplb_interval and self.pipeline_parallel_size > 1:
+            raise ValueError(
+                f"--eplb-interval is {self.eplb_interval}: it must be 0 with "
+                f"--pipeline-parallel-size {self.pipeline_parallel_size}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -52,9 +79,11 @@ class ParallelConfig(ConfigSection):
         if devices is None:
             return self
         if len(devices) != self.num_ranks:
+            stages = self.pipeline_parallel_size
+            times = f" times --pipeline-parallel-size {stages}" if stages > 1 else ""
             raise ValueError(
                 f"--devices lists {len(devices)} GPUs, and --tensor-parallel-size is "
-                f"{self.tensor_parallel_size}"
+                f"{self.tensor_parallel_size}{times}"
             )
         if len(set(devices)) < len(devices):
             raise ValueError("--devices lists a GPU twice")

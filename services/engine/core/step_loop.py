@@ -23,7 +23,8 @@ log = structlog.get_logger()
 
 MAX_STEPS_IN_FLIGHT = 2
 """One step runs while the next waits at the worker, so the device never waits for the host.
-With speculation there is one: each step depends on the result of the last."""
+With speculation there is one: each step depends on the result of the last. With more pipeline
+stages there are as many."""
 
 
 class WorkerHungError(Exception):
@@ -51,8 +52,8 @@ class StepChannel(Protocol):
 class StepLoop:
     """Runs the steps of one scheduler on one worker until the worker is lost.
 
-    It waits for a result only with MAX_STEPS_IN_FLIGHT steps in flight: step n+1 is sent before the
-    result of step n is back. Other tasks run between two steps.
+    It waits for a result only with as many steps in flight as it allows: step n+1 is sent before
+    the result of step n is back. Other tasks run between two steps.
     """
 
     def __init__(
@@ -68,7 +69,9 @@ class StepLoop:
         watchers: StepWatchers,
     ) -> None:
         self.scheduler = scheduler
-        self._max_in_flight = 1 if scheduler.is_speculative else MAX_STEPS_IN_FLIGHT
+        self._max_in_flight = max(MAX_STEPS_IN_FLIGHT, scheduler.num_stages)
+        if scheduler.is_speculative:
+            self._max_in_flight = 1
         self._channel = channel
         self._step_timeout_s = step_timeout_s
         self._publish = publish

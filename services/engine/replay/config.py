@@ -59,6 +59,9 @@ class ReplayConfig(EngineConfig):
             "quantization": recorded.quantization or "none",
             "batch_invariant": recorded.batch_invariant or self.worker.batch_invariant,
             "kv_cache_dtype": recorded.kv_cache_dtype or "auto",
+            # One process replays, with all layers.
+            "pipeline_parallel_size": 1,
+            "pipeline_layers": None,
             "dtype": recorded.dtype if self.checkpoint.dtype == "auto" else self.checkpoint.dtype,
         }
         own = {

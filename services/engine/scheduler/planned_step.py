@@ -63,6 +63,7 @@ class PlannedStep:
         "_draft_token_ids",
         "_eldest_index",
         "_is_prefill",
+        "_last_tokens_travel",
         "_logprob_room",
         "_needs",
         "_num_drafts",
@@ -73,16 +74,29 @@ class PlannedStep:
         "_share",
         "_unsampled",
         "budget",
+        "max_decodes",
     )
 
-    def __init__(self, budget: int, row_needs: Sequence[int], *, num_spec_steps: int = 0) -> None:
+    def __init__(
+        self,
+        budget: int,
+        row_needs: Sequence[int],
+        *,
+        num_spec_steps: int = 0,
+        max_decodes: int | None = None,
+        last_tokens_travel: bool = False,
+    ) -> None:
         """Starts a step without requests.
 
         Args:
             budget: most query tokens.
             row_needs: `sampling_needs` of the request in each row.
             num_spec_steps: draft tokens to guess for each request that samples.
+            max_decodes: most requests past their prompts; None for no limit of its own.
+            last_tokens_travel: whether the step says the newest token of each request that samples.
         """
+        self.max_decodes = max_decodes
+        self._last_tokens_travel = last_tokens_travel
         self.budget = budget
         self._share = budget // PROMPT_SHARE
         self._eldest_index: int | None = None
@@ -230,6 +244,8 @@ class PlannedStep:
         batch.all_greedy = not self._needs & _RANDOM
         batch.needs_logit_edits = bool(self._needs & (_LOGIT_EDITS | _MIN_TOKENS))
         batch.needs_logprobs = bool(self._needs & _LOGPROBS)
+        if self._last_tokens_travel:
+            batch.last_token_ids = [request.token_ids[-1] for request in self._sampling]
         if self._num_spec_steps:
             batch.drafts = SpecDecodeMetadata(
                 draft_token_ids=pack_int32(self._draft_token_ids),

@@ -6,7 +6,8 @@ them, the scheduler does not know them yet. services.engine.kv_cache.cache expla
 rows may get new owners meanwhile.
 
 With speculative decoding a step returns one or more tokens per request, so a request is scheduled
-again only after its result is back.
+again only after its result is back. The same holds with several pipeline stages: only the last one
+has the token. There the steps on their way share the requests.
 """
 
 import time
@@ -95,6 +96,8 @@ class Scheduler:
                 num_written_ahead=limits.num_written_ahead,
                 lookup_sizes=limits.lookup_sizes,
             )
+        self._num_stages = limits.num_stages
+        self._awaits_tokens = limits.num_speculative_tokens > 0 or limits.num_stages > 1
         # A request's table has an entry of each group for the tokens of a block.
         self._num_groups = len(limits.windows)
         self._last_step_id = 0
@@ -124,6 +127,11 @@ class Scheduler:
     def is_speculative(self) -> bool:
         """Whether the number of tokens of a step is unknown before its result."""
         return self._drafts is not None
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages, which run as many steps at a time."""
+        return self._num_stages
 
     @property
     def has_work(self) -> bool:
@@ -203,6 +211,8 @@ class Scheduler:
             recovery.budget.tokens,
             holdings.row_needs,
             num_spec_steps=self._limits.num_speculative_tokens,
+            max_decodes=self._share_of_decodes(),
+            last_tokens_travel=self._num_stages > 1,
         )
         num_preemptions = self.counts.num_preemptions
         self._continue_running(step)
@@ -266,11 +276,22 @@ class Scheduler:
         self._last_result_id = self._last_step_id
         return self._recovery.retreat(steps)
 
+    def _share_of_decodes(self) -> int | None:
+        """Returns the most decodes of a step, so that each stage has some; None with one stage."""
+        if self._num_stages == 1:
+            return None
+        num_decodes = sum(
+            request.num_computed_tokens >= request.num_prompt_tokens
+            for request in self._holdings.running
+        )
+        return -(-num_decodes // self._num_stages)
+
     def _continue_running(self, step: PlannedStep) -> None:
         """Gives every running request its next tokens; preempts the last ones if blocks run out."""
         holdings, drafts = self._holdings, self._drafts
         running, cache, block_size = holdings.running, holdings.cache, self._limits.block_size
         num_groups, decoding = self._num_groups, []
+        awaits_tokens = self._awaits_tokens
         index = 0
         while index < len(running):  # preemption shortens the list from its end
             request = running[index]
@@ -278,6 +299,8 @@ class Scheduler:
             num_tokens = len(request.token_ids) + request.num_pending_tokens
             if num_tokens >= request.max_num_tokens:
                 continue  # its last token is pending
+            if awaits_tokens and _must_wait(request, step):
+                continue
             num_computed = request.num_computed_tokens
             if (
                 num_tokens - num_computed == 1
@@ -293,8 +316,6 @@ class Scheduler:
                 continue
             if request.awaits_mask:
                 continue
-            if drafts is not None and request.num_pending_tokens:
-                continue  # its next position is unknown
             row = request.row
             assert row is not None, "a running request has a row"
             q_len = num_tokens - num_computed + len(request.draft_token_ids)
@@ -397,6 +418,18 @@ class Scheduler:
                 # The last token decides which drafts may follow.
                 num_drafts = max(0, request.constraint.num_free_tokens - 1)
                 del request.draft_token_ids[num_drafts:]
+
+
+def _must_wait(request: Request, step: PlannedStep) -> bool:
+    """Returns whether a running request is for a later step, where steps need the last tokens."""
+    if request.num_pending_tokens:
+        return True  # its next position, or its next token, is unknown
+    if step.max_decodes is None or request.num_computed_tokens < request.num_prompt_tokens:
+        return False
+    if request.awaits_mask or not step.max_decodes:
+        return True
+    step.max_decodes -= 1
+    return False
 
 
 def _may_stop(request: Request) -> bool:

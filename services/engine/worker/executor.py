@@ -1,7 +1,8 @@
 """The service's end of the workers: starts all ranks, orders steps, takes results. No torch here.
 
 Every rank gets the same commands in the same order, and does in this order whatever communicates
-with the others. Rank 0 sends the results; the others speak up only if something is wrong.
+with the others. One rank sends the results, the reporter: the first of the last pipeline stage. The
+others speak up only if something is wrong.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from protos.engine.v1.worker_pb2 import (
 )
 from services.engine.batch import BatchDescriptor, StepFailure, StepResult
 from services.engine.config.engine_config import EngineConfig
-from services.engine.worker.placement import rank_places
+from services.engine.worker.placement import rank_places, reporting_rank
 from services.engine.worker.rank_process import LostPeerError, RankProcess, WorkerDiedError
 
 STACKS_GRACE_S = 0.5
@@ -59,12 +60,16 @@ class WorkerExecutor:
         places = rank_places(config.parallel)
         names = ["the worker"] if len(places) == 1 else [f"rank {each.rank}" for each in places]
         self._ranks = [RankProcess(name) for name in names]
+        self._reporter = reporting_rank(config.parallel)
+        self._others = [number for number in range(len(places)) if number != self._reporter]
         self._watches: list[asyncio.Task[WorkerDiedError]] = []
         self._due: dict[int, GraphOrder] = {}
         self._failures: dict[int, StepResult] = {}
         self._has_failed = asyncio.Event()
         self._answer_profile: ProfileAnswer = lambda answer: None
         self._agreement_s = min(AGREEMENT_GRACE_S, config.worker.step_timeout_s / 2)
+        if config.parallel.pipeline_parallel_size > 1:
+            self._agreement_s = 0.0  # another stage waits for this one, and fails nowhere
 
     @property
     def pid(self) -> int | None:
@@ -96,12 +101,11 @@ class WorkerExecutor:
         except BaseException:
             await self.stop()
             raise
-        self._watches = [
-            asyncio.create_task(self._watch(number)) for number in range(1, len(self._ranks))
-        ]
-        ready = readies[0]
-        for number in range(1, len(self._ranks)):
-            ready.ranks.extend(readies[number].ranks)
+        self._watches = [asyncio.create_task(self._watch(number)) for number in self._others]
+        ready = readies[self._reporter]
+        infos = [info for _, each in sorted(readies.items()) for info in each.ranks]
+        del ready.ranks[:]
+        ready.ranks.extend(infos)
         return ready
 
     def send(self, descriptor: BatchDescriptor) -> None:
@@ -109,13 +113,13 @@ class WorkerExecutor:
         self._command(WorkerCommand(step=descriptor.SerializeToString()))
 
     def order_profile(self, order: ProfileStart | ProfileStop, answer: ProfileAnswer) -> None:
-        """Orders the start or the end of a profile of rank 0; `receive` passes on its answers."""
+        """Orders the start or end of a profile of the reporter; `receive` passes on its answers."""
         if isinstance(order, ProfileStart):
             command = WorkerCommand(start_profile=order)
         else:
             command = WorkerCommand(stop_profile=order)
         self._answer_profile = answer
-        self._ranks[0].send(command.SerializeToString())
+        self._ranks[self._reporter].send(command.SerializeToString())
 
     def place_experts(self, layer: int, placement: Sequence[int]) -> None:
         """Orders a move of a layer's experts between the steps before and after the call."""
@@ -143,7 +147,7 @@ class WorkerExecutor:
             elif kind == "profile_ended":
                 self._answer_profile(event.profile_ended)
             elif kind == "capture_due":
-                self._take_due(0, event.capture_due)
+                self._take_due(self._reporter, event.capture_due)
             elif kind in _NEWS:
                 news: GraphReport | Recompilation | CompileReport | ExpertLoad
                 news = getattr(event, kind)
@@ -153,7 +157,9 @@ class WorkerExecutor:
                     await self._agree_on_failure(event.result)
                 return event.result
             else:
-                raise WorkerDiedError(f"{self._ranks[0].name} sent {kind}, not a result")
+                raise WorkerDiedError(
+                    f"{self._ranks[self._reporter].name} sent {kind}, not a result"
+                )
 
     async def show_stacks(self) -> None:
         """Has workers that do not answer write on standard error what their threads do."""
@@ -235,9 +241,9 @@ class WorkerExecutor:
             each.send(content)
 
     async def _next_event(self) -> WorkerEvent:
-        """Returns what rank 0 says next; if a rank is lost, raises what it was lost by."""
+        """Returns what the reporter says next; if a rank is lost, raises what it was lost by."""
         try:
-            return await self._ranks[0].next_event()
+            return await self._ranks[self._reporter].next_event()
         except LostPeerError as error:
             if not self._watches:
                 raise
@@ -254,14 +260,14 @@ class WorkerExecutor:
                 self._hear(number, await rank.next_event())
         except LostPeerError as error:
             await asyncio.sleep(CAUSE_GRACE_S)
-            self._ranks[0].interrupt(error)
+            self._ranks[self._reporter].interrupt(error)
             return error
         except WorkerDiedError as error:
-            self._ranks[0].interrupt(error)
+            self._ranks[self._reporter].interrupt(error)
             return error
 
     def _hear(self, number: int, event: WorkerEvent) -> None:
-        """Takes an event of a rank other than 0. Rank 0 says what it leaves out."""
+        """Takes an event of a rank other than the reporter, which says what it leaves out."""
         kind = event.WhichOneof("event")
         if kind == "capture_due":
             self._take_due(number, event.capture_due)
@@ -272,10 +278,10 @@ class WorkerExecutor:
             loop.call_later(self._agreement_s, self._end_if_alone, number, event.result)
 
     def _take_due(self, number: int, order: GraphOrder) -> None:
-        """Orders a capture once every rank would begin one; rank 0 says which."""
+        """Orders a capture once every rank would begin one; the reporter says which."""
         self._due[number] = order
         if len(self._due) == len(self._ranks):
-            self._command(WorkerCommand(capture=self._due[0]))
+            self._command(WorkerCommand(capture=self._due[self._reporter]))
             self._due.clear()
 
     async def _agree_on_failure(self, result: StepResult) -> None:
@@ -284,14 +290,14 @@ class WorkerExecutor:
         Raises:
             WorkerDiedError: one did not, and waits for the others in the middle of the step.
         """
-        self._failures[0] = result
+        self._failures[self._reporter] = result
         try:
             async with asyncio.timeout(self._agreement_s):
                 while len(self._failures) < len(self._ranks):
                     self._has_failed.clear()
                     await self._has_failed.wait()
         except TimeoutError:
-            raise _alone(self._ranks[0], result) from None
+            raise _alone(self._ranks[self._reporter], result) from None
         failures, self._failures = self._failures, {}
         for number, other in failures.items():
             if (other.step_id, other.num_collectives) != (result.step_id, result.num_collectives):
@@ -300,7 +306,7 @@ class WorkerExecutor:
     def _end_if_alone(self, number: int, result: StepResult) -> None:
         """Ends `receive` if the others have not failed in a rank's step."""
         if self._failures.get(number) is result:
-            self._ranks[0].interrupt(_alone(self._ranks[number], result))
+            self._ranks[self._reporter].interrupt(_alone(self._ranks[number], result))
 
 
 def _is_out_of_memory(result: StepResult) -> bool:

@@ -26,10 +26,15 @@ def rank_places(config: ParallelConfig) -> list[RankPlace]:
     return [
         RankPlace(
             rank=rank,
-            pipeline_parallel_rank=0,
+            pipeline_parallel_rank=rank // config.tensor_parallel_size,
             data_parallel_rank=0,
-            tensor_parallel_rank=rank,
+            tensor_parallel_rank=rank % config.tensor_parallel_size,
             device=device,
         )
         for rank, device in zip(range(config.num_ranks), devices, strict=True)
     ]
+
+
+def reporting_rank(config: ParallelConfig) -> int:
+    """Returns the rank that sends results: the first one of the last stage, which samples."""
+    return config.num_ranks - config.tensor_parallel_size

@@ -28,7 +28,7 @@ from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.compilation.recompilations import Recompilations
 from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.graphs.background_capture import BackgroundCapture
-from services.engine.worker.placement import RankPlace
+from services.engine.worker.placement import RankPlace, reporting_rank
 from services.engine.worker.runner.expert_placer import ExpertPlacer
 from services.engine.worker.runner.step_profiler import StepProfiler
 from services.engine.worker.start.graph_setup import graph_report
@@ -58,7 +58,7 @@ def run_worker(
     server = StepServer(
         channel,
         fail_on_late_build=config.compilation.fail_on_late_build,
-        rank=place.rank,
+        sends_results=place.rank == reporting_rank(config.parallel),
         num_ranks=config.parallel.num_ranks,
     )
     try:
@@ -152,7 +152,7 @@ class StepServer:
         channel: Channel,
         *,
         fail_on_late_build: bool = False,
-        rank: int = 0,
+        sends_results: bool = True,
         num_ranks: int = 1,
     ) -> None:
         """Starts without a runner.
@@ -160,11 +160,11 @@ class StepServer:
         Args:
             channel: the connection to the engine service.
             fail_on_late_build: whether code that is compiled while serving is an error.
-            rank: this process's; only rank 0 sends results.
+            sends_results: whether it does; of several ranks one does.
             num_ranks: processes that share the model.
         """
         self._channel = channel
-        self._is_first = rank == 0
+        self._sends_results = sends_results
         self._has_others = num_ranks > 1
         self._waits_for_order = False
         self._fail_on_late_build = fail_on_late_build
@@ -220,7 +220,7 @@ class StepServer:
 
     def _send_result(self, pending: Pending) -> None:
         """Sends a step's result. Of several ranks one does; the others send failures."""
-        if self._is_first or isinstance(pending, FailedStep):
+        if self._sends_results or isinstance(pending, FailedStep):
             self._send(WorkerEvent(result=pending.message()))
 
     def _obey(

@@ -19,6 +19,13 @@ def test_several_ranks_are_listed():
     assert "ranks" not in shown(ranks[:1])
 
 
+def test_ranks_of_several_stages_name_them():
+    ranks = [RankInfo(rank=n, device="cpu", pipeline_parallel_rank=n) for n in range(2)]
+    text = shown(ranks)
+    assert "0 (stage 0) on cpu" in text
+    assert "1 (stage 1) on cpu" in text
+
+
 def test_ranks_are_plain_in_json():
     ranks = GetStatsResponse(ranks=[RankInfo(rank=1, device="cpu")]).ranks
     (plain,) = stats._plain(ranks)

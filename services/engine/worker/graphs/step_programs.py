@@ -18,7 +18,7 @@ class DecodeProgram:
 
     Returns hidden states [T, hidden], this rank's logits [T, V / ranks] and the most likely token
     after each query token, [T] int32. Without drafts it also writes the tokens of sampling requests
-    into their rows.
+    into their rows. A pipeline stage before the last returns the hidden states alone.
     """
 
     def __init__(
@@ -31,11 +31,13 @@ class DecodeProgram:
 
     def implied(self, outputs: tuple[Tensor, ...]) -> Sequence[Tensor]:
         """Returns the tokens of a graph's own logits, as rounding may swap two near-equal ones."""
+        if not self._model.stage.is_last:
+            return ()
         return [self._model.lm_head.most_likely(outputs[1]).int()]
 
     def inputs(self, key: GraphKey) -> Inputs:
         """Returns the tensors that a graph reads."""
-        return self._buffers.fixed(key)
+        return self._buffers.fixed(key) | self._forward.fixed
 
     def program(self, key: GraphKey) -> Program:
         """Returns the program for `graph_bs` requests."""
@@ -49,6 +51,8 @@ class DecodeProgram:
                 max_seqlen_k=self._limits.max_model_len,
             )
             hidden = self._forward(inputs, key)
+            if not self._model.stage.is_last:
+                return (hidden,)
             head = self._model.lm_head
             logits = self._model.local_logits(hidden)
             if key.max_q_len > 1:
@@ -89,7 +93,7 @@ class MixedProgram:
 
     def inputs(self, key: GraphKey) -> Inputs:
         """Returns the tensors that a graph reads."""
-        return self._buffers.fixed(key)
+        return self._buffers.fixed(key) | self._forward.fixed
 
     def program(self, key: GraphKey) -> Program:
         """Returns the program for `num_tokens` query tokens."""

@@ -118,6 +118,7 @@ class Batch:
     is_prefill: a request computes prompt tokens.
     graph_key: the graph that the scheduler ordered; None runs the step without one.
     drafts: drafts to verify; None without speculative decoding.
+    last_token_ids: [S], the newest token of each request that samples; None with one stage.
     block_writes: [2, n], indices into the flattened block table and block ids; None for no change.
     assignments: rows that requests take with this step.
     sampling: work that sampling can leave out; read while the device computes.
@@ -134,6 +135,7 @@ class Batch:
     step_id: int = 0
     graph_key: GraphKey | None = None
     drafts: Drafts | None = None
+    last_token_ids: Int32Array | None = None
     block_writes: Int32Array | None = None
     assignments: Sequence[RowAssignment] = ()
     sampling: SamplingMetadata = field(default_factory=SamplingMetadata)
@@ -187,6 +189,7 @@ class Batch:
             block_writes=read_block_writes(descriptor, limits, num_blocks=num_blocks),
             assignments=read_assignments(descriptor, limits),
             sampling=sampling,
+            last_token_ids=read_int32(sampling.last_token_ids) if limits.num_stages > 1 else None,
         )
         _require_supported(descriptor, limits)
         batch._check_sizes(context.batch_size, limits)
@@ -202,6 +205,13 @@ class Batch:
             vocab_size=limits.vocab_size,
         )
         return replace(batch, drafts=drafts)
+
+    def last_token_entries(self, row_length: int) -> Int32Array | None:
+        """Returns `last_token_ids` as writes to the table of tokens: [2, S], indices and values."""
+        if self.last_token_ids is None:
+            return None
+        rows, ends = self.row_ids[self.sample_indices], self.seq_lens[self.sample_indices]
+        return np.stack([rows * row_length + ends - 1, self.last_token_ids])
 
     def _check_sizes(self, batch_size: int, limits: StepLimits) -> None:
         sizes = (len(self.query_start_loc) - 1, len(self.seq_lens), len(self.row_ids))
@@ -230,6 +240,10 @@ class Batch:
         if longest > limits.max_model_len:
             _refuse(f"a sequence of {longest} tokens")
         _require(_is_below(self.row_ids, limits.max_num_seqs), "a row that does not exist")
+        last = self.last_token_ids
+        if last is not None:
+            _require(len(last) == len(self.sample_indices), "a request without its last token")
+            _require(_is_below(last, limits.vocab_size), "a token outside the vocabulary")
         samples = self.sample_indices
         if not len(samples):
             return

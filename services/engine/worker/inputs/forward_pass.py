@@ -43,6 +43,9 @@ class ForwardPass:
         """Computes hidden states; compilation and capture replace it."""
         self.kv_cache_data = kv_cache_data
         """Each layer's cache."""
+        self.received: Tensor | None = None
+        """The hidden states [max_num_batched_tokens, hidden] of the pipeline stage before, which
+        the model takes for input ids; None on the first stage."""
         # The groups' entries alternate.
         num_groups = max(1, len(groups))
         self._block_tables = [block_table[:, group::num_groups] for group in range(num_groups)]
@@ -55,6 +58,11 @@ class ForwardPass:
             model.cache_specs()[0], device=block_table.device
         )
 
+    @property
+    def fixed(self) -> dict[str, Tensor]:
+        """The tensors that a whole graph reads besides the input buffers, by name."""
+        return {} if self.received is None else {"received": self.received}
+
     def __call__(self, inputs: Inputs, key: GraphKey | None = None) -> Tensor:
         """Returns the hidden states of all input ids, padding included: [n, hidden].
 
@@ -63,8 +71,11 @@ class ForwardPass:
                 token_request; this padding writes no key and no value.
             key: the graph to record or to replay; None for neither.
         """
+        first = inputs.input_ids
+        if self.received is not None:
+            first = self.received[: len(first)]
         with self.context(inputs, key):
-            return self.run_model(inputs.input_ids, inputs.positions)
+            return self.run_model(first, inputs.positions)
 
     @contextmanager
     def context(
@@ -121,7 +132,13 @@ class ForwardPass:
         return tuple(group_metadata[groups[layer]] for layer in range(len(groups)))
 
     def refill_null_block(self) -> None:
-        """Resets the null block, so that passes over dummy requests repeat their results."""
+        """Resets the null block, so that passes over dummy requests repeat their results.
+
+        Hidden states of the stage before are drawn at random, the same ones every time.
+        """
+        if self.received is not None:
+            generator = torch.Generator(self.received.device).manual_seed(0)
+            self.received.normal_(generator=generator)
         blocks, fillings = self._null_block
         torch._foreach_copy_(blocks, fillings)
 

@@ -8,7 +8,7 @@ One more row than requests, the dummy row, owns no block. Requests that fill a s
 of a graph use it, so they write to the null block.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -131,6 +131,9 @@ class InputBuffers:
             entries = batch.drafts.entries(self.tokens.shape[1])
             if entries.size:
                 write_entries(self.tokens, to_device(entries, self._device))
+        last_tokens = batch.last_token_entries(self.tokens.shape[1])
+        if last_tokens is not None and last_tokens.size:
+            write_entries(self.tokens, to_device(last_tokens, self._device))
         arrays = batch.query_start_loc, batch.seq_lens, batch.row_ids
         if key is not None and key.kind is GraphKind.DECODE:
             if key.graph_bs > len(batch.row_ids):
@@ -155,7 +158,7 @@ class InputBuffers:
         is_mixed = key.kind is GraphKind.MIXED
         return key.graph_bs + self._max_padding_requests if is_mixed else key.graph_bs
 
-    def fixed(self, key: GraphKey) -> Mapping[str, Tensor]:
+    def fixed(self, key: GraphKey) -> dict[str, Tensor]:
         """Returns the tensors that a whole graph reads, by name."""
         header = self.header(self.num_requests(key))
         return {

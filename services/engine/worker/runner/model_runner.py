@@ -14,6 +14,7 @@ from models.draft_model import SmallModel
 from models.eagle3 import Eagle3, Eagle3Head
 from models.kv_cache import CacheData
 from models.layers.decoder import CausalLM
+from models.parallel.intermediate_tensors import IntermediateTensors
 from services.engine.batch import BatchDescriptor, FallbackReason
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.limits import StepLimits
@@ -34,7 +35,7 @@ from services.engine.worker.runner.expert_placer import ExpertPlacer
 from services.engine.worker.runner.outputs import ForwardOutput
 from services.engine.worker.runner.pending_result import PendingResult
 from services.engine.worker.runner.speculator import NoSpeculation, Speculation, Speculator
-from services.engine.worker.runner.step_sampler import StepSampler
+from services.engine.worker.runner.step_sampler import NoSampling, StepSampler
 
 _FOLLOWED = FallbackReason.FALLBACK_REASON_UNSPECIFIED
 
@@ -76,13 +77,23 @@ class ModelRunner:
             block_size=limits.block_size,
             groups=limits.layer_groups,
         )
+        self._handed = IntermediateTensors(
+            model.stage,
+            max_num_tokens=limits.max_num_batched_tokens,
+            hidden_size=model.config.hidden_size,
+            dtype=model.dtype,
+            device=device,
+        )
+        self.forward.received = self._handed.received
         self._limits = limits
         self.speculator: Speculator = NoSpeculation()
         if limits.num_speculative_tokens:
             self.speculator = self._speculation(kv_cache_data[num_own:])
         self._num_blocks = kv_cache_data[0].num_blocks
         self._graphs = GraphSet()
-        self._sampler = StepSampler(self.buffers, model, limits=limits, device=device)
+        self._sampler: StepSampler | NoSampling = NoSampling()
+        if model.stage.is_last:
+            self._sampler = StepSampler(self.buffers, model, limits=limits, device=device)
         self._on_outputs: OutputWatcher = lambda hidden, logits: None
         self.experts = ExpertPlacer(model)
 
@@ -128,6 +139,13 @@ class ModelRunner:
             **{kind: WholeGraphs(each, pieces.recorder) for kind, each in programs.items()},
         }
 
+    @property
+    def model_inputs(self) -> tuple[Tensor, Tensor]:
+        """The memory of the model's inputs, of the longest step."""
+        input_ids, positions = self.buffers.model_inputs
+        received = self.forward.received
+        return input_ids if received is None else received, positions
+
     def use_graphs(self, graphs: GraphSet) -> None:
         """Lets steps order these graphs."""
         self._graphs = graphs
@@ -159,10 +177,14 @@ class ModelRunner:
         batch = Batch.read(descriptor, self._limits, num_blocks=self._num_blocks)
         self._graphs.require_planned(batch)
         header = self.buffers.write(batch, batch.graph_key)
+        num_padded = 0 if batch.graph_key is None else batch.graph_key.num_tokens
+        self._handed.receive(batch.num_tokens, num_padded=num_padded)
         output = self._run(batch, header)
         self._sampler.assign(batch.assignments)  # while the device computes
         sampled = self._sampler.sample(batch, output)
         self._on_outputs(output.hidden, output.logits)
+        if not self.model.stage.is_last:
+            self._handed.send(output.hidden)
         # Drafting may overwrite a graph's outputs.
         drafted = self.speculator.draft(batch, output, sampled, self._graphs)
         return PendingResult.begin(
@@ -186,7 +208,7 @@ class ModelRunner:
             else:
                 reason = FallbackReason.FALLBACK_REASON_QUARANTINED
         logits = token_ids = None
-        if len(batch.sample_indices):
+        if len(batch.sample_indices) and self.model.stage.is_last:
             index = self._sampled_tokens(batch, header)
             if index is not None:
                 chosen = [each.index_select(0, index) for each in chosen]

@@ -20,6 +20,18 @@ from services.engine.worker.runner.prompt_logprobs import SLICE_ROWS, prompt_log
 from services.engine.worker.runner.row_sampling import RowSamplingTable, SampledRows
 
 
+class NoSampling:
+    """The sampling of a pipeline stage before the last: none."""
+
+    def assign(self, assignments: Sequence[RowAssignment]) -> None:
+        """Does nothing with the sampling parameters of new requests."""
+
+    def sample(self, batch: Batch, output: ForwardOutput) -> Sampled:
+        """Returns no tokens."""
+        del batch
+        return Sampled(token_ids=output.header.row_ids.new_empty(0))
+
+
 class StepSampler:
     """The sampling parameters of all rows, and the sampling of a step."""
 

@@ -162,7 +162,7 @@ def install_model(
     if compiled is None or not compiled.is_piecewise:
         forward.run_model = pieces.wrap_model(forward.run_model, config.splitting_ops)
     if config.cudagraph_copy_inputs and config.graph_mode(runner.device.type):
-        forward.run_model = CopiedInputs(forward.run_model, runner.buffers.model_inputs)
+        forward.run_model = CopiedInputs(forward.run_model, runner.model_inputs)
 
 
 @without_other_ranks()

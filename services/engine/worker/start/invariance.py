@@ -7,12 +7,17 @@ from models.layers.moe import Experts
 from models.layers.quantization import QuantizableLinear
 
 
-def check_batch_invariance(model: ModelConfig, *, num_ranks: int) -> None:
-    """Refuses a family that the mode does not cover.
+def check_batch_invariance(model: ModelConfig, *, num_ranks: int, moves_experts: bool) -> None:
+    """Refuses a family or a setting that the mode does not cover.
 
     Raises:
-        ValueError: it names the family and what depends on the batch.
+        ValueError: it names the family or the flag, and what depends on the batch.
     """
+    if moves_experts:
+        raise ValueError(
+            "--batch-invariant does not cover --eplb-interval: experts that move between ranks "
+            "change the order of a token's sum"
+        )
     name = model.architecture
     if model.transformers is not None:
         raise ValueError(

@@ -114,7 +114,11 @@ class LoadedModel:
             raise ValueError("; ".join(describe_problems(EngineConfig, error))) from error
         model_config = read_model_config(config.checkpoint.model, config.checkpoint.model_impl)
         if is_invariant:
-            check_batch_invariance(model_config, num_ranks=ranks.group.size)
+            check_batch_invariance(
+                model_config,
+                num_ranks=ranks.group.size,
+                moves_experts=config.parallel.eplb_interval > 0,
+            )
         is_traced = level in TRACED_LEVELS
         if is_traced and not is_kept(config, model_config, device, ranks.place.rank):
             is_traced = not may_trace_later
@@ -163,6 +167,8 @@ class LoadedModel:
             )
         if is_invariant:
             check_invariant_weights(model)
+        if model.stage.size > 1:
+            limits = limits.of_layers(model.stage.layers_of(model_config.num_hidden_layers))
         load_s = time.monotonic() - started_s
         log.info("weights_loaded", num_parameters=count_parameters(model), load_s=round(load_s, 3))
         for each in model.weight_formats:

@@ -53,8 +53,14 @@ class ModelTrace:
     def example_inputs(self) -> list[Tensor]:
         """Inputs of the model with the kinds of a step's."""
         kinds = (torch.int32, torch.int64)
-        device = next(self.model.parameters()).device
-        return [torch.zeros(EXAMPLE_NUM_TOKENS, dtype=kind, device=device) for kind in kinds]
+        model, device = self.model, next(self.model.parameters()).device
+        first, positions = (
+            torch.zeros(EXAMPLE_NUM_TOKENS, dtype=kind, device=device) for kind in kinds
+        )
+        if not model.stage.is_first:
+            size = model.config.hidden_size
+            first = torch.zeros(len(first), size, dtype=model.dtype, device=device)
+        return [first, positions]
 
     def of_all(self) -> "tuple[TracedModel, list[TracedModel]]":
         """Returns the traces of the model and of its draft layers."""

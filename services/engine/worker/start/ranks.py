@@ -10,8 +10,16 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, Store
 
-from models.parallel.collectives import LostPeerError, sum_in_place, use_process_group
-from models.parallel.group import SINGLE, TENSOR_PARALLEL, ParallelGroup
+from models.parallel.collectives import (
+    LostPeerError,
+    begin_send,
+    finish,
+    receive_into,
+    sum_in_place,
+    use_process_group,
+)
+from models.parallel.group import SINGLE, TENSOR_PARALLEL, ParallelGroup, PipelineStage
+from models.parallel.intermediate_tensors import STAGE_AFTER, STAGE_BEFORE
 from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.placement import RankPlace, rank_places
 
@@ -71,16 +79,20 @@ class Ranks:
             device_id=device if is_cuda else None,
         )
         hosts = dist.new_group(backend="gloo", timeout=limit)
-        assert dist.group.WORLD is not None, "it was made just now"
-        use_process_group(TENSOR_PARALLEL, dist.group.WORLD)
-        # The first collective allocates; neither a step nor a capture may.
-        sum_in_place(torch.zeros(1, device=device), TENSOR_PARALLEL)
+        _form_groups(config, place, limit)
+        stage = PipelineStage(
+            rank=place.pipeline_parallel_rank,
+            size=config.parallel.pipeline_parallel_size,
+            num_layers=tuple(config.parallel.pipeline_layers or ()),
+        )
         group = ParallelGroup(
             rank=place.tensor_parallel_rank,
-            size=size,
+            size=config.parallel.tensor_parallel_size,
+            stage=stage,
             enable_expert_parallel=config.parallel.enable_expert_parallel,
             num_redundant_experts=config.parallel.num_redundant_experts,
         )
+        _say_hello(group, device)
         return cls(place=place, group=group, host_group=hosts)
 
     @property
@@ -128,6 +140,43 @@ class Ranks:
         except RuntimeError as error:
             raise LostPeerError(str(error)) from error
         return values
+
+
+def _form_groups(config: EngineConfig, place: RankPlace, limit: timedelta) -> None:
+    """Makes the groups of a stage's ranks, and of each two ranks of neighbouring stages.
+
+    Every rank makes all groups, in the same order, and is in some of them.
+    """
+    size, num_stages = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
+    if num_stages == 1:
+        assert dist.group.WORLD is not None, "the caller has made it"
+        use_process_group(TENSOR_PARALLEL, dist.group.WORLD)
+        return
+    ranks = range(size * num_stages)
+    for first in ranks[::size]:
+        members = list(ranks[first : first + size])
+        group = dist.new_group(members, timeout=limit)
+        if place.rank in members:
+            use_process_group(TENSOR_PARALLEL, group)
+    for sender, receiver in zip(ranks, ranks[size:], strict=False):
+        group = dist.new_group([sender, receiver], timeout=limit)
+        if place.rank == sender:
+            use_process_group(STAGE_AFTER, group)
+        elif place.rank == receiver:
+            use_process_group(STAGE_BEFORE, group)
+
+
+def _say_hello(group: ParallelGroup, device: torch.device) -> None:
+    """Uses each connection once: the first message allocates; neither a step nor a capture may."""
+    one = torch.zeros(1, device=device)
+    if group.size > 1:
+        sum_in_place(one, group.name)
+    if not group.stage.is_first:
+        receive_into(one, STAGE_BEFORE)
+    if not group.stage.is_last:
+        work = begin_send(one, STAGE_AFTER)
+        assert work is not None, "the other ranks take part"
+        finish(work)
 
 
 def _meet(store: Store, rank: int, size: int, limit_s: float) -> None:

@@ -3,7 +3,7 @@ from pydantic import ValidationError
 
 from services.engine.config.engine_config import EngineConfig
 from services.engine.config.parallel import ParallelConfig
-from services.engine.worker.placement import rank_places
+from services.engine.worker.placement import rank_places, reporting_rank
 
 
 def test_ranks_take_the_first_gpus_or_those_of_the_list():
@@ -16,9 +16,26 @@ def test_ranks_take_the_first_gpus_or_those_of_the_list():
     assert [each.device for each in rank_places(listed)] == [3, 1]
 
 
+def test_the_ranks_of_a_stage_are_neighbours_and_the_last_stage_reports():
+    config = ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=3)
+    places = rank_places(config)
+    assert [each.pipeline_parallel_rank for each in places] == [0, 0, 1, 1, 2, 2]
+    assert [each.tensor_parallel_rank for each in places] == [0, 1, 0, 1, 0, 1]
+    assert reporting_rank(config) == 4
+    assert reporting_rank(ParallelConfig(tensor_parallel_size=2)) == 0
+
+
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
+        ({"devices": [0], "pipeline_parallel_size": 2}, "is 1 times --pipeline-parallel-size 2"),
+        ({"tensor_parallel_size": 16, "pipeline_parallel_size": 8}, "is 128: it must be at most"),
+        ({"pipeline_layers": [3, 3]}, "lists 2 stages, and --pipeline-parallel-size is 1"),
+        ({"pipeline_layers": [0, 3], "pipeline_parallel_size": 2}, "greater than or equal to 1"),
+        (
+            {"pipeline_parallel_size": 2, "num_speculative_tokens": 2},
+            "it must be 0 with --pipeline-parallel-size",
+        ),
         ({"devices": [0, 1]}, "lists 2 GPUs, and --tensor-parallel-size is 1"),
         ({"devices": [1, 1], "tensor_parallel_size": 2}, "lists a GPU twice"),
         ({"devices": [-1]}, "greater than or equal to 0"),

@@ -49,8 +49,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         windows=st.sampled_from([(None,)] * 4 + WINDOWS),
         num_speculative_tokens=st.sampled_from([0, 0, 1, 2, 5]),
         lookup_sizes=st.sampled_from([None, None, (1, 2)]),
+        num_stages=st.sampled_from([1, 1, 2, 3]),
     )
     def start(self, num_blocks, windows, enable_prefix_caching, **fields):
+        if fields["num_speculative_tokens"]:
+            fields["num_stages"] = 1
         # A window needs blocks for itself and a whole step's tokens.
         self.num_blocks = 1 + (num_blocks - 1) * len(windows)
         self.enable_prefix_caching = enable_prefix_caching
@@ -82,6 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             windows=self.limits.windows,
             num_cache_tokens=self.capacity,
             makes_drafts=self.limits.lookup_sizes is None,
+            has_stages=self.limits.num_stages > 1,
         )
         self.in_flight: deque[ScheduledStep] = deque()
 

@@ -8,7 +8,7 @@ from models.config import ConfigError
 from models.loading.checkpoint import INDEX_FILE, SINGLE_FILE, CheckpointError, open_checkpoint
 from models.loading.fit import check_room
 from models.loading.loader import load_model
-from models.parallel.group import ParallelGroup
+from models.parallel.group import ParallelGroup, PipelineStage
 from tests.support.damaged_checkpoints import SHARDS, copy_checkpoint, split_in_two
 from tests.support.paged_runner import PagedRunner
 from tests.support.random_checkpoints import write_checkpoint
@@ -195,6 +195,32 @@ def test_each_rank_reads_only_its_slices(tmp_path, monkeypatch, variant):
         group = ParallelGroup(rank=rank, size=2)
         model = load_model(tmp_path, device=CPU, dtype=torch.float32, group=group)
         assert sum(num_read) == sum(param.nbytes for param in model.parameters())
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("variant", ["qwen3", "gpt_oss", "deepseek_v3", "mixtral"])
+def test_each_stage_reads_only_its_layers(tmp_path, monkeypatch, variant, is_tied):
+    write_checkpoint(tmp_path, variant, tie_word_embeddings=is_tied, num_hidden_layers=5)
+    num_read = []
+
+    def counted(values):
+        num_read.append(values.nbytes)
+        return values
+
+    monkeypatch.setattr("models.loading.weights.stay_on_the_cpu", counted)
+    whole = set(dict(load_model(tmp_path, device=CPU, dtype=torch.float32).named_parameters()))
+    names = []
+    for rank in range(3):
+        num_read.clear()
+        group = ParallelGroup(stage=PipelineStage(rank=rank, size=3, num_layers=(1, 3, 1)))
+        model = load_model(tmp_path, device=CPU, dtype=torch.float32, group=group)
+        assert sum(num_read) == sum(param.nbytes for param in model.parameters())
+        assert len(model.cache_specs()) == (1, 3, 1)[rank]
+        names.append(set(dict(model.named_parameters())))
+    assert set.union(*names) == whole
+    shared = names[0] & names[2]
+    assert shared == ({"model.embed_tokens.weight"} if is_tied else set())
+    assert not names[1] & (names[0] | names[2])
 
 
 def test_a_gpu_without_room_for_the_weights_is_refused(tmp_path, monkeypatch):
