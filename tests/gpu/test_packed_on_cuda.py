@@ -9,6 +9,8 @@ from scripts.quantize_tiny import FORMATS, write_quantized
 from tests.support.quantized_checkpoints import WIDE
 from tests.support.random_checkpoints import write_checkpoint
 
+pytestmark = pytest.mark.gpu
+
 CUDA = torch.device("cuda", 0)
 SHAPE = WIDE | {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8}
 
