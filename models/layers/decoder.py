@@ -8,7 +8,6 @@ from typing import ClassVar, Protocol, TypeVar, cast
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from models.compile_support import support_torch_compile
 from models.config import ModelConfig
@@ -18,6 +17,7 @@ from models.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from models.layers.norm import RMSNorm
 from models.layers.rotary import RotaryEmbedding, Rotation
 from models.layers.weight import ExpertTensor
+from models.ops.elementwise.gelu_and_mul import gelu_and_mul
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.parallel.group import ParallelGroup
 
@@ -64,15 +64,6 @@ class GatedMLP(nn.Module):
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something in the layer."""
         return {"linear_gate"} if self._has_silu else ()
-
-
-def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """Returns gelu(gate) * up of [T, 2 * I] that holds gate, then up: [T, I].
-
-    Source: Shazeer 2020, "GLU Variants Improve Transformer"; gelu is the form with tanh.
-    """
-    gate, up = x.chunk(2, dim=-1)
-    return functional.gelu(gate, approximate="tanh") * up
 
 
 class DecoderLayer(nn.Module):

@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn import functional
 
 from models.layers.weight import check_shape, empty_parameter
+from models.ops.batch_invariance import row_wise
 from models.ops.communication.all_gather import all_gather
 from models.ops.communication.all_reduce import all_reduce
 from models.ops.linear.linear import linear
@@ -72,8 +73,11 @@ class ParallelLMHead(VocabParallelEmbedding):
         if self._scale != 1.0:
             logits = logits * self._scale
         if self._soft_cap:
-            logits = self._soft_cap * torch.tanh(logits / self._soft_cap)
+            logits = row_wise(self._capped, logits)
         return logits
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
+        return self._soft_cap * torch.tanh(logits / self._soft_cap)
 
     def gathered(self, logits: torch.Tensor) -> torch.Tensor:
         """Maps every rank's logits to those of the vocabulary, [S, vocab], on every rank."""

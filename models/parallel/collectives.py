@@ -40,6 +40,11 @@ def handle_of(name: str) -> dist.ProcessGroup | None:
     return _handles.get(name)
 
 
+def num_ranks(group: str) -> int:
+    """Returns the number of a group's ranks."""
+    return dist.get_world_size(_handles.get(group))
+
+
 def num_issued() -> int:
     """Returns how many collectives this process has begun."""
     return _counts["issued"]

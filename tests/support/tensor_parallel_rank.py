@@ -1,7 +1,9 @@
 """One rank of a tensor-parallel forward pass on the CPU.
 
 python -m tests.support.tensor_parallel_rank RANK SIZE CHECKPOINT RENDEZVOUS_FILE OUTPUT_FILE
-    [keep_quantized]
+    [keep_quantized] [invariant]
+
+With `invariant` it writes the logits of several chunk sizes and of a batch, stacked.
 """
 
 import sys
@@ -11,10 +13,22 @@ import torch
 import torch.distributed as dist
 
 from models.loading.loader import load_model
+from models.ops.batch_invariance import use_batch_invariance
 from models.parallel.group import ParallelGroup
 from tests.support.paged_runner import PagedRunner
 
 TOKEN_IDS = [5, 96, 0, 48, 49, 17, 33, 80, 2, 61]
+
+
+def _in_chunks(model, size: int) -> torch.Tensor:
+    runner = PagedRunner(model)
+    return runner.run(runner.add(TOKEN_IDS), chunk_size=size)
+
+
+def _beside_others(model) -> torch.Tensor:
+    runner = PagedRunner(model)
+    sequences = [runner.add(ids) for ids in (TOKEN_IDS[3:], TOKEN_IDS, TOKEN_IDS[:2])]
+    return runner.step([(each, len(each.token_ids)) for each in sequences])[1]
 
 
 def main() -> None:
@@ -31,8 +45,14 @@ def main() -> None:
         group=group,
         keep_quantized="keep_quantized" in options,
     )
-    runner = PagedRunner(model)
-    torch.save(runner.run(runner.add(TOKEN_IDS), chunk_size=4), output)
+    if "invariant" in options:
+        use_batch_invariance(is_on=True)
+        torch.save(
+            torch.stack([_in_chunks(model, size) for size in (10, 4, 1)] + [_beside_others(model)]),
+            output,
+        )
+    else:
+        torch.save(_in_chunks(model, 4), output)
     dist.destroy_process_group()
 
 

@@ -12,7 +12,9 @@ from models.forward_context import AttentionGroup, get_forward_context
 from models.kv_cache import KVCacheData
 from models.ops.attention.head_transform import transform_heads
 from models.ops.attention.kv_cache import read_kv_cache, write_kv_cache
+from models.ops.attention.queries_alone import queries_alone
 from models.ops.attention.unseen_keys import clear_unseen
+from models.ops.batch_invariance import is_batch_invariant
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.kernel_choice import has_kernels
 from models.ops.operands.head_transform import HeadTransform
@@ -62,8 +64,18 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
             cos=cos, signed_sin=signed_sin, q_weight=q_weight, k_weight=k_weight, eps=eps
         )
     scale = q.shape[2] ** -0.5 if scale is None else scale
+    if transform is not None and is_batch_invariant():
+        (q, k), transform = transform_heads(q, k, transform), None
     if has_kernels(q.device):
         # Imported on first use: a CPU installation has no Triton.
+        if is_batch_invariant():
+            from models.ops.triton.attention import invariant_attention as kernel
+
+            kernel.attend(
+                q, k, v, output, cache, metadata,
+                sliding_window=sliding_window, sinks=sinks, scale=scale, soft_cap=soft_cap,
+            )  # fmt: skip
+            return
         from models.ops.triton.attention.attention import attend
 
         attend(q, k, v, output, cache, metadata, transform, sliding_window, sinks, scale, soft_cap)
@@ -71,6 +83,11 @@ def _unified_attention_with_output(  # noqa: PLR0913  # an operator takes no dat
     if transform is not None:
         q, k = transform_heads(q, k, transform)
     write_kv_cache(cache, k, v, metadata.slot_mapping)
+    if is_batch_invariant():
+        for query, group in queries_alone(q, metadata.groups, cache.k.shape[1]):
+            attended = output[group.tokens]
+            _attend(query, cache, group, attended, sliding_window, sinks, scale, soft_cap)
+        return
     for group in metadata.groups:
         tokens = group.tokens
         _attend(q[tokens], cache, group, output[tokens], sliding_window, sinks, scale, soft_cap)

@@ -4,8 +4,14 @@ import sys
 
 import torch
 
-from models.forward_context import AttentionGroup, AttentionMetadata, AttentionWorkspace
+from models.forward_context import (
+    AttentionGroup,
+    AttentionMetadata,
+    AttentionWorkspace,
+    PromptChunk,
+)
 from models.kv_cache import CacheSpec, LatentCacheSpec
+from models.ops.batch_invariance import is_batch_invariant
 from models.ops.kernel_choice import has_kernels
 from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS, MAX_PARTIALS
 
@@ -28,6 +34,7 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
     block_size: int,
     max_seqlen_q: int,
     max_seqlen_k: int,
+    chunks: tuple[PromptChunk, ...] = (),
     workspace: AttentionWorkspace | None = None,
     is_recorded: bool = False,
 ) -> AttentionMetadata:
@@ -71,6 +78,7 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
         groups=tuple(groups),
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
+        chunks=chunks,
         workspace=workspace,
     )
 
@@ -89,7 +97,10 @@ def make_attention_workspace(spec: CacheSpec, *, device: torch.device) -> Attent
         size = spec.head_dim
     return AttentionWorkspace(
         partials=torch.empty(num_partials * size, dtype=torch.float32, device=device),
-        lse=torch.empty(num_partials, dtype=torch.float32, device=device),
+        # Batch-invariant attention keeps the highest score and the sum apart.
+        lse=torch.empty(
+            num_partials * (2 if is_batch_invariant() else 1), dtype=torch.float32, device=device
+        ),
         counters=torch.zeros(MAX_PARTIALS, dtype=torch.int32, device=device),
     )
 

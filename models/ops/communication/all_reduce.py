@@ -2,8 +2,9 @@
 
 import torch
 
+from models.ops.batch_invariance import is_batch_invariant
 from models.ops.custom_op import direct_register_custom_op
-from models.parallel.collectives import sum_in_place
+from models.parallel.collectives import gather_into, num_ranks, sum_in_place
 
 
 def _all_reduce(x: torch.Tensor, group: str) -> torch.Tensor:
@@ -12,10 +13,22 @@ def _all_reduce(x: torch.Tensor, group: str) -> torch.Tensor:
     x: of one shape on all ranks.
     group: the group's name.
     """
+    if is_batch_invariant():
+        return _sum_in_rank_order(x, group)
     # A copy: torch's collectives work in place, and a compiler may use x again.
     output = x.clone(memory_format=torch.contiguous_format)
     sum_in_place(output, group)
     return output
+
+
+def _sum_in_rank_order(x: torch.Tensor, group: str) -> torch.Tensor:
+    """Adds all ranks' x one after the other; a collective's order depends on the size of x."""
+    parts = x.new_empty((num_ranks(group), *x.shape))
+    gather_into(parts, x.contiguous(), group)
+    total = parts[0].to(torch.promote_types(x.dtype, torch.float32))
+    for part in parts[1:]:
+        total = total + part
+    return total.to(x.dtype)
 
 
 def _fake_all_reduce(x: torch.Tensor, group: str) -> torch.Tensor:

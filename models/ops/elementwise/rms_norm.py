@@ -3,6 +3,7 @@
 import torch
 from torch.nn import functional
 
+from models.ops.batch_invariance import row_wise
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.kernel_choice import has_kernels
 
@@ -20,8 +21,10 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
 
         return kernel.rms_norm(x, weight, eps)
     if weight.dtype != x.dtype:
-        return functional.rms_norm(x.float().contiguous(), weight.shape, weight, eps).to(x.dtype)
-    return functional.rms_norm(x.contiguous(), weight.shape, weight, eps)
+        return row_wise(
+            lambda row: functional.rms_norm(row, weight.shape, weight, eps), x.float().contiguous()
+        ).to(x.dtype)
+    return row_wise(lambda row: functional.rms_norm(row, weight.shape, weight, eps), x.contiguous())
 
 
 def _fake_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import torch
 
+from models.ops.batch_invariance import row_wise
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.kernel_choice import has_kernels
 
@@ -22,7 +23,10 @@ def _rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> tor
         from models.ops.triton.elementwise import rotary as kernel
 
         return kernel.rotary(x, cos, signed_sin)
-    x = x.contiguous()
+    return row_wise(_turned, x.contiguous(), cos, signed_sin)
+
+
+def _turned(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
     return torch.addcmul(x * cos, swapped, signed_sin)
 

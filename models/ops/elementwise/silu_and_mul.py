@@ -3,6 +3,7 @@
 import torch
 from torch.nn import functional
 
+from models.ops.batch_invariance import row_wise
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.kernel_choice import has_kernels
 
@@ -18,6 +19,10 @@ def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
         from models.ops.triton.elementwise import silu_and_mul as kernel
 
         return kernel.silu_and_mul(x)
+    return row_wise(_gated, x)
+
+
+def _gated(x: torch.Tensor) -> torch.Tensor:
     gate, up = x.chunk(2, dim=-1)
     return functional.silu(gate) * up
 

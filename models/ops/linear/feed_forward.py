@@ -5,6 +5,7 @@ Layers do not call it: a compiler's pass inserts it.
 
 import torch
 
+from models.ops.batch_invariance import is_batch_invariant
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.elementwise.rms_norm import add_rms_norm
 from models.ops.kernel_choice import has_kernels
@@ -48,7 +49,8 @@ def _feed_forward(  # noqa: PLR0913  # an operator takes no dataclasses
         [T, N], of a gated next weight [T, N / 2]; without one the norm, [T, H].
     """
     first = (residual, x, weight, bias, norm_weight, eps, gate_up, gate_up_bias)
-    if not has_kernels(x.device) or not rounds_activations(x.shape[0], x.dtype):
+    rounds = has_kernels(x.device) and rounds_activations(x.shape[0], x.dtype)
+    if is_batch_invariant() or not rounds:
         inner = linear_residual_norm_linear(*first, True, weight_scale, gate_up_scale)
         product = (residual, inner, down, down_bias, last_norm_weight, last_eps)
         if next_weight is None:

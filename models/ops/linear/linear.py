@@ -5,8 +5,10 @@ A weight is in the dtype of x, or in FP8 with a scale for each row or block of 1
 
 import torch
 
+from models.ops.batch_invariance import is_batch_invariant
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.linear.fp8_linear import plain_product
+from models.ops.linear.invariant_linear import invariant_linear
 from models.ops.linear.product_tiles import tiles_of_few_tokens
 from models.ops.triton.linear.linear_configurations import VectorTiles
 
@@ -29,6 +31,8 @@ def _linear(
     Returns:
         [T, N].
     """
+    if is_batch_invariant():
+        return invariant_linear(x, weight, bias, weight_scale)
     if weight_scale is not None:
         x = x.contiguous()
     tiles = tiles_of_few_tokens(x, weight, bias, weight_scale, is_gated=False)

@@ -6,6 +6,7 @@ Layers do not call them: a compiler's passes insert them.
 
 import torch
 
+from models.ops.batch_invariance import is_batch_invariant
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
 from models.ops.kernel_choice import has_kernels
@@ -115,7 +116,8 @@ def _add_product(
         None, or what is left to add: the product, perhaps in parts [S, T, N] float32.
     """
     # A kernel that writes the residual while others read x needs two tensors.
-    if x.data_ptr() == residual.data_ptr() or not residual.is_contiguous():
+    is_apart = x.data_ptr() != residual.data_ptr() and residual.is_contiguous()
+    if is_batch_invariant() or not is_apart:
         return linear(x, weight, bias, weight_scale)
     tiles = tiles_of_few_tokens(x, weight, bias, weight_scale, is_gated=False)
     # Imported on first use: a CPU installation has no Triton.

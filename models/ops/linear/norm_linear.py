@@ -7,6 +7,7 @@ them.
 import torch
 from torch.nn import functional
 
+from models.ops.batch_invariance import is_batch_invariant
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
@@ -36,6 +37,8 @@ def _gated_linear(
     Returns:
         [T, N].
     """
+    if is_batch_invariant():
+        return silu_and_mul(linear(x, weight, bias, weight_scale))
     tiles = tiles_of_few_tokens(x, weight, bias, weight_scale, is_gated=True)
     # Imported on first use: a CPU installation has no Triton.
     if isinstance(tiles, VectorTiles):
@@ -72,7 +75,9 @@ def _norm_linear(
     weight_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns gated_linear if is_gated, else linear, of rms_norm(x)."""
-    tiles = tiles_of_few_tokens(x, weight, bias, weight_scale, is_gated=is_gated)
+    tiles = None
+    if not is_batch_invariant():
+        tiles = tiles_of_few_tokens(x, weight, bias, weight_scale, is_gated=is_gated)
     if isinstance(tiles, VectorTiles):
         from models.ops.triton.linear.vector_linear import vector_linear
 
@@ -130,6 +135,7 @@ def rounds_in_norm(x: torch.Tensor, weight_scale: torch.Tensor | None) -> bool:
     return (
         weight_scale is not None
         and has_kernels(x.device)
+        and not is_batch_invariant()
         and rounds_activations(x.shape[0], x.dtype)
     )
 

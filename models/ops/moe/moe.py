@@ -4,6 +4,7 @@ import torch
 from torch.nn import functional
 
 from models.number_formats import BLOCK
+from models.ops.batch_invariance import row_wise
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.kernel_choice import has_kernels
 from models.ops.linear.fp8_linear import quantize
@@ -63,12 +64,16 @@ def fused_moe(  # noqa: PLR0913  # an operator takes no dataclasses
         return kernel.apply_experts(
             hidden, *kernel.route(router_logits, correction_bias, routing), experts
         )
-    return apply_experts(
-        hidden,
-        *route(router_logits, correction_bias, routing),
-        experts,
-        rounds_activations=experts.is_fp8,
-    )
+
+    def apply(hidden: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
+        return apply_experts(
+            hidden,
+            *route(router_logits, correction_bias, routing),
+            experts,
+            rounds_activations=experts.is_fp8,
+        )
+
+    return row_wise(apply, hidden, router_logits)
 
 
 def route(

@@ -7,6 +7,7 @@ import functools
 
 import torch
 
+from models.ops.batch_invariance import is_batch_invariant
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.kernel_choice import has_kernels
 from models.ops.linear.activation_rounding import rounds_activations
@@ -85,8 +86,9 @@ def _shared(hidden: torch.Tensor, gate_up: Weight, down: Weight) -> torch.Tensor
     weight, scale, bias = gate_up
     down_weight, down_scale, down_bias = down
     has_scales = scale is not None and down_scale is not None
-    rounds = has_scales and rounds_activations(hidden.shape[0], hidden.dtype)
-    if down_scale is None or not rounds or not has_kernels(hidden.device):
+    rounds = has_scales and has_kernels(hidden.device) and not is_batch_invariant()
+    rounds &= rounds_activations(hidden.shape[0], hidden.dtype)
+    if down_scale is None or not rounds:
         inner = gated_linear(hidden, weight, bias, scale)
         return linear(inner, down_weight, down_bias, down_scale)
     # Imported on first use: a CPU installation has no Triton.

@@ -13,8 +13,8 @@ def replay(context: typer.Context) -> None:
 
     It names the first step and tensor that differ. `octavo record` makes a recording. --against
     says what steps without graphs are compared with: `full` graphs of whole steps, `piecewise`
-    graphs of pieces, `eager` no graphs either. The other flags are the engine's own; `octavo replay
-    --help` lists them.
+    graphs of pieces, `eager` no graphs either, `invariant` each row alone. The other flags are the
+    engine's own; `octavo replay --help` lists them.
 
     Example: `octavo replay trace.binpb --against full`
     """

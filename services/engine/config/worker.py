@@ -14,6 +14,8 @@ class WorkerConfig(ConfigSection):
     """Where the model runs; auto takes CUDA when there is a device."""
     num_threads: int = Field(default=1, ge=1)
     """CPU threads of the model's operations; more than one hurts small models."""
+    batch_invariant: bool = False
+    """Give each row of logits the same bits whatever else is in its step; costs time."""
     step_timeout_s: float = Field(default=60.0, gt=0)
     """A step that takes longer means a hung worker, which is killed and started again."""
     worker_start_timeout_s: float = Field(default=600.0, gt=0)

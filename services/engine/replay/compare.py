@@ -55,3 +55,9 @@ def deviation(name: str, expected: Tensor, actual: Tensor, dtype: torch.dtype) -
     difference = (actual.double() - exact).abs().masked_fill(expected == actual, 0)
     scale = exact.abs().masked_fill(exact.isinf(), 0).max().clamp(min=torch.finfo(dtype).tiny)
     return Deviation(name=name, error=float(difference.max() / scale), tolerance=tolerance)
+
+
+def first_difference(expected: Tensor, actual: Tensor) -> int:
+    """Returns the first index along the first dimension where two tensors differ; NaN differs."""
+    differs = (expected.float() != actual.float()).flatten(1).any(1)
+    return int(differs.int().argmax())

@@ -16,9 +16,10 @@ class ReplaySection(ConfigSection):
 
     trace: CliPositionalArg[Path]
     """Recording: a file that `octavo record` wrote from an engine with --allow-watch-tokens."""
-    against: Literal["eager", "piecewise", "full"]
+    against: Literal["eager", "invariant", "piecewise", "full"]
     """The other side of the comparison with eager steps. eager: the same again, to see whether the
-    recording can be repeated; full: graphs of whole steps; piecewise: graphs of pieces."""
+    recording can be repeated; invariant: each row alone, where every bit counts; full: graphs of
+    whole steps; piecewise: graphs of pieces."""
 
 
 class ReplayObservability(ObservabilityConfig):
@@ -37,7 +38,7 @@ class ReplayConfig(EngineConfig):
     Exits with 0 when nothing differs, 1 when something does or a graph failed its test, 2 when the
     recording cannot be replayed. Limits, drafts, block size, dtype of the cache, load format and
     quantization are the recording's, whatever the flags say, and so is the dtype unless --dtype is
-    given.
+    given. --batch-invariant is on if it was, or if the flag is given.
     """
 
     program: ClassVar[str] = "octavo replay"
@@ -56,6 +57,7 @@ class ReplayConfig(EngineConfig):
             "speculative_method": recorded.speculative_method or "mtp",
             "load_format": recorded.load_format,
             "quantization": recorded.quantization or "none",
+            "batch_invariant": recorded.batch_invariant or self.worker.batch_invariant,
             "kv_cache_dtype": recorded.kv_cache_dtype or "auto",
             "dtype": recorded.dtype if self.checkpoint.dtype == "auto" else self.checkpoint.dtype,
         }

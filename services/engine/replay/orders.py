@@ -1,6 +1,6 @@
 """The descriptors that both sides run for a recorded step."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from services.engine.batch import (
@@ -11,10 +11,14 @@ from services.engine.batch import (
     ordered_mode,
 )
 from services.engine.replay.cache_content import BlockNumbers
+from services.engine.replay.rows_alone import rows_alone
 from services.engine.scheduler.dispatcher import BatchShape, Dispatch, GraphDispatcher
 
+INVARIANT = "invariant"
+"""The other side runs each row of a step alone."""
 _WIRE_MODES = {
     "eager": CUDAGraphMode.CUDA_GRAPH_MODE_NONE,
+    INVARIANT: CUDAGraphMode.CUDA_GRAPH_MODE_NONE,
     "piecewise": CUDAGraphMode.CUDA_GRAPH_MODE_PIECEWISE,
     "full": CUDAGraphMode.CUDA_GRAPH_MODE_FULL,
 }
@@ -23,10 +27,13 @@ _EAGER = Dispatch(graph_key=None, fallback_reason=FallbackReason.FALLBACK_REASON
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One step for both sides; without graph_key, neither uses a graph."""
+    """One step for both sides; without graph_key, neither uses a graph.
+
+    tested: the step, or the steps of its rows.
+    """
 
     reference: BatchDescriptor
-    tested: BatchDescriptor
+    tested: Sequence[BatchDescriptor]
     graph_key: GraphKey | None
 
 
@@ -44,12 +51,13 @@ class Orders:
         """Starts with the graphs that may be ordered.
 
         Args:
-            against: "eager", "piecewise" or "full".
+            against: "eager", "invariant", "piecewise" or "full".
             catalogue: graphs for steps recorded without one of this kind.
             blocks: the blocks of both sides' caches.
             allows: whether a recorded graph can be captured here.
         """
         self._mode = _WIRE_MODES[against]
+        self._are_rows_alone = against == INVARIANT
         self._dispatcher = GraphDispatcher(captured=catalogue)
         self._blocks = blocks
         self._allows = allows
@@ -61,9 +69,10 @@ class Orders:
     def order(self, descriptor: BatchDescriptor) -> Order:
         """Returns a recorded step for both sides."""
         dispatch = self._dispatch(descriptor)
+        tested = self._ordered(descriptor, dispatch)
         return Order(
             reference=self._ordered(descriptor, _EAGER),
-            tested=self._ordered(descriptor, dispatch),
+            tested=rows_alone(tested) if self._are_rows_alone else [tested],
             graph_key=dispatch.graph_key,
         )
 

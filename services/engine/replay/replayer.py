@@ -1,7 +1,7 @@
 """Runs a recording's steps on both sides and compares the results."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,14 +18,14 @@ from services.engine.batch import (
 )
 from services.engine.limits import StepLimits
 from services.engine.replay.cache_content import CacheContent, Slots
-from services.engine.replay.compare import Deviation, deviation
+from services.engine.replay.compare import Deviation, deviation, first_difference
 from services.engine.replay.orders import Order, Orders
 from services.engine.replay.recording import ReplayError
 from services.engine.replay.report import StepFindings, TokenDifference, Totals
 from services.engine.replay.sides import Side, Sides
 from services.engine.replay.taps import OUTPUT
 from services.engine.replay.tokens import StepTokens, partings
-from services.engine.worker.inputs.batch import Batch
+from services.engine.worker.inputs.batch import Batch, Int32Array
 from services.engine.worker.runner.speculator import Speculation
 
 
@@ -93,7 +93,8 @@ class Replayer:
             step_id=recorded.descriptor.step_id,
             shape=_shape(recorded.descriptor),
             graph_key=step.order.graph_key,
-            deviations=self._cache_deviations(step, tokens) + self._output_deviations(tokens),
+            deviations=self._cache_deviations(step, tokens)
+            + self._output_deviations(step.batch, tokens),
             tokens=self._token_differences(step.batch, tokens),
         )
         if results[1].fallback_reason:
@@ -133,8 +134,7 @@ class Replayer:
         self.totals.num_rebuilt_tokens += len(tokens)
 
     def _run(self, side: Side, order: Order) -> StepResult:
-        descriptor = order.reference if side is self._sides.reference else order.tested
-        return side.runner.execute(descriptor).message()
+        return side.run([order.reference] if side is self._sides.reference else order.tested)
 
     def _cache_deviations(self, step: _Step, tokens: _Tokens) -> list[Deviation]:
         """Compares the keys and values written by the step, by layer."""
@@ -152,21 +152,25 @@ class Replayer:
             if layer - self._num_layers > tokens.num_agreeing_drafts:
                 break
             other, slots = theirs.tensors(), group_slots[group_of_layer.get(layer, 0)]
+            rows = _query_rows(step.batch)
             if layer >= self._num_layers:
-                slots = slots[known]
+                slots, rows = slots[known], rows[known.cpu().numpy()]
             for name, tensor in ours.tensors().items():
                 expected, actual = (each.flatten(0, 1)[slots] for each in (tensor, other[name]))
-                found.append(self._deviation(f"{self._place(layer)} {name}", expected, actual))
+                label = f"{self._place(layer)} {name}"
+                found.append(self._deviation(label, expected, actual, rows))
         return found
 
-    def _output_deviations(self, tokens: _Tokens) -> list[Deviation]:
+    def _output_deviations(self, batch: Batch, tokens: _Tokens) -> list[Deviation]:
         """Compares the step's outputs, and drafts with the same inputs."""
         reference, tested = self._both
         assert reference.hidden is not None, "a step has run"
         assert tested.hidden is not None, "a step has run"
-        found = [self._deviation("final hidden states", reference.hidden, tested.hidden)]
+        hidden = (reference.hidden, tested.hidden)
+        found = [self._deviation("final hidden states", *hidden, _query_rows(batch))]
         if reference.logits is not None and tested.logits is not None:
-            found.append(self._deviation("logits", reference.logits, tested.logits))
+            logits = (reference.logits, tested.logits)
+            found.append(self._deviation("logits", *logits, self._sampled_rows(batch)))
         pairs = zip(reference.draft_hidden, tested.draft_hidden, strict=True)
         found += [
             self._deviation(f"draft {1 + depth} hidden states", *pair)
@@ -254,7 +258,10 @@ class Replayer:
             return self._run(side, step.order)
 
         expected = self._sides.tap_reference(run)
-        actual = self._sides.tap_tested(run, step.order.graph_key)
+        if self._sides.is_exact:
+            actual = self._sides.tap_rows(step.order.tested)
+        else:
+            actual = self._sides.tap_tested(run, step.order.graph_key)
         known = tokens.reference.known_query_tokens(step.batch)
         found = []
         for tap in sorted(expected, key=lambda tap: (*tap[:2], tap[2] == OUTPUT)):
@@ -268,8 +275,9 @@ class Replayer:
             pair = expected[tap], actual[tap][: len(expected[tap])]
             if number == 1:
                 pair = pair[0][known], pair[1][known]
-            found.append(self._deviation(label, *pair))
-        found += self._output_deviations(tokens)
+            rows = None if number else _query_rows(step.batch)
+            found.append(self._deviation(label, *pair, rows))
+        found += self._output_deviations(step.batch, tokens)
         if any(each.is_excessive for each in found) or not findings.excessive:
             findings.deviations = found
 
@@ -289,8 +297,28 @@ class Replayer:
         num_whole = min(num_layers, self.limits.num_speculative_tokens)
         return layer - self._num_layers if number == 1 else num_whole + number - 2
 
-    def _deviation(self, name: str, expected: torch.Tensor, actual: torch.Tensor) -> Deviation:
-        return deviation(name, expected, actual, self._sides.dtype)
+    def _deviation(
+        self,
+        name: str,
+        expected: torch.Tensor,
+        actual: torch.Tensor,
+        rows: Int32Array | None = None,
+    ) -> Deviation:
+        """Compares two tensors; where every bit counts, it names the first row that differs.
+
+        rows: [n], the row of each entry of the tensors.
+        """
+        found = deviation(name, expected, actual, self._sides.dtype)
+        if not self._sides.is_exact or found.is_exact:
+            return found
+        if rows is not None:
+            name = f"row {rows[first_difference(expected, actual)]}, {name}"
+        return replace(found, name=name, tolerance=0.0)
+
+    def _sampled_rows(self, batch: Batch) -> Int32Array:
+        """Returns the row of each row of logits."""
+        rows = batch.row_ids[batch.sample_indices]
+        return np.repeat(rows, 1 if batch.drafts is None else batch.drafts.row_ids.shape[1])
 
     def _copy_cache(self, slots: Slots) -> None:
         """Copies the reference's keys and values to the tested side."""
@@ -336,6 +364,11 @@ class Replayer:
             graph_key=None,
             fallback_reason=FallbackReason.FALLBACK_REASON_ENFORCE_EAGER,
         )
+
+
+def _query_rows(batch: Batch) -> Int32Array:
+    """Returns the row of each query token."""
+    return np.repeat(batch.row_ids, np.diff(batch.query_start_loc))
 
 
 def _margin(logits: torch.Tensor, values: Iterable[int | None]) -> float:

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from models.cudagraph_mode import CUDAGraphMode, GraphKind
 from models.kv_cache import CacheData
-from services.engine.batch import GraphKey
+from services.engine.batch import BatchDescriptor, GraphKey, StepResult
 from services.engine.compilation.graphs.capture_plan import (
     full_decode_key,
     graph_support,
@@ -16,8 +17,10 @@ from services.engine.compilation.graphs.capture_plan import (
     wire_key,
 )
 from services.engine.config.compilation import CompilationConfig
+from services.engine.replay.orders import INVARIANT
 from services.engine.replay.recording import ReplayError
 from services.engine.replay.report import describe_graph
+from services.engine.replay.rows_alone import joined
 from services.engine.replay.taps import AttentionTaps, Tap
 from services.engine.worker.runner.model_runner import ModelRunner
 from services.engine.worker.runner.speculator import Speculation
@@ -49,6 +52,24 @@ class Side:
     logits: Tensor | None = None
     draft_hidden: tuple[Tensor, ...] = ()
 
+    def run(
+        self, steps: Sequence[BatchDescriptor], after_each: Callable[[], None] = lambda: None
+    ) -> StepResult:
+        """Runs a step, or the steps of its rows; keeps the outputs of all rows."""
+        results, outputs = [], []
+        for step in steps:
+            results.append(self.runner.execute(step).message())
+            outputs.append((self.hidden, self.logits, self.draft_hidden))
+            after_each()
+        if len(steps) == 1:
+            return results[0]
+        hidden, logits, drafts = zip(*outputs, strict=True)
+        self.hidden, self.logits = _joined(hidden), _joined(logits)
+        self.draft_hidden = tuple(
+            torch.cat(each) for each in zip(*filter(None, drafts), strict=True)
+        )
+        return joined(results)
+
     @property
     def cache(self) -> list[CacheData]:
         """Each layer's cache."""
@@ -67,12 +88,18 @@ class Side:
         self.draft_hidden = hidden
 
 
+def _joined(outputs: Sequence[Tensor | None]) -> Tensor | None:
+    """Returns the outputs of several steps as one, [n, ...]; None if no step has any."""
+    found = [output for output in outputs if output is not None]
+    return torch.cat(found) if found else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
     """Settings of the sides.
 
-    against: "eager", "piecewise" or "full". loaded: the model, with the limits of the recorded
-    engine.
+    against: "eager", "invariant", "piecewise" or "full". loaded: the model, with the limits of the
+    recorded engine.
     """
 
     against: str
@@ -81,7 +108,7 @@ class ReplaySettings:
     @property
     def mode(self) -> CUDAGraphMode:
         """The graphs to capture; whole steps with prompts only if supported."""
-        if self.against == "eager":
+        if self.against in ("eager", INVARIANT):
             return CUDAGraphMode.NONE
         if self.against == "piecewise":
             return CUDAGraphMode.PIECEWISE
@@ -151,11 +178,14 @@ class Sides:
         """
         loaded = settings.loaded
         self.dtype = loaded.dtype
+        self.is_exact = settings.against == INVARIANT
+        """Whether every bit counts, and rows are named."""
         self._settings = settings
         self._pieces = piece_graphs(loaded.device, loaded.dtype)
         compiled = loaded.compile(settings.compilation, self._pieces)
         self.reference = Side("eager", loaded.make_runner(num_blocks, loaded.model))
-        tested_name = "repeated" if settings.against == "eager" else settings.against
+        names = {"eager": "repeated", INVARIANT: "alone"}
+        tested_name = names.get(settings.against, settings.against)
         self.tested = Side(tested_name, loaded.make_runner(num_blocks))
         install_model(self.tested.runner, compiled, settings.compilation, self._pieces)
         self._prepared = self._prepare(graph_keys)
@@ -190,6 +220,18 @@ class Sides:
             run(self.tested)
         self.tested.runner.use_graphs(self._prepared.graphs)
         return taps.tensors
+
+    def tap_rows(self, steps: Sequence[BatchDescriptor]) -> Tapped:
+        """Runs the steps of a step's rows on the tested side; returns the tensors of all rows."""
+        tapped: list[Tapped] = []
+        with AttentionTaps() as taps:
+
+            def keep() -> None:
+                tapped.append(dict(taps.tensors))
+                taps.tensors.clear()
+
+            self.tested.run(steps, keep)
+        return {tap: torch.cat([tensors[tap] for tensors in tapped]) for tap in tapped[0]}
 
     def _prepare(self, keys: Sequence[GraphKey]) -> PreparedGraphs:
         """Plans graphs of exactly these keys."""

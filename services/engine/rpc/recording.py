@@ -33,6 +33,7 @@ def engine_settings(
         config_sha256=model.config_sha256,
         load_format=config.checkpoint.load_format,
         quantization=config.checkpoint.quantization,
+        batch_invariant=config.worker.batch_invariant,
         device_name=worker.device_name,
         dtype=worker.dtype,
         kv_cache_dtype=config.cache.kv_cache_dtype,

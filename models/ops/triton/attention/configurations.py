@@ -50,6 +50,9 @@ MAX_LATENT_PARTIALS = 64
 With 16 heads per program, 128 heads of one request are 512 programs.
 """
 
+MANY_LATENT_TOKENS = 256
+"""From this many tokens on there are enough programs that each takes more heads."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
@@ -132,6 +135,15 @@ _LATER_CHUNK = {
     (4, 256): Tiles(rows=16, keys=16, num_warps=4, num_stages=1),
 }
 
+_INVARIANT = {
+    (2, 64): Tiles(rows=128, keys=64, num_warps=8, num_stages=3),
+    (2, 128): Tiles(rows=128, keys=64, num_warps=8, num_stages=3),
+    (2, 256): Tiles(rows=64, keys=32, num_warps=8, num_stages=2),
+    (4, 64): Tiles(rows=16, keys=32, num_warps=4, num_stages=2),
+    (4, 128): Tiles(rows=16, keys=32, num_warps=4, num_stages=2),
+    (4, 256): Tiles(rows=16, keys=16, num_warps=4, num_stages=1),
+}
+
 _HOPPER = {
     64: Tiles(rows=128, keys=128, num_warps=4, num_stages=4),
     128: Tiles(rows=128, keys=128, num_warps=4, num_stages=2),
@@ -188,6 +200,15 @@ def prefill_tiles(dtype: torch.dtype, padded_head_dim: int, *, has_prefix: bool)
         ValueError: no kernel takes such heads.
     """
     return _look_up(_LATER_CHUNK if has_prefix else _FIRST_CHUNK, dtype, padded_head_dim)
+
+
+def invariant_tiles(dtype: torch.dtype, padded_head_dim: int) -> Tiles:
+    """Returns the tiles of invariant_attention, the same for every step.
+
+    Raises:
+        ValueError: no kernel takes such heads.
+    """
+    return _look_up(_INVARIANT, dtype, padded_head_dim)
 
 
 def hopper_tiles(

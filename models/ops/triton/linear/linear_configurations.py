@@ -48,6 +48,10 @@ Tiles = VectorTiles | MatrixTiles
 
 MOST_TOKENS = 64
 """Products of more tokens are torch's or those of wide_configurations."""
+_COLUMNS = 256
+"""Inputs of a tile, but for gated products."""
+_SPLIT_OUTPUTS = 10240
+"""Outputs times parts at most in batch-invariant mode: a program for each multiprocessor."""
 _FEW_OUTPUTS = 256
 """Up to this many outputs, as of a router, tall tiles make too few programs for more than two
 tokens."""
@@ -172,7 +176,36 @@ def _hopper_matrix_tiles(
     if tokens == 64 and splits == 1:
         return None
     stages = 4 if tokens <= 16 else 3
-    return MatrixTiles(tokens=tokens, rows=64, columns=256, num_stages=stages, splits=splits)
+    return MatrixTiles(tokens=tokens, rows=64, columns=_COLUMNS, num_stages=stages, splits=splits)
+
+
+@lru_cache(maxsize=1024)
+def invariant_matrix_tiles(num_tokens: int, num_outputs: int, num_inputs: int) -> MatrixTiles:
+    """Returns the tiles of batch-invariant mode."""
+    tokens = max(8, 1 << (num_tokens - 1).bit_length())
+    return MatrixTiles(
+        tokens=tokens,
+        rows=64,
+        columns=_COLUMNS,
+        num_stages=4 if tokens <= 16 else 3,
+        splits=invariant_splits(num_outputs, num_inputs),
+    )
+
+
+def invariant_splits(num_outputs: int, num_inputs: int) -> int:
+    """Returns the parts of a weight's inputs in batch-invariant mode, for any number of tokens.
+
+    Few outputs make too few programs. Parts are whole tiles of every kernel.
+    """
+    splits = 1
+    while (
+        num_outputs * 2 * splits <= _SPLIT_OUTPUTS
+        and splits < 4
+        and num_inputs % (2 * splits * _COLUMNS) == 0
+        and num_inputs > 1024 * splits
+    ):
+        splits *= 2
+    return splits
 
 
 def _num_splits(num_outputs: int, num_inputs: int) -> int:

@@ -102,3 +102,9 @@ def _split_tiles(num_tokens: int, num_outputs: int, num_inputs: int) -> WideTile
         MULTIPROCESSORS // tiles.count(num_tokens, num_outputs), num_inputs // _PART_INPUTS
     )
     return replace(tiles, splits=splits) if splits > 1 else None
+
+
+def invariant_wide_tiles(num_tokens: int, splits: int) -> WideTiles:
+    """Returns the tiles of batch-invariant mode; the parts do not depend on the tokens."""
+    tiles = _THREE_GROUPS if num_tokens <= 512 else _MOST_TOKENS
+    return replace(tiles, splits=splits)

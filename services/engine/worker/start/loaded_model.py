@@ -17,6 +17,7 @@ from models.loading.draft_model import load_draft_model
 from models.loading.loader import load_model
 from models.loading.model_config import read_model_config
 from models.loading.parameter_count import count_parameters
+from models.ops.batch_invariance import use_batch_invariance
 from models.parallel.collectives import without_other_ranks
 from services.engine.compilation.graphs.piece_wrapper import PieceGraphs
 from services.engine.config.compilation import CompilationConfig
@@ -30,6 +31,10 @@ from services.engine.worker.start.device import (
     choose_device,
     choose_dtype,
     dtype_name,
+)
+from services.engine.worker.start.invariance import (
+    check_batch_invariance,
+    check_invariant_weights,
 )
 from services.engine.worker.start.kv_memory import allocate_kv_cache, block_bytes
 from services.engine.worker.start.model_trace import (
@@ -98,12 +103,18 @@ class LoadedModel:
         ranks = ranks or Ranks.single(config)
         device = choose_device(config.worker, ranks.place.device)
         level = _level(config, device)
+        is_invariant = config.worker.batch_invariant
+        use_batch_invariance(is_invariant)
+        # Inductor joins operations, whose results level 0 rounds one by one.
+        flags = {"use_inductor": False} if is_invariant and level in TRACED_LEVELS else {}
         try:
-            config = config.with_flags(compilation_level=int(level))
+            config = config.with_flags(compilation_level=int(level), **flags)
         except ValidationError as error:
             # The default level is that of the device, and a flag does not work on it.
             raise ValueError("; ".join(describe_problems(EngineConfig, error))) from error
         model_config = read_model_config(config.checkpoint.model, config.checkpoint.model_impl)
+        if is_invariant:
+            check_batch_invariance(model_config, num_ranks=ranks.group.size)
         is_traced = level in TRACED_LEVELS
         if is_traced and not is_kept(config, model_config, device, ranks.place.rank):
             is_traced = not may_trace_later
@@ -150,6 +161,8 @@ class LoadedModel:
                     max_positions=limits.max_model_len,
                 ),
             )
+        if is_invariant:
+            check_invariant_weights(model)
         load_s = time.monotonic() - started_s
         log.info("weights_loaded", num_parameters=count_parameters(model), load_s=round(load_s, 3))
         for each in model.weight_formats:

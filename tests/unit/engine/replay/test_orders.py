@@ -54,8 +54,8 @@ def make_orders(against, *catalogue, allows=lambda key: True):
 def test_a_graph_that_was_recorded_in_the_mode_is_used_again():
     orders = make_orders("full", decode_key(4))
     order = orders.order(descriptor(1, 1, 1, key=decode_key(8)))
-    assert order.graph_key == order.tested.graph_key == decode_key(8)
-    assert order.tested.cudagraph_runtime_mode == FULL
+    assert order.graph_key == order.tested[0].graph_key == decode_key(8)
+    assert order.tested[0].cudagraph_runtime_mode == FULL
 
 
 def test_a_recorded_graph_that_cannot_be_captured_here_gives_way_to_the_catalogue():
@@ -90,7 +90,7 @@ def test_steps_without_a_graph_run_eagerly_on_both_sides(against, recorded):
     catalogue = [decode_key(2)] if against == "full" else []
     order = make_orders(against, *catalogue).order(recorded)
     assert order.graph_key is None
-    for side in (order.reference, order.tested):
+    for side in (order.reference, *order.tested):
         assert side.cudagraph_runtime_mode == NONE
         assert not side.HasField("graph_key")
 
@@ -99,8 +99,8 @@ def test_the_reference_runs_no_graph_and_both_sides_use_renumbered_blocks():
     recorded = descriptor(1, key=decode_key(1), block_ids=[7, 70])
     order = make_orders("full").order(recorded)
     assert order.reference.cudagraph_runtime_mode == NONE
-    assert order.tested.cudagraph_runtime_mode == FULL
-    for side in (order.reference, order.tested):
+    assert order.tested[0].cudagraph_runtime_mode == FULL
+    for side in (order.reference, *order.tested):
         block_ids = side.attn_metadata.block_table_updates.block_ids
         assert read_int32(block_ids).tolist() == [1, 2]
     assert read_int32(recorded.attn_metadata.block_table_updates.block_ids).tolist() == [7, 70]

@@ -52,6 +52,13 @@ def test_two_ranks_give_the_logits_of_transformers(checkpoint, tmp_path, variant
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("variant", ["llama", "gpt_oss"])
+def test_two_ranks_compute_the_same_bits_in_every_batch(checkpoint, tmp_path, variant):
+    folder, _ = checkpoint(variant)
+    for logits in run_two_ranks(folder, tmp_path, "invariant"):
+        assert all(torch.equal(each, logits[0]) for each in logits)
+
+
 def test_two_ranks_with_fp8_blocks_give_the_logits_of_one(tmp_path):
     plain, folder = tmp_path / "plain", tmp_path / "fp8"
     folder.mkdir()

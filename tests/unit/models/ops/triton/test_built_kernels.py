@@ -21,6 +21,7 @@ import torch
 from tests.support.absent_hopper import check_types, launched_by, pretend
 pretend()
 from models.kv_cache import FP8_CACHE_DTYPE
+from models.ops.batch_invariance import use_batch_invariance
 from models.ops.triton.launching.kernel_builds import kernel_functions, load_kernel_functions
 from models.ops.linear.packed_linear import packed_linear
 from models.ops.operands.packed_weights import quantize_packed
@@ -70,6 +71,7 @@ def quantized(variant, **overrides):
 
 FULL_SIZE = {"hidden_size": 256, "num_attention_heads": 8, "head_dim": 128}
 EXPERTS = {"moe_intermediate_size": 192}
+LONG = {"max_position_embeddings": 512}
 LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 with absent_gpu():
     builds = (
@@ -85,12 +87,21 @@ with absent_gpu():
         | launched_by(made("glm4_moe_groups"), dtype=torch.float16)
         | launched_by(made("mixtral"), dtype=torch.float32)
         | launched_by(made("deepseek_v2_groups"), dtype=torch.float32)
-        | launched_by(drafting("deepseek_v3", **LATENT), num_drafts=2)
+        | launched_by(drafting("deepseek_v3", **LATENT, **LONG), num_drafts=2, max_model_len=256)
         | launched_by(drafting("deepseek_v32"), num_drafts=2)
         | launched_by(made("qwen3_moe"), num_ranks=2)
         | launched_by(packed(intermediate_size=96), keep_quantized=True, num_ranks=2)
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True, num_ranks=2)
         | found_in([fused, packed_products])
+    )
+    use_batch_invariance(is_on=True)
+    builds |= (
+        launched_by(made("qwen3", **FULL_SIZE, intermediate_size=2048))
+        | launched_by(made("qwen3", **FULL_SIZE), cache_dtype=FP8_CACHE_DTYPE)
+        | launched_by(made("gpt_oss", **FULL_SIZE | {"head_dim": 64}), dtype=torch.float16)
+        | launched_by(made("gemma2", head_dim=256), dtype=torch.bfloat16)
+        | launched_by(made("glm4_moe_groups"), dtype=torch.float32)
+        | launched_by(quantized("qwen3", **WIDE), keep_quantized=True)
     )
 errors = check_types(builds.values())
 assert not errors, chr(10).join(errors)

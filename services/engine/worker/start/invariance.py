@@ -1,0 +1,54 @@
+"""Refuses --batch-invariant for models whose rows would depend on the batch."""
+
+from torch import nn
+
+from models.config import ModelConfig
+from models.layers.moe import Experts
+from models.layers.quantization import QuantizableLinear
+
+
+def check_batch_invariance(model: ModelConfig, *, num_ranks: int) -> None:
+    """Refuses a family that the mode does not cover.
+
+    Raises:
+        ValueError: it names the family and what depends on the batch.
+    """
+    name = model.architecture
+    if model.transformers is not None:
+        raise ValueError(
+            f"--batch-invariant covers none of transformers' modules, which run {name}: their "
+            "operations choose their order by the size of the batch"
+        )
+    if model.mla is not None:
+        raise ValueError(
+            f"--batch-invariant does not cover latent attention, which {name} has: its products "
+            "choose their order by the size of the batch"
+        )
+    if num_ranks > 1 and model.architecture == "Olmo2ForCausalLM":
+        raise ValueError(
+            f"--batch-invariant does not cover {name} with --tensor-parallel-size {num_ranks}: its "
+            "norms sum over the ranks in an order that depends on the batch"
+        )
+
+
+def check_invariant_weights(model: nn.Module) -> None:
+    """Refuses a format of weights that the mode does not cover.
+
+    Raises:
+        ValueError: it names the format.
+    """
+    for module in model.modules():
+        is_packed = isinstance(module, QuantizableLinear) and module.method.packing is not None
+        if is_packed and next(module.parameters()).is_cuda:
+            raise ValueError(
+                "--batch-invariant does not cover products whose weights stay packed in 4 bits on "
+                "a GPU: their kernels choose their tiles by the number of tokens"
+            )
+        if not isinstance(module, Experts) or module.gate_up_proj_scale is None:
+            continue
+        if module.gate_up_proj.device.type == "cuda":
+            kind = str(module.gate_up_proj.dtype).removeprefix("torch.")
+            raise ValueError(
+                f"--batch-invariant does not cover experts whose weights stay {kind} on a GPU: "
+                "their kernels choose their tiles by the number of tokens"
+            )

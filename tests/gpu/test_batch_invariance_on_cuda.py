@@ -1,0 +1,108 @@
+"""Batch-invariant mode on a GPU: the same bits of logits, whatever else is in a step."""
+
+import pytest
+import torch
+
+from models.ops.linear.linear import linear
+from tests.support.invariance import (
+    FORMATS,
+    assert_same_bits,
+    batch_invariance,
+    make_prompts,
+    run,
+    run_alone,
+    ways,
+)
+from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
+from tests.support.random_checkpoints import write_checkpoint
+
+pytestmark = pytest.mark.gpu
+
+SHAPE = {
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+}
+PROMPTS = make_prompts(64)
+LONG = [prompt * 40 for prompt in make_prompts(6)]
+BF16 = {"device": "cuda", "dtype": torch.bfloat16, "block_size": 16, "num_blocks": 600}
+ROOM = {"max_model_len": 2048, "max_num_batched_tokens": 4096}
+
+
+@pytest.fixture(autouse=True)
+def _mode():
+    with batch_invariance():
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(folder, "qwen3", **SHAPE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(folder):
+    made = {}
+
+    def get(kind):
+        if kind not in made:
+            options = {**BF16, **FORMATS[kind]}
+            made[kind] = run_alone(folder, PROMPTS, **options), options
+        return made[kind]
+
+    return get
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("way", ways())
+def test_logits_have_the_same_bits_in_every_way(folder, alone, way, kind):
+    expected, options = alone(kind)
+    assert_same_bits(expected, run(folder, PROMPTS, ways()[way], **options))
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "8-bit cache"])
+@pytest.mark.parametrize("size", [33, 512, 700, 4096])
+def test_long_sequences_have_the_same_bits_in_all_chunks(folder, kind, size):
+    options = {**BF16, **FORMATS[kind], **ROOM}
+    expected = run_alone(folder, LONG, **options)
+    way = ways()["5 requests"]
+    options["max_num_batched_tokens"] = size
+    assert_same_bits(expected, run(folder, LONG, way, **options))
+
+
+@pytest.mark.parametrize(
+    "variant", ["llama", "qwen3_moe", "mixtral", "gpt_oss", "glm4_moe", "gemma2", "gemma3", "phi3"]
+)
+def test_families_have_the_same_bits(tmp_path, variant):
+    write_checkpoint(tmp_path, variant, hidden_size=256)
+    expected = run_alone(tmp_path, PROMPTS[:16], **BF16)
+    for name in ("5 requests", "16 requests", "chunks of 17", "level 3", "FULL on level 3"):
+        assert_same_bits(expected, run(tmp_path, PROMPTS[:16], ways()[name], **BF16))
+
+
+def test_fp8_weights_have_the_same_bits(tmp_path):
+    plain, folder = tmp_path / "plain", tmp_path / "fp8"
+    folder.mkdir()
+    write_checkpoint(plain, "qwen3", **WIDE)
+    quantize_checkpoint(plain, folder, "deepseek")
+    expected = run_alone(folder, PROMPTS[:16], **BF16)
+    for name in ("5 requests", "16 requests", "chunks of 17", "level 3", "FULL on level 3"):
+        assert_same_bits(expected, run(folder, PROMPTS[:16], ways()[name], **BF16))
+
+
+@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 12288), (1024, 3072), (151936, 1024)])
+def test_a_product_has_the_same_rows_for_every_number_of_tokens(shape):
+    torch.manual_seed(0)
+    x = torch.randn(1100, shape[1], dtype=torch.bfloat16, device="cuda")
+    weight = torch.randn(*shape, dtype=torch.bfloat16, device="cuda") / 50
+    whole = linear(x, weight, None)
+    torch.testing.assert_close(whole, x @ weight.t(), rtol=2e-2, atol=2e-1)
+    for count in (1, 2, 3, 8, 9, 17, 33, 64, 65, 128, 200, 512, 513, 1024):
+        for start in (0, 1100 - count):
+            rows = linear(x[start : start + count], weight, None)
+            assert torch.equal(rows, whole[start : start + count]), (count, start)

@@ -1,0 +1,69 @@
+"""--batch-invariant at the start of a worker."""
+
+import pytest
+
+from models.config import ModelConfig
+from models.layers.moe import Experts
+from models.loading.model_config import read_model_config
+from models.ops.batch_invariance import is_batch_invariant, use_batch_invariance
+from services.engine.config.engine_config import EngineConfig
+from services.engine.worker.start.invariance import check_batch_invariance, check_invariant_weights
+from services.engine.worker.start.loaded_model import LoadedModel
+from tests.support.random_checkpoints import write_checkpoint
+
+
+@pytest.fixture(autouse=True)
+def _off_again():
+    yield
+    use_batch_invariance(is_on=False)
+
+
+def loaded(folder, **flags):
+    return LoadedModel.load(EngineConfig.from_flags(model=folder, device="cpu", **flags))
+
+
+def test_the_flag_turns_the_mode_on_without_inductor(tmp_path):
+    write_checkpoint(tmp_path, "qwen3")
+    flags = {"compilation_level": 3, "compile_cache_dir": tmp_path / "compiled"}
+    model = loaded(tmp_path, batch_invariant=True, **flags)
+    assert is_batch_invariant()
+    assert not model.config.compilation.use_inductor
+    assert loaded(tmp_path).config.compilation.use_inductor
+    assert not is_batch_invariant()
+
+
+def test_settings_of_inductor_are_refused(tmp_path):
+    write_checkpoint(tmp_path, "qwen3")
+    flags = {"compilation_level": 3, "inductor_compile_config": {"max_autotune": True}}
+    with pytest.raises(ValueError, match=r"inductor.compile.config.*with Inductor"):
+        loaded(tmp_path, batch_invariant=True, **flags)
+
+
+@pytest.mark.parametrize(
+    ("variant", "num_ranks", "reason"),
+    [
+        ("deepseek_v2", 1, "latent attention, which DeepseekV2ForCausalLM has"),
+        ("olmo2", 2, "Olmo2ForCausalLM with --tensor-parallel-size 2"),
+    ],
+)
+def test_families_that_depend_on_the_batch_are_refused(tmp_path, variant, num_ranks, reason):
+    write_checkpoint(tmp_path, variant)
+    with pytest.raises(ValueError, match=reason):
+        check_batch_invariance(ModelConfig.from_folder(tmp_path), num_ranks=num_ranks)
+
+
+def test_modules_of_transformers_are_refused(tmp_path):
+    write_checkpoint(tmp_path, "llama")
+    with pytest.raises(ValueError, match="transformers' modules, which run LlamaForCausalLM"):
+        check_batch_invariance(read_model_config(tmp_path, "transformers"), num_ranks=1)
+
+
+def test_quantized_experts_are_refused_on_a_gpu_only(tmp_path):
+    write_checkpoint(tmp_path, "qwen3_moe")
+    model = loaded(tmp_path).model
+    experts = next(each for each in model.modules() if isinstance(each, Experts))
+    check_invariant_weights(model)
+    experts.keep_fp8(None)
+    check_invariant_weights(model)
+    experts.to("meta")
+    check_invariant_weights(model)
