@@ -34,7 +34,7 @@ def test_each_heads_largest_number_is_kept():
 
 def test_scales_of_each_head_are_never_worse_than_a_checkpoints():
     generator = torch.Generator().manual_seed(2)
-    # Heads of tokens differ by a factor of 100, and some numbers stand out.
+    # Heads of tokens differ by a factor of 100, and some numbers are larger than the rest.
     sizes = torch.rand(400, 8, 1, generator=generator) * 2 - 1
     heads = torch.randn(400, 8, 64, generator=generator) * 10**sizes
     heads[::7, :, 3] *= 8
@@ -45,7 +45,7 @@ def test_scales_of_each_head_are_never_worse_than_a_checkpoints():
         rounded = (heads / scale).clamp(-448, 448).to(FP8_CACHE_DTYPE).float() * scale
         static = (rounded - heads).square()
         assert own.sum() <= 1.05 * static.sum()
-        # What rounding costs a small head relative to itself is where they differ.
+        # Small heads gain most: each error counts relative to its head.
         relative = [(each.sum(-1) / heads.square().sum(-1)).mean() for each in (own, static)]
         assert relative[0] <= 1.05 * relative[1]
     # A scale that is a multiple by a power of two keeps a part of the numbers, so none is nearer.
