@@ -20,11 +20,11 @@ def apply_experts(
     The kernels depend on shapes alone and the host reads nothing, so a call may be captured. Sums
     are added in a fixed order: equal inputs give equal bits. Chunks of tokens bound the memory.
     """
-    (num_tokens, top_k), num_experts = ids.shape, len(experts.down)
+    (num_tokens, top_k), num_choices = ids.shape, experts.num_choices
     if experts.is_quantized:
         apply = apply_fp8 if experts.is_fp8 else apply_mxfp4
     else:
-        apply = apply_pairs if are_few(ids.numel(), num_experts, top_k) else apply_grouped
+        apply = apply_pairs if are_few(ids.numel(), num_choices, top_k) else apply_grouped
     hidden = hidden.contiguous()
     output = torch.empty_like(hidden)
     for chunk in token_chunks(

@@ -192,13 +192,15 @@ def apply_fp8(
 ) -> None:
     """Does what models.ops.triton.moe.moe.apply_experts does, into `output`; both contiguous."""
     num_experts, hidden_size, inner = experts.down.shape
-    top_k, num_pairs = ids.shape[1], ids.numel()
-    is_alone = are_few(num_pairs, num_experts, top_k)
-    pairs, starts = (ids, ids) if is_alone else sort_by_expert(ids, num_experts)
+    top_k, num_pairs, num_choices = ids.shape[1], ids.numel(), experts.num_choices
+    is_alone = are_few(num_pairs, num_choices, top_k)
+    pairs, starts = (ids, ids)
+    if not is_alone:
+        pairs, starts = sort_by_expert(ids, num_experts, num_choices)
     if is_alone:
         gate_up_tiles, down_tiles = _ALONE_SMALL_TILES if inner <= _FEW_FEATURES else _ALONE_TILES
     else:
-        gate_up_tiles, down_tiles = _TILES[tile_rows(num_pairs, num_experts)]
+        gate_up_tiles, down_tiles = _TILES[tile_rows(num_pairs, num_choices)]
     is_rounded = gate_up_tiles.columns == BLOCK
     between = hidden.new_empty(num_pairs, inner, dtype=FP8 if is_rounded else hidden.dtype)
     # Without such scales the kernels touch none.
@@ -230,7 +232,7 @@ def apply_fp8(
         between, between_scale, experts.down, experts.down_scale, down_bias, pairs, starts,
         results, **_constants(down_tiles), **shape,
     )  # fmt: skip
-    sum_by_token(results, weights, output)
+    sum_by_token(results, weights, output, is_partial=experts.is_partial)
 
 
 def _constants(tiles: _Tiles) -> dict[str, int]:
