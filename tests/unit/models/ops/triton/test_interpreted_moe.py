@@ -132,22 +132,21 @@ for kind, hidden_size, inner, dtype, is_clamped in (
 PARTIAL_PROGRAM = """
 import torch
 torch.set_num_threads(1)
-from models.ops.linear.fp8_linear import quantize
 from models.ops.moe import moe as reference
 from models.ops.moe.expert_parallel import own_slots
 from models.ops.triton.moe import moe as kernels
-from models.ops.triton.moe import moe_fp8
 from models.ops.triton.moe.moe_fp8 import apply_fp8
 from models.ops.triton.moe.moe_grouped import apply_grouped
 from models.ops.triton.moe.moe_mxfp4 import apply_mxfp4
 from models.ops.triton.moe.moe_pairs import apply_pairs
 from models.parallel.expert_placement import ExpertPlacement
+from tests.support.interpreter_rounding import round_exactly
 from tests.support.moe_case import (
     NUM_EXPERTS, ROUTINGS, exactly, make_experts, make_logits, make_quantized_experts, part_of,
 )
 from tests.support.tolerances import assert_rows_close
 
-moe_fp8.quantize = quantize
+round_exactly()
 # What no kernel has written must not reach the sum.
 torch.utils.deterministic.fill_uninitialized_memory = True
 torch.use_deterministic_algorithms(True)
@@ -179,7 +178,8 @@ for name in ("softmax", "sigmoid-groups"):
             for number, (experts, applied) in enumerate(cases):
                 part = part_of(experts, placement.experts_of(rank))
                 for apply in applied:
-                    result = apply(hidden, own_weights, slots, part)
+                    result = torch.empty_like(hidden)
+                    apply(hidden, own_weights, slots, part, result)
                     key = number, apply
                     totals[key] = totals.get(key, 0) + result.double()
         for (number, apply), total in totals.items():
