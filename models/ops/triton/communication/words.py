@@ -35,8 +35,9 @@ def load_words(address, is_wanted):
 
 
 @triton.jit
-def store_words(address, a, b, c, d, is_wanted):
+def store_words(address, words, is_wanted):
     """Stores a vector to each address in this GPU's memory."""
+    a, b, c, d = words
     tl.inline_asm_elementwise(
         """
         {
@@ -55,8 +56,9 @@ def store_words(address, a, b, c, d, is_wanted):
 
 
 @triton.jit
-def send_words(address, a, b, c, d, is_wanted):
+def send_words(address, words, is_wanted):
     """Stores a vector to each address in any rank's memory, for `wait_for_words`."""
+    a, b, c, d = words
     tl.inline_asm_elementwise(
         """
         {
@@ -116,24 +118,64 @@ def wait_for_words(address, is_wanted, max_cycles):
         pack=1,
     )
     nothing = tl.zeros_like(a)
-    store_words(address, nothing, nothing, nothing, nothing, is_wanted)
-    return a, b, c, d, is_late
+    store_words(address, (nothing, nothing, nothing, nothing), is_wanted)
+    return (a, b, c, d), is_late
 
 
 @triton.jit
-def elements(word, DTYPE: tl.constexpr):
-    """Returns the two elements of each word, float32."""
-    low = (word & 0xFFFF).to(tl.int16).to(DTYPE, bitcast=True)
-    high = (word >> 16).to(tl.int16).to(DTYPE, bitcast=True)
-    return low.to(tl.float32), high.to(tl.float32)
+def elements(words, DTYPE: tl.constexpr):
+    """Returns the eight elements of each vector, float32."""
+    a, b, c, d = words
+    return (
+        _low(a, DTYPE), _high(a, DTYPE), _low(b, DTYPE), _high(b, DTYPE),
+        _low(c, DTYPE), _high(c, DTYPE), _low(d, DTYPE), _high(d, DTYPE),
+    )  # fmt: skip
 
 
 @triton.jit
-def word_of(low, high, DTYPE: tl.constexpr):
-    """Returns words of two elements each, rounded to DTYPE."""
+def words_of(vector, DTYPE: tl.constexpr):
+    """Returns the words of eight elements, rounded to DTYPE."""
+    a, b, c, d, e, f, g, h = vector
+    return _word(a, b, DTYPE), _word(c, d, DTYPE), _word(e, f, DTYPE), _word(g, h, DTYPE)
+
+
+@triton.jit
+def added(first, second):
+    """Returns the sums of two vectors of elements."""
+    a, b, c, d, e, f, g, h = first
+    i, j, k, l, m, n, o, p = second  # noqa: E741  # eight in a row
+    return a + i, b + j, c + k, d + l, e + m, f + n, g + o, h + p
+
+
+@triton.jit
+def multiplied(first, second):
+    """Returns the products of two vectors of elements, element by element."""
+    a, b, c, d, e, f, g, h = first
+    i, j, k, l, m, n, o, p = second  # noqa: E741  # eight in a row
+    return a * i, b * j, c * k, d * l, e * m, f * n, g * o, h * p
+
+
+@triton.jit
+def square_sum(vector):
+    """Returns the sum of the squares of each vector's elements."""
+    a, b, c, d, e, f, g, h = multiplied(vector, vector)
+    return ((a + b) + (c + d)) + ((e + f) + (g + h))
+
+
+@triton.jit
+def _low(word, DTYPE: tl.constexpr):
+    return (word & 0xFFFF).to(tl.int16).to(DTYPE, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _high(word, DTYPE: tl.constexpr):
+    return (word >> 16).to(tl.int16).to(DTYPE, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _word(low, high, DTYPE: tl.constexpr):
     first = low.to(DTYPE).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-    second = high.to(DTYPE).to(tl.int16, bitcast=True).to(tl.int32) << 16
-    return first | second
+    return first | (high.to(DTYPE).to(tl.int16, bitcast=True).to(tl.int32) << 16)
 
 
 @triton.jit
