@@ -149,6 +149,11 @@ class RowParallelLinear(QuantizableLinear):
         return all_reduce(product, self._group.name)
 
     @property
+    def is_summed(self) -> bool:
+        """Whether the output is a sum over ranks."""
+        return self._group.size > 1 and self._is_reduced
+
+    @property
     def is_one_product(self) -> bool:
         """Whether the output is an unquantised product, without a sum over ranks."""
         return self.method == UNQUANTIZED and self._group.size == 1

@@ -1,6 +1,6 @@
 """The processes that share a model."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,8 @@ class ParallelConfig(ConfigSection):
     """Processes, each with a GPU of its own, that hold a share of every layer."""
     devices: list[DeviceNumber] | None = None
     """Numbers of the GPUs to use, one for each process; the first ones when absent."""
+    all_reduce: Literal["auto", "nccl", "fused"] = "auto"
+    """Sums over ranks: nccl; fused: one kernel with residual and norm; auto: fused if it works."""
 
     @property
     def num_ranks(self) -> int:

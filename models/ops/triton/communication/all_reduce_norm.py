@@ -27,7 +27,7 @@ from models.ops.triton.launching.dependent_launch import let_next_start, wait_fo
 
 
 @triton.jit
-def _own_words(
+def own_words(
     x_ptr, row, num_rows, vector, is_vector,
     SIZE: tl.constexpr, PARTS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
@@ -50,7 +50,7 @@ def _own_words(
 
 
 @triton.jit
-def _slot(
+def slot_of(
     peers_ptr, rank, phase, source, row, vector,
     SIZE: tl.constexpr, RANKS: tl.constexpr, MOST_ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -60,11 +60,26 @@ def _slot(
 
 
 @triton.jit
-def _report(is_late, rank, missing_ptr, report_ptr):
+def report(is_late, rank, missing_ptr, report_ptr):
     """Writes a rank that was late, counted from 1, for the GPU and for the host."""
     at = is_late * 0
     tl.store(missing_ptr + at, rank + 1, mask=is_late != 0)
     tl.store(report_ptr + at, rank + 1, mask=is_late != 0)
+
+
+@triton.jit
+def store_norm(
+    words, weight_ptr, normed_ptr, at, vector, is_vector, eps,
+    SIZE: tl.constexpr, VECTORS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Stores the norm of a row of the stream at an offset in bytes."""
+    total = elements(words, DTYPE)
+    scale = tl.rsqrt(tl.sum(square_sum(total), 0) / SIZE + eps)
+    scale = scale + tl.zeros([VECTORS], tl.float32)
+    scales = (scale, scale, scale, scale, scale, scale, scale, scale)
+    weight = elements(load_words(weight_ptr.to(tl.int64) + vector * 16, is_vector), DTYPE)
+    normed = multiplied(multiplied(total, scales), weight)
+    store_words(normed_ptr.to(tl.int64) + at, words_of(normed, DTYPE), is_vector)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -77,7 +92,7 @@ def all_reduce_norm_kernel(
     """Replaces rows of the residual stream by their sums with all ranks' x; normalises them.
 
     Sums are in float32, ranks in ascending order, rounded once: all ranks get equal bits. A rank
-    that is late is written to missing_ptr, and nobody waits any more.
+    that is late is written to missing_ptr, and no program waits any more.
     """
     DTYPE: tl.constexpr = residual_ptr.dtype.element_ty
     vector = tl.arange(0, VECTORS)
@@ -87,10 +102,10 @@ def all_reduce_norm_kernel(
     is_awaited = is_vector & (tl.load(missing_ptr) == 0)
     for row in range(program, num_rows, tl.num_programs(0)):
         phase = tl.load(phases_ptr + row).to(tl.int64)
-        words = _own_words(x_ptr, row, num_rows, vector, is_vector, SIZE, PARTS, DTYPE)
+        words = own_words(x_ptr, row, num_rows, vector, is_vector, SIZE, PARTS, DTYPE)
         for peer in tl.static_range(RANKS):
             if peer != RANK:
-                slot = _slot(peers_ptr, peer, phase, RANK, row, vector, SIZE, RANKS, MOST_ROWS)
+                slot = slot_of(peers_ptr, peer, phase, RANK, row, vector, SIZE, RANKS, MOST_ROWS)
                 send_words(slot, words, is_vector)
     for row in range(program, num_rows, tl.num_programs(0)):
         phase = tl.load(phases_ptr + row).to(tl.int64)
@@ -99,21 +114,16 @@ def all_reduce_norm_kernel(
         total = elements((vector * 0, vector * 0, vector * 0, vector * 0), DTYPE)
         for source in tl.static_range(RANKS):
             if source == RANK:
-                words = _own_words(x_ptr, row, num_rows, vector, is_vector, SIZE, PARTS, DTYPE)
+                words = own_words(x_ptr, row, num_rows, vector, is_vector, SIZE, PARTS, DTYPE)
             else:
-                slot = _slot(peers_ptr, RANK, phase, source, row, vector, SIZE, RANKS, MOST_ROWS)
+                slot = slot_of(peers_ptr, RANK, phase, source, row, vector, SIZE, RANKS, MOST_ROWS)
                 words, is_late = wait_for_words(slot, is_awaited, max_cycles)
-                _report(is_late, source, missing_ptr, report_ptr)
+                report(is_late, source, missing_ptr, report_ptr)
             total = added(total, elements(words, DTYPE))
-        words = words_of(added(total, elements(residual, DTYPE)), DTYPE)
+        total = added(total, elements(residual, DTYPE))
+        words = words_of(total, DTYPE)
         store_words(residual_ptr.to(tl.int64) + at, words, is_vector)
-        total = elements(words, DTYPE)
-        # The sum over the row waits for all threads, which have read the phase by then.
-        scale = tl.rsqrt(tl.sum(square_sum(total), 0) / SIZE + eps)
-        scale = scale + tl.zeros([VECTORS], tl.float32)
-        scales = (scale, scale, scale, scale, scale, scale, scale, scale)
-        weight = elements(load_words(weight_ptr.to(tl.int64) + vector * 16, is_vector), DTYPE)
-        normed = multiplied(multiplied(total, scales), weight)
-        store_words(normed_ptr.to(tl.int64) + at, words_of(normed, DTYPE), is_vector)
+        # The norm's sum over the row waits for all threads, which have read the phase by then.
+        store_norm(words, weight_ptr, normed_ptr, at, vector, is_vector, eps, SIZE, VECTORS, DTYPE)
         tl.store(phases_ptr + row, (1 - phase).to(tl.int32))
     let_next_start(DEPENDENT)

@@ -8,8 +8,10 @@ import torch.distributed as dist
 import triton
 
 from models.ops.triton.communication.all_reduce_norm import all_reduce_norm_kernel
+from models.ops.triton.communication.two_shot_norm import two_shot_norm_kernel
 from models.ops.triton.launching.dependent_launch import launch_options
 from models.ops.triton.launching.launch import Launch
+from models.parallel.collectives import LostPeerError
 
 _NUM_BUFFERS = 2
 _VECTOR = 8
@@ -19,8 +21,14 @@ _MOST_THREADS = 1024
 MOST_BYTES = 8 * 2**20
 """Memory for the rows that one rank sends at once; more rows are sent in several launches."""
 
+TWO_SHOT_BYTES = {4: 512 * 2**10, 8: 256 * 2**10}
+"""Ranks -> bytes of a rank's rows from which each rank sums a share of them and sends it on.
 
-class RankMissingError(Exception):
+With fewer ranks than any key that never moves fewer bytes; other numbers take the next lower key.
+"""
+
+
+class RankMissingError(LostPeerError):
     """A rank did not send its part in time; the message names it."""
 
 
@@ -54,7 +62,8 @@ class Exchange:
             RuntimeError: the GPUs cannot reach each other's memory.
         """
         # Multicast objects can put a host's GPUs out of service, and nothing here needs them.
-        os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
+        if os.environ.get("TORCH_SYMM_MEM_DISABLE_MULTICAST") != "1":
+            raise RuntimeError("TORCH_SYMM_MEM_DISABLE_MULTICAST is not 1")
         from torch.distributed import _symmetric_memory as symmetric_memory
 
         if hidden_size % _VECTOR or dtype.itemsize != 2:
@@ -67,7 +76,7 @@ class Exchange:
         memory.zero_()
         torch.cuda.synchronize(device)
         handle = symmetric_memory.rendezvous(memory, group)
-        handle.barrier()  # nobody writes before all have zeroed
+        handle.barrier()  # no rank writes before all have zeroed
         torch.cuda.synchronize(device)
         self._memory, self._handle = memory, handle
         self._peers = torch.tensor(handle.buffer_ptrs, dtype=torch.int64, device=device)
@@ -78,6 +87,24 @@ class Exchange:
         self._num_programs = properties.multi_processor_count
         clock_rate = getattr(properties, "clock_rate", 2_000_000)  # kHz
         self._max_cycles = int(timeout_s * clock_rate * 1000)
+
+    def fits(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> bool:
+        """Whether the kernel takes these tensors: contiguous vectors of its dtype."""
+        dtype = self._memory.dtype
+        return (
+            residual.shape[-1] == self._hidden_size
+            and residual.dim() == 2
+            and x.shape == residual.shape
+            and all(each.dtype == dtype for each in (x, residual, weight))
+            and all(each.is_contiguous() for each in (x, residual, weight))
+            and not any(each.data_ptr() % 16 for each in (x, residual, weight))
+        )
+
+    def is_two_shot(self, num_tokens: int) -> bool:
+        """Whether ranks sum shares of that many rows; the bits are the same either way."""
+        bounds = [bound for ranks, bound in TWO_SHOT_BYTES.items() if ranks <= self._size]
+        num_bytes = num_tokens * self._hidden_size * self._memory.dtype.itemsize
+        return bool(bounds) and num_bytes >= min(bounds)
 
     def add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
@@ -95,9 +122,10 @@ class Exchange:
         num_parts = x.shape[0] if x.dim() > residual.dim() else 0
         num_tokens = residual.shape[0]
         normed = torch.empty_like(residual)
-        launch = _launcher(
-            self._hidden_size, self._rank, self._size, self._max_rows, num_parts, x.device
-        )
+        launch = launcher(
+            self._hidden_size, self._rank, self._size, self._max_rows, num_parts,
+            self.is_two_shot(num_tokens), x.device,
+        )  # fmt: skip
         for first in range(0, num_tokens, self._max_rows):
             rows = slice(first, min(first + self._max_rows, num_tokens))
             num_rows = rows.stop - first
@@ -118,13 +146,21 @@ class Exchange:
 
 
 @lru_cache
-def _launcher(
-    size: int, rank: int, num_ranks: int, max_rows: int, num_parts: int, device: torch.device
+def launcher(  # constants of one kernel
+    size: int,
+    rank: int,
+    num_ranks: int,
+    max_rows: int,
+    num_parts: int,
+    is_two_shot: bool,
+    device: torch.device,
 ) -> Launch:
+    """Returns the kernel for rows of a size, as one of several ranks launches it."""
     # One thread for each vector: two threads that read the same one would clear it for each other.
     vectors = max(_THREADS_OF_WARP, triton.next_power_of_2(size // _VECTOR))
+    kernel = two_shot_norm_kernel if is_two_shot else all_reduce_norm_kernel
     return Launch(
-        all_reduce_norm_kernel, SIZE=size, RANK=rank, RANKS=num_ranks, MOST_ROWS=max_rows,
+        kernel, SIZE=size, RANK=rank, RANKS=num_ranks, MOST_ROWS=max_rows,
         PARTS=num_parts, VECTORS=vectors,
         num_warps=min(vectors, _MOST_THREADS) // _THREADS_OF_WARP, **launch_options(device),
     )  # fmt: skip

@@ -22,6 +22,7 @@ from tests.support.absent_hopper import check_types, launched_by, pretend
 pretend()
 from models.kv_cache import FP8_CACHE_DTYPE
 from models.ops.triton.launching.kernel_builds import kernel_functions, load_kernel_functions
+from models.ops.triton.communication.exchange import launcher
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.kernel_launches import absent_gpu
 from tests.support.mxfp4_checkpoints import pack_experts
@@ -34,6 +35,14 @@ def fused():
         case = make_stream_case(num_tokens, 1024, 1024, 2048, is_gated=True)
         for operator in OPERATORS:
             case.fused(operator)
+
+def summed():
+    row = torch.empty(1, 1024, dtype=torch.bfloat16)
+    number = torch.empty(1, dtype=torch.int32)
+    for is_two_shot in (False, True):
+        launch = launcher(1024, 1, 4, 64, 0, is_two_shot, row.device)
+        pointers = torch.empty(4, dtype=torch.int64)
+        launch((1, 1, 1), row, row, row, row, pointers, number, number, number, 1e-6, 1, 2**36)
 
 load_kernel_functions()
 checkpoints = iter(folder / f"checkpoint-{number}" for number in range(100))
@@ -79,7 +88,7 @@ with absent_gpu():
         | launched_by(made("deepseek_v2_groups"), dtype=torch.float32)
         | launched_by(drafting("deepseek_v3", **LATENT), num_drafts=2)
         | launched_by(drafting("deepseek_v32"), num_drafts=2)
-        | found_in([fused])
+        | found_in([fused, summed])
     )
 errors = check_types(builds.values())
 assert not errors, chr(10).join(errors)
