@@ -40,9 +40,12 @@ class GptOssExperts(Experts):
             super().weight_loader(param, loaded, shard_id)
             return
         rows = param.shape[1]
-        check_shape(loaded, (param.shape[0], rows * self.group.size, *param.shape[2:]))
-        own = loaded.narrow(1, rows * self.group.rank, rows)
-        param.copy_(torch.cat((own[:, ::2], own[:, 1::2]), dim=1))
+        expert = shard_id[0] if isinstance(shard_id, tuple) else None
+        for target, stored in self.stacked(param, loaded, expert):
+            check_shape(stored, (target.shape[0], rows * self.group.size, *param.shape[2:]))
+            own = stored.narrow(1, rows * self.group.rank, rows)
+            for part, half in enumerate(target.chunk(2, dim=1)):
+                half.copy_(own[:, part::2])
 
 
 class GptOssForCausalLM(CausalLM):

@@ -1,11 +1,12 @@
 """Mixture of experts, as a layer: a router, its experts, and experts that all tokens share."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import nn
 
-import models.ops.moe.moe  # noqa: F401  # registers the operator
+import models.ops.moe.expert_parallel
+import models.ops.moe.moe  # noqa: F401  # both register an operator
 from models.config import ModelConfig
 from models.config_sections.moe import MoeConfig
 from models.layers.decoder import GatedMLP
@@ -13,7 +14,10 @@ from models.layers.weight import Replicated, ShardId, check_shape, empty_paramet
 from models.number_formats import BLOCK, FP8, MXFP4, MXFP4_RUN
 from models.ops.communication.all_reduce import all_reduce
 from models.ops.linear.linear import linear
-from models.parallel.group import ParallelGroup
+from models.parallel.expert_balance import moves_between
+from models.parallel.expert_placement import ExpertPlacement
+from models.parallel.group import SINGLE, ParallelGroup
+from models.parallel.slots import copy_slot, exchange
 
 Shape = tuple[int, int, int]
 
@@ -42,20 +46,37 @@ class Router(Replicated, nn.Module):
 
 
 class Experts(nn.Module):
-    """The weights of all routed experts, stacked; each rank holds a share of every expert.
+    """The weights of routed experts, stacked.
 
+    Each rank holds a share of every expert or, with expert parallelism, some whole ones. `ranks`
+    share the layer, `group` an expert.
     gate_up_proj: [E, 2 * I / ranks, H], gate before up; its bias [E, 2 * I / ranks] or None.
     down_proj: [E, H, I / ranks]; its bias [E, H] or None.
     Weights kept in 8 or 4 bits have scales and other shapes: see models.ops.moe.expert_formats.
+    placement: of whole experts; None where every rank has a share of all. Then expert_map and
+        expert_load are those of models.ops.moe.expert_parallel.
     """
+
+    expert_map: torch.Tensor
+    expert_load: torch.Tensor
 
     def __init__(
         self, hidden_size: int, moe: MoeConfig, *, bias: bool, group: ParallelGroup
     ) -> None:
         super().__init__()
+        count = moe.num_experts
+        self.placement: ExpertPlacement | None = None
+        self.ranks = group
+        if group.enable_expert_parallel and group.size > 1:
+            placement = ExpertPlacement.first(count, group.size, group.num_redundant_experts)
+            self.placement = placement
+            chosen = torch.tensor(placement.expert_map(group.rank), dtype=torch.int32)
+            self.register_buffer("expert_map", chosen, persistent=False)
+            load = torch.zeros(count, dtype=torch.int64)
+            self.register_buffer("expert_load", load, persistent=False)
+            count, group = placement.num_local, SINGLE
         self.group = group
         self._local_size = group.split(moe.intermediate_size, "inner features of an expert")
-        count = moe.num_experts
         self.gate_up_proj = empty_parameter(count, 2 * self._local_size, hidden_size)
         self.down_proj = empty_parameter(count, hidden_size, self._local_size)
         self.gate_up_proj_bias = empty_parameter(count, 2 * self._local_size) if bias else None
@@ -117,14 +138,66 @@ class Experts(nn.Module):
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:
         """Copies this rank's share of one expert's tensor, or of a tensor of all experts.
 
-        `loaded` is laid out like param, over all ranks; one expert's has no first dimension.
+        `loaded` is laid out like param, over all ranks; one expert's may lack the first dimension.
         shard_id is (expert, 0 for gate or down, 1 for up); anything else means all experts.
         """
         expert, part = shard_id if isinstance(shard_id, tuple) else (None, 0)
-        if expert is None:
-            self._load(param, param, loaded, (0, 1))
-        else:
-            self._load(param, param[expert], loaded, (part,))
+        if expert is None or loaded.dim() == param.dim():
+            for target, own in self.stacked(param, loaded, expert):
+                self._load(param, target, own, (0, 1))
+            return
+        slot = self.slot_of(expert)
+        if slot is not None:
+            self._load(param, param[slot], loaded, (part,))
+
+    def slot_of(self, expert: int) -> int | None:
+        """Returns where this rank holds an expert; None if it does not."""
+        if self.placement is None:
+            return expert
+        experts = self.placement.experts_of(self.ranks.rank)
+        return experts.index(expert) if expert in experts else None
+
+    def place(self, placement: ExpertPlacement) -> None:
+        """Moves whole experts between ranks; all ranks call it between the same two steps."""
+        before, rank = self.placement, self.ranks.rank
+        assert before is not None, "experts are whole"
+        weights = [each.view(torch.uint8) for each in self.parameters(recurse=False)]
+        for move in moves_between(before, placement):
+            ends = [divmod(slot, placement.num_local) for slot in (move.source, move.target)]
+            own = [slot for owner, slot in ends if owner == rank]
+            if len(own) == 2:
+                copy_slot(weights, *own, is_swap=move.is_swap)
+            elif own:
+                is_source = ends[0][0] == rank
+                exchange(
+                    [each[own[0]] for each in weights],
+                    ends[is_source][0],
+                    self.ranks.name,
+                    sends=is_source or move.is_swap,
+                    receives=not is_source or move.is_swap,
+                )
+        self.placement = placement
+        self.expert_map.copy_(torch.tensor(placement.expert_map(rank), dtype=torch.int32))
+
+    def stacked(
+        self, param: nn.Parameter, loaded: torch.Tensor, expert: int | None
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yields parts of param, and parts of `loaded` with the same experts.
+
+        expert: the only one of `loaded`; None if it stacks all.
+        """
+        if self.placement is None and expert is None:
+            yield param, loaded
+            return
+        if expert is not None:
+            slot = self.slot_of(expert)
+            if slot is not None:
+                yield param[slot : slot + 1], loaded
+            return
+        assert self.placement is not None, "the other case came first"
+        check_shape(loaded, (self.placement.num_experts, *loaded.shape[1:]))
+        for slot, each in enumerate(self.placement.experts_of(self.ranks.rank)):
+            yield param[slot : slot + 1], loaded[each : each + 1]
 
     def _load(
         self, param: nn.Parameter, target: torch.Tensor, loaded: torch.Tensor, parts: Sequence[int]
@@ -178,6 +251,8 @@ class FusedMoE(nn.Module):
         self._group = group
         self.gate = Router(config.hidden_size, moe, bias=router_bias)
         self.experts = experts or Experts(config.hidden_size, moe, bias=False, group=group)
+        # A placement changes while serving; traced code must not depend on it.
+        self._has_whole_experts = self.experts.placement is not None
         self.shared_experts: GatedMLP | None = None
         if moe.n_shared_experts:
             size = moe.intermediate_size * moe.n_shared_experts
@@ -186,7 +261,7 @@ class FusedMoE(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [T, hidden] to [T, hidden]."""
         moe, experts = self._moe, self.experts
-        output: torch.Tensor = torch.ops.octavo.fused_moe(
+        arguments = (
             hidden,
             self.gate(hidden),
             experts.gate_up_proj,
@@ -205,6 +280,13 @@ class FusedMoE(nn.Module):
             moe.swiglu_alpha,
             moe.swiglu_limit,
         )
+        output: torch.Tensor
+        if self._has_whole_experts:
+            output = torch.ops.octavo.expert_parallel_moe(
+                *arguments, experts.expert_map, experts.expert_load
+            )
+        else:
+            output = torch.ops.octavo.fused_moe(*arguments)
         if self.shared_experts is not None:
             output = output + self.shared_experts(hidden)
         return output if self._group.size == 1 else all_reduce(output, self._group.name)

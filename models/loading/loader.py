@@ -78,6 +78,11 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
         rounds_to_fp8=rounds_to_fp8,
         max_positions=max_positions,
     )
+    if group.enable_expert_parallel and (config.moe is None or config.transformers is not None):
+        raise ConfigError(
+            f"{folder}: --enable-expert-parallel needs a model with experts that Octavo's own "
+            f"modules run; {config.architecture} is not one"
+        )
     tensors = open_checkpoint(folder) if load_format == "safetensors" else None
     with tensor_defaults(device, dtype), torch.no_grad():
         with _WithoutStorage():
@@ -103,7 +108,7 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
             check_fit(loads, model)
             check_room(model, device)
             params = _give_storage(model, device)
-            loads = [load.into(params) for load in loads]
+            loads = [own.into(params) for load in loads for own in load.of_this_rank()]
             model.weight_formats = weight_formats(loads, model)
             load_weights(loads, device, on_progress or _ignore_progress, is_shared=group.size > 1)
     return model.eval()

@@ -1,6 +1,6 @@
 """Decides how each stored tensor is loaded, before any of them is read."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from models.layers.decoder import CausalLM
+from models.layers.moe import Experts
 from models.loading.cache_scales import check_cache_scale, is_cache_scale
 from models.loading.checkpoint import CheckpointError, CheckpointTensor
 from models.loading.dequantize import (
@@ -53,6 +54,30 @@ class Load:
     def is_view(self) -> bool:
         """Whether `decode` reads nothing: its result shows the file's own bytes."""
         return self.decode in (as_it_is, _rows_of_blocks)
+
+    def of_this_rank(self) -> Iterator["Load"]:
+        """Yields the loads that fill this rank's parameters: one for each expert of stacked ones.
+
+        A rank that holds whole experts then reads and decodes only those.
+        """
+        destination = self.destination
+        layer, shard_id = destination.layer, destination.shard_id
+        layer = layer.layer if isinstance(layer, RoundsToFP8) else layer
+        if not isinstance(layer, Experts) or layer.placement is None:
+            yield self
+            return
+        expert, part = shard_id if isinstance(shard_id, tuple) else (None, 0)
+        if expert is not None:
+            if layer.slot_of(expert) is not None:
+                yield self
+            return
+        for each in layer.placement.experts_of(layer.ranks.rank):
+            yield replace(
+                self,
+                parts=tuple(values[each : each + 1] for values in self.parts),
+                shape=(1, *self.shape[1:]),
+                destination=replace(destination, shard_id=(each, part)),
+            )
 
     def into(self, params: Mapping[nn.Parameter, nn.Parameter]) -> "Load":
         """Returns the same load into the parameter that replaces its own."""

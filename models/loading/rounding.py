@@ -16,15 +16,15 @@ class RoundsToFP8:
     """Fills the FP8 weight and the scales of a layer from one plain tensor at a time."""
 
     def __init__(self, layer: LoadsWeights) -> None:
-        self._layer = layer
+        self.layer = layer
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:
         """Rounds `loaded`, and copies this rank's share of values and scales."""
         values, scale = round_to_fp8(loaded)
-        layer = cast("nn.Module", self._layer)
+        layer = cast("nn.Module", self.layer)
         name = next(name for name, each in layer.named_parameters() if each is param)
-        self._layer.weight_loader(param, values, shard_id)
-        self._layer.weight_loader(layer.get_parameter(f"{name}_scale"), scale, shard_id)
+        self.layer.weight_loader(param, values, shard_id)
+        self.layer.weight_loader(layer.get_parameter(f"{name}_scale"), scale, shard_id)
 
 
 def is_rounded(destination: Destination, values: torch.Tensor) -> bool:

@@ -74,6 +74,11 @@ def check_arrivals() -> None:
         fused.check()
 
 
+def handle_of(name: str) -> dist.ProcessGroup | None:
+    """Returns torch's process group of a group; None for the default one."""
+    return _handles.get(name)
+
+
 def num_issued() -> int:
     """Returns how many collectives this process has begun."""
     return _counts["issued"]
@@ -117,6 +122,13 @@ def gather_into(stacked: torch.Tensor, tensor: torch.Tensor, group: str) -> None
 def begun() -> Iterator[None]:
     """Counts the collective in the block; its failure becomes a LostPeerError."""
     _counts["issued"] += 1
+    with needs_peers():
+        yield
+
+
+@contextlib.contextmanager
+def needs_peers() -> Iterator[None]:
+    """Makes a failure of the communication in the block a LostPeerError."""
     try:
         yield
     except torch.OutOfMemoryError:

@@ -11,12 +11,15 @@ class ParallelGroup:
     """Processes that each hold a share of every layer.
 
     The default is one process that holds everything; it calls no collectives and needs no
-    torch.distributed. `name` is that of models.parallel.collectives.
+    torch.distributed. `name` is that of models.parallel.collectives. With enable_expert_parallel
+    each rank holds whole experts, and num_redundant_experts of them twice.
     """
 
     rank: int = 0
     size: int = 1
     name: str = TENSOR_PARALLEL
+    enable_expert_parallel: bool = False
+    num_redundant_experts: int = 0
 
     def __post_init__(self) -> None:
         """Checks that the rank is inside the group."""

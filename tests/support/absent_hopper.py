@@ -39,10 +39,16 @@ def launched_by(
     cache_dtype: torch.dtype | None = None,
     num_drafts: int = 0,
     keep_quantized: bool | None = None,
+    num_ranks: int = 1,
 ):
-    """Returns the kernels that a worker launches for a checkpoint, before it is ready and later."""
+    """Returns the kernels that a worker launches for a checkpoint, before it is ready and later.
+
+    num_ranks: that share whole experts; the first one's kernels.
+    """
     from models.cudagraph_mode import CUDAGraphMode
     from models.loading.loader import load_model
+    from models.parallel.collectives import without_other_ranks
+    from models.parallel.group import ParallelGroup
     from services.engine.kv_cache.cache_groups import group_layers
     from services.engine.limits import StepLimits
     from services.engine.worker.start.graph_setup import warm_up_first_graphs
@@ -63,6 +69,7 @@ def launched_by(
         load_format="dummy",
         keep_quantized=keep_quantized,
         with_draft_layers=num_drafts > 0,
+        group=ParallelGroup(size=num_ranks, enable_expert_parallel=num_ranks > 1),
     )
     limits = StepLimits(
         max_num_seqs=256,
@@ -75,14 +82,15 @@ def launched_by(
     )
     runner = probe_runner(model, limits=limits, dtype=cache_dtype or dtype, device=CPU)
     config = compilation_config(cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE)
-    return found_in(
-        [
-            lambda: run_small_steps(runner, limits, FIRST_STEPS),
-            lambda: runner.execute(largest_step(limits)),
-            lambda: warm_up_first_graphs(runner, config, limits=limits),
-            lambda: run_small_steps(runner, limits, other_steps(model.config, limits)),
-        ]
-    )
+    with without_other_ranks():
+        return found_in(
+            [
+                lambda: run_small_steps(runner, limits, FIRST_STEPS),
+                lambda: runner.execute(largest_step(limits)),
+                lambda: warm_up_first_graphs(runner, config, limits=limits),
+                lambda: run_small_steps(runner, limits, other_steps(model.config, limits)),
+            ]
+        )
 
 
 def check_types(builds: Sequence) -> list[str]:

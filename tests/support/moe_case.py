@@ -1,6 +1,7 @@
 """Tokens, logits and experts with random contents, and ways to route them."""
 
 import math
+from dataclasses import fields, replace
 
 import torch
 
@@ -143,3 +144,13 @@ def exactly(experts):
         alpha=experts.alpha,
         limit=experts.limit,
     )
+
+
+def part_of(experts, own):
+    """Returns only some experts, which tokens choose from all of."""
+    chosen = {
+        field.name: getattr(experts, field.name)[list(own)]
+        for field in fields(experts)
+        if isinstance(getattr(experts, field.name), torch.Tensor)
+    }
+    return replace(experts, num_routed=len(experts.down), **chosen)

@@ -113,15 +113,16 @@ def apply_experts(
 ) -> torch.Tensor:
     """Adds up the results of each token's experts, [T, H] like hidden.
 
-    Weights and ids are [T, top_k]. Computes one expert after the other. rounds_activations: rounds
-    the input of every product to FP8, in runs of 128 features.
+    Weights and ids are [T, top_k]; choices of experts that are not here add nothing. Computes one
+    expert after the other. rounds_activations: rounds the input of every product to FP8, in runs of
+    128 features.
     """
     num_experts, top_k = len(experts.down), ids.shape[1]
     by_expert = ids.flatten().argsort(stable=True)
-    counts = ids.flatten().bincount(minlength=num_experts).tolist()
+    counts = ids.flatten().bincount(minlength=num_experts)[:num_experts].tolist()
     exact = torch.promote_types(hidden.dtype, torch.float32)
     output = torch.zeros(hidden.shape, dtype=exact, device=hidden.device)
-    for expert, pairs in enumerate(torch.split(by_expert, counts)):
+    for expert, pairs in enumerate(torch.split(by_expert[: sum(counts)], counts)):
         if not len(pairs):
             continue
         tokens = pairs.div(top_k, rounding_mode="floor")

@@ -35,6 +35,8 @@ class ExpertWeights:
     down: [E, H, I]; its bias [E, H] or None.
     gate_up_scale, down_scale: of weights kept in 8 or 4 bits, see models.ops.moe.expert_formats.
     alpha, limit: of the gate, see models.ops.moe.moe.gated.
+    num_routed: experts that tokens choose from, if these are only some of them. Ids then count
+        from the first of these, and E stands for an expert that is not here.
     """
 
     gate_up: torch.Tensor
@@ -45,6 +47,17 @@ class ExpertWeights:
     down_scale: torch.Tensor | None = None
     alpha: float = 1.0
     limit: float | None = None
+    num_routed: int | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Experts that tokens choose from."""
+        return len(self.down) if self.num_routed is None else self.num_routed
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether tokens may choose experts that are not here."""
+        return self.num_routed is not None
 
     @property
     def inner_size(self) -> int:

@@ -294,13 +294,25 @@ class GetTokenizerResponse(_message.Message):
     def __init__(self, file_name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class GetStatsRequest(_message.Message):
-    __slots__ = ("include_step_sizes",)
+    __slots__ = ("include_step_sizes", "include_experts")
     INCLUDE_STEP_SIZES_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     include_step_sizes: bool
-    def __init__(self, include_step_sizes: _Optional[bool] = ...) -> None: ...
+    include_experts: bool
+    def __init__(self, include_step_sizes: _Optional[bool] = ..., include_experts: _Optional[bool] = ...) -> None: ...
+
+class ExpertStats(_message.Message):
+    __slots__ = ("expert_load", "physical_to_logical", "rank_load")
+    EXPERT_LOAD_FIELD_NUMBER: _ClassVar[int]
+    PHYSICAL_TO_LOGICAL_FIELD_NUMBER: _ClassVar[int]
+    RANK_LOAD_FIELD_NUMBER: _ClassVar[int]
+    expert_load: _containers.RepeatedScalarFieldContainer[int]
+    physical_to_logical: _containers.RepeatedScalarFieldContainer[int]
+    rank_load: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, expert_load: _Optional[_Iterable[int]] = ..., physical_to_logical: _Optional[_Iterable[int]] = ..., rank_load: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("uptime_s", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_steps", "prompt_tokens", "cached_tokens", "output_tokens", "finished", "rejected", "num_preemptions", "num_worker_restarts", "worker_busy_us", "schedule_us", "graph_dispatch", "num_sessions", "ready", "num_tasks", "cudagraph_mode", "cudagraph_mode_reason", "num_graphs_planned", "graphs", "decode_coverage", "other_coverage", "decode_steps", "other_steps", "num_late_builds", "num_failed_steps", "num_batched_tokens_limit", "pass_matches", "weights", "num_speculative_tokens", "draft_tokens", "accepted_draft_tokens", "num_verifications", "accepted_per_position", "time_to_first_token_s", "inter_token_latency_s", "e2e_request_latency_s", "request_queue_time_s", "ranks")
+    __slots__ = ("uptime_s", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_steps", "prompt_tokens", "cached_tokens", "output_tokens", "finished", "rejected", "num_preemptions", "num_worker_restarts", "worker_busy_us", "schedule_us", "graph_dispatch", "num_sessions", "ready", "num_tasks", "cudagraph_mode", "cudagraph_mode_reason", "num_graphs_planned", "graphs", "decode_coverage", "other_coverage", "decode_steps", "other_steps", "num_late_builds", "num_failed_steps", "num_batched_tokens_limit", "pass_matches", "weights", "num_speculative_tokens", "draft_tokens", "accepted_draft_tokens", "num_verifications", "accepted_per_position", "time_to_first_token_s", "inter_token_latency_s", "e2e_request_latency_s", "request_queue_time_s", "ranks", "experts", "num_expert_moves")
     class FinishedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -386,6 +398,8 @@ class GetStatsResponse(_message.Message):
     E2E_REQUEST_LATENCY_S_FIELD_NUMBER: _ClassVar[int]
     REQUEST_QUEUE_TIME_S_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EXPERT_MOVES_FIELD_NUMBER: _ClassVar[int]
     uptime_s: float
     num_running: int
     num_waiting: int
@@ -429,7 +443,9 @@ class GetStatsResponse(_message.Message):
     e2e_request_latency_s: Histogram
     request_queue_time_s: Histogram
     ranks: _containers.RepeatedCompositeFieldContainer[_worker_pb2.RankInfo]
-    def __init__(self, uptime_s: _Optional[float] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., finished: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., num_preemptions: _Optional[int] = ..., num_worker_restarts: _Optional[int] = ..., worker_busy_us: _Optional[int] = ..., schedule_us: _Optional[int] = ..., graph_dispatch: _Optional[_Mapping[str, int]] = ..., num_sessions: _Optional[int] = ..., ready: _Optional[bool] = ..., num_tasks: _Optional[int] = ..., cudagraph_mode: _Optional[str] = ..., cudagraph_mode_reason: _Optional[str] = ..., num_graphs_planned: _Optional[int] = ..., graphs: _Optional[_Iterable[_Union[GraphStats, _Mapping]]] = ..., decode_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., other_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., decode_steps: _Optional[_Mapping[int, int]] = ..., other_steps: _Optional[_Mapping[int, int]] = ..., num_late_builds: _Optional[int] = ..., num_failed_steps: _Optional[int] = ..., num_batched_tokens_limit: _Optional[int] = ..., pass_matches: _Optional[_Mapping[str, int]] = ..., weights: _Optional[_Iterable[_Union[_worker_pb2.KeptWeights, _Mapping]]] = ..., num_speculative_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ..., num_verifications: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., time_to_first_token_s: _Optional[_Union[Histogram, _Mapping]] = ..., inter_token_latency_s: _Optional[_Union[Histogram, _Mapping]] = ..., e2e_request_latency_s: _Optional[_Union[Histogram, _Mapping]] = ..., request_queue_time_s: _Optional[_Union[Histogram, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[_worker_pb2.RankInfo, _Mapping]]] = ...) -> None: ...
+    experts: _containers.RepeatedCompositeFieldContainer[ExpertStats]
+    num_expert_moves: int
+    def __init__(self, uptime_s: _Optional[float] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., finished: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., num_preemptions: _Optional[int] = ..., num_worker_restarts: _Optional[int] = ..., worker_busy_us: _Optional[int] = ..., schedule_us: _Optional[int] = ..., graph_dispatch: _Optional[_Mapping[str, int]] = ..., num_sessions: _Optional[int] = ..., ready: _Optional[bool] = ..., num_tasks: _Optional[int] = ..., cudagraph_mode: _Optional[str] = ..., cudagraph_mode_reason: _Optional[str] = ..., num_graphs_planned: _Optional[int] = ..., graphs: _Optional[_Iterable[_Union[GraphStats, _Mapping]]] = ..., decode_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., other_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., decode_steps: _Optional[_Mapping[int, int]] = ..., other_steps: _Optional[_Mapping[int, int]] = ..., num_late_builds: _Optional[int] = ..., num_failed_steps: _Optional[int] = ..., num_batched_tokens_limit: _Optional[int] = ..., pass_matches: _Optional[_Mapping[str, int]] = ..., weights: _Optional[_Iterable[_Union[_worker_pb2.KeptWeights, _Mapping]]] = ..., num_speculative_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ..., num_verifications: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., time_to_first_token_s: _Optional[_Union[Histogram, _Mapping]] = ..., inter_token_latency_s: _Optional[_Union[Histogram, _Mapping]] = ..., e2e_request_latency_s: _Optional[_Union[Histogram, _Mapping]] = ..., request_queue_time_s: _Optional[_Union[Histogram, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[_worker_pb2.RankInfo, _Mapping]]] = ..., experts: _Optional[_Iterable[_Union[ExpertStats, _Mapping]]] = ..., num_expert_moves: _Optional[int] = ...) -> None: ...
 
 class Histogram(_message.Message):
     __slots__ = ("bounds", "counts", "sum")

@@ -31,16 +31,32 @@ GRAPH_STATE_CAPTURED: GraphState
 GRAPH_STATE_QUARANTINED: GraphState
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("step", "start_profile", "stop_profile", "capture")
+    __slots__ = ("step", "start_profile", "stop_profile", "capture", "place_experts", "read_expert_load")
     STEP_FIELD_NUMBER: _ClassVar[int]
     START_PROFILE_FIELD_NUMBER: _ClassVar[int]
     STOP_PROFILE_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_FIELD_NUMBER: _ClassVar[int]
+    PLACE_EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    READ_EXPERT_LOAD_FIELD_NUMBER: _ClassVar[int]
     step: bytes
     start_profile: ProfileStart
     stop_profile: ProfileStop
     capture: GraphOrder
-    def __init__(self, step: _Optional[bytes] = ..., start_profile: _Optional[_Union[ProfileStart, _Mapping]] = ..., stop_profile: _Optional[_Union[ProfileStop, _Mapping]] = ..., capture: _Optional[_Union[GraphOrder, _Mapping]] = ...) -> None: ...
+    place_experts: ExpertPlacement
+    read_expert_load: ExpertLoadOrder
+    def __init__(self, step: _Optional[bytes] = ..., start_profile: _Optional[_Union[ProfileStart, _Mapping]] = ..., stop_profile: _Optional[_Union[ProfileStop, _Mapping]] = ..., capture: _Optional[_Union[GraphOrder, _Mapping]] = ..., place_experts: _Optional[_Union[ExpertPlacement, _Mapping]] = ..., read_expert_load: _Optional[_Union[ExpertLoadOrder, _Mapping]] = ...) -> None: ...
+
+class ExpertPlacement(_message.Message):
+    __slots__ = ("layer", "physical_to_logical")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    PHYSICAL_TO_LOGICAL_FIELD_NUMBER: _ClassVar[int]
+    layer: int
+    physical_to_logical: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, layer: _Optional[int] = ..., physical_to_logical: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ExpertLoadOrder(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class GraphOrder(_message.Message):
     __slots__ = ("key", "is_idle")
@@ -85,7 +101,7 @@ class ProfileReport(_message.Message):
     def __init__(self, error: _Optional[str] = ..., num_bytes: _Optional[int] = ..., num_steps: _Optional[int] = ..., duration_s: _Optional[float] = ..., end: _Optional[_Union[ProfileEnd, str]] = ...) -> None: ...
 
 class WorkerEvent(_message.Message):
-    __slots__ = ("progress", "ready", "result", "failure", "graph", "recompilation", "profile_started", "profile_ended", "compiled", "capture_due")
+    __slots__ = ("progress", "ready", "result", "failure", "graph", "recompilation", "profile_started", "profile_ended", "compiled", "capture_due", "expert_load")
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +112,7 @@ class WorkerEvent(_message.Message):
     PROFILE_ENDED_FIELD_NUMBER: _ClassVar[int]
     COMPILED_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_DUE_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_LOAD_FIELD_NUMBER: _ClassVar[int]
     progress: WorkerProgress
     ready: WorkerReady
     result: _batch_pb2.StepResult
@@ -106,7 +123,26 @@ class WorkerEvent(_message.Message):
     profile_ended: ProfileReport
     compiled: CompileReport
     capture_due: GraphOrder
-    def __init__(self, progress: _Optional[_Union[WorkerProgress, _Mapping]] = ..., ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., graph: _Optional[_Union[GraphReport, _Mapping]] = ..., recompilation: _Optional[_Union[Recompilation, _Mapping]] = ..., profile_started: _Optional[_Union[ProfileStarted, _Mapping]] = ..., profile_ended: _Optional[_Union[ProfileReport, _Mapping]] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ..., capture_due: _Optional[_Union[GraphOrder, _Mapping]] = ...) -> None: ...
+    expert_load: ExpertLoad
+    def __init__(self, progress: _Optional[_Union[WorkerProgress, _Mapping]] = ..., ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., result: _Optional[_Union[_batch_pb2.StepResult, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., graph: _Optional[_Union[GraphReport, _Mapping]] = ..., recompilation: _Optional[_Union[Recompilation, _Mapping]] = ..., profile_started: _Optional[_Union[ProfileStarted, _Mapping]] = ..., profile_ended: _Optional[_Union[ProfileReport, _Mapping]] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ..., capture_due: _Optional[_Union[GraphOrder, _Mapping]] = ..., expert_load: _Optional[_Union[ExpertLoad, _Mapping]] = ...) -> None: ...
+
+class ExpertLoad(_message.Message):
+    __slots__ = ("counts",)
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, counts: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ExpertLayout(_message.Message):
+    __slots__ = ("num_layers", "num_experts", "num_ranks", "physical_to_logical")
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
+    PHYSICAL_TO_LOGICAL_FIELD_NUMBER: _ClassVar[int]
+    num_layers: int
+    num_experts: int
+    num_ranks: int
+    physical_to_logical: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_layers: _Optional[int] = ..., num_experts: _Optional[int] = ..., num_ranks: _Optional[int] = ..., physical_to_logical: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerProgress(_message.Message):
     __slots__ = ("stage",)
@@ -129,7 +165,7 @@ class KeptWeights(_message.Message):
     def __init__(self, stored: _Optional[str] = ..., kept: _Optional[str] = ..., count: _Optional[int] = ..., bytes: _Optional[int] = ..., rounds_activations: _Optional[bool] = ...) -> None: ...
 
 class WorkerReady(_message.Message):
-    __slots__ = ("num_blocks", "block_bytes", "num_parameters", "load_s", "device_name", "dtype", "graphs", "planned_graphs", "cudagraph_mode", "no_graphs_reason", "cudagraph_mode_reason", "compiled", "ranks", "weights")
+    __slots__ = ("num_blocks", "block_bytes", "num_parameters", "load_s", "device_name", "dtype", "graphs", "planned_graphs", "cudagraph_mode", "no_graphs_reason", "cudagraph_mode_reason", "compiled", "ranks", "weights", "experts")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +180,7 @@ class WorkerReady(_message.Message):
     COMPILED_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_FIELD_NUMBER: _ClassVar[int]
     num_blocks: int
     block_bytes: int
     num_parameters: int
@@ -158,7 +195,8 @@ class WorkerReady(_message.Message):
     compiled: CompileReport
     ranks: _containers.RepeatedCompositeFieldContainer[RankInfo]
     weights: _containers.RepeatedCompositeFieldContainer[KeptWeights]
-    def __init__(self, num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_parameters: _Optional[int] = ..., load_s: _Optional[float] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., graphs: _Optional[_Iterable[_Union[GraphReport, _Mapping]]] = ..., planned_graphs: _Optional[_Iterable[_Union[_batch_pb2.GraphKey, _Mapping]]] = ..., cudagraph_mode: _Optional[str] = ..., no_graphs_reason: _Optional[_Union[_batch_pb2.FallbackReason, str]] = ..., cudagraph_mode_reason: _Optional[str] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankInfo, _Mapping]]] = ..., weights: _Optional[_Iterable[_Union[KeptWeights, _Mapping]]] = ...) -> None: ...
+    experts: ExpertLayout
+    def __init__(self, num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_parameters: _Optional[int] = ..., load_s: _Optional[float] = ..., device_name: _Optional[str] = ..., dtype: _Optional[str] = ..., graphs: _Optional[_Iterable[_Union[GraphReport, _Mapping]]] = ..., planned_graphs: _Optional[_Iterable[_Union[_batch_pb2.GraphKey, _Mapping]]] = ..., cudagraph_mode: _Optional[str] = ..., no_graphs_reason: _Optional[_Union[_batch_pb2.FallbackReason, str]] = ..., cudagraph_mode_reason: _Optional[str] = ..., compiled: _Optional[_Union[CompileReport, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankInfo, _Mapping]]] = ..., weights: _Optional[_Iterable[_Union[KeptWeights, _Mapping]]] = ..., experts: _Optional[_Union[ExpertLayout, _Mapping]] = ...) -> None: ...
 
 class RankInfo(_message.Message):
     __slots__ = ("rank", "tensor_parallel_rank", "pid", "device", "num_parameters", "num_blocks")

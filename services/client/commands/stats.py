@@ -62,7 +62,9 @@ class Engine:
 
     async def stats(self, *, include_step_sizes: bool = False) -> Stats:
         """Returns its figures now."""
-        request = engine_pb2.GetStatsRequest(include_step_sizes=include_step_sizes)
+        request = engine_pb2.GetStatsRequest(
+            include_step_sizes=include_step_sizes, include_experts=True
+        )
         try:
             return cast(Stats, await self._stub.GetStats(request, timeout=CALL_TIMEOUT_S))
         except grpc.aio.AioRpcError as error:
@@ -127,6 +129,8 @@ def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
         rows["drafts"] = _drafts(stats)
     if len(stats.ranks) > 1:
         rows["ranks"] = "; ".join(map(_describe_rank, stats.ranks))
+    if stats.experts:
+        rows["experts"] = _experts(stats)
     for name, text in rows.items():
         table.add_row(name, text)
     return table
@@ -134,6 +138,23 @@ def _table(address: str, stats: Stats, before: Stats | None = None) -> Table:
 
 def _describe_rank(rank: RankInfo) -> str:
     return f"{rank.rank} on {rank.device}, process {rank.pid}, {rank.num_blocks} KV blocks"
+
+
+def _experts(stats: Stats) -> str:
+    num_experts, num_ranks = len(stats.experts[0].expert_load), len(stats.experts[0].rank_load)
+    shares = [
+        max(layer.rank_load) * num_ranks / sum(layer.rank_load)
+        for layer in stats.experts
+        if any(layer.rank_load)
+    ]
+    load = "no tokens yet"
+    if shares:
+        load = f"the busiest rank has {sum(shares) / len(shares):.2f} times the mean load"
+        load += f", {max(shares):.2f} in the worst layer"
+    return (
+        f"{num_experts} in {len(stats.experts)} layers, whole on {num_ranks} ranks; {load}; "
+        f"{stats.num_expert_moves} layers moved"
+    )
 
 
 def _drafts(stats: Stats) -> str:

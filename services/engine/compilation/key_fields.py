@@ -22,6 +22,8 @@ RELEVANT_FLAGS = {
     "use_inductor": "which compiler makes the pieces",
     "inductor_compile_config": "settings of the compiler",
     "tensor_parallel_size": "each rank computes a share of every layer",
+    "enable_expert_parallel": "experts get another operator",
+    "num_redundant_experts": "decides how many experts a rank has",
 }
 """Flag -> how compiled pieces depend on it."""
 
@@ -41,6 +43,7 @@ IRRELEVANT_FLAGS = {
     "device": "the device itself takes part",
     "devices": "the device itself takes part",
     "all_reduce": "chosen inside the operator, as it runs",
+    "eplb_interval": "which experts a rank holds is an input of the pieces",
     "kv_cache_dtype": "attention, which reads the cache, is never compiled",
     "model_impl": "the model takes part, with the modules that run it",
     "load_format": "weights are inputs of the pieces",

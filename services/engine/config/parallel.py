@@ -20,10 +20,32 @@ class ParallelConfig(ConfigSection):
     all_reduce: Literal["auto", "nccl", "fused"] = "auto"
     """Sums over ranks: nccl; fused: one kernel with residual and norm; auto: fused if it works."""
 
+    enable_expert_parallel: bool = False
+    """Whether each process holds some whole experts of a model, not a share of every expert."""
+    num_redundant_experts: int = Field(default=0, ge=0)
+    """Second copies of experts in each layer; rounded up so that all processes hold equally
+    many."""
+
+    eplb_interval: int = Field(default=0, ge=0)
+    """Steps after which experts move between processes, if that evens out their load; 0 for
+    never."""
+
     @property
     def num_ranks(self) -> int:
         """Processes that run the model together."""
         return self.tensor_parallel_size
+
+    @model_validator(mode="after")
+    def _check_experts(self) -> Self:
+        """Refuses settings of whole experts where no process holds some."""
+        has_experts = self.enable_expert_parallel and self.num_ranks > 1
+        for name in ("num_redundant_experts", "eplb_interval"):
+            if getattr(self, name) and not has_experts:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} is {getattr(self, name)}: it must be 0 without "
+                    "--enable-expert-parallel and several processes"
+                )
+        return self
 
     @model_validator(mode="after")
     def _check_devices(self) -> Self:

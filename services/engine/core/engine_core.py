@@ -15,6 +15,7 @@ from services.engine.batch import GraphKind
 from services.engine.capture_sizes.coverage import GraphCoverage
 from services.engine.capture_sizes.history import history_path, load_history, save_history
 from services.engine.config.engine_config import EngineConfig
+from services.engine.core.expert_balance import ExpertBalance, ExpertFigures
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.live_requests import LiveRequests
 from services.engine.core.profiles import Profiles
@@ -85,6 +86,7 @@ class EngineCore:
         self._on_readiness = on_readiness
         self._started_s = time.monotonic()
         self._steps: StepLoop | None = None
+        self._experts: ExpertBalance | None = None
         self._graphs = GraphLedger(WorkerReady())
         self.history = load_history(config)
         """Sizes of the steps of this run and of earlier ones."""
@@ -243,6 +245,10 @@ class EngineCore:
             ranks=() if self.worker is None else tuple(self.worker.ranks),
         )
 
+    async def expert_figures(self) -> list[ExpertFigures]:
+        """Returns the load of each layer's experts; nothing where no rank holds whole ones."""
+        return [] if self._experts is None else await self._experts.figures()
+
     async def _serve(self, executor: Executor, ready: WorkerReady) -> NoReturn:
         """Serves requests with one worker until it is lost."""
         config = self._config
@@ -254,6 +260,11 @@ class EngineCore:
         )
         if ready.planned_graphs:
             self._coverage.report(self.history)
+        if ready.HasField("experts"):
+            interval = config.parallel.eplb_interval
+            self._experts = ExpertBalance(
+                ready.experts, executor, interval=interval, counters=self.counters
+            )
         self._steps = StepLoop(
             scheduler=Scheduler(
                 self._limits,
@@ -272,6 +283,7 @@ class EngineCore:
             history=self.history,
             watchers=self.watchers,
         )
+        self._steps.experts = self._experts
         self.profiles.use_worker(executor.order_profile)
         num_steps = self.counters.num_steps
         self._survivors.hand_over(self._steps.scheduler)
@@ -284,7 +296,7 @@ class EngineCore:
             raise
         finally:
             in_flight = self._steps.requests_in_flight
-            self._steps = None
+            self._steps = self._experts = None
             self.profiles.lose_worker()
             self._on_readiness(False)
             self.watchers.close_with_snapshot()

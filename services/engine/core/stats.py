@@ -47,6 +47,8 @@ class Counters:
     schedule_ns: int = 0
     num_worker_restarts: int = 0
     num_late_builds: int = 0
+    num_expert_moves: int = 0
+    """Times that a layer's experts were moved between ranks."""
     num_failed_steps: int = 0
     """Steps that ran out of memory."""
     finished: Counter[str] = field(default_factory=Counter)

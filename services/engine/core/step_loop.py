@@ -3,14 +3,15 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
 import structlog
 
-from protos.engine.v1.worker_pb2 import CompileReport, GraphReport, Recompilation
+from protos.engine.v1.worker_pb2 import CompileReport, ExpertLoad, GraphReport, Recompilation
 from services.engine.batch import BatchDescriptor, StepFailure, StepResult
 from services.engine.capture_sizes.history import StepHistory
+from services.engine.core.expert_balance import ExpertBalance
 from services.engine.core.graph_ledger import GraphLedger
 from services.engine.core.snapshot import PendingSnapshot
 from services.engine.core.stats import Counters
@@ -35,7 +36,15 @@ class StepChannel(Protocol):
     def send(self, descriptor: BatchDescriptor) -> None:
         """Orders a step; never blocks."""
 
-    async def receive(self) -> StepResult | GraphReport | Recompilation | CompileReport:
+    def place_experts(self, layer: int, placement: Sequence[int]) -> None:
+        """Orders a move of a layer's experts between the steps before and after the call."""
+
+    def read_expert_load(self) -> None:
+        """Asks for the load of experts, which `receive` returns."""
+
+    async def receive(
+        self,
+    ) -> StepResult | GraphReport | Recompilation | CompileReport | ExpertLoad:
         """Returns the next result, in the order of the steps sent, or another report."""
 
 
@@ -67,6 +76,8 @@ class StepLoop:
         self._graphs = graphs
         self._history = history
         self._watchers = watchers
+        self.experts: ExpertBalance | None = None
+        """Moves whole experts between ranks, where they hold some."""
         self._in_flight: deque[ScheduledStep] = deque()
         self._results: deque[StepResult] = deque()
         self._wake = asyncio.Event()
@@ -175,6 +186,8 @@ class StepLoop:
             step = self.scheduler.schedule()
             if step is None:
                 break
+            if self.experts is not None:
+                self.experts.begin_step()
             self._channel.send(step.descriptor)
             self._in_flight.append(step)
         self._counters.schedule_ns += time.perf_counter_ns() - started_ns
@@ -192,6 +205,9 @@ class StepLoop:
                 self._counters.num_late_builds += 1
             elif isinstance(event, CompileReport):
                 self._graphs.pass_matches = dict(event.pass_matches)
+            elif isinstance(event, ExpertLoad):
+                if self.experts is not None:
+                    self.experts.take(event)
             else:
                 self._results.append(event)
                 self._wake.set()

@@ -151,6 +151,7 @@ class EngineServicer(EngineServiceServicer):
             num_sessions=self._num_sessions,
             step_sizes=core.history if has_step_sizes else None,
             weights=core.worker.weights if core.worker is not None else (),
+            experts=await core.expert_figures() if request.include_experts else (),
         )
         stats.num_tasks = len(asyncio.all_tasks())
         return stats

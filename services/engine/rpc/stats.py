@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from protos.engine.v1 import engine_pb2
 from protos.engine.v1.engine_pb2 import (
+    ExpertStats,
     GetStatsResponse,
     GraphCoverage,
     GraphStats,
@@ -11,6 +12,7 @@ from protos.engine.v1.engine_pb2 import (
 from protos.engine.v1.worker_pb2 import KeptWeights
 from services.engine.capture_sizes.coverage import Coverage
 from services.engine.capture_sizes.history import StepHistory
+from services.engine.core.expert_balance import ExpertFigures
 from services.engine.core.graph_ledger import GraphFigures
 from services.engine.core.stats import EngineStats
 from services.telemetry.histogram import Histogram
@@ -22,6 +24,7 @@ def stats_to_proto(
     num_sessions: int,
     step_sizes: StepHistory | None = None,
     weights: Iterable[KeptWeights] = (),
+    experts: Iterable[ExpertFigures] = (),
 ) -> GetStatsResponse:
     """Converts a snapshot of the statistics."""
     load, counters = stats.load, stats.counters
@@ -71,6 +74,16 @@ def stats_to_proto(
             for position in range(stats.num_speculative_tokens)
         ],
         ranks=stats.ranks,
+        experts=map(_experts_to_proto, experts),
+        num_expert_moves=counters.num_expert_moves,
+    )
+
+
+def _experts_to_proto(layer: ExpertFigures) -> ExpertStats:
+    return ExpertStats(
+        expert_load=layer.expert_load,
+        physical_to_logical=layer.placement.physical_to_logical,
+        rank_load=layer.placement.rank_loads(layer.expert_load),
     )
 
 

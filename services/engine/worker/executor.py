@@ -11,6 +11,9 @@ from pathlib import Path
 
 from protos.engine.v1.worker_pb2 import (
     CompileReport,
+    ExpertLoad,
+    ExpertLoadOrder,
+    ExpertPlacement,
     GraphOrder,
     GraphReport,
     ProfileReport,
@@ -34,6 +37,9 @@ CAUSE_GRACE_S = 2.0
 AGREEMENT_GRACE_S = 10.0
 """Time in which all ranks fail at the same place of a step, if they do; at most half of the time
 after which a step counts as hung."""
+
+_NEWS = ("graph", "recompilation", "compiled", "expert_load")
+"""Events that `receive` returns beside results."""
 
 _IMPORT_ROOT = Path(__file__).resolve().parents[3]
 
@@ -111,7 +117,19 @@ class WorkerExecutor:
         self._answer_profile = answer
         self._ranks[0].send(command.SerializeToString())
 
-    async def receive(self) -> StepResult | GraphReport | Recompilation | CompileReport:
+    def place_experts(self, layer: int, placement: Sequence[int]) -> None:
+        """Orders a move of a layer's experts between the steps before and after the call."""
+        order = ExpertPlacement(layer=layer, physical_to_logical=placement)
+        self._command(WorkerCommand(place_experts=order))
+
+    def read_expert_load(self) -> None:
+        """Asks rank 0 for the load of experts; `receive` returns it."""
+        command = WorkerCommand(read_expert_load=ExpertLoadOrder())
+        self._ranks[0].send(command.SerializeToString())
+
+    async def receive(
+        self,
+    ) -> StepResult | GraphReport | Recompilation | CompileReport | ExpertLoad:
         """Returns the next result, in the order of the steps sent, or other news.
 
         Raises:
@@ -126,12 +144,10 @@ class WorkerExecutor:
                 self._answer_profile(event.profile_ended)
             elif kind == "capture_due":
                 self._take_due(0, event.capture_due)
-            elif kind == "graph":
-                return event.graph
-            elif kind == "recompilation":
-                return event.recompilation
-            elif kind == "compiled":
-                return event.compiled
+            elif kind in _NEWS:
+                news: GraphReport | Recompilation | CompileReport | ExpertLoad
+                news = getattr(event, kind)
+                return news
             elif kind == "result":
                 if _is_out_of_memory(event.result):
                     await self._agree_on_failure(event.result)

@@ -29,6 +29,7 @@ from services.engine.compilation.recompilations import Recompilations
 from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.graphs.background_capture import BackgroundCapture
 from services.engine.worker.placement import RankPlace
+from services.engine.worker.runner.expert_placer import ExpertPlacer
 from services.engine.worker.runner.step_profiler import StepProfiler
 from services.engine.worker.start.graph_setup import graph_report
 from services.engine.worker.start.startup import start_worker
@@ -135,6 +136,10 @@ class FailedStep:
 class Runner(Protocol):
     """Runs the steps; ModelRunner."""
 
+    @property
+    def experts(self) -> ExpertPlacer:
+        """The experts of the model, if ranks hold whole ones."""
+
     def execute(self, descriptor: BatchDescriptor) -> Pending:
         """Runs one step, or queues it on the device."""
 
@@ -226,7 +231,7 @@ class StepServer:
     def _obey(
         self, command: WorkerCommand, runner: Runner, capture: BackgroundCapture | None
     ) -> None:
-        """Queues a step, captures a graph, or starts or ends a profile."""
+        """Queues a step, captures a graph, moves experts, or starts or ends a profile."""
         kind = command.WhichOneof("command")
         if kind == "start_profile":
             report = self._profiler.start(command.start_profile)
@@ -235,6 +240,10 @@ class StepServer:
             self._report_profile(report)
         elif kind == "stop_profile":
             self._profiler.stop()
+        elif kind == "place_experts":
+            runner.experts.place(command.place_experts)
+        elif kind == "read_expert_load":
+            self._send(WorkerEvent(expert_load=runner.experts.load()))
         elif kind == "capture":
             assert capture is not None, "a capture is ordered when it is due"
             self._capture_as_told(capture, command.capture)

@@ -1,14 +1,14 @@
 from rich.console import Console
 
-from protos.engine.v1.engine_pb2 import GetStatsResponse
+from protos.engine.v1.engine_pb2 import ExpertStats, GetStatsResponse
 from protos.engine.v1.worker_pb2 import RankInfo
 from services.client.commands import stats
 
 
-def shown(ranks):
+def shown(ranks=(), **figures):
     console = Console(width=200)
     with console.capture() as capture:
-        console.print(stats._table("localhost:1", GetStatsResponse(ranks=ranks)))
+        console.print(stats._table("localhost:1", GetStatsResponse(ranks=ranks, **figures)))
     return capture.get()
 
 
@@ -23,3 +23,16 @@ def test_ranks_are_plain_in_json():
     ranks = GetStatsResponse(ranks=[RankInfo(rank=1, device="cpu")]).ranks
     (plain,) = stats._plain(ranks)
     assert (plain["rank"], plain["device"]) == (1, "cpu")
+
+
+def test_the_load_of_whole_experts_is_shown():
+    layers = [
+        ExpertStats(expert_load=[3, 0, 1, 0], rank_load=[3, 1]),
+        ExpertStats(expert_load=[0, 0, 0, 0], rank_load=[0, 0]),
+        ExpertStats(expert_load=[1, 1, 1, 1], rank_load=[2, 2]),
+    ]
+    text = " ".join(shown(experts=layers, num_expert_moves=7).split())
+    assert "4 in 3 layers, whole on 2 ranks" in text
+    assert "1.25 times the mean load, 1.50 in the worst layer; 7 layers moved" in text
+    assert "no tokens yet" in shown(experts=layers[1:2])
+    assert "whole on" not in shown()

@@ -22,6 +22,6 @@ def apply_experts(
     if experts.is_quantized:
         apply = apply_fp8 if experts.is_fp8 else apply_mxfp4
     else:
-        is_few = are_few(ids.numel(), len(experts.down), ids.shape[1])
+        is_few = are_few(ids.numel(), experts.num_choices, ids.shape[1])
         apply = apply_pairs if is_few else apply_grouped
     return apply(hidden.contiguous(), weights, ids, experts)

@@ -176,9 +176,11 @@ def apply_fp8(
 ) -> torch.Tensor:
     """Does what models.ops.triton.moe.moe.apply_experts does; hidden is contiguous."""
     num_experts, hidden_size, inner = experts.down.shape
-    top_k, num_pairs = ids.shape[1], ids.numel()
-    is_alone = are_few(num_pairs, num_experts, top_k)
-    pairs, starts = (ids, ids) if is_alone else sort_by_expert(ids, num_experts)
+    top_k, num_pairs, num_choices = ids.shape[1], ids.numel(), experts.num_choices
+    is_alone = are_few(num_pairs, num_choices, top_k)
+    pairs, starts = (ids, ids)
+    if not is_alone:
+        pairs, starts = sort_by_expert(ids, num_experts, num_choices)
     between = hidden.new_empty(num_pairs, inner)
     results = hidden.new_empty(num_pairs, hidden_size)
     shape = {
@@ -197,7 +199,7 @@ def apply_fp8(
     if is_alone:
         gate_up_tiles, down_tiles = _ALONE_SMALL_TILES if inner <= _FEW_FEATURES else _ALONE_TILES
     else:
-        gate_up_tiles, down_tiles = _TILES[tile_rows(num_pairs, num_experts)]
+        gate_up_tiles, down_tiles = _TILES[tile_rows(num_pairs, num_choices)]
     _gate_up_kernel[grid(inner, gate_up_tiles)](
         *quantize(hidden, BLOCK), experts.gate_up, experts.gate_up_scale, gate_up_bias, pairs,
         starts, between, experts.alpha, experts.limit or 0.0,
@@ -207,7 +209,7 @@ def apply_fp8(
         *quantize(between, BLOCK), experts.down, experts.down_scale, down_bias, pairs, starts,
         results, **_constants(down_tiles), **shape,
     )  # fmt: skip
-    return sum_by_token(results, weights)
+    return sum_by_token(results, weights, is_partial=experts.is_partial)
 
 
 def _constants(tiles: _Tiles) -> dict[str, int]:

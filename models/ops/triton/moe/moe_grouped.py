@@ -82,12 +82,13 @@ def find_rows(
 ):  # fmt: skip
     """Returns a tile's expert, rows, whether each row exists, and its pair.
 
-    With IS_ALONE each pair is a tile, in token order, and pairs_ptr holds the expert of each.
+    With IS_ALONE each pair is a tile, in token order, and pairs_ptr holds the expert of each; a
+    pair of an expert that is not here has no row.
     """
     if IS_ALONE:
         expert = tl.load(pairs_ptr + tile).to(tl.int64)
         rows = tile + tl.arange(0, ROWS)
-        is_row = rows == tile
+        is_row = (rows == tile) & (expert < NUM_EXPERTS)
         pairs = rows
     else:
         expert, first_row, end = place(tile, starts_ptr, NUM_EXPERTS, ROWS, BLOCK_E)
@@ -206,9 +207,13 @@ def _down_kernel(
 @triton.jit
 def _sum_kernel(
     x_ptr, factors_ptr, output_ptr,
-    HIDDEN: tl.constexpr, TOP_K: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
+    HIDDEN: tl.constexpr, TOP_K: tl.constexpr, COLUMNS: tl.constexpr, IS_PARTIAL: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Adds up the weighted results of one token's experts, in the order of its choices."""
+    """Adds up the weighted results of one token's experts, in the order of its choices.
+
+    With IS_PARTIAL, pairs of weight 0 may have no results.
+    """
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
@@ -217,8 +222,10 @@ def _sum_kernel(
     acc = tl.zeros([COLUMNS], tl.float32)
     for slot in tl.static_range(TOP_K):
         pair = token * TOP_K + slot
-        x = tl.load(x_ptr + pair * HIDDEN + columns, mask=is_column, other=0.0)
-        acc += x.to(tl.float32) * tl.load(factors_ptr + pair)
+        factor = tl.load(factors_ptr + pair)
+        in_x = tl.where(factor != 0.0, is_column, False) if IS_PARTIAL else is_column
+        x = tl.load(x_ptr + pair * HIDDEN + columns, mask=in_x, other=0.0)
+        acc += x.to(tl.float32) * factor
     at = token * HIDDEN + columns
     tl.store(output_ptr + at, acc.to(output_ptr.dtype.element_ty), mask=is_column)
 
@@ -231,9 +238,9 @@ def apply_grouped(
     num_pairs = ids.numel()
     rows, gate_up_tiles, down_tiles = _FLOAT_ROWS, _FLOAT_TILES, _FLOAT_TILES
     if hidden.dtype.itemsize == 2:
-        rows = tile_rows(num_pairs, num_experts)
+        rows = tile_rows(num_pairs, experts.num_choices)
         gate_up_tiles, down_tiles = _GATE_UP_TILES[rows], _DOWN_TILES[rows]
-    pairs, starts = sort_by_expert(ids, num_experts)
+    pairs, starts = sort_by_expert(ids, num_experts, experts.num_choices)
     between = hidden.new_empty(num_pairs, inner)
     results = hidden.new_empty(num_pairs, hidden_size)
     num_tiles = num_pairs // rows + num_experts
@@ -266,19 +273,21 @@ def apply_grouped(
         described(between, rows, tiles), described(experts.down, tiles.columns, tiles), down_bias,
         pairs, starts, results, **_constants(tiles), **shape,
     )  # fmt: skip
-    return sum_by_token(results, weights)
+    return sum_by_token(results, weights, is_partial=experts.is_partial)
 
 
-def sum_by_token(results: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def sum_by_token(results: torch.Tensor, weights: torch.Tensor, *, is_partial: bool) -> torch.Tensor:
     """Adds up the weighted results of each token's experts, in the order of its choices.
 
-    Maps results [T * top_k, H], by token, and weights [T, top_k] float32 to [T, H].
+    Maps results [T * top_k, H], by token, and weights [T, top_k] float32 to [T, H]. is_partial:
+    whether rows of weight 0 may have no values.
     """
     (num_tokens, top_k), hidden_size = weights.shape, results.shape[1]
     output = results.new_empty(num_tokens, hidden_size)
     block = min(_SUM_COLUMNS, triton.next_power_of_2(hidden_size))
     _sum_kernel[(num_tokens, triton.cdiv(hidden_size, block))](
-        results, weights, output, HIDDEN=hidden_size, TOP_K=top_k, COLUMNS=block, num_warps=4,
+        results, weights, output, HIDDEN=hidden_size, TOP_K=top_k, COLUMNS=block,
+        IS_PARTIAL=is_partial, num_warps=4,
         **launch_options(results.device),
     )  # fmt: skip
     return output

@@ -123,12 +123,15 @@ def apply_mxfp4(
 ) -> torch.Tensor:
     """Does what models.ops.triton.moe.moe.apply_experts does; hidden is contiguous."""
     hidden_size, inner = hidden.shape[1], experts.inner_size
-    num_experts, top_k, num_pairs = len(experts.down), ids.shape[1], ids.numel()
-    is_alone = are_few(num_pairs, num_experts, top_k)
+    num_experts, num_choices = len(experts.down), experts.num_choices
+    top_k, num_pairs = ids.shape[1], ids.numel()
+    is_alone = are_few(num_pairs, num_choices, top_k)
     tiles = _FLOAT_TILES
     if hidden.dtype.itemsize == 2:
-        tiles = _ALONE_TILES if is_alone else _HALF_TILES[tile_rows(num_pairs, num_experts)]
-    pairs, starts = (ids, ids) if is_alone else sort_by_expert(ids, num_experts)
+        tiles = _ALONE_TILES if is_alone else _HALF_TILES[tile_rows(num_pairs, num_choices)]
+    pairs, starts = (ids, ids)
+    if not is_alone:
+        pairs, starts = sort_by_expert(ids, num_experts, num_choices)
     between = hidden.new_empty(num_pairs, inner)
     results = hidden.new_empty(num_pairs, hidden_size)
     num_tiles = num_pairs if is_alone else num_pairs // tiles.rows + num_experts
@@ -149,4 +152,4 @@ def apply_mxfp4(
     _down_kernel[(triton.cdiv(hidden_size, tiles.weight_rows), num_tiles)](
         between, experts.down, experts.down_scale, down_bias, pairs, starts, results, **shape
     )
-    return sum_by_token(results, weights)
+    return sum_by_token(results, weights, is_partial=experts.is_partial)

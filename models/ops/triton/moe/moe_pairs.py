@@ -35,10 +35,13 @@ class _Tiles:
 def _gate_up_kernel(
     x_ptr, weight_ptr, bias_ptr, experts_ptr, output_ptr, alpha, limit,
     HIDDEN: tl.constexpr, INNER: tl.constexpr, TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr,
-    IS_CLAMPED: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    IS_CLAMPED: tl.constexpr, NUM_LOCAL: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Computes COLUMNS gated inner features of one pair."""
+    """Computes COLUMNS gated inner features of one pair.
+
+    NUM_LOCAL: the number of experts, if some that are chosen are not here; else 0.
+    """
     let_next_start(DEPENDENT)
     wait_for_previous(DEPENDENT)
     # Pairs are the first dimension: pairs of one expert read the same weights at the same time.
@@ -46,6 +49,8 @@ def _gate_up_kernel(
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < INNER
     expert = tl.load(experts_ptr + pair).to(tl.int64)
+    if NUM_LOCAL and expert >= NUM_LOCAL:
+        return
     x_ptr += (pair // TOP_K).to(tl.int64) * HIDDEN
     gate_ptrs = weight_ptr + (expert * 2 * INNER + columns)[:, None] * HIDDEN
     gate = tl.zeros([COLUMNS, DEPTH], tl.float32)
@@ -74,7 +79,7 @@ def _gate_up_kernel(
 def _down_kernel(
     x_ptr, weight_ptr, bias_ptr, experts_ptr, factors_ptr, output_ptr,
     HIDDEN: tl.constexpr, INNER: tl.constexpr, TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr,
-    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, DEPENDENT: tl.constexpr,
+    NUM_LOCAL: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Computes COLUMNS output features of one token, summed over its experts."""
     let_next_start(DEPENDENT)
@@ -89,16 +94,18 @@ def _down_kernel(
         pair = token * TOP_K + slot
         expert = tl.load(experts_ptr + pair).to(tl.int64)
         factor = tl.load(factors_ptr + pair)
+        is_here = expert < NUM_LOCAL if NUM_LOCAL else True
         weight_ptrs = weight_ptr + (expert * HIDDEN + columns)[:, None] * INNER
         for first in tl.static_range(0, INNER, DEPTH):
             depth = first + tl.arange(0, DEPTH)
-            is_depth = depth < INNER
+            is_depth = (depth < INNER) & is_here
             in_tile = is_column[:, None] & is_depth[None, :]
             weight = tl.load(weight_ptrs + depth[None, :], mask=in_tile, other=0.0)
             x = tl.load(x_ptr + pair * INNER + depth, mask=is_depth, other=0.0).to(tl.float32)
             acc += weight.to(tl.float32) * (x * factor)[None, :]
         if HAS_BIAS:
-            bias = tl.load(bias_ptr + expert * HIDDEN + columns, mask=is_column, other=0.0)
+            in_bias = is_column & is_here
+            bias = tl.load(bias_ptr + expert * HIDDEN + columns, mask=in_bias, other=0.0)
             biases += bias.to(tl.float32) * factor
     result = tl.sum(acc, 1) + biases
     at = token * HIDDEN + columns
@@ -118,6 +125,7 @@ def apply_pairs(
     gate_up_bias, down_bias = experts.biases_or(weights)
     shape = {
         "HIDDEN": hidden_size, "INNER": inner, "TOP_K": top_k, "HAS_BIAS": has_bias,
+        "NUM_LOCAL": len(experts.down) if experts.is_partial else 0,
         **launch_options(hidden.device),
     }  # fmt: skip
     tiles = _tiles(hidden_size, hidden.dtype)

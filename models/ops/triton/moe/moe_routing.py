@@ -22,10 +22,11 @@ _MANY_PAIRS_AT_ONCE = 8192
 
 @triton.jit(do_not_specialize=["logits_stride"])
 def _route_kernel(
-    logits_ptr, bias_ptr, weights_ptr, experts_ptr, logits_stride, scaling,
+    logits_ptr, bias_ptr, weights_ptr, experts_ptr, map_ptr, load_ptr, logits_stride, scaling,
     NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, IS_SIGMOID: tl.constexpr,
     HAS_BIAS: tl.constexpr, IS_NORMED: tl.constexpr, NUM_GROUPS: tl.constexpr,
-    TOP_GROUPS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_G: tl.constexpr,
+    TOP_GROUPS: tl.constexpr, NUM_RANKS: tl.constexpr, NUM_LOCAL: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_G: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     let_next_start(DEPENDENT)
@@ -74,25 +75,40 @@ def _route_kernel(
         choice = tl.where(experts == best, float("-inf"), choice)
     if IS_NORMED:
         weights = weights / (tl.sum(weights, 0) + 1e-20)
+    if NUM_RANKS > 1:
+        tl.atomic_add(load_ptr + chosen, (slots < TOP_K).to(tl.int64), mask=slots < TOP_K)
+        chosen = tl.load(map_ptr + chosen * NUM_RANKS + (token % NUM_RANKS).to(tl.int32))
+        weights = tl.where(chosen < NUM_LOCAL, weights, 0.0)
     at = token * TOP_K + slots
     tl.store(weights_ptr + at, weights * scaling, mask=slots < TOP_K)
     tl.store(experts_ptr + at, chosen, mask=slots < TOP_K)
 
 
 def route(
-    logits: torch.Tensor, correction_bias: torch.Tensor | None, routing: Routing
+    logits: torch.Tensor,
+    correction_bias: torch.Tensor | None,
+    routing: Routing,
+    expert_map: torch.Tensor | None = None,
+    expert_load: torch.Tensor | None = None,
+    num_local: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Does what models.ops.moe.moe.route does, with int32 ids. Rows of logits are contiguous."""
+    """Does what models.ops.moe.moe.route does, with int32 ids. Rows of logits are contiguous.
+
+    With an expert_map, [E, ranks] int32, and expert_load, [E] int64, it counts the chosen experts,
+    and ids are this rank's slots; num_local stands for other ranks' slots, whose weight is 0.
+    """
     num_tokens, num_experts = logits.shape
     shape = (num_tokens, routing.top_k)
     weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
     ids = torch.empty(shape, dtype=torch.int32, device=logits.device)
     _route_kernel[(num_tokens,)](
         logits, logits if correction_bias is None else correction_bias, weights, ids,
-        logits.stride(0), routing.scaling,
+        logits if expert_map is None else expert_map,
+        logits if expert_load is None else expert_load, logits.stride(0), routing.scaling,
         NUM_EXPERTS=num_experts, TOP_K=routing.top_k, IS_SIGMOID=routing.is_sigmoid,
         HAS_BIAS=correction_bias is not None, IS_NORMED=routing.is_normed,
         NUM_GROUPS=routing.num_groups, TOP_GROUPS=routing.top_groups,
+        NUM_RANKS=1 if expert_map is None else expert_map.shape[1], NUM_LOCAL=num_local,
         BLOCK_E=triton.next_power_of_2(num_experts),
         BLOCK_K=triton.next_power_of_2(routing.top_k),
         BLOCK_G=triton.next_power_of_2(routing.num_groups), num_warps=1,
@@ -129,15 +145,20 @@ def _sort_kernel(
         tl.store(starts_ptr + NUM_EXPERTS, end)
 
 
-def sort_by_expert(ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+def sort_by_expert(
+    ids: torch.Tensor, num_experts: int, num_choices: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Sorts pairs of a token and one of its experts by expert, on the device, in a fixed order.
+
+    Pairs of other experts than the first num_experts are left out. num_choices: experts that tokens
+    choose from.
 
     Returns:
         Pairs, [T * top_k] int32, as indices into flattened `ids`, [T, top_k] int32; and
         [num_experts + 1] int32, where each expert's pairs start.
     """
     num_pairs = ids.numel()
-    is_many = tile_rows(num_pairs, num_experts) == TILE_ROWS[-1]
+    is_many = tile_rows(num_pairs, num_choices) == TILE_ROWS[-1]
     pairs = torch.empty(num_pairs, dtype=torch.int32, device=ids.device)
     starts = torch.empty(num_experts + 1, dtype=torch.int32, device=ids.device)
     _sort_kernel[(num_experts,)](

@@ -30,6 +30,7 @@ from services.engine.worker.inputs.batch import (
 from services.engine.worker.inputs.forward_pass import ForwardPass
 from services.engine.worker.inputs.input_buffers import Header, InputBuffers
 from services.engine.worker.inputs.transfer import to_device
+from services.engine.worker.runner.expert_placer import ExpertPlacer
 from services.engine.worker.runner.outputs import ForwardOutput
 from services.engine.worker.runner.pending_result import PendingResult
 from services.engine.worker.runner.speculator import NoSpeculation, Speculation, Speculator
@@ -83,6 +84,7 @@ class ModelRunner:
         self._graphs = GraphSet()
         self._sampler = StepSampler(self.buffers, model, limits=limits, device=device)
         self._on_outputs: OutputWatcher = lambda hidden, logits: None
+        self.experts = ExpertPlacer(model)
 
     def _speculation(self, draft_caches: list[CacheData]) -> Speculation:
         """Returns the work on drafts of a small model, of draft layers or of the scheduler.

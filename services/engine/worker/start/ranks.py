@@ -75,7 +75,12 @@ class Ranks:
         use_process_group(TENSOR_PARALLEL, dist.group.WORLD)
         # The first collective allocates; neither a step nor a capture may.
         sum_in_place(torch.zeros(1, device=device), TENSOR_PARALLEL)
-        group = ParallelGroup(rank=place.tensor_parallel_rank, size=size)
+        group = ParallelGroup(
+            rank=place.tensor_parallel_rank,
+            size=size,
+            enable_expert_parallel=config.parallel.enable_expert_parallel,
+            num_redundant_experts=config.parallel.num_redundant_experts,
+        )
         return cls(place=place, group=group, host_group=hosts)
 
     @property

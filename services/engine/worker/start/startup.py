@@ -160,6 +160,9 @@ def start_worker(
     ready = _announcement(loaded, num_blocks, prepared, compilation.report)
     ready.ranks.append(_rank_info(loaded, num_own_blocks))
     ready.graphs.extend(graph_report(outcome) for outcome in outcomes)
+    if runner.experts.layout is not None:
+        ready.experts.CopyFrom(runner.experts.layout)
+        runner.experts.forget_load()
     clock.end("graphs")
     log.info("worker_ready", **clock.seconds())
     return StartedWorker(runner=runner, ready=ready, capture=capture, ranks=ranks)

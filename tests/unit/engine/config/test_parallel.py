@@ -24,8 +24,10 @@ def test_ranks_take_the_first_gpus_or_those_of_the_list():
         ({"devices": [-1]}, "greater than or equal to 0"),
         ({"tensor_parallel_size": 0}, "greater than or equal to 1"),
         ({"devices": [0], "device": "cpu"}, "--devices lists GPUs, and --device is cpu"),
+        ({"num_redundant_experts": 2, "tensor_parallel_size": 2}, "experts is 2: it must be 0"),
+        ({"eplb_interval": 9, "enable_expert_parallel": True}, "--eplb-interval is 9: it must be"),
     ],
 )
-def test_wrong_lists_of_gpus_are_refused(flags, reason):
+def test_settings_that_do_not_fit_the_ranks_are_refused(flags, reason):
     with pytest.raises(ValidationError, match=reason):
         EngineConfig.from_flags(**flags)

@@ -26,7 +26,7 @@ for routing in ROUTINGS.values():
         actual_weights, actual_ids = kernels.route(logits, bias, routing)
         assert torch.equal(ids, actual_ids.long())
         torch.testing.assert_close(weights, actual_weights)
-        pairs, starts = sort_by_expert(actual_ids, NUM_EXPERTS)
+        pairs, starts = sort_by_expert(actual_ids, NUM_EXPERTS, NUM_EXPERTS)
         assert torch.equal(pairs.long(), ids.flatten().argsort(stable=True))
         counts = ids.flatten().bincount(minlength=NUM_EXPERTS)
         assert torch.equal(starts.diff().long(), counts)
@@ -107,11 +107,74 @@ for kind, hidden_size, inner, dtype, is_clamped in (
         assert_rows_close(actual, exact, 2**-5 if dtype == torch.float16 else None)
 """
 
+PARTIAL_PROGRAM = """
+import torch
+torch.set_num_threads(1)
+from models.ops.linear.fp8_linear import quantize
+from models.ops.moe import moe as reference
+from models.ops.moe.expert_parallel import own_slots
+from models.ops.triton.moe import moe as kernels
+from models.ops.triton.moe import moe_fp8
+from models.ops.triton.moe.moe_fp8 import apply_fp8
+from models.ops.triton.moe.moe_grouped import apply_grouped
+from models.ops.triton.moe.moe_mxfp4 import apply_mxfp4
+from models.ops.triton.moe.moe_pairs import apply_pairs
+from models.parallel.expert_placement import ExpertPlacement
+from tests.support.moe_case import (
+    NUM_EXPERTS, ROUTINGS, exactly, make_experts, make_logits, make_quantized_experts, part_of,
+)
+from tests.support.tolerances import assert_rows_close
+
+moe_fp8.quantize = quantize
+# What no kernel has written must not reach the sum.
+torch.utils.deterministic.fill_uninitialized_memory = True
+torch.use_deterministic_algorithms(True)
+placement = ExpertPlacement.first(NUM_EXPERTS, 3, 2)
+for name in ("softmax", "sigmoid-groups"):
+    routing = ROUTINGS[name]
+    for num_tokens in (1, 5):
+        logits, bias = make_logits(num_tokens, routing)
+        weights, ids = reference.route(logits, bias, routing)
+        hidden = torch.randn(num_tokens, 64)
+        cases = (
+            (make_experts(hidden=64, inner=32, is_clamped=True), (apply_pairs, apply_grouped)),
+            (make_quantized_experts("mxfp4", hidden=64, inner=32), (apply_mxfp4,)),
+            (make_quantized_experts("fp8", hidden=64, inner=32), (apply_fp8,)),
+        )
+        totals = {}
+        for rank in range(placement.num_ranks):
+            expert_map = torch.tensor(placement.expert_map(rank), dtype=torch.int32)
+            load = torch.ones(NUM_EXPERTS, dtype=torch.int64)
+            num_local = placement.num_local
+            own_weights, slots = kernels.route(
+                logits, bias, routing, expert_map, load, num_local
+            )
+            assert torch.equal(slots.long(), own_slots(ids, expert_map))
+            assert torch.equal(load - 1, ids.flatten().bincount(minlength=NUM_EXPERTS))
+            is_own = slots < num_local
+            assert torch.equal(own_weights == 0, ~is_own)
+            torch.testing.assert_close(own_weights[is_own], weights[is_own])
+            for number, (experts, applied) in enumerate(cases):
+                part = part_of(experts, placement.experts_of(rank))
+                for apply in applied:
+                    result = apply(hidden, own_weights, slots, part)
+                    key = number, apply
+                    totals[key] = totals.get(key, 0) + result.double()
+        for (number, apply), total in totals.items():
+            exact = reference.apply_experts(
+                hidden.double(), weights.double(), ids, exactly(cases[number][0]),
+                rounds_activations=number == 2,
+            )
+            assert_rows_close(total.float(), exact)
+"""
+
 
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "program", [PROGRAM, MXFP4_PROGRAM, FP8_PROGRAM], ids=["plain", "mxfp4", "fp8"]
+    "program",
+    [PROGRAM, MXFP4_PROGRAM, FP8_PROGRAM, PARTIAL_PROGRAM],
+    ids=["plain", "mxfp4", "fp8", "partial"],
 )
 def test_kernels_agree_with_the_references_in_the_interpreter(program):
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -1,0 +1,90 @@
+"""This rank's part of a mixture of experts: octavo::expert_parallel_moe.
+
+All ranks have the same tokens and route all of them. Each computes its own experts; the sum over
+the ranks is the layer's result.
+"""
+
+import torch
+
+from models.ops.custom_op import direct_register_custom_op
+from models.ops.kernel_choice import has_kernels
+from models.ops.moe.moe import apply_experts, route
+from models.ops.operands.experts import ExpertWeights, Routing
+
+
+def expert_parallel_moe(  # noqa: PLR0913  # an operator takes no dataclasses
+    hidden: torch.Tensor,
+    router_logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    gate_up_scale: torch.Tensor | None,
+    down_scale: torch.Tensor | None,
+    correction_bias: torch.Tensor | None,
+    top_k: int,
+    is_sigmoid: bool,
+    is_normed: bool,
+    scaling: float,
+    num_groups: int,
+    top_groups: int,
+    alpha: float,
+    limit: float | None,
+    expert_map: torch.Tensor,
+    expert_load: torch.Tensor,
+) -> torch.Tensor:
+    """Adds up the weighted results of this rank's experts, [T, H] like hidden.
+
+    The first 17 arguments are those of `fused_moe`, with weights of this rank's experts only.
+    `expert_load` counts the choices of each expert. The schema does not say so: a compiler would
+    copy it, and only the host reads it, between steps.
+
+    expert_map: [E, ranks] int32, see models.parallel.expert_placement.
+    expert_load: [E] int64.
+    """
+    routing = Routing(
+        top_k=top_k,
+        is_sigmoid=is_sigmoid,
+        is_normed=is_normed,
+        scaling=scaling,
+        num_groups=num_groups,
+        top_groups=top_groups,
+    )
+    experts = ExpertWeights(
+        gate_up=gate_up,
+        down=down,
+        gate_up_bias=gate_up_bias,
+        down_bias=down_bias,
+        gate_up_scale=gate_up_scale,
+        down_scale=down_scale,
+        alpha=alpha,
+        limit=limit,
+        num_routed=len(expert_map),
+    )
+    if has_kernels(hidden.device):
+        # Imported on first use: a CPU installation has no Triton.
+        from models.ops.triton.moe import moe as kernel
+
+        weights, ids = kernel.route(
+            router_logits, correction_bias, routing, expert_map, expert_load, len(down)
+        )
+        return kernel.apply_experts(hidden, weights, ids, experts)
+    weights, ids = route(router_logits, correction_bias, routing)
+    expert_load.add_(ids.flatten().bincount(minlength=len(expert_load)))
+    return apply_experts(
+        hidden, weights, own_slots(ids, expert_map), experts, rounds_activations=experts.is_fp8
+    )
+
+
+def own_slots(ids: torch.Tensor, expert_map: torch.Tensor) -> torch.Tensor:
+    """Maps chosen experts, [T, top_k], to this rank's slots, or to their number for others'."""
+    columns = torch.arange(len(ids), device=ids.device) % expert_map.shape[1]
+    return expert_map[ids, columns.unsqueeze(1)].long()
+
+
+def _fake(hidden: torch.Tensor, *others: object) -> torch.Tensor:
+    del others
+    return torch.empty_like(hidden, memory_format=torch.contiguous_format)
+
+
+direct_register_custom_op("expert_parallel_moe", expert_parallel_moe, (), _fake)
