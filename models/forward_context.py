@@ -25,7 +25,9 @@ PROCESS_LOCAL_FIELDS = frozenset({"kv_cache_data", "layer_attn_metadata"})
 WORKER_MADE_CONTEXT_FIELDS = frozenset({"positions"})
 """Fields of Context that do not travel."""
 
-WORKER_MADE_ATTENTION_FIELDS = frozenset({"block_tables", "slot_mapping", "groups", "workspace"})
+WORKER_MADE_ATTENTION_FIELDS = frozenset(
+    {"block_tables", "slot_mapping", "groups", "chunks", "workspace"}
+)
 """Fields of AttentionMetadata that the worker derives from its tables; they do not travel."""
 
 
@@ -82,6 +84,20 @@ class AttentionGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptChunk:
+    """A request of a step with several query tokens, as the host knows it.
+
+    request: its number in the step. first_token: index of its first query token among the step's.
+    num_queries: its query tokens. num_keys: at least its cached and query tokens.
+    """
+
+    request: int
+    first_token: int
+    num_queries: int
+    num_keys: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionWorkspace:
     """Memory that programs of attention share; one for all layers, graphs and steps of one stream.
 
@@ -107,9 +123,11 @@ class AttentionMetadata:
     slot_mapping: [T] int64, the slot of each query token's key and value: block id * B + offset.
     groups: how the reference attention splits the batch; empty with our kernels, which plan on the
         device.
+    chunks: the requests with several query tokens, in order; empty where the host does not know
+        them: in recorded steps and in passes of draft layers.
     max_seqlen_q, max_seqlen_k: longest query and longest sequence, in tokens.
     workspace: lets the decode kernel split long sequences.
-    The worker makes block_tables, slot_mapping and groups; they do not travel.
+    The worker makes block_tables, slot_mapping, groups and chunks; they do not travel.
     """
 
     query_start_loc: torch.Tensor
@@ -120,6 +138,7 @@ class AttentionMetadata:
     groups: tuple[AttentionGroup, ...]
     max_seqlen_q: int
     max_seqlen_k: int
+    chunks: tuple[PromptChunk, ...] = ()
     workspace: AttentionWorkspace | None = None
 
 

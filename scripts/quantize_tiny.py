@@ -129,10 +129,15 @@ class Integers:
 def round_to_integers(
     weight: Tensor, bits: int, group_size: int, *, symmetric: bool, ordered: bool = False
 ) -> Integers:
-    """Rounds a weight; `ordered` groups its columns by falling magnitude."""
+    """Rounds a weight; `ordered` groups its columns in an order that depends on the input alone.
+
+    Tools take the order from the inputs of calibration, so projections of one input share it.
+    """
     num_columns = weight.shape[1]
     size, largest = group_size if group_size > 0 else num_columns, 2**bits - 1
-    columns = weight.abs().sum(0).argsort(descending=True) if ordered else torch.arange(num_columns)
+    columns = torch.arange(num_columns)
+    if ordered:
+        columns = torch.randperm(num_columns, generator=torch.Generator().manual_seed(num_columns))
     group = torch.empty(num_columns, dtype=torch.int32)
     group[columns] = (torch.arange(num_columns) // size).int()
     grouped = weight[:, columns].unflatten(1, (-1, size))

@@ -16,7 +16,6 @@ from models.kv_cache import CacheSpec
 from models.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from models.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from models.layers.norm import RMSNorm
-from models.layers.quantization import UNQUANTIZED
 from models.layers.rotary import RotaryEmbedding, Rotation
 from models.layers.weight import ExpertTensor
 from models.ops.elementwise.silu_and_mul import silu_and_mul
@@ -57,10 +56,14 @@ class GatedMLP(nn.Module):
         output: torch.Tensor = self.down_proj(inner)
         return output
 
+    @property
+    def has_packed_weights(self) -> bool:
+        """Whether a weight has 4 bits, whose products take no norm and no sum."""
+        return any(each.method.packing for each in (self.gate_up_proj, self.down_proj))
+
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something in the layer."""
-        is_fused = self._has_silu and self.gate_up_proj.method == UNQUANTIZED
-        return {"linear_gate"} if is_fused else ()
+        return {"linear_gate"} if self._has_silu else ()
 
 
 def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
@@ -104,8 +107,8 @@ class DecoderLayer(nn.Module):
             return {"all_reduce_norm"}
         if is_scaled or not o_proj.is_one_product:
             return {"residual_norm"}
-        is_plain = isinstance(self.mlp, GatedMLP) and self.mlp.gate_up_proj.method == UNQUANTIZED
-        return {"linear_residual", "norm_linear"} if is_plain else {"linear_residual"}
+        is_dense = isinstance(self.mlp, GatedMLP) and not self.mlp.has_packed_weights
+        return {"linear_residual", "norm_linear"} if is_dense else {"linear_residual"}
 
 
 class Decoder(nn.Module):

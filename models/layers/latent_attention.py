@@ -24,11 +24,11 @@ LATENT_NORM_EPS = 1e-6
 class LatentAttention(nn.Module):
     """Self-attention whose keys and values are projections of a cached latent vector.
 
-    The projection to keys is applied to queries instead, and the one to values to the attended
-    vectors, so nothing is expanded per cached token: all heads attend to the latent vectors
-    themselves, with C + P elements per score and values of C. With an indexer, each query attends
-    to the tokens that it chooses. Ranks share the heads; each computes and caches the latent
-    vector.
+    The attention operator applies these projections. For few queries of a sequence it applies the
+    one to keys to queries, and the one to values to the attended vectors, so that all heads attend
+    to the latent vectors themselves, with C + P elements per score and values of C. For many it
+    applies them to the latent vectors. With an indexer, each query attends to the tokens that it
+    chooses. Ranks share the heads; each computes and caches the latent vector.
     Of each of H heads N elements are not rotated and P are; C elements of the latent vector, V of a
     value.
 
@@ -97,12 +97,14 @@ class LatentAttention(nn.Module):
         latent = self.kv_a_layernorm(latent)
         k_rotated = rotary(k_rotated.unsqueeze(1), *rotation).squeeze(1)
         q_rotated = rotary(q_rotated, *rotation)
-        q = torch.cat((self.kv_b_proj.absorb(q_plain), q_rotated), dim=-1)
-        attended = q.new_empty(*q.shape[:2], mla.kv_lora_rank)
         entry = torch.cat((latent, k_rotated), dim=-1)
         index = () if self.indexer is None else self.indexer(hidden, compressed_q, rotation)
-        latent_attention_with_output(q, entry, attended, self._layer_index, self._scale, *index)
-        output: torch.Tensor = self.o_proj(self.kv_b_proj.expand(attended).flatten(1))
+        attended = queries.new_empty(*q_plain.shape[:2], mla.v_head_dim)
+        latent_attention_with_output(
+            q_plain, q_rotated, entry, self.kv_b_proj.weight, attended, self._layer_index,
+            self._scale, *index,
+        )  # fmt: skip
+        output: torch.Tensor = self.o_proj(attended.flatten(1))
         return output
 
     def cudagraph_support(
@@ -129,36 +131,19 @@ class LatentAttention(nn.Module):
 
 
 class LatentProjections(nn.Module):
-    """The projections of the latent vector to each head's keys and values, applied in reverse."""
+    """The projections of the latent vector to each head's key and value, head by head."""
 
     def __init__(self, num_heads: int, mla: MlaConfig, group: ParallelGroup) -> None:
         super().__init__()
         self._group = group
         self._num_rows = num_heads * (mla.qk_nope_head_dim + mla.v_head_dim)
-        self._sizes = [mla.qk_nope_head_dim, mla.v_head_dim]
-        num_rows = group.split(num_heads, "attention heads") * sum(self._sizes)
+        num_rows = group.split(num_heads, "attention heads") * (self._num_rows // num_heads)
         self.weight = empty_parameter(num_rows, mla.kv_lora_rank)
-
-    def absorb(self, queries: torch.Tensor) -> torch.Tensor:
-        """Maps queries [T, H, N] for keys to queries for latent vectors, [T, H, C]."""
-        to_keys, _ = self._by_head()
-        return torch.bmm(queries.transpose(0, 1), to_keys).transpose(0, 1)
-
-    def expand(self, attended: torch.Tensor) -> torch.Tensor:
-        """Maps sums of latent vectors, [T, H, C], to sums of values, [T, H, V]."""
-        _, to_values = self._by_head()
-        return torch.bmm(attended.transpose(0, 1), to_values.transpose(1, 2)).transpose(0, 1)
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
         """Copies the rows of this rank's heads."""
         check_shape(loaded, (self._num_rows, param.shape[1]))
         param.copy_(loaded.narrow(0, self._group.rank * len(param), len(param)))
-
-    def _by_head(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the projections to keys [H, N, C] and to values [H, V, C]."""
-        by_head = self.weight.view(-1, sum(self._sizes), self.weight.shape[1])
-        to_keys, to_values = torch.split(by_head, self._sizes, dim=1)
-        return to_keys, to_values
 
 
 def _mla_config(config: ModelConfig) -> MlaConfig:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from models.layers.quantization import UNQUANTIZED, QuantizableLinear
+from models.layers.quantization import QuantizableLinear
 from models.layers.weight import check_shape, empty_parameter
 from models.ops.communication.all_reduce import all_reduce
 from models.parallel.group import ParallelGroup
@@ -39,14 +39,17 @@ class MergedColumnParallelLinear(QuantizableLinear):
             for size, count in zip(output_sizes, replicas, strict=True)
         )
         self._shares = tuple(group.rank // count for count in replicas)
-        self.method = UNQUANTIZED
         self.weight = empty_parameter(sum(self.local_sizes), input_size)
-        self.weight_scale = None
         self.bias = empty_parameter(sum(self.local_sizes)) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps [T, input_size] to [T, sum of local_sizes]."""
-        return self.method.product(x, self.weight, self.weight_scale, self.bias)
+        return self.method.product(self, x, self.bias)
+
+    @property
+    def has_all_inputs(self) -> bool:
+        """Whether the layer multiplies all inputs: each rank does."""
+        return True
 
     def is_split_at(self, multiple: int) -> bool:
         """Returns whether shards and projections begin at multiples of `multiple` features."""
@@ -58,6 +61,10 @@ class MergedColumnParallelLinear(QuantizableLinear):
 
         A tensor that holds all projections, one after another, is cut and copied as several.
         """
+        if param is self.weight_order:
+            check_shape(loaded, tuple(param.shape))
+            param.copy_(loaded)  # the same for all projections
+            return
         block = (self.method.block or 1) if param is self.weight_scale else 1
         whole_sizes = [-(-size // block) for size in self.output_sizes]
         if len(whole_sizes) > 1 and len(loaded) == sum(whole_sizes):
@@ -134,16 +141,14 @@ class RowParallelLinear(QuantizableLinear):
         self._group = group
         self._is_reduced = is_reduced
         self._input_size = input_size
-        self.method = UNQUANTIZED
         self.weight = empty_parameter(output_size, group.split(input_size, "input features"))
-        self.weight_scale = None
         self.bias = empty_parameter(output_size) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps this rank's [T, input_size / ranks] to [T, output_size]."""
         # One rank adds the bias, or it would count once per rank.
         bias = self.bias if self._group.rank == 0 else None
-        product = self.method.product(x, self.weight, self.weight_scale, bias)
+        product = self.method.product(self, x, bias)
         if self._group.size == 1 or not self._is_reduced:
             return product
         return all_reduce(product, self._group.name)
@@ -155,8 +160,16 @@ class RowParallelLinear(QuantizableLinear):
 
     @property
     def is_one_product(self) -> bool:
-        """Whether the output is an unquantised product, without a sum over ranks."""
-        return self.method == UNQUANTIZED and self._group.size == 1
+        """Whether the output is one product that a sum with the residual stream can follow at once.
+
+        It is not if ranks add theirs, or if the weight has 4 bits.
+        """
+        return self._group.size == 1 and self.method.packing is None
+
+    @property
+    def has_all_inputs(self) -> bool:
+        """Whether the layer multiplies all inputs, not one rank's share."""
+        return self._group.size == 1
 
     def is_split_at(self, multiple: int) -> bool:
         """Returns whether shards begin at multiples of `multiple` features."""
@@ -164,12 +177,12 @@ class RowParallelLinear(QuantizableLinear):
         return columns == self._input_size or columns % multiple == 0
 
     def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: int) -> None:
-        """Copies this rank's columns of the weight and block scales; row scales and bias whole."""
-        block = self.method.block if param is self.weight_scale else 1
-        if param is self.bias or block is None:
+        """Copies this rank's columns of the weight and of its scales; what has no columns whole."""
+        covered = self.columns_per_entry(param)
+        if covered is None:
             check_shape(loaded, tuple(param.shape))
             param.copy_(loaded)
             return
         rows, columns = param.shape
-        check_shape(loaded, (rows, -(-self._input_size // block)))
+        check_shape(loaded, (rows, -(-self._input_size // covered)))
         param.copy_(loaded.narrow(1, self._group.rank * columns, columns))

@@ -294,10 +294,9 @@ class FusedMoE(nn.Module):
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something in the layer."""
         shared = self.shared_experts
-        if shared is None or self._group.size > 1:
+        if shared is None or shared.has_packed_weights or self._group.size > 1:
             return ()
-        has_one_format = shared.gate_up_proj.method is shared.down_proj.method
-        return {"multi_stream"} if has_one_format else ()
+        return {"multi_stream"}
 
 
 def feed_forward(config: ModelConfig, layer_index: int, group: ParallelGroup) -> nn.Module:

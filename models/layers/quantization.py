@@ -3,41 +3,106 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
 
 from models.number_formats import BLOCK, FP8
 from models.ops.kernel_choice import HOPPER
-from models.ops.linear.fp8_linear import fp8_block_linear, fp8_row_linear
 from models.ops.linear.linear import linear
+from models.ops.linear.packed_linear import packed_linear
+from models.ops.operands.packed_weights import RUN
 
 SCALED_MM_MULTIPLE = 16
 """torch._scaled_mm needs both sizes of a weight to be a multiple of this."""
+
+PackedKind = Literal["int4", "mxfp4", "nvfp4"]
+FLOAT_GROUPS: dict[PackedKind, int] = {"mxfp4": 32, "nvfp4": 16}
+"""Columns of 4-bit floats that share a scale."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """How a weight of 4 bits is kept; models.ops.operands.packed_weights has the layouts.
+
+    has_order: the columns of the weight are sorted by group, and the inputs are before each
+    product.
+    """
+
+    kind: PackedKind
+    group: int | None
+    """Columns of a row that share a scale; None: the whole row."""
+    has_zeros: bool = False
+    has_order: bool = False
+
+    def describe(self) -> str:
+        """Returns the format in words of the field, such as "int4 groups of 128"."""
+        if self.kind != "int4":
+            return self.kind
+        groups = f"groups of {self.group}" if self.group else "rows"
+        zeros = ", zero points" if self.has_zeros else ""
+        return f"int4 {groups}{zeros}{', ordered' if self.has_order else ''}"
 
 
 @dataclass(frozen=True)
 class LinearMethod:
     """How a linear layer multiplies with its weight."""
 
-    product: Callable[
-        [torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.Tensor
-    ]
-    """Maps x [T, K], weight [N, K], the weight's scale and bias [N] to [T, N]."""
+    product: Callable[["QuantizableLinear", torch.Tensor, torch.Tensor | None], torch.Tensor]
+    """Maps a layer, x [T, K] and bias [N] to [T, N]."""
+    kept_as: str | None = None
+    """The weight's format in words; None: its dtype says it."""
     block: int | None = None
     """Rows and columns of the weight that share a scale; None: a row does, if there are scales."""
+    packing: Packing | None = None
+    """Of a weight of 4 bits."""
 
 
 class QuantizableLinear(nn.Module, ABC):
-    """A linear layer whose weight format can be changed."""
+    """A linear layer whose weight format can be changed.
+
+    Parameters whose names begin with `weight_` belong to the weight.
+    """
 
     method: LinearMethod
     weight: nn.Parameter
     weight_scale: nn.Parameter | None
+    weight_zero: nn.Parameter | None
+    """Of packed integers: zero points [N, K / group] uint8."""
+    weight_outer_scale: nn.Parameter | None
+    """Of NVFP4: [N, 1] float32."""
+    weight_order: nn.Parameter | None
+    """The input of each column, [K] int32; None: the first of the first, and so on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.method = UNQUANTIZED
+        self.weight_scale = None
+        self.weight_zero = None
+        self.weight_outer_scale = None
+        self.weight_order = None
+
+    @property
+    @abstractmethod
+    def has_all_inputs(self) -> bool:
+        """Whether the layer multiplies all inputs, not one rank's share."""
 
     @abstractmethod
     def is_split_at(self, multiple: int) -> bool:
         """Returns whether shards and packed parts begin at multiples of `multiple` features."""
+
+    def columns_per_entry(self, param: nn.Parameter) -> int | None:
+        """Returns the columns of the weight that an entry of a parameter's row describes.
+
+        None: the whole row, or the parameter has no rows.
+        """
+        packing = self.method.packing
+        if param is self.weight:
+            return 1 if packing is None else 2
+        if param is self.weight_scale:
+            return self.method.block if packing is None else packing.group
+        return packing.group if packing is not None and param is self.weight_zero else None
 
 
 def can_run_fp8(device: torch.device) -> bool:
@@ -45,11 +110,27 @@ def can_run_fp8(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= HOPPER
 
 
+def can_run_packed(device: torch.device, dtype: torch.dtype) -> bool:
+    """Returns whether the device has kernels that unpack 4 bits: Hopper, for bfloat16."""
+    is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == HOPPER
+    return is_hopper and dtype is torch.bfloat16
+
+
 def fits_fp8(layer: QuantizableLinear, block_size: tuple[int, int] | None) -> bool:
     """Returns whether a layer with such scales can use FP8 products."""
     if block_size is None:
         return not any(size % SCALED_MM_MULTIPLE for size in layer.weight.shape)
     return block_size == (BLOCK, BLOCK) and layer.is_split_at(BLOCK)
+
+
+def fits_packed(layer: QuantizableLinear, packing: Packing) -> bool:
+    """Returns whether a layer, or one rank's share of it, can keep a weight of 4 bits."""
+    num_columns, group = layer.weight.shape[1], packing.group
+    if num_columns % RUN or (packing.has_order and not layer.has_all_inputs):
+        return False
+    if packing.kind != "int4":
+        return group == FLOAT_GROUPS[packing.kind]
+    return group is None or not (group % RUN or num_columns % group)
 
 
 def use_fp8(layer: QuantizableLinear, block_size: tuple[int, int] | None) -> None:
@@ -62,42 +143,49 @@ def use_fp8(layer: QuantizableLinear, block_size: tuple[int, int] | None) -> Non
         layer.method, shape = FP8_ROWS, (num_rows, 1)
     else:
         layer.method, shape = FP8_BLOCKS, (-(-num_rows // BLOCK), -(-num_columns // BLOCK))
-    weight = torch.empty(num_rows, num_columns, dtype=FP8, device=layer.weight.device)
-    scale = torch.empty(shape, dtype=torch.float32, device=layer.weight.device)
-    layer.weight = nn.Parameter(weight, requires_grad=False)
-    layer.weight_scale = nn.Parameter(scale, requires_grad=False)
+    layer.weight = _empty_like(layer, (num_rows, num_columns), FP8)
+    layer.weight_scale = _empty_like(layer, shape, torch.float32)
 
 
-def _dense(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale: torch.Tensor | None,
-    bias: torch.Tensor | None,
+def use_packed(layer: QuantizableLinear, packing: Packing) -> None:
+    """Makes a layer keep and multiply its weight in 4 bits; call before it has values."""
+    num_rows, num_columns = layer.weight.shape
+    groups = num_rows, num_columns // (packing.group or num_columns)
+    scale_dtype = {"int4": torch.bfloat16, "mxfp4": torch.uint8, "nvfp4": FP8}[packing.kind]
+    layer.method = LinearMethod(_packed_product, packing.describe(), packing=packing)
+    layer.weight = _empty_like(layer, (num_rows, num_columns // 2), torch.uint8)
+    layer.weight_scale = _empty_like(layer, groups, scale_dtype)
+    if packing.has_zeros:
+        layer.weight_zero = _empty_like(layer, groups, torch.uint8)
+    if packing.kind == "nvfp4":
+        layer.weight_outer_scale = _empty_like(layer, (num_rows, 1), torch.float32)
+    if packing.has_order:
+        layer.weight_order = _empty_like(layer, (num_columns,), torch.int32)
+
+
+def _empty_like(
+    layer: QuantizableLinear, shape: tuple[int, ...], dtype: torch.dtype
+) -> nn.Parameter:
+    values = torch.empty(shape, dtype=dtype, device=layer.weight.device)
+    return nn.Parameter(values, requires_grad=False)
+
+
+def _product(layer: QuantizableLinear, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return linear(x, layer.weight, bias, layer.weight_scale)
+
+
+def _packed_product(
+    layer: QuantizableLinear, x: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    del scale
-    return linear(x, weight, bias)
+    assert layer.weight_scale is not None, "use_packed gave it one"
+    if layer.weight_order is not None:
+        x = x.index_select(1, layer.weight_order)
+    return packed_linear(
+        x, layer.weight, layer.weight_scale, layer.weight_zero, layer.weight_outer_scale, bias,
+        False,
+    )  # fmt: skip
 
 
-def _fp8_rows(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale: torch.Tensor | None,
-    bias: torch.Tensor | None,
-) -> torch.Tensor:
-    assert scale is not None, "use_fp8 gives the layer its scale"
-    return fp8_row_linear(x, weight, scale, bias)
-
-
-def _fp8_blocks(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale: torch.Tensor | None,
-    bias: torch.Tensor | None,
-) -> torch.Tensor:
-    assert scale is not None, "use_fp8 gives the layer its scale"
-    return fp8_block_linear(x, weight, scale, bias)
-
-
-UNQUANTIZED = LinearMethod(_dense)
-FP8_ROWS = LinearMethod(_fp8_rows)
-FP8_BLOCKS = LinearMethod(_fp8_blocks, block=BLOCK)
+UNQUANTIZED = LinearMethod(_product)
+FP8_ROWS = LinearMethod(_product, "fp8 rows")
+FP8_BLOCKS = LinearMethod(_product, f"fp8 blocks of {BLOCK} x {BLOCK}", block=BLOCK)

@@ -66,6 +66,14 @@ class StackedExperts:
         param[expert].narrow(0, part * num_rows, num_rows).copy_(loaded)
 
 
+def described_weight(name: str) -> str:
+    """Returns the parameter of a layer whose values another one scales, shifts or orders.
+
+    A weight's own name stays.
+    """
+    return "weight" if name.startswith("weight_") else name.removesuffix("_scale")
+
+
 def empty_parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
     """Returns a parameter without values, by default of torch's default dtype, not trained."""
     return nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)

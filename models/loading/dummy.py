@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from models.layers.decoder import CausalLM
+from models.layers.quantization import QuantizableLinear
 from models.number_formats import E2M1_VALUES, FP8, FP8_MAX, MXFP4, MXFP4_RUN
 
 SEED = 0
@@ -17,7 +18,17 @@ FP8_SCALE = 1 / FP8_MAX
 
 def fill_with_random_weights(model: CausalLM) -> None:
     """Draws weights that keep activations finite, the same ones every time on one device."""
+    packed = [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, QuantizableLinear) and layer.method.packing is not None
+    ]
+    of_packed = {param for layer in packed for param in layer.parameters()}
+    for layer in packed:
+        _fill_packed(layer)
     for name, param in model.named_parameters():
+        if param in of_packed:
+            continue
         generator = torch.Generator(param.device).manual_seed(SEED)
         if param.dtype == FP8:
             _fill_fp8(param, generator)
@@ -39,6 +50,29 @@ def _fill_mxfp4(name: str, param: nn.Parameter, generator: torch.Generator) -> N
     spread = (sum(value**2 for value in E2M1_VALUES) / len(E2M1_VALUES)) ** 0.5
     row_size = param.shape[-1] * MXFP4_RUN
     param.fill_(127 + round(math.log2(row_size**-0.5 / spread)))
+
+
+def _fill_packed(layer: QuantizableLinear) -> None:
+    """Draws a weight of 4 bits, with one scale that gives it the spread of unquantised weights."""
+    packing = layer.method.packing
+    assert packing is not None, "the caller checked"
+    assert layer.weight_scale is not None, "packed weights have scales"
+    generator = torch.Generator(layer.weight.device).manual_seed(SEED)
+    layer.weight.random_(0, 256, generator=generator)
+    values = range(-8, 8) if packing.kind == "int4" else E2M1_VALUES
+    spread = (sum(value**2 for value in values) / len(values)) ** 0.5
+    scale = (2 * layer.weight.shape[1]) ** -0.5 / spread
+    if packing.kind == "mxfp4":
+        layer.weight_scale.fill_(127 + round(math.log2(scale)))
+    else:
+        layer.weight_scale.fill_(1.0 if layer.weight_outer_scale is not None else scale)
+    if layer.weight_outer_scale is not None:
+        layer.weight_outer_scale.fill_(scale)
+    if layer.weight_zero is not None:
+        layer.weight_zero.fill_(8)
+    bias = layer._parameters.get("bias")
+    if bias is not None:
+        bias.fill_(0.0)
 
 
 def _fill_fp8(param: nn.Parameter, generator: torch.Generator) -> None:

@@ -81,27 +81,45 @@ def unpack_words(packed: torch.Tensor, num_bits: int) -> torch.Tensor:
 def read_integers(*tensors: torch.Tensor, stored: IntegerFormat) -> IntegerWeight:
     """Unpacks the stored tensors of one matrix, in order of `stored.parts`."""
     parts = dict(zip(stored.parts, tensors, strict=True))
-    q, scale, zero = parts["q"], parts["scale"], parts.get("zero")
-    num_rows, num_columns = stored.shape
+    return IntegerWeight(
+        stored_q(parts["q"], stored),
+        stored_scale(parts["scale"], stored),
+        stored_zero(parts["zero"], stored) if "zero" in parts else None,
+        parts.get("order"),
+        stored.num_bits,
+    )
+
+
+def stored_q(q: torch.Tensor, stored: IntegerFormat) -> torch.Tensor:
+    """Returns the integers of a matrix, [N, K] uint8."""
+    if stored.layout == "awq":
+        return _unpack_awq(q).t()
+    if stored.layout == "gptq":
+        return unpack_words(q.t(), stored.num_bits)
+    if stored.layout == "compressed-tensors":
+        return unpack_words(q, stored.num_bits)[:, : stored.shape[1]]
+    return _unsigned(q)
+
+
+def stored_scale(scale: torch.Tensor, stored: IntegerFormat) -> torch.Tensor:
+    """Returns the scales of a matrix, [N, G] or [1, 1]."""
+    return _as_groups(scale.t() if stored.layout in ("awq", "gptq") else scale)
+
+
+def stored_zero(zero: torch.Tensor, stored: IntegerFormat) -> torch.Tensor:
+    """Returns the zero points of a matrix, [N, G] or [1, 1] uint8."""
     bits = stored.num_bits
     if stored.layout == "awq":
-        q = _unpack_awq(q).t()
-        scale, zero = scale.t(), None if zero is None else _unpack_awq(zero).t()
+        zero = _unpack_awq(zero).t()
     elif stored.layout == "gptq":
-        q, scale = unpack_words(q.t(), bits), scale.t()
-        if zero is not None:
-            # The old convention stores zeros less one, so that none wraps to the largest.
-            zero = unpack_words(zero, bits).t() + stored.zero_offset & 2**bits - 1
+        # The old convention stores zeros less one, so that none wraps to the largest.
+        zero = unpack_words(zero, bits).t() + stored.zero_offset & 2**bits - 1
+        zero = zero[: stored.shape[0]]
     elif stored.layout == "compressed-tensors":
-        q = unpack_words(q, bits)[:, :num_columns]
-        if zero is not None:
-            zero = unpack_words(zero.t(), bits).t()[:num_rows]
+        zero = unpack_words(zero.t(), bits).t()[: stored.shape[0]]
     else:
-        q = _unsigned(q)
-        zero = None if zero is None else _unsigned(zero)
-    return IntegerWeight(
-        q, _as_groups(scale), None if zero is None else _as_groups(zero), parts.get("order"), bits
-    )
+        zero = _unsigned(zero)
+    return _as_groups(zero)
 
 
 def dequantize_integers(

@@ -19,7 +19,7 @@ from models.loading.dummy import fill_with_random_weights
 from models.loading.fit import check_fit, check_room
 from models.loading.model_config import read_model_config
 from models.loading.plan import by_model_name, plan_loads
-from models.loading.stored_formats import can_keep, keep_stored_formats
+from models.loading.stored_formats import ALL_KINDS, keep_stored_formats, kept_kinds
 from models.loading.weight_formats import weight_formats
 from models.loading.weights import load_weights
 from models.parallel.group import SINGLE, ParallelGroup
@@ -94,10 +94,9 @@ def load_model(  # noqa: PLR0913  # one call site, and each is a fact of its own
             share_with_draft_layers(model, stored)
         quantization = config.quantization
         if quantization is not None:
-            if keep_quantized is None:
-                keep_quantized = can_keep(device, dtype, quantization)
-            if keep_quantized:
-                keep_stored_formats(model, stored)
+            kinds = ALL_KINDS if keep_quantized else kept_kinds(device, dtype, quantization)
+            if keep_quantized is not False:
+                keep_stored_formats(model, stored, kinds)
         if stored is None:
             _give_storage(model, device)
             model.weight_formats = weight_formats((), model)

@@ -8,7 +8,8 @@ import torch
 
 from models.loading.checkpoint import CheckpointError, CheckpointTensor
 from models.loading.dequantize import dequantize_fp4
-from models.loading.integers import IntegerFormat, Layout, dequantize_integers
+from models.loading.integers import IntegerFormat, Layout, dequantize_integers, unpack_words
+from models.loading.kept_packed import KeptWeight, kept_floats, kept_integers
 from models.number_formats import FP8, MXFP4_RUN
 from models.quantization.config import QuantizationConfig, WeightKind, WeightScheme
 
@@ -34,6 +35,8 @@ class PackedWeight:
     decode: Callable[..., torch.Tensor]
     shape: tuple[int, int]
     scheme: WeightScheme
+    kept: KeptWeight | None
+    """How a layer keeps it as it is; None if none can."""
 
 
 def packed_module(name: str) -> tuple[str, str]:
@@ -135,7 +138,9 @@ class _Reader:
         groups = _num_groups(num_columns, scheme)
         parts = {"q": packed, "scale": self._scale("scales", (groups, num_rows))}
         if not scheme.is_symmetric or self._has("qzeros"):
-            parts["zero"] = self._int32("qzeros", (groups, -(-num_rows // per_word)))
+            zeros = self._int32("qzeros", (groups, -(-num_rows // per_word)))
+            if not scheme.is_symmetric or not _are_in_the_middle(zeros, bits, scheme):
+                parts["zero"] = zeros
         if scheme.has_order or self._has("g_idx"):
             parts["order"] = self._order("g_idx", num_columns, groups)
         return self._integers("gptq", parts, bits, (num_rows, num_columns), scheme)
@@ -190,7 +195,8 @@ class _Reader:
             zero_offset=scheme.zero_offset,
         )
         decode = partial(dequantize_integers, stored=stored, dtype=self._dtype)
-        return PackedWeight(tuple(parts.values()), decode, shape, scheme)
+        kept = kept_integers(parts, stored, scheme.group_size)
+        return PackedWeight(tuple(parts.values()), decode, shape, scheme, kept)
 
     def _fp4(self, packed: torch.Tensor, scheme: WeightScheme) -> PackedWeight:
         """Reads packed [N, K / 2], weight_scale [N, K / 16 or K / 32], and NVFP4's outer scale."""
@@ -203,7 +209,7 @@ class _Reader:
             raise ValueError(f"its weight_scale is {scale.dtype}; it must be {dtype}")
         _expect("weight_scale", scale, (num_rows, num_columns // run))
         parts: tuple[torch.Tensor, ...] = packed, scale
-        is_inverse = self._has("weight_global_scale")
+        is_inverse, outer = self._has("weight_global_scale"), None
         if scheme.kind == "nvfp4":
             name = "weight_global_scale" if is_inverse else "weight_scale_2"
             outer = self._part(name)
@@ -211,7 +217,8 @@ class _Reader:
                 raise ValueError(f"its {name} is {outer.dtype} {tuple(outer.shape)}, not one float")
             parts = *parts, outer
         decode = partial(dequantize_fp4, is_inverse=is_inverse, dtype=self._dtype)
-        return PackedWeight(parts, decode, (num_rows, num_columns), scheme)
+        kept = kept_floats(packed, scale, outer, is_inverse=is_inverse)
+        return PackedWeight(parts, decode, (num_rows, num_columns), scheme, kept)
 
     def _has(self, part: str) -> bool:
         return f"{self._module}.{part}" in self._stored
@@ -270,6 +277,12 @@ def _matrix(
             f"its {part} is {packed.dtype} {tuple(packed.shape)}; it must be a {dtype} matrix"
         )
     return packed.shape[0] * per_element[0], packed.shape[1] * per_element[1]
+
+
+def _are_in_the_middle(zeros: torch.Tensor, num_bits: int, scheme: WeightScheme) -> bool:
+    """Returns whether GPTQ's zero points are those of symmetric integers; padding counts too."""
+    middle = 2 ** (num_bits - 1) - scheme.zero_offset
+    return bool((unpack_words(zeros, num_bits) == middle).all())
 
 
 def _num_groups(num_columns: int, scheme: WeightScheme) -> int:

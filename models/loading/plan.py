@@ -9,6 +9,7 @@ from torch import nn
 
 from models.layers.decoder import CausalLM
 from models.layers.moe import Experts
+from models.layers.quantization import QuantizableLinear
 from models.loading.cache_scales import check_cache_scale, is_cache_scale
 from models.loading.checkpoint import CheckpointError, CheckpointTensor
 from models.loading.dequantize import (
@@ -18,6 +19,7 @@ from models.loading.dequantize import (
     normalized_scale,
     rounded_to_fp8,
 )
+from models.loading.kept_packed import KeepsBits
 from models.loading.names import (
     Destination,
     find_destinations,
@@ -134,11 +136,16 @@ class _Plan:
     def loads(self) -> list[Load]:
         self._check_tied_head()
         missing = set(self._destinations)
-        loads = []
+        loads: list[Load] = []
         for name, tensor in self._stored.items():
             target = self._target(name)
             if target is None:
                 self._check_superfluous(name, tensor)
+                continue
+            kept = self._kept_loads(name, tensor, target)
+            if kept:
+                loads += kept.values()
+                missing -= kept.keys()
                 continue
             try:
                 loads.append(self._load(name, tensor, self._destinations[target]))
@@ -157,6 +164,8 @@ class _Plan:
         """Returns which of the model's tensors a stored one fills."""
         if name in self._packed:
             name = f"{packed_module(name)[0]}.weight"
+        elif self._is_beside_packed_values(name):
+            return None
         if name in self._destinations:
             return name
         base = name.removesuffix(BLOCKS)
@@ -165,6 +174,26 @@ class _Plan:
         is_kept = name.endswith(SCALES) and self._is_mxfp4(name.removesuffix(SCALES))
         scale = name.removesuffix(SCALES) + SCALE
         return scale if is_kept and scale in self._destinations else None
+
+    def _kept_loads(self, name: str, tensor: CheckpointTensor, target: str) -> dict[str, Load]:
+        """Returns the loads of a weight of 4 bits that its layer keeps, by the model's names."""
+        packed = self._packed.get(name)
+        if packed is None or packed.kept is None:
+            return {}
+        layer = self._destinations[target].layer
+        if not isinstance(layer, QuantizableLinear) or layer.method.packing is None:
+            return {}
+        loads = {}
+        for part, values in packed.kept.params.items():
+            own_name = f"{packed_module(target)[0]}.{part}"
+            destination = self._destinations[own_name]
+            if destination.param.dtype == MXFP4:
+                destination = replace(destination, layer=KeepsBits(layer))
+            loads[own_name] = Load(
+                tensor, values.parts, values.decode, destination, values.shape,
+                packed.scheme.describe(),
+            )  # fmt: skip
+        return loads
 
     def _is_mxfp4(self, base: str) -> bool:
         return base in self._destinations and base + BLOCKS in self._stored
@@ -278,7 +307,9 @@ class _Plan:
         if is_cache_scale(name):
             check_cache_scale(tensor)
             return
-        if self._is_beside_packed_values(name, tensor):
+        # Tools for GPTQ give layers without a bias one of zeros.
+        is_empty_bias = packed_module(name)[1] == "bias" and not tensor.values.any()
+        if self._is_beside_packed_values(name, or_bias=is_empty_bias):
             return
         base = name.removesuffix(INPUT_SCALE) + "weight" if name.endswith(INPUT_SCALE) else name
         weight = self._stored.get(base.removesuffix(SCALE))
@@ -286,13 +317,12 @@ class _Plan:
             return
         raise CheckpointError(f"{tensor.file}: the model has no tensor {tensor.name}")
 
-    def _is_beside_packed_values(self, name: str, tensor: CheckpointTensor) -> bool:
-        """Returns whether a tensor belongs to packed values, or is a bias that adds nothing."""
+    def _is_beside_packed_values(self, name: str, *, or_bias: bool = False) -> bool:
+        """Returns whether a tensor, by default no bias, belongs to packed values."""
         module, part = packed_module(name)
-        if not any(f"{module}.{first}" in self._packed for first in FIRST_PARTS):
+        if not or_bias and part not in OTHER_PARTS:
             return False
-        # Tools for GPTQ give layers without a bias one of zeros.
-        return part in OTHER_PARTS or (part == "bias" and not tensor.values.any())
+        return any(f"{module}.{first}" in self._packed for first in FIRST_PARTS)
 
     def _check_tied_head(self) -> None:
         """Raises CheckpointError if a head that should equal the embedding differs."""

@@ -6,12 +6,24 @@ import torch
 
 from models.layers.decoder import CausalLM
 from models.layers.moe import Experts
-from models.layers.quantization import QuantizableLinear, can_run_fp8, fits_fp8, use_fp8
+from models.layers.quantization import (
+    FLOAT_GROUPS,
+    Packing,
+    QuantizableLinear,
+    can_run_fp8,
+    can_run_packed,
+    fits_fp8,
+    fits_packed,
+    use_fp8,
+    use_packed,
+)
 from models.loading.checkpoint import CheckpointTensor
+from models.loading.kept_packed import KeptWeight
 from models.loading.names import stored_modules
+from models.loading.packed_weights import FIRST_PARTS, find_packed
 from models.loading.plan import BLOCKS, PLAIN_DTYPES, SCALE
 from models.number_formats import FP8
-from models.quantization.config import ROUNDING, QuantizationConfig, WeightScheme
+from models.quantization.config import ROUNDING, QuantizationConfig, WeightKind, WeightScheme
 
 Stored = Mapping[str, CheckpointTensor] | None
 """The checkpoint's tensors by their names in the model's family; None for dummy weights."""
@@ -19,34 +31,48 @@ STACKED_MXFP4 = "mxfp4"
 """quant_method of checkpoints that stack all experts of a layer."""
 
 
-def can_keep(device: torch.device, dtype: torch.dtype, quantization: QuantizationConfig) -> bool:
-    """Returns whether a device multiplies weights of a format, in a model of `dtype`."""
+ALL_KINDS: frozenset[WeightKind] = frozenset(("fp8", "int4", "mxfp4", "nvfp4"))
+"""Kinds of weights that some device keeps."""
+
+
+def kept_kinds(
+    device: torch.device, dtype: torch.dtype, quantization: QuantizationConfig
+) -> frozenset[WeightKind]:
+    """Returns the kinds of weights that a device multiplies as they are, in a model of `dtype`."""
     if quantization.method == STACKED_MXFP4:
         # float16 cannot represent every scale.
-        return device.type == "cuda" and dtype != torch.float16
-    return can_run_fp8(device)
+        is_able = device.type == "cuda" and dtype != torch.float16
+        return frozenset(("mxfp4",)) if is_able else frozenset()
+    if can_run_packed(device, dtype):
+        return ALL_KINDS
+    return frozenset(("fp8",)) if can_run_fp8(device) else frozenset()
 
 
-def keep_stored_formats(model: CausalLM, stored: Stored) -> None:
-    """Makes the model's weights keep their stored format, where there are products for it.
+def keep_stored_formats(
+    model: CausalLM, stored: Stored, kinds: frozenset[WeightKind] = ALL_KINDS
+) -> None:
+    """Makes the model's weights of some kinds keep their stored format, where products take it.
 
     The model has no values yet. Without a checkpoint, all weights that its config does not exclude
     count as stored so.
     """
     quantization = model.config.quantization
     assert quantization is not None, "the caller checked"
-    formats = _StoredFormats(model, quantization, stored)
+    formats = _StoredFormats(model, quantization, stored, kinds)
     for path, layer in model.stored_module.named_modules():
         if quantization.method == STACKED_MXFP4:
-            if isinstance(layer, Experts) and layer.can_keep_mxfp4():
+            if "mxfp4" in kinds and isinstance(layer, Experts) and layer.can_keep_mxfp4():
                 names = [f"{path}.gate_up_proj", f"{path}.down_proj"]
                 if formats.are_mxfp4(names):
                     layer.keep_mxfp4()
         elif isinstance(layer, QuantizableLinear):
-            names = [f"{module}.weight" for module in stored_modules(model, path)]
-            scheme = formats.fp8_scheme(names)
+            modules = stored_modules(model, path)
+            scheme = formats.fp8_scheme([f"{module}.weight" for module in modules])
+            packing = formats.packing(modules)
             if scheme is not None and fits_fp8(layer, scheme.block_size):
                 use_fp8(layer, scheme.block_size)
+            elif packing is not None and fits_packed(layer, packing):
+                use_packed(layer, packing)
         elif isinstance(layer, Experts):
             scheme = formats.fp8_scheme(_expert_names(path, model))
             if scheme is not None and layer.can_keep_fp8(scheme.block_size):
@@ -56,10 +82,18 @@ def keep_stored_formats(model: CausalLM, stored: Stored) -> None:
 class _StoredFormats:
     """Formats of a checkpoint's tensors; without a checkpoint, the ones of its config."""
 
-    def __init__(self, model: CausalLM, quantization: QuantizationConfig, stored: Stored) -> None:
-        self._model = model
+    def __init__(
+        self,
+        model: CausalLM,
+        quantization: QuantizationConfig,
+        stored: Stored,
+        kinds: frozenset[WeightKind],
+    ) -> None:
         self._quantization = quantization
         self._stored = stored
+        self._kinds = kinds
+        dtype = next(model.parameters()).dtype
+        self._packed = {} if stored is None else find_packed(stored, quantization, dtype)
 
     def are_mxfp4(self, names: list[str]) -> bool:
         """Returns whether all these stacked experts are MXFP4."""
@@ -70,8 +104,41 @@ class _StoredFormats:
 
     def fp8_scheme(self, names: list[str]) -> WeightScheme | None:
         """Returns how these weights are scaled, if all are FP8 with scales of one form."""
+        if "fp8" not in self._kinds:
+            return None
         schemes = {self._one_fp8_scheme(name) for name in names}
         return schemes.pop() if len({_blocks(scheme) for scheme in schemes}) == 1 else None
+
+    def packing(self, modules: list[str]) -> Packing | None:
+        """Returns how a layer of these modules keeps 4 bits, if all are stored in one form."""
+        if self._stored is None:
+            packings = {self._made_up_packing(module) for module in modules}
+            packing = packings.pop() if len(packings) == 1 else None
+        else:
+            found = [self._kept(module) for module in modules]
+            first = found[0]
+            is_one_form = first is not None and all(
+                each is not None and first.shares_layer(each) for each in found
+            )
+            packing = first.packing if first is not None and is_one_form else None
+        return packing if packing is not None and packing.kind in self._kinds else None
+
+    def _kept(self, module: str) -> KeptWeight | None:
+        names = (f"{module}.{part}" for part in FIRST_PARTS)
+        return next((self._packed[name].kept for name in names if name in self._packed), None)
+
+    def _made_up_packing(self, module: str) -> Packing | None:
+        """Returns how a module of dummy weights is packed; its columns are in order."""
+        scheme = self._quantization.scheme_of(module)
+        match None if scheme is None else scheme.kind:
+            case "int4":
+                assert scheme is not None, "it has a kind"
+                has_zeros = not scheme.is_symmetric
+                return Packing(kind="int4", group=scheme.group_size, has_zeros=has_zeros)
+            case ("mxfp4" | "nvfp4") as kind:
+                return Packing(kind=kind, group=FLOAT_GROUPS[kind])
+            case _:
+                return None
 
     def _one_fp8_scheme(self, name: str) -> WeightScheme | None:
         module = name.rpartition(".")[0]

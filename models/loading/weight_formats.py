@@ -7,7 +7,8 @@ from torch import nn
 
 from models.layers.decoder import CausalLM, WeightFormat
 from models.layers.moe import Experts
-from models.layers.quantization import FP8_BLOCKS, FP8_ROWS, QuantizableLinear
+from models.layers.quantization import QuantizableLinear
+from models.layers.weight import described_weight
 from models.loading.plan import Load
 from models.number_formats import FP8, MXFP4
 
@@ -30,7 +31,7 @@ def weight_formats(loads: Sequence[Load], model: CausalLM) -> tuple[WeightFormat
             if param in seen:
                 continue
             seen.add(param)
-            weight = layer.get_parameter(name.removesuffix("_scale"))
+            weight = layer.get_parameter(described_weight(name))
             kept, rounds = _kept_format(layer, weight)
             entry = totals[" and ".join(sorted(stored[weight])) or RANDOM, kept, rounds]
             entry[0] += param is weight
@@ -45,10 +46,9 @@ def weight_formats(loads: Sequence[Load], model: CausalLM) -> tuple[WeightFormat
 def _kept_format(layer: nn.Module, weight: nn.Parameter) -> tuple[str, bool]:
     """Returns the format of a weight on its device, and whether its product rounds activations."""
     if isinstance(layer, QuantizableLinear) and weight is layer.weight:
-        if layer.method is FP8_ROWS:
-            return "fp8 rows", True
-        if layer.method is FP8_BLOCKS:
-            return "fp8 blocks of 128 x 128", True
+        kept_as = layer.method.kept_as
+        if kept_as is not None:
+            return kept_as, weight.dtype == FP8
     if isinstance(layer, Experts) and weight.dtype in (FP8, MXFP4):
         if weight.dtype == MXFP4:
             return "mxfp4", False

@@ -143,9 +143,8 @@ def _num_bytes(load: Load) -> int:
 
 
 def _peak_bytes(load: Load) -> int:
-    """Returns about how much memory a load takes; packed values come with scales."""
-    is_packed = len(load.parts) > 1
-    return _num_bytes(load) * (1 + DECODED_GROWTH if is_packed else 1)
+    """Returns about how much memory a load takes, with the values that it decodes."""
+    return _num_bytes(load) * (1 if load.is_view else 1 + DECODED_GROWTH)
 
 
 class _Progress:

@@ -83,6 +83,11 @@ class QuantizationConfig:
         """Returns the configuration of plain weights that become FP8, with a scale per row."""
         return cls(method=ROUNDING, schemes=(WeightScheme(kind="fp8", activations="fp8"),))
 
+    @property
+    def is_made_for_fp4_activations(self) -> bool:
+        """Whether the checkpoint's tool rounds some activations to 4 bits; no product here does."""
+        return any(scheme.activations == "fp4" for scheme in self.schemes)
+
     def ignores(self, module: str) -> bool:
         """Returns whether a module, by its name in the checkpoint, is not quantised."""
         names = _names_of(module)

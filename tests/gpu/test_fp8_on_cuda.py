@@ -7,7 +7,13 @@ from safetensors.torch import load_file
 from models.layers.quantization import FP8_BLOCKS, FP8_ROWS, can_run_fp8
 from models.loading.loader import load_model
 from models.loading.staging import CHUNK_BYTES, PinnedStaging
+from models.ops.elementwise.rms_norm import rms_norm
+from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.linear import fp8_linear
+from models.ops.linear.feed_forward import feed_forward
+from models.ops.linear.linear import linear
+from models.ops.linear.linear_residual import linear_residual_norm, linear_residual_norm_linear
+from models.ops.linear.norm_linear import norm_linear
 from tests.support.damaged_checkpoints import split_in_two
 from tests.support.quantized_checkpoints import BLOCK, FP8, KINDS, WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
@@ -77,7 +83,7 @@ def test_rounding_is_the_references(size, dtype, is_by_block):
 def test_block_product_is_that_of_the_rounded_activations(shape, dtype, has_bias):
     x, weight, scale = case(*shape, dtype, is_blocked=True)
     bias = torch.randn(shape[2], device=CUDA).to(dtype) if has_bias else None
-    output = fp8_linear.fp8_block_linear(x, weight, scale, bias)
+    output = fp8_linear.rounded_product(x, weight, bias, scale)
     added = 0 if bias is None else bias.double()
     weights = exact_weight(weight, scale)
     expected = exact_x(x, BLOCK) @ weights.t() + added
@@ -93,7 +99,7 @@ def test_block_product_is_that_of_the_rounded_activations(shape, dtype, has_bias
 def test_row_product_is_near_that_of_the_rounded_activations(shape, dtype, has_bias):
     x, weight, scale = case(*shape, dtype, is_blocked=False)
     bias = torch.randn(shape[2], device=CUDA).to(dtype) if has_bias else None
-    output = fp8_linear.fp8_row_linear(x, weight, scale, bias)
+    output = fp8_linear.rounded_product(x, weight, bias, scale)
     assert output.dtype == dtype
     expected = exact_x(x, shape[1]) @ exact_weight(weight, scale).t()
     expected = expected if bias is None else expected + bias.double()
@@ -102,16 +108,16 @@ def test_row_product_is_near_that_of_the_rounded_activations(shape, dtype, has_b
 
 
 @pytest.mark.parametrize("is_blocked", [True, False])
-def test_products_replay_in_a_graph(is_blocked):
-    x, weight, scale = case(16, 1024, 512, torch.bfloat16, is_blocked=is_blocked)
-    product = fp8_linear.fp8_block_linear if is_blocked else fp8_linear.fp8_row_linear
-    product(x, weight, scale, None)
+@pytest.mark.parametrize("num_tokens", [1, 16, 100])
+def test_products_replay_in_a_graph(num_tokens, is_blocked):
+    x, weight, scale = case(num_tokens, 1024, 512, torch.bfloat16, is_blocked=is_blocked)
+    linear(x, weight, None, scale)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        output = product(x, weight, scale, None)
+        output = linear(x, weight, None, scale)
     x.copy_(torch.randn_like(x))
     graph.replay()
-    assert torch.equal(output, product(x, weight, scale, None))
+    assert torch.equal(output, linear(x, weight, None, scale))
 
 
 def test_staging_copies_any_size_and_shape():
@@ -172,3 +178,74 @@ def test_fp8_linears_are_kept_by_default(wide, tmp_path, kind):
     assert torch.equal(
         down.weight.cpu().float(), stored["model.layers.0.mlp.down_proj.weight"].float()
     )
+
+
+@pytest.mark.parametrize("is_blocked", [True, False])
+@pytest.mark.parametrize("size", [256, 1600, 4096])
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_a_norm_rounds_to_the_bits_of_a_launch_of_its_own(size, is_blocked, num_parts):
+    from models.ops.triton.elementwise import rms_norm as norms
+    from models.ops.triton.linear.fp8_linear import quantize
+
+    x = torch.randn(num_parts, 9, size, device=CUDA)
+    residual, weight = torch.randn(10, size, device=CUDA).bfloat16().split((9, 1))
+    first, second = residual.clone(), residual.clone()
+    rounded = norms.add_rounded_rms_norm(x, first, weight[0], 1e-6, is_blocked=is_blocked)
+    normed = norms.add_rms_norm(x, second, weight[0], 1e-6)
+    expected = quantize(normed, BLOCK if is_blocked else size)
+    assert torch.equal(first, second)
+    assert all(torch.equal(a.float(), b.float()) for a, b in zip(rounded, expected, strict=True))
+
+
+@pytest.mark.parametrize("is_blocked", [True, False])
+@pytest.mark.parametrize("size", [96, 1408, 2048, 12288])
+def test_a_gate_rounds_to_the_bits_of_a_launch_of_its_own(size, is_blocked):
+    from models.ops.triton.elementwise import silu_and_mul as gates
+    from models.ops.triton.linear.fp8_linear import quantize
+
+    x = torch.randn(9, 2 * size, device=CUDA).bfloat16()
+    rounded = gates.rounded_silu_and_mul(x, is_blocked=is_blocked)
+    expected = quantize(gates.silu_and_mul(x), BLOCK if is_blocked else size)
+    assert all(torch.equal(a.float(), b.float()) for a, b in zip(rounded, expected, strict=True))
+
+
+@pytest.mark.parametrize("is_blocked", [True, False])
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_fused_operators_of_many_tokens_are_the_unfused(is_blocked, is_gated):
+    x, weight, scale = case(200, 1024, 512, torch.bfloat16, is_blocked=is_blocked)
+    norm_weight = torch.randn(1024, device=CUDA).bfloat16()
+    normed = rms_norm(x, norm_weight, 1e-6)
+    expected = linear(normed, weight, None, scale)
+    if is_gated:
+        expected = silu_and_mul(expected)
+    output = norm_linear(x, norm_weight, 1e-6, weight, None, is_gated, scale)
+    assert torch.equal(output, expected)
+
+
+@pytest.mark.parametrize("is_blocked", [True, False])
+@pytest.mark.parametrize("has_next", [True, False])
+@pytest.mark.parametrize("num_tokens", [1, 40, 200])
+def test_a_feed_forward_layer_is_its_products(num_tokens, has_next, is_blocked):
+    dtype = torch.bfloat16
+    x, out, out_scale = case(num_tokens, 512, 1024, dtype, is_blocked=is_blocked)
+    _, gate_up, gate_up_scale = case(1, 1024, 1536, dtype, is_blocked=is_blocked)
+    _, down, down_scale = case(1, 768, 1024, dtype, is_blocked=is_blocked)
+    following = case(1, 1024, 640, dtype, is_blocked=is_blocked)[1:] if has_next else (None, None)
+    norm = torch.randn(1024, device=CUDA).to(dtype)
+    residual = torch.randn(num_tokens, 1024, device=CUDA).to(dtype)
+    stream = residual.clone()
+    output = feed_forward(
+        stream, x, out, None, norm, 1e-6, gate_up, None, down, None, norm, 1e-6,
+        following[0], None, False, out_scale, gate_up_scale, down_scale, following[1],
+    )  # fmt: skip
+    inner = linear_residual_norm_linear(
+        residual, x, out, None, norm, 1e-6, gate_up, None, True, out_scale, gate_up_scale
+    )
+    product = (residual, inner, down, None, norm, 1e-6)
+    if has_next:
+        weight, scale = following
+        expected = linear_residual_norm_linear(*product, weight, None, False, down_scale, scale)
+    else:
+        expected = linear_residual_norm(*product, down_scale)
+    assert torch.equal(output, expected)
+    assert torch.equal(stream, residual)

@@ -3,15 +3,17 @@
 import pytest
 import torch
 
+from models.ops.triton.attention.latent_forms import least_expanded_queries
 from tests.support.latent_case import make_latent_case
 from tests.support.tolerances import ROW_TOLERANCE, assert_rows_close
 
 pytestmark = pytest.mark.gpu
 
 DTYPES = pytest.mark.parametrize("dtype", ROW_TOLERANCE, ids=str)
+HEAD = {"plain_dim": 128, "value_dim": 128}
 SIZES = {
-    "deepseek-v3": {"num_heads": 128, "latent_dim": 512, "rope_dim": 64},
-    "deepseek-v2-lite": {"num_heads": 16, "latent_dim": 512, "rope_dim": 64},
+    "deepseek-v3": {"num_heads": 128, "latent_dim": 512, "rope_dim": 64, **HEAD},
+    "deepseek-v2-lite": {"num_heads": 16, "latent_dim": 512, "rope_dim": 64, **HEAD},
     "odd": {"num_heads": 5, "latent_dim": 24, "rope_dim": 8},
 }
 BATCHES = {
@@ -19,6 +21,10 @@ BATCHES = {
     "one": ([1], [3000]),
     "mixed": ([1, 7, 33, 1, 40], [1, 7, 300, 128, 1000]),
     "chunk": ([300], [700]),
+}
+FORMS = {
+    "first": ([200], [200]),
+    "mixed": ([1, 300, 40, 1, 1, 513], [900, 1200, 60, 7, 33, 1537]),
 }
 
 
@@ -57,6 +63,22 @@ def test_chosen_tokens_are_the_references(batch, top_k):
     assert torch.equal(case.cache.index_keys[1:].double().cpu(), exact.cache.index_keys[1:])
 
 
+@DTYPES
+@pytest.mark.parametrize("batch", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_the_forms_agree_with_the_reference_in_pieces_of_context(batch, sizes, dtype, monkeypatch):
+    num_heads, head = sizes["num_heads"], sizes.get("plain_dim", 16) * 2
+    most = 512 * num_heads * head * dtype.itemsize
+    monkeypatch.setattr("models.ops.triton.attention.latent_forms.MOST_EXPANDED_BYTES", most)
+    case = make_latent_case(*batch, **sizes, dtype=dtype, device="cuda")
+    # The other tests' steps are in one form; these have requests of both.
+    least = least_expanded_queries(case.queries.sizes)
+    longest = [chunk.num_queries >= least for chunk in case.metadata.chunks]
+    assert any(longest)
+    expected = case.exact().run()
+    assert_rows_close(case.run(), expected)
+
+
 def test_long_steps_are_scored_in_runs(monkeypatch):
     monkeypatch.setattr("models.ops.triton.attention.index_choice.MOST_SCORES", 1000)
     case = make_latent_case(*BATCHES["mixed"], **SIZES["odd"], device="cuda", top_k=16)
@@ -83,6 +105,6 @@ def test_a_captured_call_follows_its_inputs(batch, top_k):
     with torch.cuda.graph(graph):
         case.run_into(output)
     for _ in range(2):
-        case.q.copy_(torch.randn_like(case.q))
+        case.queries.plain.copy_(torch.randn_like(case.queries.plain))
         graph.replay()
         assert torch.equal(output, case.run())

@@ -54,10 +54,29 @@ def check(num_tokens, routing, *, dtype, **shape):
     exact = reference.apply_experts(
         hidden.double().cpu(), weights.double().cpu(), expected_ids.cpu(), exactly(experts)
     )
-    for apply in (apply_pairs, apply_grouped, kernels.apply_experts):
-        actual = apply(hidden, weights, ids, experts)
+    for apply in (apply_pairs, apply_grouped):
+        actual, again = torch.empty_like(hidden), torch.empty_like(hidden)
+        for output in (actual, again):
+            apply(hidden, weights, ids, experts, output)
         assert_rows_close(actual, exact)
-        assert torch.equal(actual, apply(hidden, weights, ids, experts))
+        assert torch.equal(actual, again)
+    actual = kernels.apply_experts(hidden, weights, ids, experts)
+    assert_rows_close(actual, exact)
+    assert torch.equal(actual, kernels.apply_experts(hidden, weights, ids, experts))
+
+
+def test_chunks_of_a_long_step_compute_what_each_token_would_alone(monkeypatch):
+    from models.ops.triton.moe import moe as kernels
+    from models.ops.triton.moe import token_chunks
+
+    routing = ROUTINGS["softmax"]
+    experts = make_experts(dtype=torch.bfloat16, device="cuda", hidden=256, inner=128)
+    weights, ids = kernels.route(*make_logits(700, routing, device="cuda"), routing)
+    hidden = torch.randn(700, 256, device="cuda").bfloat16()
+    whole = kernels.apply_experts(hidden, weights, ids, experts)
+    each = token_chunks.scratch_bytes(1, top_k=3, itemsize=2, experts=experts)
+    monkeypatch.setattr(token_chunks, "MOST_SCRATCH_BYTES", 256 * each)
+    assert_rows_close(kernels.apply_experts(hidden, weights, ids, experts), whole)
 
 
 @DTYPES

@@ -30,7 +30,8 @@ async def serve(**flags):
             generate(stub, prompt, max_tokens=NUM_OUTPUT, ignore_eos=True) for prompt in PROMPTS
         )
         replies = await asyncio.gather(*calls)
-        return [list(reply.token_ids) for reply in replies], await get_stats(stub)
+        stats = await get_stats(stub)
+        return [list(reply.token_ids) for reply in replies], stats, engine.log
 
 
 def reference(folder):
@@ -52,17 +53,19 @@ def reference(folder):
 async def test_tokens_are_those_of_the_dequantised_model(form, tmp_path):
     plain = write_quantized(TINY, tmp_path / "stored", FORMATS[form])
     write_plain(TINY, tmp_path / "plain", plain)
-    outputs, stats = await serve(model=tmp_path / "stored")
+    outputs, stats, log = await serve(model=tmp_path / "stored")
     assert outputs == reference(tmp_path / "plain")
     kinds = {(each.stored, each.kept) for each in stats.weights}
     assert ("bfloat16", "float32") in kinds
     assert len(kinds) > 1
+    # ModelOpt's NVFP4 and Quark's MXFP4 are made for activations of 4 bits.
+    assert ("activations_not_rounded" in log) == ("fp4" in form)
 
 
 async def test_a_plain_checkpoint_is_rounded_while_it_loads(tmp_path):
     plain = write_quantized(TINY, tmp_path / "stored", FORMATS["compressed-fp8-channel"])
     write_plain(TINY, tmp_path / "plain", plain)
-    outputs, _ = await serve(model=TINY, quantization="fp8")
+    outputs, *_ = await serve(model=TINY, quantization="fp8")
     assert outputs == reference(tmp_path / "plain")
 
 

@@ -40,6 +40,7 @@ def launched_by(
     num_drafts: int = 0,
     keep_quantized: bool | None = None,
     num_ranks: int = 1,
+    max_model_len: int = 128,
 ):
     """Returns the kernels that a worker launches for a checkpoint, before it is ready and later.
 
@@ -74,10 +75,10 @@ def launched_by(
     limits = StepLimits(
         max_num_seqs=256,
         max_num_batched_tokens=1024,
-        max_model_len=128,
+        max_model_len=max_model_len,
         block_size=16,
         vocab_size=model.config.vocab_size,
-        layer_groups=group_layers(model.config.sliding_windows, max_model_len=128),
+        layer_groups=group_layers(model.config.sliding_windows, max_model_len=max_model_len),
         num_speculative_tokens=num_drafts,
     )
     runner = probe_runner(model, limits=limits, dtype=cache_dtype or dtype, device=CPU)

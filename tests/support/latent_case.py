@@ -1,6 +1,7 @@
 """Batches for attention to latent vectors with random contents, and the reference's answer."""
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 
@@ -10,10 +11,12 @@ from models.forward_context import (
     AttentionWorkspace,
     Context,
     ForwardContext,
+    PromptChunk,
     forward_context,
 )
 from models.kv_cache import LatentCacheData
 from models.ops.attention.attention_metadata import build_attention_metadata
+from models.ops.operands.latent_queries import LatentQueries
 from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS
 from tests.support.attention_case import scattered_blocks, token_request
 
@@ -22,9 +25,8 @@ from tests.support.attention_case import scattered_blocks, token_request
 class LatentCase:
     """One step of one layer."""
 
-    q: torch.Tensor
+    queries: LatentQueries
     entry: torch.Tensor
-    latent_dim: int
     cache: LatentCacheData
     metadata: AttentionMetadata
     positions: torch.Tensor
@@ -35,7 +37,8 @@ class LatentCase:
 
     def run(self) -> torch.Tensor:
         """Runs the operator on the case's cache; returns the output."""
-        output = self.q.new_full((*self.q.shape[:2], self.latent_dim), torch.nan)
+        shape = *self.queries.plain.shape[:2], self.queries.sizes.value
+        output = self.entry.new_full(shape, torch.nan)
         self.run_into(output)
         return output
 
@@ -46,7 +49,11 @@ class LatentCase:
 
     def arguments(self, output: torch.Tensor) -> tuple[object, ...]:
         """Returns the operator's arguments."""
-        return (self.q, self.entry, output, 0, self.scale, *(self.index or ()))
+        queries = self.queries
+        return (
+            *(queries.plain, queries.rotated, self.entry, queries.projections),
+            *(output, 0, self.scale, *(self.index or ())),
+        )
 
     def context(self) -> ForwardContext:
         """Returns the context that the operator runs in."""
@@ -55,7 +62,7 @@ class LatentCase:
             positions=self.positions,
             is_prefill=self.is_prefill,
             batch_size=num_requests,
-            num_tokens=len(self.q),
+            num_tokens=len(self.entry),
             max_q_len=self.metadata.max_seqlen_q,
         )
         return ForwardContext(
@@ -73,7 +80,11 @@ class LatentCase:
         starts = metadata.query_start_loc.cpu()
         return replace(
             self,
-            q=self.q.cpu().double(),
+            queries=LatentQueries(
+                plain=self.queries.plain.cpu().double(),
+                rotated=self.queries.rotated.cpu().double(),
+                projections=self.queries.projections.cpu().double(),
+            ),
             entry=self.entry.cpu().double(),
             cache=LatentCacheData(
                 latent=self.cache.latent.cpu().double(),
@@ -102,6 +113,8 @@ def make_latent_case(
     num_heads,
     latent_dim,
     rope_dim,
+    plain_dim=16,
+    value_dim=16,
     dtype=torch.float32,
     block_size=16,
     device="cpu",
@@ -136,9 +149,13 @@ def make_latent_case(
         index_keys = draw(num_blocks, block_size, 20)
     num_partials = MAX_LATENT_PARTIALS * num_heads
     return LatentCase(
-        q=draw(sum(query_lens), num_heads, size),
-        entry=draw(sum(query_lens), size),
-        latent_dim=latent_dim,
+        queries=LatentQueries(
+            # Strided, as a part of a projection.
+            plain=draw(num_tokens, num_heads, plain_dim + rope_dim)[..., :plain_dim],
+            rotated=draw(num_tokens, num_heads, rope_dim),
+            projections=draw(num_heads * (plain_dim + value_dim), latent_dim) * latent_dim**-0.5,
+        ),
+        entry=draw(num_tokens, size),
         cache=LatentCacheData(latent=draw(num_blocks, block_size, size), index_keys=index_keys),
         index=index,
         metadata=build_attention_metadata(
@@ -151,6 +168,7 @@ def make_latent_case(
             block_size=block_size,
             max_seqlen_q=max(query_lens),
             max_seqlen_k=max(1, *seq_lens),
+            chunks=prompt_chunks(query_lens, seq_lens),
             workspace=AttentionWorkspace(
                 partials=torch.full((num_partials * latent_dim,), torch.nan, device=device),
                 lse=torch.full((num_partials,), torch.nan, device=device),
@@ -159,5 +177,17 @@ def make_latent_case(
         ),
         positions=positions,
         is_prefill=max(query_lens) > 1 if is_prefill is None else is_prefill,
-        scale=size**-0.5 * 1.3,
+        scale=(plain_dim + rope_dim) ** -0.5 * 1.3,
+    )
+
+
+def prompt_chunks(query_lens, seq_lens):
+    """Returns the requests with several query tokens, as a worker does."""
+    starts = [0, *accumulate(query_lens)]
+    return tuple(
+        PromptChunk(
+            request=request, first_token=starts[request], num_queries=num_queries, num_keys=num_keys
+        )
+        for request, (num_queries, num_keys) in enumerate(zip(query_lens, seq_lens, strict=True))
+        if num_queries > 1
     )

@@ -1,6 +1,7 @@
 """One rank of a tensor-parallel forward pass on the CPU.
 
-python -m tests.support.tensor_parallel_rank RANK SIZE CHECKPOINT RENDEZVOUS_FILE OUTPUT_FILE [fp8]
+python -m tests.support.tensor_parallel_rank RANK SIZE CHECKPOINT RENDEZVOUS_FILE OUTPUT_FILE
+    [keep_quantized]
 """
 
 import sys
@@ -28,7 +29,7 @@ def main() -> None:
         device=torch.device("cpu"),
         dtype=torch.float32,
         group=group,
-        keep_quantized="fp8" in options,
+        keep_quantized="keep_quantized" in options,
     )
     runner = PagedRunner(model)
     torch.save(runner.run(runner.add(TOKEN_IDS), chunk_size=4), output)

@@ -4,7 +4,12 @@ import sys
 
 import torch
 
-from models.forward_context import AttentionGroup, AttentionMetadata, AttentionWorkspace
+from models.forward_context import (
+    AttentionGroup,
+    AttentionMetadata,
+    AttentionWorkspace,
+    PromptChunk,
+)
 from models.kv_cache import CacheSpec, LatentCacheSpec
 from models.ops.kernel_choice import has_kernels
 from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS, MAX_PARTIALS
@@ -28,6 +33,7 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
     block_size: int,
     max_seqlen_q: int,
     max_seqlen_k: int,
+    chunks: tuple[PromptChunk, ...] = (),
     workspace: AttentionWorkspace | None = None,
     is_recorded: bool = False,
 ) -> AttentionMetadata:
@@ -71,6 +77,7 @@ def build_attention_metadata(  # noqa: PLR0913  # a bundle of these would be the
         groups=tuple(groups),
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
+        chunks=chunks,
         workspace=workspace,
     )
 

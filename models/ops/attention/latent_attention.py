@@ -8,15 +8,19 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from models.forward_context import AttentionGroup, get_forward_context
 from models.kv_cache import LatentCacheData
-from models.ops.attention.unseen_keys import clear_unseen
+from models.ops.attention.expanded_attention import attend_expanded, gathered_entries
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.kernel_choice import has_kernels
 from models.ops.operands.index_queries import IndexQueries
+from models.ops.operands.latent_queries import LatentQueries
+from models.ops.triton.attention.latent_forms import least_expanded_queries
 
 
 def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no dataclasses
-    q: torch.Tensor,
+    q_plain: torch.Tensor,
+    q_rotated: torch.Tensor,
     entry: torch.Tensor,
+    projections: torch.Tensor,
     output: torch.Tensor,
     layer_index: int,
     scale: float,
@@ -27,16 +31,21 @@ def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no data
 ) -> None:
     """Stores the step's latent vectors, then attends each query to its sequence's.
 
-    An entry is the key of all heads and, without its last P elements, their value. Metadata and
-    cache come from the forward context. Tokens past the end of slot_mapping are padding: their
-    output is undefined. With an index each query attends to the top_k tokens of the highest score:
-    the sum over the index's heads of weight * relu(query * key).
-    T tokens, H heads, C elements of a latent vector, P rotated ones, J heads of size D of the
-    index. All tensors are contiguous.
+    A head's key is what the projection to keys makes of the C latent elements of an entry, and the
+    P rotated elements, which all heads share; its value is what the projection to values makes. The
+    absorbed form applies the projections to queries and to attended latent vectors; the expanded
+    form applies them to the cached entries. models.ops.triton.attention.latent_forms chooses, by
+    the number of a request's query tokens. Metadata and cache come from the forward context. Tokens
+    past the end of slot_mapping are padding: their output is undefined. With an index each query
+    attends to the top_k tokens of the highest score: the sum over the index's heads of
+    weight * relu(query * key).
+    T tokens, H heads, N, P and V elements of unrotated and rotated keys and of values, J heads of
+    size D of the index. Tensors are contiguous, of queries each head's elements are.
 
-    q: [T, H, C + P].
+    q_plain: [T, H, N]. q_rotated: [T, H, P].
     entry: [T, C + P], cached for each token.
-    output: [T, H, C], overwritten.
+    projections: [H * (N + V), C]; each head's rows make first its key, then its value.
+    output: [T, H, V], overwritten.
     scale: factor of the scores.
     index_q: [T, J, D]; None without an index.
     index_k: [T, D], cached for each token.
@@ -54,23 +63,29 @@ def _latent_attention_with_output(  # noqa: PLR0913  # an operator takes no data
         assert cache.index_keys is not None, f"layer {layer_index} caches no keys of an index"
         cache.index_keys.flatten(0, 1).index_copy_(0, slots, index_k[: len(slots)])
         index = IndexQueries(q=index_q, weights=index_weights, top_k=top_k)
-    if has_kernels(q.device):
+    queries = LatentQueries(plain=q_plain, rotated=q_rotated, projections=projections)
+    if has_kernels(entry.device):
         # Imported on first use: a CPU installation has no Triton.
-        from models.ops.triton.attention.latent_attention import latent_attention
+        from models.ops.triton.attention.latent_steps import attend
 
         is_prefill = context.context.is_prefill
-        latent_attention(q, cache, metadata, output, scale, index, is_prefill=is_prefill)
+        attend(queries, cache, metadata, output, scale, index, is_prefill=is_prefill)
         return
+    least = least_expanded_queries(queries.sizes)
     for group in metadata.groups:
         tokens = group.tokens
-        mask = group.mask
+        own = queries.of(tokens)
         if index is not None:
-            mask = _chosen(index.of(tokens), cache, group)
-        _attend(q[tokens], cache, group, output[tokens], scale, mask)
+            chosen = _chosen(index.of(tokens), cache, group)
+            _attend_absorbed(own, cache, group, output[tokens], scale, chosen)
+        elif group.num_queries < least:
+            _attend_absorbed(own, cache, group, output[tokens], scale, group.mask)
+        else:
+            attend_expanded(own, cache, group, output[tokens], scale)
 
 
-def _attend(
-    q: torch.Tensor,
+def _attend_absorbed(
+    queries: LatentQueries,
     cache: LatentCacheData,
     group: AttentionGroup,
     output: torch.Tensor,
@@ -78,16 +93,15 @@ def _attend(
     mask: torch.Tensor,
 ) -> None:
     """Computes one group: gathers its blocks once and treats the heads as query tokens."""
-    num_requests, num_queries = group.num_requests, group.num_queries
+    q = queries.absorbed()
     _, num_heads, size = q.shape
-    keys = cache.latent.index_select(0, group.block_ids).view(num_requests, -1, size)
-    clear_unseen(keys, group.mask, cache.latent.shape[1])
+    keys = gathered_entries(cache, group)
     keys = keys.unsqueeze(1)
-    values = keys[..., : output.shape[-1]]
-    queries = q.view(num_requests, 1, num_queries * num_heads, size)
+    values = keys[..., : queries.sizes.latent]
+    rows = q.view(group.num_requests, 1, group.num_queries * num_heads, size)
     mask = mask.repeat_interleave(num_heads, dim=2)
-    attended = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
-    output.view(attended.shape).copy_(attended)
+    attended = scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale)
+    output.copy_(queries.values(attended.reshape(*q.shape[:2], -1)))
 
 
 def _chosen(index: IndexQueries, cache: LatentCacheData, group: AttentionGroup) -> torch.Tensor:

@@ -1,40 +1,84 @@
-"""FP8 products: weights are stored in FP8, activations are rounded to it.
+"""Products of FP8 weights, with activations as they are or rounded.
 
 Source: Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; the blocks are those of
 DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.3.
 """
 
 import torch
+from torch.nn import functional
 
 from models.number_formats import BLOCK, FP8, FP8_MAX, SMALLEST_AMAX
-from models.ops.custom_op import direct_register_custom_op
 from models.ops.kernel_choice import has_kernels
+from models.ops.linear.activation_rounding import rounds_activations
+from models.ops.operands.weight_scales import is_by_block
 
 
-def fp8_row_linear(
-    x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
+def plain_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    weight_scale: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Returns x @ (weight * weight_scale).T + bias, [T, N], x rounded with one scale per token.
+    """Returns the product of models.ops.linear.linear without our kernels of few tokens, [T, N]."""
+    if weight_scale is None:
+        return functional.linear(x, weight, bias)
+    if rounds_activations(x.shape[0], x.dtype):
+        return rounded_product(x, weight, bias, weight_scale)
+    # Sizes that no kernel takes; on a CPU the reference.
+    return functional.linear(x, dequantized(weight, weight_scale, x.dtype), bias)
 
-    x: [T, K], K a multiple of 16.
-    weight: [N, K] FP8, contiguous, N a multiple of 16.
-    weight_scale: [N, 1] float32.
-    """
-    output: torch.Tensor = torch.ops.octavo.fp8_linear(x, weight, weight_scale, bias, False)
-    return output
 
-
-def fp8_block_linear(
-    x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
+def rounded_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    weight_scale: torch.Tensor,
 ) -> torch.Tensor:
-    """Returns x @ (weight * weight_scale).T + bias, [T, N], x rounded in runs of 128 features.
+    """Returns x @ (weight * weight_scale).T + bias, [T, N], of x rounded to FP8.
 
-    x: [T, K].
-    weight: [N, K] FP8, contiguous.
-    weight_scale: [ceil(N / 128), ceil(K / 128)] float32.
+    With scales by row a token has one scale, with scales by block one for each 128 features.
+
+    x: [T, K]; K is a multiple of 16 with scales by row.
+    weight: [N, K] FP8, contiguous; N is a multiple of 16 with scales by row.
+    weight_scale: float32, [N, 1] or [ceil(N / 128), ceil(K / 128)].
     """
-    output: torch.Tensor = torch.ops.octavo.fp8_linear(x, weight, weight_scale, bias, True)
-    return output
+    is_blocked = is_by_block(weight, weight_scale)
+    if not has_kernels(x.device):
+        return _reference(x, weight, weight_scale, bias, is_blocked=is_blocked)
+    from models.ops.triton.linear import fp8_linear as kernel
+
+    rounded, scale = kernel.quantize(x, BLOCK if is_blocked else x.shape[-1])
+    return product_of_rounded(rounded, scale, weight, weight_scale, bias, x.dtype)
+
+
+def product_of_rounded(
+    rounded: torch.Tensor,
+    scale: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Returns the rest of rounded_product after `quantize`, [T, N] of `dtype`, on a GPU."""
+    if is_by_block(weight, weight_scale):
+        # Imported on first use: a CPU installation has no Triton.
+        from models.ops.triton.linear.fp8_linear import fp8_block_linear
+
+        return fp8_block_linear(rounded, scale, weight, weight_scale, bias, dtype)
+    # cuBLAS and CUTLASS write products scaled by row in bfloat16 only.
+    output = torch._scaled_mm(
+        rounded, weight.t(), scale_a=scale, scale_b=weight_scale.t(), out_dtype=torch.bfloat16
+    ).to(dtype)
+    return output if bias is None else output + bias
+
+
+def dequantized(
+    weight: torch.Tensor, weight_scale: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Returns weight * weight_scale, computed in float32 and rounded once, [N, K] of `dtype`."""
+    if is_by_block(weight, weight_scale):
+        weight_scale = by_element(weight_scale, weight.shape)
+    return (weight.float() * weight_scale).to(dtype)
 
 
 def quantize(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,37 +99,12 @@ def by_element(scale: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return scale.repeat_interleave(BLOCK, 0)[: shape[0]].repeat_interleave(BLOCK, 1)[:, : shape[1]]
 
 
-def _fp8_linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    is_blocked: bool,
-) -> torch.Tensor:
-    if not has_kernels(x.device):
-        return _reference(x, weight, weight_scale, bias, is_blocked)
-    from models.ops.triton.linear import fp8_linear as kernel
-
-    if is_blocked:
-        return kernel.fp8_block_linear(x, weight, weight_scale, bias)
-    rounded, scale = kernel.quantize(x, x.shape[-1])
-    # cuBLAS and CUTLASS write products scaled by row in bfloat16 only.
-    output = torch._scaled_mm(
-        rounded, weight.t(), scale_a=scale, scale_b=weight_scale.t(), out_dtype=torch.bfloat16
-    ).to(x.dtype)
-    return output if bias is None else output + bias
-
-
-def _fake_fp8_linear(x: torch.Tensor, weight: torch.Tensor, *others: object) -> torch.Tensor:
-    del others
-    return x.new_empty((x.shape[0], weight.shape[0]))
-
-
 def _reference(
     x: torch.Tensor,
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
     bias: torch.Tensor | None,
+    *,
     is_blocked: bool,
 ) -> torch.Tensor:
     """Computes in float32 what the kernels do: rounds both factors, then multiplies."""
@@ -93,10 +112,6 @@ def _reference(
     group_size = BLOCK if is_blocked else num_features
     rounded, scale = quantize(x, group_size)
     x_scale = scale.repeat_interleave(group_size, -1)[:, :num_features]
-    if is_blocked:
-        weight_scale = by_element(weight_scale, weight.shape)
-    product = (rounded.float() * x_scale) @ (weight.float() * weight_scale).t()
+    values = dequantized(weight, weight_scale, torch.float32)
+    product = (rounded.float() * x_scale) @ values.t()
     return (product if bias is None else product + bias.float()).to(x.dtype)
-
-
-direct_register_custom_op("fp8_linear", _fp8_linear, (), _fake_fp8_linear)

@@ -1,39 +1,51 @@
-"""Matrix products: octavo::linear."""
+"""Matrix products: octavo::linear.
+
+A weight is in the dtype of x, or in FP8 with a scale for each row or block of 128 x 128.
+"""
 
 import torch
-from torch.nn import functional
 
 from models.ops.custom_op import direct_register_custom_op
+from models.ops.linear.fp8_linear import plain_product
 from models.ops.linear.product_tiles import tiles_of_few_tokens
 from models.ops.triton.linear.linear_configurations import VectorTiles
 
 
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    weight_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Returns x @ weight^T + bias.
 
     Args:
         x: [T, K].
         weight: [N, K].
         bias: [N].
+        weight_scale: of an FP8 weight, whose values it multiplies: float32, [N, 1], or
+            [ceil(N / 128), ceil(K / 128)]. rounds_activations says when x is rounded as well.
 
     Returns:
         [T, N].
     """
-    tiles = tiles_of_few_tokens(x, weight, bias, is_gated=False)
+    if weight_scale is not None:
+        x = x.contiguous()
+    tiles = tiles_of_few_tokens(x, weight, bias, weight_scale, is_gated=False)
     if tiles is None:
-        return functional.linear(x, weight, bias)
+        return plain_product(x, weight, bias, weight_scale)
     # Imported on first use: a CPU installation has no Triton.
     if isinstance(tiles, VectorTiles):
         from models.ops.triton.linear.vector_linear import vector_linear
 
-        return vector_linear(x, weight, bias, tiles)
+        return vector_linear(x, weight, bias, tiles, weight_scale=weight_scale)
     from models.ops.triton.linear.matrix_linear import matrix_linear
 
-    return matrix_linear(x, weight, bias, tiles.unsplit())
+    return matrix_linear(x, weight, bias, tiles.unsplit(), weight_scale=weight_scale)
 
 
-def _fake_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    del bias
+def _fake_linear(x: torch.Tensor, weight: torch.Tensor, *others: object) -> torch.Tensor:
+    del others
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 

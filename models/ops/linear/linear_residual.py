@@ -10,7 +10,7 @@ from models.ops.custom_op import direct_register_custom_op
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
 from models.ops.kernel_choice import has_kernels
 from models.ops.linear.linear import linear
-from models.ops.linear.norm_linear import gated_linear, norm_linear
+from models.ops.linear.norm_linear import add_norm_linear, norm_linear
 from models.ops.linear.product_tiles import tiles_of_few_tokens, tiles_of_many_tokens
 from models.ops.triton.linear.linear_configurations import VectorTiles
 
@@ -20,7 +20,11 @@ does."""
 
 
 def _linear_residual(
-    residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    residual: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    weight_scale: torch.Tensor | None = None,
 ) -> None:
     """Adds x @ weight^T + bias to the residual stream in place.
 
@@ -29,8 +33,9 @@ def _linear_residual(
         x: [T, K].
         weight: [N, K].
         bias: [N].
+        weight_scale: of an FP8 weight, as in linear.
     """
-    product = _add_product(residual, x, weight, bias)
+    product = _add_product(residual, x, weight, bias, weight_scale)
     if product is not None:
         residual.add_(product.sum(0) if product.dim() > residual.dim() else product)
 
@@ -42,9 +47,10 @@ def _linear_residual_norm(
     bias: torch.Tensor | None,
     norm_weight: torch.Tensor,
     eps: float,
+    weight_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Runs linear_residual; returns rms_norm(residual)."""
-    product = _add_product(residual, x, weight, bias)
+    product = _add_product(residual, x, weight, bias, weight_scale)
     if product is None:
         return rms_norm(residual, norm_weight, eps)
     return add_rms_norm(product, residual, norm_weight, eps)
@@ -65,13 +71,17 @@ def _linear_residual_norm_linear(  # noqa: PLR0913  # an operator takes no datac
     next_weight: torch.Tensor,
     next_bias: torch.Tensor | None,
     is_gated: bool,
+    weight_scale: torch.Tensor | None = None,
+    next_weight_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Runs linear_residual; returns norm_linear of the residual with the next weight and bias."""
-    product = _add_product(residual, x, weight, bias)
+    product = _add_product(residual, x, weight, bias, weight_scale)
+    following = (next_weight, next_bias)
     if product is None:
-        return norm_linear(residual, norm_weight, eps, next_weight, next_bias, is_gated)
-    normed = add_rms_norm(product, residual, norm_weight, eps)
-    return (gated_linear if is_gated else linear)(normed, next_weight, next_bias)
+        return norm_linear(residual, norm_weight, eps, *following, is_gated, next_weight_scale)
+    return add_norm_linear(
+        product, residual, norm_weight, eps, *following, is_gated, next_weight_scale
+    )
 
 
 def _fake_linear_residual_norm_linear(  # noqa: PLR0913  # as the operator
@@ -84,14 +94,20 @@ def _fake_linear_residual_norm_linear(  # noqa: PLR0913  # as the operator
     next_weight: torch.Tensor,
     next_bias: torch.Tensor | None,
     is_gated: bool,
+    weight_scale: torch.Tensor | None = None,
+    next_weight_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    del x, weight, bias, norm_weight, eps, next_bias
+    del x, weight, bias, norm_weight, eps, next_bias, weight_scale, next_weight_scale
     num_outputs = next_weight.shape[0] // (2 if is_gated else 1)
     return residual.new_empty((*residual.shape[:-1], num_outputs))
 
 
 def _add_product(
-    residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    residual: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    weight_scale: torch.Tensor | None,
 ) -> torch.Tensor | None:
     """Adds x @ weight^T + bias to the residual, or leaves the sum to the next norm.
 
@@ -100,28 +116,30 @@ def _add_product(
     """
     # A kernel that writes the residual while others read x needs two tensors.
     if x.data_ptr() == residual.data_ptr() or not residual.is_contiguous():
-        return linear(x, weight, bias)
-    tiles = tiles_of_few_tokens(x, weight, bias, is_gated=False)
+        return linear(x, weight, bias, weight_scale)
+    tiles = tiles_of_few_tokens(x, weight, bias, weight_scale, is_gated=False)
     # Imported on first use: a CPU installation has no Triton.
     if isinstance(tiles, VectorTiles):
         from models.ops.triton.linear.vector_linear import vector_linear
 
-        vector_linear(x, weight, bias, tiles, residual=residual, output=residual)
+        vector_linear(
+            x, weight, bias, tiles, weight_scale=weight_scale, residual=residual, output=residual
+        )
         return None
     if tiles is not None:
         from models.ops.triton.linear.matrix_linear import matrix_linear
 
-        return matrix_linear(x, weight, bias, tiles)
+        return matrix_linear(x, weight, bias, tiles, weight_scale=weight_scale)
     wide = tiles_of_many_tokens(x, weight, bias, is_gated=False)
     if wide is not None:
         from models.ops.triton.linear.wide_linear import wide_linear
 
         return wide_linear(x, weight, wide)
     is_long = has_kernels(x.device) and x.dim() == 2 and x.shape[0] >= _MANY_TOKENS
-    if is_long and bias is None:
+    if is_long and bias is None and weight_scale is None:
         residual.addmm_(x, weight.t())
         return None
-    return linear(x, weight, bias)
+    return linear(x, weight, bias, weight_scale)
 
 
 linear_residual = direct_register_custom_op("linear_residual", _linear_residual, ("residual",))

@@ -8,46 +8,57 @@ import torch
 from torch.nn import functional
 
 from models.ops.custom_op import direct_register_custom_op
-from models.ops.elementwise.rms_norm import rms_norm
+from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
+from models.ops.kernel_choice import has_kernels
+from models.ops.linear.activation_rounding import rounds_activations
+from models.ops.linear.fp8_linear import product_of_rounded
 from models.ops.linear.linear import linear
 from models.ops.linear.product_tiles import tiles_of_few_tokens, tiles_of_many_tokens
+from models.ops.operands.weight_scales import is_by_block
 from models.ops.triton.linear.linear_configurations import VectorTiles
 
 
-def _gated_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _gated_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    weight_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Returns silu_and_mul(linear(x)).
 
     Args:
         x: [T, K].
         weight: [2 * N, K], gate before up.
         bias: [2 * N].
+        weight_scale: of an FP8 weight, as in linear.
 
     Returns:
         [T, N].
     """
-    tiles = tiles_of_few_tokens(x, weight, bias, is_gated=True)
+    tiles = tiles_of_few_tokens(x, weight, bias, weight_scale, is_gated=True)
     # Imported on first use: a CPU installation has no Triton.
     if isinstance(tiles, VectorTiles):
         from models.ops.triton.linear.vector_linear import vector_linear
 
-        return vector_linear(x, weight, bias, tiles, is_gated=True)
+        return vector_linear(x, weight, bias, tiles, weight_scale=weight_scale, is_gated=True)
     if tiles is not None:
         from models.ops.triton.linear.matrix_linear import matrix_linear
 
-        return matrix_linear(x, weight, bias, tiles, is_gated=True)
+        return matrix_linear(x, weight, bias, tiles, weight_scale=weight_scale, is_gated=True)
     wide = tiles_of_many_tokens(x, weight, bias, is_gated=True)
     if wide is not None:
         from models.ops.triton.linear.wide_linear import wide_linear
 
         return wide_linear(x, weight, wide, is_gated=True)
-    return silu_and_mul(functional.linear(x, weight, bias))
+    if weight_scale is None:
+        return silu_and_mul(functional.linear(x, weight, bias))
+    # A bias, or blocks that gate and up share, rule out one kernel for both, but not the product's.
+    return silu_and_mul(linear(x, weight, bias, weight_scale))
 
 
-def _fake_gated_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    del bias
+def _fake_gated_linear(x: torch.Tensor, weight: torch.Tensor, *others: object) -> torch.Tensor:
+    del others
     return x.new_empty((*x.shape[:-1], weight.shape[0] // 2))
 
 
@@ -58,17 +69,85 @@ def _norm_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     is_gated: bool,
+    weight_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns gated_linear if is_gated, else linear, of rms_norm(x)."""
-    tiles = tiles_of_few_tokens(x, weight, bias, is_gated=is_gated)
+    tiles = tiles_of_few_tokens(x, weight, bias, weight_scale, is_gated=is_gated)
     if isinstance(tiles, VectorTiles):
         from models.ops.triton.linear.vector_linear import vector_linear
 
         return vector_linear(
-            x, weight, bias, tiles, norm_weight=norm_weight, eps=eps, is_gated=is_gated
-        )
+            x, weight, bias, tiles, weight_scale=weight_scale, norm_weight=norm_weight, eps=eps,
+            is_gated=is_gated,
+        )  # fmt: skip
+    if rounds_in_norm(x, weight_scale):
+        from models.ops.triton.elementwise.rms_norm import rounded_rms_norm
+
+        is_blocked = is_by_block(weight, weight_scale)
+        rounded = rounded_rms_norm(x, norm_weight, eps, is_blocked=is_blocked)
+        return gated_or_not(*rounded, weight, bias, weight_scale, x.dtype, is_gated=is_gated)
     product = gated_linear if is_gated else linear
-    return product(rms_norm(x, norm_weight, eps), weight, bias)
+    return product(rms_norm(x, norm_weight, eps), weight, bias, weight_scale)
+
+
+def _add_norm_linear(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    is_gated: bool,
+    weight_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Runs add_rms_norm; returns gated_linear if is_gated, else linear, of its result."""
+    if rounds_in_norm(residual, weight_scale) and residual.is_contiguous():
+        from models.ops.triton.elementwise.rms_norm import add_rounded_rms_norm
+
+        is_blocked = is_by_block(weight, weight_scale)
+        rounded = add_rounded_rms_norm(x, residual, norm_weight, eps, is_blocked=is_blocked)
+        return gated_or_not(*rounded, weight, bias, weight_scale, residual.dtype, is_gated=is_gated)
+    normed = add_rms_norm(x, residual, norm_weight, eps)
+    return (gated_linear if is_gated else linear)(normed, weight, bias, weight_scale)
+
+
+def _fake_add_norm_linear(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    is_gated: bool,
+    weight_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    del x, norm_weight, eps, bias, weight_scale
+    return residual.new_empty((*residual.shape[:-1], weight.shape[0] // (2 if is_gated else 1)))
+
+
+def rounds_in_norm(x: torch.Tensor, weight_scale: torch.Tensor | None) -> bool:
+    """Returns whether the norm's kernel rounds x [T, K] for a product with FP8 weights."""
+    return (
+        weight_scale is not None
+        and has_kernels(x.device)
+        and rounds_activations(x.shape[0], x.dtype)
+    )
+
+
+def gated_or_not(  # each is an operand of the product
+    rounded: torch.Tensor,
+    scale: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    weight_scale: torch.Tensor | None,
+    dtype: torch.dtype,
+    *,
+    is_gated: bool,
+) -> torch.Tensor:
+    """Returns gated_linear if is_gated, else linear, of activations that a norm has rounded."""
+    assert weight_scale is not None, "rounds_in_norm checked it"
+    output = product_of_rounded(rounded, scale, weight, weight_scale, bias, dtype)
+    return silu_and_mul(output) if is_gated else output
 
 
 def _fake_norm_linear(
@@ -78,10 +157,14 @@ def _fake_norm_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     is_gated: bool,
+    weight_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    del norm_weight, eps, bias
+    del norm_weight, eps, bias, weight_scale
     return x.new_empty((*x.shape[:-1], weight.shape[0] // (2 if is_gated else 1)))
 
 
 gated_linear = direct_register_custom_op("gated_linear", _gated_linear, (), _fake_gated_linear)
 norm_linear = direct_register_custom_op("norm_linear", _norm_linear, (), _fake_norm_linear)
+add_norm_linear = direct_register_custom_op(
+    "add_norm_linear", _add_norm_linear, ("residual",), _fake_add_norm_linear
+)

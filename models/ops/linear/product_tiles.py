@@ -7,16 +7,29 @@ torch's.
 
 import torch
 
+from models.number_formats import BLOCK
 from models.ops.kernel_choice import has_kernels
-from models.ops.triton.linear.linear_configurations import MOST_TOKENS, Tiles, skinny_tiles
+from models.ops.operands.weight_scales import is_by_block
+from models.ops.triton.linear.linear_configurations import (
+    MOST_TOKENS,
+    Tiles,
+    fp8_tiles,
+    skinny_tiles,
+)
 from models.ops.triton.linear.wide_configurations import WideTiles, wide_tiles
 
 
 def tiles_of_few_tokens(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, is_gated: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    weight_scale: torch.Tensor | None,
+    *,
+    is_gated: bool,
 ) -> Tiles | None:
     """Returns the tiles of our kernel for up to 64 tokens; None if another one is to be used.
 
+    weight_scale: of an FP8 weight, by row or by block.
     is_gated: the weight is [2 * N, K], gate before up.
     """
     if not _is_ours(x, weight) or (is_gated and bias is not None):
@@ -24,14 +37,21 @@ def tiles_of_few_tokens(
     if x.shape[0] > MOST_TOKENS:  # not worth an entry of the cache
         return None
     size = _size(x, weight, is_gated=is_gated)
-    return skinny_tiles(*size, is_gated=is_gated, dtype=x.dtype, device=x.device)
+    if weight_scale is None:
+        return skinny_tiles(*size, is_gated=is_gated, dtype=x.dtype, device=x.device)
+    if is_gated and is_by_block(weight, weight_scale) and size[1] % BLOCK:
+        # The rows of up would begin within a block.
+        return None
+    return fp8_tiles(*size, is_gated=is_gated, dtype=x.dtype, device=x.device)
 
 
 def tiles_of_many_tokens(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, is_gated: bool
 ) -> WideTiles | None:
     """Returns the tiles of our kernel for more tokens; None if the product is torch's."""
-    if not _is_ours(x, weight) or x.shape[0] <= MOST_TOKENS or bias is not None:
+    if x.dtype != weight.dtype or bias is not None:
+        return None
+    if not _is_ours(x, weight) or x.shape[0] <= MOST_TOKENS:
         return None
     size = _size(x, weight, is_gated=is_gated)
     return wide_tiles(*size, is_gated=is_gated, dtype=x.dtype, device=x.device)

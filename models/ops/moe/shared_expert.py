@@ -8,7 +8,13 @@ import functools
 import torch
 
 from models.ops.custom_op import direct_register_custom_op
+from models.ops.kernel_choice import has_kernels
+from models.ops.linear.activation_rounding import rounds_activations
+from models.ops.linear.fp8_linear import product_of_rounded
+from models.ops.linear.linear import linear
+from models.ops.linear.norm_linear import gated_linear
 from models.ops.moe.moe import fused_moe
+from models.ops.operands.weight_scales import is_by_block
 
 MOST_TOKENS = 512
 """Up to this many tokens two streams win: 1.4 % of a step of GLM-4.5-Air's layers with 128 tokens;
@@ -39,12 +45,11 @@ def fused_moe_with_shared(  # noqa: PLR0913  # an operator takes no dataclasses
     shared_down: torch.Tensor,
     shared_down_scale: torch.Tensor | None,
     shared_down_bias: torch.Tensor | None,
-    is_blocked: bool,
 ) -> torch.Tensor:
     """Returns fused_moe plus the feed-forward layer that all tokens share, [T, H].
 
-    The first 17 arguments are those of `fused_moe`. A shared weight with a scale is FP8, by block
-    or by row, as in `fp8_linear`. On a GPU the shared layer of a few tokens runs on a second stream
+    The first 17 arguments are those of `fused_moe`. A shared weight with a scale is FP8, as in
+    `linear`. On a GPU the shared layer of a few tokens runs on a second stream
     between two events, also while a graph is captured.
 
     shared_gate_up: [2 * I, H], gate before up; its bias [2 * I].
@@ -58,11 +63,11 @@ def fused_moe_with_shared(  # noqa: PLR0913  # an operator takes no dataclasses
     first = (shared_gate_up, shared_gate_up_scale, shared_gate_up_bias)
     second = (shared_down, shared_down_scale, shared_down_bias)
     if not hidden.is_cuda or hidden.shape[0] > MOST_TOKENS:
-        return fused_moe(*routed).add_(_shared(hidden, first, second, is_blocked=is_blocked))
+        return fused_moe(*routed).add_(_shared(hidden, first, second))
     main, side = torch.cuda.current_stream(hidden.device), _side_stream(hidden.device)
     side.wait_stream(main)
     with torch.cuda.stream(side):
-        shared = _shared(hidden, first, second, is_blocked=is_blocked)
+        shared = _shared(hidden, first, second)
     output = fused_moe(*routed)
     main.wait_stream(side)
     if not torch.cuda.is_current_stream_capturing():
@@ -76,22 +81,21 @@ Weight = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 """A weight, its scale and its bias."""
 
 
-def _shared(
-    hidden: torch.Tensor, gate_up: Weight, down: Weight, *, is_blocked: bool
-) -> torch.Tensor:
-    inner = _product(hidden, gate_up, is_gated=True, is_blocked=is_blocked)
-    return _product(inner, down, is_gated=False, is_blocked=is_blocked)
+def _shared(hidden: torch.Tensor, gate_up: Weight, down: Weight) -> torch.Tensor:
+    weight, scale, bias = gate_up
+    down_weight, down_scale, down_bias = down
+    has_scales = scale is not None and down_scale is not None
+    rounds = has_scales and rounds_activations(hidden.shape[0], hidden.dtype)
+    if down_scale is None or not rounds or not has_kernels(hidden.device):
+        inner = gated_linear(hidden, weight, bias, scale)
+        return linear(inner, down_weight, down_bias, down_scale)
+    # Imported on first use: a CPU installation has no Triton.
+    from models.ops.triton.elementwise.silu_and_mul import rounded_silu_and_mul
 
-
-def _product(x: torch.Tensor, by: Weight, *, is_gated: bool, is_blocked: bool) -> torch.Tensor:
-    weight, scale, bias = by
-    output: torch.Tensor
-    if scale is None:
-        product = torch.ops.octavo.gated_linear if is_gated else torch.ops.octavo.linear
-        output = product(x, weight, bias)
-        return output
-    output = torch.ops.octavo.fp8_linear(x, weight, scale, bias, is_blocked)
-    return torch.ops.octavo.silu_and_mul(output) if is_gated else output
+    gate_up_product = linear(hidden, weight, bias, scale)
+    is_blocked = is_by_block(down_weight, down_scale)
+    rounded = rounded_silu_and_mul(gate_up_product, is_blocked=is_blocked)
+    return product_of_rounded(*rounded, down_weight, down_scale, down_bias, hidden.dtype)
 
 
 @functools.cache

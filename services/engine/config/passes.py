@@ -10,6 +10,8 @@ PassName = Literal[
     "all_reduce_norm",
     "residual_norm",
     "norm_linear",
+    "norm_quant",
+    "activation_quant",
     "qk_norm_rope_cache",
     "clean_up",
 ]

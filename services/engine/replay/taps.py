@@ -17,7 +17,10 @@ INDEX_INPUTS = ("index_q", "index_k", "index_weights")
 """Arguments that are None where a model has no indexer."""
 INPUTS = {
     torch.ops.octavo.unified_attention_with_output.default: ("q", "k", "v"),
-    torch.ops.octavo.latent_attention_with_output.default: ("q", "entry", *INDEX_INPUTS),
+    torch.ops.octavo.latent_attention_with_output.default: (
+        *("q_plain", "q_rotated", "entry"),
+        *INDEX_INPUTS,
+    ),
 }
 """The inputs of each attention operator."""
 OUTPUT = "output"

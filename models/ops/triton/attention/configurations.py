@@ -50,6 +50,9 @@ MAX_LATENT_PARTIALS = 64
 With 16 heads per program, 128 heads of one request are 512 programs.
 """
 
+MANY_LATENT_TOKENS = 256
+"""From this many tokens on there are enough programs that each takes more heads."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:

@@ -19,25 +19,27 @@ from models.ops.triton.attention.configurations import (
     decode_tiles,
     num_splits,
 )
-from models.ops.triton.attention.key_parts import LEAST_PART, combine_parts, fair_part
+from models.ops.triton.attention.key_parts import add_part, seen_keys, split_keys
 from models.ops.triton.attention.keys_of_8_bits import attend_keys_of_8_bits
 from models.ops.triton.attention.newest_token import (
-    load_gain,
-    load_transformed,
+    attend_newest,
+    load_gains,
     partners_of,
     repeated,
-    see_newest,
-    store_newest,
 )
-from models.ops.triton.attention.online_softmax import attend_keys, fold_tile, load_keys
+from models.ops.triton.attention.online_softmax import (
+    attend_keys,
+    fold_tile,
+    load_keys,
+    see_nothing,
+    see_sinks,
+)
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
     wait_for_previous,
 )
 from models.ops.triton.launching.launch import Launch
-
-_LOG2_E = tl.constexpr(LOG2_E)
 
 _VARYING = [
     "block_tables_ptr", "seq_lens_ptr", "query_start_ptr", "slots_ptr", "table_stride",
@@ -93,25 +95,16 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
         if tl.load(query_start_ptr + request + 1) - token != 1:
             return
     seq_len = tl.load(seq_lens_ptr + request)
-    first_key = 0
-    if WINDOW > 0:
-        first_key = tl.maximum(seq_len - WINDOW, 0)
-    end = seq_len
+    start, end = seen_keys(seq_len, WINDOW)
     if HAS_NEW:
         # The newest key is seen while it is in registers: no thread waits for it to be stored.
         end -= 1
-    start = first_key
     # Without parts a program saves the registers that adding them up takes.
     active = 1
     if IS_SPLIT:
-        # Equal parts of whole tiles; short sequences leave programs without a part.
-        num_keys = tl.maximum(end - first_key, 1)
-        part = tl.cdiv(num_keys, num_splits)
-        if NUM_PROGRAMS > 0:
-            fair = fair_part(seq_lens_ptr, NUM_KV_HEADS, WINDOW, NUM_PROGRAMS)
-            part = tl.maximum(part, tl.maximum(fair, LEAST_PART))
-        part = tl.cdiv(part, KEYS) * KEYS
-        active = tl.cdiv(num_keys, part)
+        part, active = split_keys(
+            end - start, num_splits, seq_lens_ptr, NUM_KV_HEADS, WINDOW, NUM_PROGRAMS, KEYS
+        )
         if split >= active:
             return
         start += split * part
@@ -127,51 +120,24 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
         )  # fmt: skip
     partners = partners_of(dims, HEAD_DIM)
     if HAS_NEW:
-        q_gain = load_gain(q_weight_ptr, dims, HEAD_DIM, HAS_NORM)
-        q_partner_gain = load_gain(q_weight_ptr, partners, HEAD_DIM, HAS_NORM)
-        k_gain = load_gain(k_weight_ptr, dims, HEAD_DIM, HAS_NORM)
-        k_partner_gain = load_gain(k_weight_ptr, partners, HEAD_DIM, HAS_NORM)
+        gains = load_gains(q_weight_ptr, k_weight_ptr, dims, partners, HEAD_DIM, HAS_NORM)
         wait_for_previous(DEPENDENT)
     if not STARTS_NEXT_LATE:
         let_next_start(DEPENDENT)
     # Heads of the group repeat, so that a warp holds every head that it computes.
     heads = tl.arange(0, HEAD_ROWS) % PADDED_GROUP
     in_group = heads < GROUP
-    # Finite, as a dummy request sees no key and inf - inf is NaN.
-    highest = tl.full([HEAD_ROWS], -1e30, tl.float32)
-    total = tl.zeros([HEAD_ROWS], tl.float32)
+    highest, total = see_nothing(HEAD_ROWS)
     if HAS_SINKS and split == 0:
-        # A score without a key, as if it had been seen first.
-        sinks = tl.load(sinks_ptr + kv_head * GROUP + heads, mask=in_group, other=0.0)
-        highest = sinks.to(tl.float32) * _LOG2_E
-        total = tl.full([HEAD_ROWS], 1.0, tl.float32)
+        highest, total = see_sinks(sinks_ptr + kv_head * GROUP, heads, in_group)
     if HAS_NEW:
         is_last = (split == active - 1) & (seq_len > 0)
-        at_rotation = token * rotation_stride * HEAD_DIM
-        is_dim = dims < HEAD_DIM
-        cos = tl.load(cos_ptr + at_rotation + dims, mask=is_dim, other=0.0).to(tl.float32)
-        sin = tl.load(sin_ptr + at_rotation + dims, mask=is_dim, other=0.0).to(tl.float32)
-        slot = tl.load(slots_ptr + token)
-        at_key = (token * new_k_stride + kv_head) * HEAD_DIM
-        key = load_transformed(
-            new_k_ptr + at_key + 0 * heads[:, None], dims, partners, heads >= 0, k_gain,
-            k_partner_gain, cos, sin, eps, HEAD_DIM, HAS_NORM,
+        q, acc, highest, total = attend_newest(
+            q_ptr, new_k_ptr, new_v_ptr, cos_ptr, sin_ptr, slots_ptr, k_ptr, v_ptr, k_scale_ptr,
+            v_scale_ptr, token, kv_head, heads, in_group, dims, partners, gains, is_last, highest,
+            total, q_stride, new_k_stride, new_v_stride, rotation_stride, scale_log2, eps,
+            NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, ROWS, HAS_NORM, HAS_SCALES, SOFT_CAP,
         )  # fmt: skip
-        at_value = (token * new_v_stride + kv_head) * HEAD_DIM + dims[None, :]
-        value = tl.load(new_v_ptr + at_value, mask=is_dim[None, :] & is_last, other=0.0)
-        q_ptrs = q_ptr + (token * q_stride + kv_head * GROUP + heads)[:, None] * HEAD_DIM
-        q = load_transformed(
-            q_ptrs, dims, partners, in_group, q_gain, q_partner_gain, cos, sin, eps,
-            HEAD_DIM, HAS_NORM,
-        ).to(q_ptr.dtype.element_ty)  # fmt: skip
-        key, value = store_newest(
-            key, value, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, slot, kv_head, dims, is_last,
-            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, HAS_SCALES,
-        )  # fmt: skip
-        weight, highest, total = see_newest(
-            q, key, is_last, highest, total, scale_log2, SOFT_CAP
-        )  # fmt: skip
-        acc = repeated(weight, ROWS)[:, None] * value
     else:
         at_heads = ((token * NUM_KV_HEADS + kv_head) * GROUP + heads)[:, None] * HEAD_DIM
         in_heads = in_group[:, None] & (dims < HEAD_DIM)[None, :]
@@ -206,7 +172,6 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
         let_next_start(DEPENDENT)
     # A dummy request has no keys; its output is zero.
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-
     rows = tl.arange(0, ROWS)
     in_rows = rows < GROUP
     in_tile = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
@@ -215,22 +180,11 @@ def _decode_kernel(  # noqa: C901, PLR0912, PLR0915  # one launch, from projecti
         at_rows += dims[None, :]
         tl.store(output_ptr + at_rows, acc.to(output_ptr.dtype.element_ty), mask=in_tile)
     else:
-        pair = request * NUM_KV_HEADS + kv_head
-        partials_ptr += pair * num_splits * GROUP * HEAD_DIM
-        lse_ptr += pair * num_splits * GROUP
-        at_partial = (split * GROUP + rows)[:, None] * HEAD_DIM + dims[None, :]
-        tl.store(partials_ptr + at_partial, acc, mask=in_tile)
-        tl.store(lse_ptr + split * GROUP + rows, highest + tl.log2(total), mask=in_rows)
-        # All threads' stores come before the arrival that shows them to the last program.
-        tl.debug_barrier()
-        num_arrived = tl.atomic_add(counters_ptr + pair, 1, sem="acq_rel")
-        if num_arrived == active - 1:
-            tl.store(counters_ptr + pair, 0)
-            combine_parts(
-                partials_ptr, lse_ptr,
-                output_ptr + (token * NUM_KV_HEADS + kv_head) * GROUP * HEAD_DIM, active,
-                GROUP, PADDED_GROUP, HEAD_DIM, BLOCK_D, MAX_SPLITS, 16,
-            )  # fmt: skip
+        add_part(
+            acc, highest, total, rows, in_rows, in_tile, dims, partials_ptr, lse_ptr, counters_ptr,
+            output_ptr, request * NUM_KV_HEADS + kv_head, token * NUM_KV_HEADS + kv_head, split,
+            active, num_splits, GROUP, PADDED_GROUP, HEAD_DIM, BLOCK_D, MAX_SPLITS,
+        )  # fmt: skip
 
 
 def decode_attention(

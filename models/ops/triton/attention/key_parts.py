@@ -3,8 +3,65 @@
 import triton
 import triton.language as tl
 
-LEAST_PART = tl.constexpr(256)
+_LEAST_PART = tl.constexpr(256)
 """Most keys that a program reads faster than parts are added up."""
+
+
+@triton.jit
+def seen_keys(seq_len, WINDOW: tl.constexpr):
+    """Returns the first key that the newest token of a sequence sees, and the end of its keys."""
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(seq_len - WINDOW, 0)
+    return first, seq_len
+
+
+@triton.jit
+def split_keys(
+    num_keys, num_splits, seq_lens_ptr, NUM_KV_HEADS: tl.constexpr, WINDOW: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Splits the keys of a sequence into equal parts of whole tiles of KEYS.
+
+    Returns the keys of a part, and how many parts have keys: short sequences leave programs without
+    one. NUM_PROGRAMS > 0: parts are no shorter than fair_part.
+    """
+    num_keys = tl.maximum(num_keys, 1)
+    part = tl.cdiv(num_keys, num_splits)
+    if NUM_PROGRAMS > 0:
+        fair = fair_part(seq_lens_ptr, NUM_KV_HEADS, WINDOW, NUM_PROGRAMS)
+        part = tl.maximum(part, tl.maximum(fair, _LEAST_PART))
+    part = tl.cdiv(part, KEYS) * KEYS
+    return part, tl.cdiv(num_keys, part)
+
+
+@triton.jit
+def add_part(
+    acc, highest, total, rows, in_rows, in_tile, dims, partials_ptr, lse_ptr, counters_ptr,
+    output_ptr, pair, output_pair, split, active, num_splits,
+    GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, MAX_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Stores the result of one part; the program that comes last adds all parts up.
+
+    acc: [ROWS, BLOCK_D], of which in_tile exists; rows, in_rows, dims: its rows and columns.
+    pair: number of the request and kv head, which have a counter; output_pair: of the token and kv
+        head.
+    """
+    partials_ptr += pair * num_splits * GROUP * HEAD_DIM
+    lse_ptr += pair * num_splits * GROUP
+    at_partial = (split * GROUP + rows)[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(partials_ptr + at_partial, acc, mask=in_tile)
+    tl.store(lse_ptr + split * GROUP + rows, highest + tl.log2(total), mask=in_rows)
+    # All threads' stores come before the arrival that shows them to the last program.
+    tl.debug_barrier()
+    num_arrived = tl.atomic_add(counters_ptr + pair, 1, sem="acq_rel")
+    if num_arrived == active - 1:
+        tl.store(counters_ptr + pair, 0)
+        combine_parts(
+            partials_ptr, lse_ptr, output_ptr + output_pair * GROUP * HEAD_DIM, active,
+            GROUP, PADDED_GROUP, HEAD_DIM, BLOCK_D, MAX_SPLITS, 16,
+        )  # fmt: skip
 
 
 @triton.jit

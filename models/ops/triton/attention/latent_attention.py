@@ -8,7 +8,11 @@ from models.forward_context import AttentionMetadata
 from models.kv_cache import LatentCacheData
 from models.ops.operands.base_two import LOG2_E
 from models.ops.operands.index_queries import IndexQueries
-from models.ops.triton.attention.configurations import MAX_LATENT_PARTIALS, MAX_SPLITS
+from models.ops.triton.attention.configurations import (
+    MANY_LATENT_TOKENS,
+    MAX_LATENT_PARTIALS,
+    MAX_SPLITS,
+)
 from models.ops.triton.attention.index_choice import choose_keys
 from models.ops.triton.attention.request_search import request_of
 
@@ -19,9 +23,6 @@ _METADATA = [
 
 ENTRY_ALIGNMENT = 16
 """Bytes that a token's cache entry is a multiple of."""
-
-_MANY_TOKENS = 256
-"""From this many tokens on there are enough programs that each takes more heads."""
 
 _STAGES = {True: 5, False: 2}
 """Pipeline stages with 16 heads per program and with more.
@@ -184,16 +185,18 @@ def latent_attention(
     splits = _num_splits(metadata, num_tokens, is_prefill=is_prefill)
     workspace = metadata.workspace
     is_split = splits > 1 and workspace is not None
-    target, lse = output, metadata.seq_lens
+    # Kernels are built for alignments. Unlike other metadata this is aligned in steps of any size.
+    stand_in = metadata.query_start_loc
+    target, lse = output, stand_in
     if is_split and workspace is not None:
         target, lse = workspace.partials, workspace.lse
     is_float = q.dtype.itemsize > 2
-    is_few = is_float or num_tokens < _MANY_TOKENS
+    is_few = is_float or num_tokens < MANY_LATENT_TOKENS
     heads = 16 if is_few else min(64, max(16, triton.next_power_of_2(num_heads)))
     block_c = max(16, triton.next_power_of_2(latent))
     _latent_kernel[(triton.cdiv(num_heads, heads), splits, num_tokens)](
         q, cache.latent, target, lse, metadata.block_tables, metadata.seq_lens,
-        metadata.query_start_loc, metadata.seq_lens if chosen is None else chosen,
+        metadata.query_start_loc, stand_in if chosen is None else chosen,
         metadata.block_tables.stride(0), metadata.seq_lens.shape[0], splits,
         0 if chosen is None else chosen.shape[1], scale * LOG2_E,
         NUM_HEADS=num_heads, LATENT=latent, ROTATED=size - latent,

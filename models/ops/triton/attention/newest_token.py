@@ -27,6 +27,59 @@ def load_gain(weight_ptr, dims, HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr):
 
 
 @triton.jit
+def load_gains(
+    q_weight_ptr, k_weight_ptr, dims, partners, HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr
+):
+    """Returns the norms' weights at dims and at partners, of queries and of keys."""
+    return (
+        load_gain(q_weight_ptr, dims, HEAD_DIM, HAS_NORM),
+        load_gain(q_weight_ptr, partners, HEAD_DIM, HAS_NORM),
+        load_gain(k_weight_ptr, dims, HEAD_DIM, HAS_NORM),
+        load_gain(k_weight_ptr, partners, HEAD_DIM, HAS_NORM),
+    )
+
+
+@triton.jit
+def attend_newest(
+    q_ptr, new_k_ptr, new_v_ptr, cos_ptr, sin_ptr, slots_ptr, k_ptr, v_ptr, k_scale_ptr,
+    v_scale_ptr, token, kv_head, heads, in_group, dims, partners, gains, is_last, highest, total,
+    q_stride, new_k_stride, new_v_stride, rotation_stride, scale_log2, eps,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, HAS_NORM: tl.constexpr,
+    HAS_SCALES: tl.constexpr, SOFT_CAP: tl.constexpr,
+):  # fmt: skip
+    """Transforms queries and the newest key, stores that key and its value, and attends to them.
+
+    gains: of load_gains. Only a program with is_last stores and sees the key. Returns the queries,
+    [rows, BLOCK_D], the weighted value, [ROWS, BLOCK_D], highest and total.
+    """
+    q_gain, q_partner_gain, k_gain, k_partner_gain = gains
+    at_rotation = token * rotation_stride * HEAD_DIM
+    is_dim = dims < HEAD_DIM
+    cos = tl.load(cos_ptr + at_rotation + dims, mask=is_dim, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + at_rotation + dims, mask=is_dim, other=0.0).to(tl.float32)
+    slot = tl.load(slots_ptr + token)
+    at_key = (token * new_k_stride + kv_head) * HEAD_DIM
+    key = load_transformed(
+        new_k_ptr + at_key + 0 * heads[:, None], dims, partners, heads >= 0, k_gain,
+        k_partner_gain, cos, sin, eps, HEAD_DIM, HAS_NORM,
+    )  # fmt: skip
+    at_value = (token * new_v_stride + kv_head) * HEAD_DIM + dims[None, :]
+    value = tl.load(new_v_ptr + at_value, mask=is_dim[None, :] & is_last, other=0.0)
+    q_ptrs = q_ptr + (token * q_stride + kv_head * GROUP + heads)[:, None] * HEAD_DIM
+    q = load_transformed(
+        q_ptrs, dims, partners, in_group, q_gain, q_partner_gain, cos, sin, eps,
+        HEAD_DIM, HAS_NORM,
+    ).to(q_ptr.dtype.element_ty)  # fmt: skip
+    key, value = store_newest(
+        key, value, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, slot, kv_head, dims, is_last,
+        NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, HAS_SCALES,
+    )  # fmt: skip
+    weight, highest, total = see_newest(q, key, is_last, highest, total, scale_log2, SOFT_CAP)
+    return q, repeated(weight, ROWS)[:, None] * value, highest, total
+
+
+@triton.jit
 def load_transformed(
     ptrs, dims, partners, in_rows, gain, partner_gain, cos, sin, eps,
     HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr,

@@ -9,6 +9,25 @@ _LOG2_E = tl.constexpr(LOG2_E)
 
 
 @triton.jit
+def see_nothing(ROWS: tl.constexpr):
+    """Returns highest and total of rows that have seen no key.
+
+    Finite, as a dummy request sees no key and inf - inf is NaN.
+    """
+    return tl.full([ROWS], -1e30, tl.float32), tl.zeros([ROWS], tl.float32)
+
+
+@triton.jit
+def see_sinks(sinks_ptr, heads, in_group):
+    """Returns highest and total of rows that have seen their head's sink.
+
+    A sink is a score without a key, as if it had been seen first.
+    """
+    sinks = tl.load(sinks_ptr + heads, mask=in_group, other=0.0)
+    return sinks.to(tl.float32) * _LOG2_E, tl.full(heads.shape, 1.0, tl.float32)
+
+
+@triton.jit
 def soft_capped(scores, scale_log2, SOFT_CAP: tl.constexpr):
     """Returns SOFT_CAP * tanh(scaled score / SOFT_CAP), in units of base-2 exponents."""
     power = tl.exp2(scores * (scale_log2 * (2.0 / SOFT_CAP)))

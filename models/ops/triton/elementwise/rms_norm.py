@@ -1,4 +1,4 @@
-"""RMSNorm, with the residual sum before it in the same kernel."""
+"""RMSNorm, with the residual sum before it and the rounding to FP8 after it in the same kernel."""
 
 from functools import lru_cache
 
@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from models.number_formats import BLOCK, FP8, FP8_MAX, SMALLEST_AMAX
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -13,16 +14,38 @@ from models.ops.triton.launching.dependent_launch import (
 )
 from models.ops.triton.launching.launch import Launch
 
+_FP8_MAX = tl.constexpr(FP8_MAX)
+_SMALLEST_AMAX = tl.constexpr(SMALLEST_AMAX)
+
+
+@triton.jit
+def store_rounded(
+    normed, normed_ptr, scale_ptr, row, is_column,
+    SIZE: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Stores one row in FP8 and a scale for each GROUP columns; see fp8_linear's rounding."""
+    WIDTH: tl.constexpr = GROUP if GROUP < SIZE else BLOCK
+    groups = tl.reshape(normed, (BLOCK // WIDTH, WIDTH))
+    scale = tl.maximum(tl.max(tl.abs(groups), 1), _SMALLEST_AMAX) / _FP8_MAX
+    scaled = tl.minimum(tl.maximum(groups / scale[:, None], -_FP8_MAX), _FP8_MAX)
+    rounded = tl.reshape(scaled, (BLOCK,)).to(normed_ptr.dtype.element_ty)
+    tl.store(normed_ptr + row * SIZE + tl.arange(0, BLOCK), rounded, mask=is_column)
+    NUM_GROUPS: tl.constexpr = (SIZE + GROUP - 1) // GROUP
+    group = tl.arange(0, BLOCK // WIDTH)
+    tl.store(scale_ptr + row * NUM_GROUPS + group, scale, mask=group < NUM_GROUPS)
+
 
 @triton.jit
 def _rms_norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, normed_ptr, sum_ptr, eps,
+    x_ptr, residual_ptr, weight_ptr, normed_ptr, scale_ptr, sum_ptr, eps,
     SIZE: tl.constexpr, HEADS: tl.constexpr, STRIDE: tl.constexpr, PARTS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Normalises one row, the sum of PARTS rows of x and, if HAS_RESIDUAL, one of the residual.
 
-    Runs of HEADS adjacent rows of x begin every STRIDE elements.
+    Runs of HEADS adjacent rows of x begin every STRIDE elements. The norm is rounded to x's dtype
+    and, unless scale_ptr is None, then to FP8 with a scale for each GROUP columns.
     """
     let_next_start(DEPENDENT)
     columns = tl.arange(0, BLOCK)
@@ -43,7 +66,12 @@ def _rms_norm_kernel(
         tl.store(sum_ptr + at, x, mask=is_column)
     x = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, 0) / SIZE + eps)
-    tl.store(normed_ptr + at, (x * scale * weight).to(normed_ptr.dtype.element_ty), mask=is_column)
+    if scale_ptr is None:
+        dtype = normed_ptr.dtype.element_ty
+        tl.store(normed_ptr + at, (x * scale * weight).to(dtype), mask=is_column)
+    else:
+        normed = (x * scale * weight).to(weight_ptr.dtype.element_ty).to(tl.float32)
+        store_rounded(normed, normed_ptr, scale_ptr, row, is_column, SIZE, GROUP, BLOCK)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -70,6 +98,37 @@ def add_rms_norm(
     return normed
 
 
+def rounded_rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, *, is_blocked: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns what fp8_linear.quantize makes of rms_norm(x), [T, K]: the values and their scales.
+
+    is_blocked: whether each 128 features of a token have a scale, or the token has one.
+    """
+    x = x.contiguous()
+    rounded, scale = _rounded_outputs(x.shape, x.device, is_blocked=is_blocked)
+    _launch(x, None, weight, eps, rounded, rounded, scale)
+    return rounded, scale
+
+
+def add_rounded_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, is_blocked: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Adds x to the residual as add_rms_norm does; returns the norm as rounded_rms_norm does."""
+    rounded, scale = _rounded_outputs(residual.shape, x.device, is_blocked=is_blocked)
+    _launch(x.contiguous(), residual, weight, eps, rounded, residual, scale)
+    return rounded, scale
+
+
+def _rounded_outputs(
+    shape: torch.Size, device: torch.device, *, is_blocked: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    num_rows, size = shape
+    num_groups = triton.cdiv(size, BLOCK) if is_blocked else 1
+    scale = torch.empty(num_rows, num_groups, dtype=torch.float32, device=device)
+    return torch.empty(shape, dtype=FP8, device=device), scale
+
+
 def _is_slice(x: torch.Tensor) -> bool:
     """Returns whether x is [T, K] or [T, H, D] and each token's elements are contiguous."""
     if x.dim() == 2:
@@ -84,6 +143,7 @@ def _launch(
     eps: float,
     normed: torch.Tensor,
     total: torch.Tensor,
+    scale: torch.Tensor | None = None,
 ) -> None:
     """Runs one program per row; with a residual x may be in parts and `total` takes the sum."""
     size = x.shape[-1]
@@ -92,21 +152,28 @@ def _launch(
     if not x.is_contiguous():
         heads, stride = x.numel() // (len(x) * size), x.stride(0)
     num_parts = x.numel() // normed.numel()
-    launch = _launcher(size, heads, stride, num_parts, residual is not None, x.device)
+    group = BLOCK if scale is not None and scale.shape[1] > 1 else size
+    launch = _launcher(size, heads, stride, num_parts, residual is not None, group, x.device)
     launch(
         (num_rows, 1, 1),
-        x, x if residual is None else residual, weight, normed, total, eps,
+        x, x if residual is None else residual, weight, normed, scale, total, eps,
     )  # fmt: skip
 
 
 @lru_cache
 def _launcher(
-    size: int, heads: int, stride: int, num_parts: int, has_residual: bool, device: torch.device
+    size: int,
+    heads: int,
+    stride: int,
+    num_parts: int,
+    has_residual: bool,
+    group: int,
+    device: torch.device,
 ) -> Launch:
     block = triton.next_power_of_2(size)
     # A thread reads its eight elements at once: with few rows nothing hides a second read.
     return Launch(
         _rms_norm_kernel, SIZE=size, HEADS=heads, STRIDE=stride, PARTS=num_parts,
-        HAS_RESIDUAL=has_residual, BLOCK=block, num_warps=min(16, max(1, block // 256)),
-        **launch_options(device),
+        HAS_RESIDUAL=has_residual, GROUP=group, BLOCK=block,
+        num_warps=min(16, max(1, block // 256)), **launch_options(device),
     )  # fmt: skip

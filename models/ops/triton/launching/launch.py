@@ -33,14 +33,17 @@ class Launch:
     def __call__(
         self,
         grid: tuple[int, int, int],
-        *args: torch.Tensor | TensorDescriptor | GluonDescriptor | float,
+        *args: torch.Tensor | TensorDescriptor | GluonDescriptor | float | None,
     ) -> None:
-        """Launches the kernel; args are all parameters but constants, in order."""
+        """Launches the kernel; args are all parameters but constants, in order.
+
+        None leaves a parameter out of the build.
+        """
         kinds = [
             (arg.dtype, arg.data_ptr() % 16)
             if isinstance(arg, torch.Tensor)
             else arg
-            if isinstance(arg, (int, float))
+            if arg is None or isinstance(arg, (int, float))
             else (arg.base.dtype, *arg.block_shape)
             for arg in args
         ]

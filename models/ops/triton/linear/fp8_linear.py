@@ -94,12 +94,16 @@ def quantize(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def fp8_block_linear(
-    x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
+    rounded: torch.Tensor,
+    scale: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Returns the product [T, N]; see models.ops.linear.fp8_linear.fp8_block_linear."""
-    rounded, scale = quantize(x, BLOCK)
-    (num_rows, size), num_columns = x.shape, weight.shape[0]
-    output = torch.empty((num_rows, num_columns), dtype=x.dtype, device=x.device)
+    """Returns the product of activations that are rounded by blocks, [T, N] of `dtype`."""
+    (num_rows, size), num_columns = rounded.shape, weight.shape[0]
+    output = torch.empty((num_rows, num_columns), dtype=dtype, device=rounded.device)
     block_m, block_n, num_warps, num_stages = _tile(num_rows)
     grid = (triton.cdiv(num_rows, block_m), triton.cdiv(num_columns, block_n))
     _block_linear_kernel[grid](

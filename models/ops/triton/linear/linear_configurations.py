@@ -81,6 +81,63 @@ def skinny_tiles(
     return _hopper_matrix_tiles(tokens, num_outputs, num_inputs, is_gated=is_gated)
 
 
+@lru_cache(maxsize=1024)
+def fp8_tiles(
+    num_tokens: int,
+    num_outputs: int,
+    num_inputs: int,
+    *,
+    is_gated: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tiles | None:
+    """Returns the tiles of a product with an FP8 weight; None where activations are rounded.
+
+    A product has as many bytes of weights in flight as one in bfloat16, in tiles of twice as many
+    elements. Chosen from the generated code, before any measurement.
+    """
+    if dtype is not torch.bfloat16 or num_tokens > MOST_TOKENS or _capability(device) != HOPPER:
+        return None
+    if num_tokens <= 2:
+        rows = 8 // num_tokens // (2 if is_gated else 1)
+        if num_inputs >= 2048:
+            return VectorTiles(rows=rows, columns=2048, num_warps=8)
+        return VectorTiles(rows=rows, columns=1024, num_warps=4)
+    if num_inputs % COPY_ALIGNMENT:
+        return None
+    tokens = max(8, 1 << (num_tokens - 1).bit_length())
+    splits = 1 if is_gated else _num_splits(num_outputs, num_inputs)
+    stages = {8: 4, 16: 4, 32: 3, 64: 2}[tokens]
+    return MatrixTiles(tokens=tokens, rows=64, columns=256, num_stages=stages, splits=splits)
+
+
+@lru_cache(maxsize=1024)
+def packed_tiles(
+    num_tokens: int,
+    num_outputs: int,
+    num_inputs: int,
+    *,
+    group: int,
+    is_gated: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> MatrixTiles | None:
+    """Returns the tiles of a product with a 4-bit weight; None where it is unpacked first.
+
+    group: columns that share a scale. Chosen from the generated code, before any measurement.
+    """
+    if dtype is not torch.bfloat16 or num_tokens > MOST_TOKENS or _capability(device) != HOPPER:
+        return None
+    columns = 256
+    if num_inputs % (2 * COPY_ALIGNMENT):
+        return None
+    if columns % group and group % columns and group != num_inputs:
+        return None
+    tokens = max(8, 1 << (num_tokens - 1).bit_length())
+    stages = {8: 8, 16: 6, 32: 4, 64: 2}[tokens]
+    return MatrixTiles(tokens=tokens, rows=64, columns=columns, num_stages=stages)
+
+
 def _hopper_vector_tiles(
     num_tokens: int, num_outputs: int, num_inputs: int, *, is_gated: bool
 ) -> VectorTiles:
@@ -111,14 +168,20 @@ def _hopper_matrix_tiles(
     if is_gated:
         stages = {8: 4, 16: 3, 32: 3, 64: 2}[tokens]
         return MatrixTiles(tokens=tokens, rows=64, columns=128, num_stages=stages)
-    splits = 1
-    if num_outputs <= 5120:
-        while splits < 4 and num_outputs * splits < 128 * 64 and num_inputs > 1024 * splits:
-            splits *= 2
+    splits = _num_splits(num_outputs, num_inputs)
     if tokens == 64 and splits == 1:
         return None
     stages = 4 if tokens <= 16 else 3
     return MatrixTiles(tokens=tokens, rows=64, columns=256, num_stages=stages, splits=splits)
+
+
+def _num_splits(num_outputs: int, num_inputs: int) -> int:
+    """Returns the parts of the inputs that make enough programs of few outputs."""
+    splits = 1
+    if num_outputs <= 5120:
+        while splits < 4 and num_outputs * splits < 128 * 64 and num_inputs > 1024 * splits:
+            splits *= 2
+    return splits
 
 
 @lru_cache

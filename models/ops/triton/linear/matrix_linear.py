@@ -2,7 +2,8 @@
 
 Such a product takes as long as reading its weight. The copy engine fills a ring of tiles: with
 weights before the previous kernel has ended, with inputs after. Nothing passes through registers,
-so all of shared memory can be loading.
+so all of shared memory can be loading. Weights of 8 and 4 bits become bfloat16 on their way from
+there to the tensor cores, through registers.
 """
 
 from functools import lru_cache
@@ -14,10 +15,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from models.ops.operands.weight_scales import is_by_block
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
     let_next_start,
@@ -25,20 +26,31 @@ from models.ops.triton.launching.dependent_launch import (
 )
 from models.ops.triton.launching.launch import Launch
 from models.ops.triton.linear.linear_configurations import MatrixTiles
+from models.ops.triton.linear.matrix_weights import (
+    finished,
+    multiply,
+    row_scales,
+    tile_scales,
+)
 
 _NUM_WARPS = gl.constexpr(4)
 """A warp group, which multiplies together."""
 _LAYOUTS = {
-    rank: gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
+    (rank, bytes_each): gl.NVMMASharedLayout(
+        swizzle_byte_width=128, element_bitwidth=8 * bytes_each, rank=rank
+    )
     for rank in (2, 3)
+    for bytes_each in (1, 2)
 }
-"""Layouts of tiles in shared memory, by number of dimensions."""
+"""Layouts of tiles in shared memory, by number of dimensions and bytes of an element."""
 
 
 @gluon.jit
 def _fetch_weights(weight, tile, ready, row, column, NUM_BYTES: gl.constexpr, is_wanted):
     """Loads a tile of the weight; `ready` will receive NUM_BYTES, including those of inputs."""
     mbarrier.expect(ready, NUM_BYTES, pred=is_wanted)
+    if weight.dtype == gl.uint8:
+        column = column // 2
     tma.async_copy_global_to_shared(weight, [0, row, column], ready, tile, pred=is_wanted)
 
 
@@ -82,27 +94,32 @@ def _store(
 
 @gluon.jit(do_not_specialize=["num_tokens"])
 def _matrix_kernel(
-    x, weight, bias_ptr, output_ptr, num_tokens,
+    x, weight, scale_ptr, zero_ptr, row_scale_ptr, bias_ptr, output_ptr, num_tokens,
     NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, TOKENS: gl.constexpr,
-    HAS_BIAS: gl.constexpr, IS_GATED: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
-    SPLITS: gl.constexpr, STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
+    HAS_BIAS: gl.constexpr, IS_GATED: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr,
+    COLUMNS: gl.constexpr, SPLITS: gl.constexpr, STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Multiplies ROWS rows of the weight with up to TOKENS tokens; sums are [rows, tokens].
 
     With SPLITS each program sums over its part of the inputs and stores that. Loads past the end of
-    a matrix give zeros.
+    a matrix give zeros. An FP8 weight has scales of blocks or of rows. A weight of 4 bits has
+    scales and perhaps zeros of GROUP columns, and perhaps scales of rows. Pointers to what a weight
+    does not have are None.
     """
     let_next_start(DEPENDENT)
     HALVES: gl.constexpr = 2 if IS_GATED else 1
     OUTPUTS: gl.constexpr = ROWS // HALVES
     # Whole tiles, equally many for each part but the last.
     STEPS: gl.constexpr = (NUM_INPUTS + SPLITS * COLUMNS - 1) // (SPLITS * COLUMNS)
-    NUM_BYTES: gl.constexpr = (ROWS + TOKENS) * COLUMNS * 2
+    WIDTH: gl.constexpr = COLUMNS // 2 if GROUP else COLUMNS
+    NUM_BYTES: gl.constexpr = (
+        ROWS * WIDTH * (weight.dtype.primitive_bitwidth // 8) + TOKENS * COLUMNS * 2
+    )
     row = gl.program_id(0) * OUTPUTS
     split = gl.program_id(1)
     first = split * STEPS * COLUMNS
     weights = gl.allocate_shared_memory(
-        weight.dtype, [STAGES, HALVES, OUTPUTS, COLUMNS], weight.layout
+        weight.dtype, [STAGES, HALVES, OUTPUTS, WIDTH], weight.layout
     )
     inputs = gl.allocate_shared_memory(x.dtype, [STAGES, TOKENS, COLUMNS], x.layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -114,21 +131,37 @@ def _matrix_kernel(
             weight, weights.index(stage), ready.index(stage), row, first + stage * COLUMNS,
             NUM_BYTES, stage < STEPS,
         )  # fmt: skip
+    on_cores: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[_NUM_WARPS, 1], instr_shape=[16, TOKENS, 16]
+    )
+    if scale_ptr is not None:
+        scales = tile_scales(
+            scale_ptr, zero_ptr, row, first, on_cores, ROWS, COLUMNS, GROUP, NUM_OUTPUTS,
+            NUM_INPUTS, HALVES,
+        )  # fmt: skip
+    if row_scale_ptr is not None:
+        outer_scales = row_scales(row_scale_ptr, row, on_cores, ROWS, NUM_OUTPUTS, HALVES)
     wait_for_previous(DEPENDENT)
     for stage in gl.static_range(STAGES):
         _fetch_inputs(
             x, inputs.index(stage), ready.index(stage), first + stage * COLUMNS, stage < STEPS
         )
-    on_cores: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[_NUM_WARPS, 1], instr_shape=[16, TOKENS, 16]
-    )
     sums = gl.zeros([ROWS, TOKENS], gl.float32, on_cores)
     stage = 0
     phase = 0
     for step in range(STEPS):
         mbarrier.wait(ready.index(stage), phase)
-        tile = weights.index(stage).reshape([ROWS, COLUMNS])
-        sums = warpgroup_mma(tile, inputs.index(stage).permute((1, 0)), sums)
+        tile = weights.index(stage).reshape([ROWS, WIDTH])
+        if scale_ptr is None:
+            sums = multiply(tile, inputs.index(stage), None, sums, on_cores)
+        else:
+            # The scales of the next step load during this one's product.
+            next_scales = tile_scales(
+                scale_ptr, zero_ptr, row, first + (step + 1) * COLUMNS, on_cores, ROWS, COLUMNS,
+                GROUP, NUM_OUTPUTS, NUM_INPUTS, HALVES,
+            )  # fmt: skip
+            sums = multiply(tile, inputs.index(stage), scales, sums, on_cores)
+            scales = next_scales
         column = first + (step + STAGES) * COLUMNS
         is_wanted = step + STAGES < STEPS
         _fetch_weights(
@@ -139,6 +172,9 @@ def _matrix_kernel(
         if stage == STAGES:
             stage = 0
             phase ^= 1
+    sums = finished(sums, scale_ptr)
+    if row_scale_ptr is not None:
+        sums *= outer_scales[:, None]
     _store(
         sums, bias_ptr, output_ptr, row, split, num_tokens, NUM_OUTPUTS, HAS_BIAS, IS_GATED
     )  # fmt: skip
@@ -150,12 +186,21 @@ def matrix_linear(
     bias: torch.Tensor | None,
     tiles: MatrixTiles,
     *,
+    weight_scale: torch.Tensor | None = None,
+    weight_zero: torch.Tensor | None = None,
+    row_scale: torch.Tensor | None = None,
     is_gated: bool = False,
 ) -> torch.Tensor:
     """Computes models.ops.linear.linear.linear for up to tiles.tokens tokens.
 
     x [T, K] and weight are contiguous, with 2-byte elements and K a multiple of 8. A gated product
-    has neither bias nor splits.
+    has neither bias nor splits. For weights of other formats x is bfloat16, K a multiple of 32, and
+    tiles have 128 or 256 columns, of 4-bit weights 256:
+
+    - FP8 with a weight_scale by row or by block (see models.ops.linear.linear); with blocks N of a
+      gated product is a multiple of 128;
+    - 4 bits in kernel order (see models.ops.operands.packed_weights) with their weight_scale,
+      weight_zero and row_scale.
 
     Returns:
         [T, N]; with tiles.splits > 1 its addends, [splits, T, N] float32.
@@ -168,12 +213,18 @@ def matrix_linear(
     else:
         output = x.new_empty(tiles.splits, num_tokens, num_outputs, dtype=torch.float32)
     rows = tiles.rows // halves
-    launch = _launcher(num_outputs, num_inputs, bias is not None, is_gated, tiles, x.device)
+    group, per_byte = 0, num_inputs // weight.shape[1]
+    if per_byte == 2 and weight_scale is not None:
+        group = num_inputs // weight_scale.shape[1]
+    elif not is_by_block(weight, weight_scale):
+        weight_scale, row_scale = None, weight_scale
+    launch = _launcher(num_outputs, num_inputs, bias is not None, is_gated, group, tiles, x.device)
+    columns = tiles.columns // per_byte
     launch(
         (-(-num_outputs // rows), tiles.splits, 1),
         _described(x, (num_tokens, num_inputs), (tiles.tokens, tiles.columns)),
-        _described(weight, (halves, num_outputs, num_inputs), (halves, rows, tiles.columns)),
-        weight if bias is None else bias, output, num_tokens,
+        _described(weight, (halves, num_outputs, weight.shape[1]), (halves, rows, columns)),
+        weight_scale, weight_zero, row_scale, weight if bias is None else bias, output, num_tokens,
     )  # fmt: skip
     return output
 
@@ -183,7 +234,8 @@ def _described(x: torch.Tensor, shape: tuple[int, ...], tile: tuple[int, ...]) -
     strides = [1]
     for size in shape[:0:-1]:
         strides.insert(0, size * strides[0])
-    return TensorDescriptor(x, list(shape), strides, list(tile), _LAYOUTS[len(shape)])
+    layout = _LAYOUTS[len(shape), x.element_size()]
+    return TensorDescriptor(x, list(shape), strides, list(tile), layout)
 
 
 @lru_cache
@@ -192,12 +244,13 @@ def _launcher(
     num_inputs: int,
     has_bias: bool,
     is_gated: bool,
+    group: int,
     tiles: MatrixTiles,
     device: torch.device,
 ) -> Launch:
     return Launch(
         _matrix_kernel, NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, TOKENS=tiles.tokens,
-        HAS_BIAS=has_bias, IS_GATED=is_gated, ROWS=tiles.rows, COLUMNS=tiles.columns,
-        SPLITS=tiles.splits, STAGES=tiles.num_stages, num_warps=_NUM_WARPS.value,
-        **launch_options(device),
+        HAS_BIAS=has_bias, IS_GATED=is_gated, GROUP=group, ROWS=tiles.rows,
+        COLUMNS=tiles.columns, SPLITS=tiles.splits, STAGES=tiles.num_stages,
+        num_warps=_NUM_WARPS.value, **launch_options(device),
     )  # fmt: skip

@@ -9,6 +9,7 @@ from models.ops.triton.moe.moe_grouped import apply_grouped
 from models.ops.triton.moe.moe_mxfp4 import apply_mxfp4
 from models.ops.triton.moe.moe_pairs import apply_pairs
 from models.ops.triton.moe.moe_routing import route as route
+from models.ops.triton.moe.token_chunks import token_chunks
 
 
 def apply_experts(
@@ -17,11 +18,17 @@ def apply_experts(
     """Does what models.ops.moe.moe.apply_experts does, on a GPU.
 
     The kernels depend on shapes alone and the host reads nothing, so a call may be captured. Sums
-    are added in a fixed order: equal inputs give equal bits.
+    are added in a fixed order: equal inputs give equal bits. Chunks of tokens bound the memory.
     """
+    num_tokens, top_k = ids.shape
     if experts.is_quantized:
         apply = apply_fp8 if experts.is_fp8 else apply_mxfp4
     else:
-        is_few = are_few(ids.numel(), experts.num_choices, ids.shape[1])
-        apply = apply_pairs if is_few else apply_grouped
-    return apply(hidden.contiguous(), weights, ids, experts)
+        apply = apply_pairs if are_few(ids.numel(), experts.num_choices, top_k) else apply_grouped
+    hidden = hidden.contiguous()
+    output = torch.empty_like(hidden)
+    for chunk in token_chunks(
+        num_tokens, top_k=top_k, itemsize=hidden.dtype.itemsize, experts=experts
+    ):
+        apply(hidden[chunk], weights[chunk], ids[chunk], experts, output[chunk])
+    return output

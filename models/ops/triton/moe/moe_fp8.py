@@ -1,7 +1,9 @@
 """FP8 experts, for any number of tokens; see moe_grouped for the rest.
 
 Activations are rounded before both products as in linear layers, with one scale per row and 128
-features. Sums of 128 products are added in float32: tensor cores add FP8 products in fewer bits.
+features. Between the products a kernel does so: the first one where its tiles hold such runs of
+features whole, else the second one, which rounds what it reads; the bits are the same. Sums of 128
+products are added in float32: tensor cores add FP8 products in fewer bits.
 """
 
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from models.number_formats import BLOCK
+from models.number_formats import BLOCK, FP8
 from models.ops.operands.experts import ExpertWeights
 from models.ops.triton.launching.dependent_launch import (
     launch_options,
@@ -21,9 +23,11 @@ from models.ops.triton.linear.fp8_linear import quantize
 from models.ops.triton.moe.expert_forms import are_few, tile_rows
 from models.ops.triton.moe.moe_grouped import find_rows, sum_by_token
 from models.ops.triton.moe.moe_routing import sort_by_expert
+from models.ops.triton.moe.rounding import rounded
 from models.ops.triton.moe.swiglu import gated
 
 _FP8_BLOCK = tl.constexpr(BLOCK)
+_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +91,11 @@ def _finished(
 @triton.jit
 def _gate_up_kernel(
     x_ptr, x_scale_ptr, weight_ptr, scale_ptr, bias_ptr, pairs_ptr, starts_ptr, output_ptr,
-    alpha, limit,
+    output_scale_ptr, alpha, limit,
     HIDDEN: tl.constexpr, INNER: tl.constexpr, TOP_K: tl.constexpr, NUM_EXPERTS: tl.constexpr,
     HAS_BIAS: tl.constexpr, IS_CLAMPED: tl.constexpr, BY_ROW: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, BLOCK_E: tl.constexpr, IS_ALONE: tl.constexpr, DEPENDENT: tl.constexpr,
+    COLUMNS: tl.constexpr, BLOCK_E: tl.constexpr, IS_ALONE: tl.constexpr,
+    IS_ROUNDED: tl.constexpr, DTYPE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(DEPENDENT)
     # Only now, so that later kernels may read the order of rows before their own waits.
@@ -126,10 +131,14 @@ def _gate_up_kernel(
     at = expert * 2 * INNER + columns
     gate = _finished(gate, scale_ptr, bias_ptr, at, is_column, BY_ROW, HAS_BIAS)
     up = _finished(up, scale_ptr, bias_ptr, at + INNER, is_column, BY_ROW, HAS_BIAS)
-    result = gated(gate, up, alpha, limit, IS_CLAMPED)
+    result = gated(gate, up, alpha, limit, IS_CLAMPED).to(DTYPE)
+    if IS_ROUNDED:
+        result, result_scale = rounded(result)
+        at_scale = rows * part_blocks + first_column // _FP8_BLOCK
+        tl.store(output_scale_ptr + at_scale, result_scale, mask=is_row)
     in_output = is_row[:, None] & is_column[None, :]
     output_ptrs = output_ptr + rows[:, None] * INNER + columns[None, :]
-    tl.store(output_ptrs, result.to(output_ptr.dtype.element_ty), mask=in_output)
+    tl.store(output_ptrs, result, mask=in_output)
 
 
 @triton.jit
@@ -137,7 +146,7 @@ def _down_kernel(
     x_ptr, x_scale_ptr, weight_ptr, scale_ptr, bias_ptr, pairs_ptr, starts_ptr, output_ptr,
     HIDDEN: tl.constexpr, INNER: tl.constexpr, NUM_EXPERTS: tl.constexpr, HAS_BIAS: tl.constexpr,
     BY_ROW: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_E: tl.constexpr,
-    IS_ALONE: tl.constexpr, DEPENDENT: tl.constexpr,
+    IS_ALONE: tl.constexpr, IS_ROUNDED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     let_next_start(DEPENDENT)
     expert, rows, is_row, pairs = find_rows(
@@ -159,7 +168,10 @@ def _down_kernel(
         is_depth = depth < INNER
         in_x = is_row[:, None] & is_depth[None, :]
         x = tl.load(x_ptr + rows[:, None] * INNER + depth[None, :], mask=in_x, other=0.0)
-        x_scale = tl.load(x_scale_ptr + rows * blocks + block, mask=is_row, other=0.0)
+        if IS_ROUNDED:
+            x_scale = tl.load(x_scale_ptr + rows * blocks + block, mask=is_row, other=0.0)
+        else:
+            x, x_scale = rounded(x)
         in_weight = is_depth[:, None] & is_column[None, :]
         acc += _block_product(
             x, weight_ptrs + depth[:, None], in_weight, x_scale, scale_ptrs + block, BY_ROW
@@ -172,21 +184,34 @@ def _down_kernel(
 
 
 def apply_fp8(
-    hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights
-) -> torch.Tensor:
-    """Does what models.ops.triton.moe.moe.apply_experts does; hidden is contiguous."""
+    hidden: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    experts: ExpertWeights,
+    output: torch.Tensor,
+) -> None:
+    """Does what models.ops.triton.moe.moe.apply_experts does, into `output`; both contiguous."""
     num_experts, hidden_size, inner = experts.down.shape
     top_k, num_pairs, num_choices = ids.shape[1], ids.numel(), experts.num_choices
     is_alone = are_few(num_pairs, num_choices, top_k)
     pairs, starts = (ids, ids)
-    if not is_alone:
+    if is_alone:
+        gate_up_tiles, down_tiles = _ALONE_SMALL_TILES if inner <= _FEW_FEATURES else _ALONE_TILES
+    else:
         pairs, starts = sort_by_expert(ids, num_experts, num_choices)
-    between = hidden.new_empty(num_pairs, inner)
+        gate_up_tiles, down_tiles = _TILES[tile_rows(num_pairs, num_choices)]
+    is_rounded = gate_up_tiles.columns == BLOCK
+    between = hidden.new_empty(num_pairs, inner, dtype=FP8 if is_rounded else hidden.dtype)
+    # Without such scales the kernels touch none.
+    between_scale = weights
+    if is_rounded:
+        between_scale = weights.new_empty(num_pairs, triton.cdiv(inner, BLOCK))
     results = hidden.new_empty(num_pairs, hidden_size)
     shape = {
         "HIDDEN": hidden_size, "INNER": inner, "NUM_EXPERTS": num_experts,
         "BLOCK_E": triton.next_power_of_2(num_experts), "BY_ROW": experts.is_scaled_by_row,
         "HAS_BIAS": experts.gate_up_bias is not None, "IS_ALONE": is_alone,
+        "IS_ROUNDED": is_rounded,
         **launch_options(hidden.device),
     }  # fmt: skip
     gate_up_bias, down_bias = experts.biases_or(weights)
@@ -196,20 +221,17 @@ def apply_fp8(
         num_tiles = num_pairs if is_alone else num_pairs // tiles.rows + num_experts
         return triton.cdiv(num_columns, tiles.columns), num_tiles
 
-    if is_alone:
-        gate_up_tiles, down_tiles = _ALONE_SMALL_TILES if inner <= _FEW_FEATURES else _ALONE_TILES
-    else:
-        gate_up_tiles, down_tiles = _TILES[tile_rows(num_pairs, num_choices)]
     _gate_up_kernel[grid(inner, gate_up_tiles)](
         *quantize(hidden, BLOCK), experts.gate_up, experts.gate_up_scale, gate_up_bias, pairs,
-        starts, between, experts.alpha, experts.limit or 0.0,
-        TOP_K=top_k, IS_CLAMPED=experts.limit is not None, **_constants(gate_up_tiles), **shape,
+        starts, between, between_scale, experts.alpha, experts.limit or 0.0,
+        TOP_K=top_k, IS_CLAMPED=experts.limit is not None, DTYPE=_DTYPES[hidden.dtype],
+        **_constants(gate_up_tiles), **shape,
     )  # fmt: skip
     _down_kernel[grid(hidden_size, down_tiles)](
-        *quantize(between, BLOCK), experts.down, experts.down_scale, down_bias, pairs, starts,
+        between, between_scale, experts.down, experts.down_scale, down_bias, pairs, starts,
         results, **_constants(down_tiles), **shape,
     )  # fmt: skip
-    return sum_by_token(results, weights, is_partial=experts.is_partial)
+    sum_by_token(results, weights, output, is_partial=experts.is_partial)
 
 
 def _constants(tiles: _Tiles) -> dict[str, int]:

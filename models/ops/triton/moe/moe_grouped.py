@@ -231,9 +231,13 @@ def _sum_kernel(
 
 
 def apply_grouped(
-    hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights
-) -> torch.Tensor:
-    """Does what models.ops.triton.moe.moe.apply_experts does; hidden is contiguous."""
+    hidden: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    experts: ExpertWeights,
+    output: torch.Tensor,
+) -> None:
+    """Does what models.ops.triton.moe.moe.apply_experts does, into `output`; both contiguous."""
     num_experts, hidden_size, inner = experts.down.shape
     num_pairs = ids.numel()
     rows, gate_up_tiles, down_tiles = _FLOAT_ROWS, _FLOAT_TILES, _FLOAT_TILES
@@ -273,24 +277,24 @@ def apply_grouped(
         described(between, rows, tiles), described(experts.down, tiles.columns, tiles), down_bias,
         pairs, starts, results, **_constants(tiles), **shape,
     )  # fmt: skip
-    return sum_by_token(results, weights, is_partial=experts.is_partial)
+    sum_by_token(results, weights, output, is_partial=experts.is_partial)
 
 
-def sum_by_token(results: torch.Tensor, weights: torch.Tensor, *, is_partial: bool) -> torch.Tensor:
+def sum_by_token(
+    results: torch.Tensor, weights: torch.Tensor, output: torch.Tensor, *, is_partial: bool
+) -> None:
     """Adds up the weighted results of each token's experts, in the order of its choices.
 
-    Maps results [T * top_k, H], by token, and weights [T, top_k] float32 to [T, H]. is_partial:
-    whether rows of weight 0 may have no values.
+    Maps results [T * top_k, H], by token, and weights [T, top_k] float32 to output [T, H].
+    is_partial: whether rows of weight 0 may have no values.
     """
     (num_tokens, top_k), hidden_size = weights.shape, results.shape[1]
-    output = results.new_empty(num_tokens, hidden_size)
     block = min(_SUM_COLUMNS, triton.next_power_of_2(hidden_size))
     _sum_kernel[(num_tokens, triton.cdiv(hidden_size, block))](
         results, weights, output, HIDDEN=hidden_size, TOP_K=top_k, COLUMNS=block,
         IS_PARTIAL=is_partial, num_warps=4,
         **launch_options(results.device),
     )  # fmt: skip
-    return output
 
 
 def _constants(tiles: _Tiles) -> dict[str, int]:

@@ -119,9 +119,13 @@ def _down_kernel(
 
 
 def apply_mxfp4(
-    hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights
-) -> torch.Tensor:
-    """Does what models.ops.triton.moe.moe.apply_experts does; hidden is contiguous."""
+    hidden: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    experts: ExpertWeights,
+    output: torch.Tensor,
+) -> None:
+    """Does what models.ops.triton.moe.moe.apply_experts does, into `output`; both contiguous."""
     hidden_size, inner = hidden.shape[1], experts.inner_size
     num_experts, num_choices = len(experts.down), experts.num_choices
     top_k, num_pairs = ids.shape[1], ids.numel()
@@ -152,4 +156,4 @@ def apply_mxfp4(
     _down_kernel[(triton.cdiv(hidden_size, tiles.weight_rows), num_tiles)](
         between, experts.down, experts.down_scale, down_bias, pairs, starts, results, **shape
     )
-    return sum_by_token(results, weights, is_partial=experts.is_partial)
+    sum_by_token(results, weights, output, is_partial=experts.is_partial)

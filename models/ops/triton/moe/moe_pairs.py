@@ -113,14 +113,17 @@ def _down_kernel(
 
 
 def apply_pairs(
-    hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: ExpertWeights
-) -> torch.Tensor:
-    """Does what models.ops.triton.moe.moe.apply_experts does; hidden is contiguous."""
+    hidden: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    experts: ExpertWeights,
+    output: torch.Tensor,
+) -> None:
+    """Does what models.ops.triton.moe.moe.apply_experts does, into `output`; both contiguous."""
     num_tokens, hidden_size = hidden.shape
     top_k, inner = ids.shape[1], experts.down.shape[2]
     num_pairs = ids.numel()
     between = hidden.new_empty(num_pairs, inner)
-    output = torch.empty_like(hidden)
     has_bias = experts.gate_up_bias is not None
     gate_up_bias, down_bias = experts.biases_or(weights)
     shape = {
@@ -137,7 +140,6 @@ def apply_pairs(
     _down_kernel[(num_tokens, triton.cdiv(hidden_size, tiles.columns))](
         between, experts.down, down_bias, ids, weights, output, **_constants(tiles), **shape
     )
-    return output
 
 
 def _constants(tiles: _Tiles) -> dict[str, int]:

@@ -14,8 +14,8 @@ from models.ops.custom_op import NAMESPACE
 from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.kernel_choice import has_kernels
-from models.ops.linear.fp8_linear import fp8_block_linear, fp8_row_linear
 from models.ops.linear.linear import linear
+from models.ops.linear.packed_linear import packed_linear
 from models.ops.moe.moe import fused_moe
 from models.ops.operands.head_transform import HeadTransform
 from services.engine.compilation.dispatch_mode import DispatchMode
@@ -51,7 +51,10 @@ class FusionCheck(DispatchMode):
         if unfused is None or kwargs:
             return func(*args, **(kwargs or {}))
         size = (func, *(_size(arg) for arg in args))
-        if size in self._seen or (unfused is _attention and not _is_comparable(args)):
+        is_plain = (unfused is _attention and not _is_comparable(args)) or (
+            unfused is _packed_linear and not args[-1]
+        )
+        if size in self._seen or is_plain:
             return func(*args)
         self._seen.add(size)
         given: list[Any] = [
@@ -83,18 +86,61 @@ def _is_comparable(args: tuple[Any, ...]) -> bool:
     return has_transform and not has_kernels(args[0].device)
 
 
-def _gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return _product(x, weight, bias, is_gated=True)
+def _gated_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, weight_scale: Tensor | None = None
+) -> Tensor:
+    return silu_and_mul(linear(x, weight, bias, weight_scale))
+
+
+def _packed_linear(  # as the operator
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    weight_zero: Tensor | None,
+    row_scale: Tensor | None,
+    bias: Tensor | None,
+    is_gated: bool,
+) -> Tensor:
+    assert is_gated, "without a gate it stands for nothing else"
+    operands = (weight, weight_scale, weight_zero, row_scale, bias)
+    return silu_and_mul(packed_linear(x, *operands, False))
 
 
 def _norm_linear(
-    x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None, is_gated: bool
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    is_gated: bool,
+    weight_scale: Tensor | None = None,
 ) -> Tensor:
-    return _product(rms_norm(x, norm_weight, eps), weight, bias, is_gated=is_gated)
+    product = _gated_linear if is_gated else linear
+    return product(rms_norm(x, norm_weight, eps), weight, bias, weight_scale)
 
 
-def _linear_residual(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    residual.add_(linear(x, weight, bias))
+def _add_norm_linear(
+    x: Tensor,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    is_gated: bool,
+    weight_scale: Tensor | None = None,
+) -> Tensor:
+    residual.add_(x)
+    return _norm_linear(residual, norm_weight, eps, weight, bias, is_gated, weight_scale)
+
+
+def _linear_residual(
+    residual: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    weight_scale: Tensor | None = None,
+) -> None:
+    residual.add_(linear(x, weight, bias, weight_scale))
 
 
 def _linear_residual_norm(
@@ -104,8 +150,9 @@ def _linear_residual_norm(
     bias: Tensor | None,
     norm_weight: Tensor,
     eps: float,
+    weight_scale: Tensor | None = None,
 ) -> Tensor:
-    _linear_residual(residual, x, weight, bias)
+    _linear_residual(residual, x, weight, bias, weight_scale)
     return rms_norm(residual, norm_weight, eps)
 
 
@@ -119,9 +166,41 @@ def _linear_residual_norm_linear(  # noqa: PLR0913  # as the operator
     next_weight: Tensor,
     next_bias: Tensor | None,
     is_gated: bool,
+    weight_scale: Tensor | None = None,
+    next_weight_scale: Tensor | None = None,
 ) -> Tensor:
-    normed = _linear_residual_norm(residual, x, weight, bias, norm_weight, eps)
-    return _product(normed, next_weight, next_bias, is_gated=is_gated)
+    _linear_residual(residual, x, weight, bias, weight_scale)
+    following = (next_weight, next_bias, is_gated, next_weight_scale)
+    return _norm_linear(residual, norm_weight, eps, *following)
+
+
+def _feed_forward(  # noqa: PLR0913  # as the operator
+    residual: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm_weight: Tensor,
+    eps: float,
+    gate_up: Tensor,
+    gate_up_bias: Tensor | None,
+    down: Tensor,
+    down_bias: Tensor | None,
+    last_norm_weight: Tensor,
+    last_eps: float,
+    next_weight: Tensor | None,
+    next_bias: Tensor | None,
+    is_next_gated: bool,
+    weight_scale: Tensor | None,
+    *scales: Tensor | None,
+) -> Tensor:
+    gate_up_scale, down_scale, next_scale = (*scales, None)[:3]
+    _linear_residual(residual, x, weight, bias, weight_scale)
+    inner = _norm_linear(residual, norm_weight, eps, gate_up, gate_up_bias, True, gate_up_scale)
+    _linear_residual(residual, inner, down, down_bias, down_scale)
+    if next_weight is None:
+        return rms_norm(residual, last_norm_weight, last_eps)
+    following = (next_weight, next_bias, is_next_gated, next_scale)
+    return _norm_linear(residual, last_norm_weight, last_eps, *following)
 
 
 def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -136,13 +215,8 @@ def _all_reduce_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, gr
 
 def _fused_moe_with_shared(hidden: Tensor, *others: Any) -> Tensor:
     routed, shared = others[: _NUM_ROUTED - 1], others[_NUM_ROUTED - 1 :]
-    weight, scale, bias, down, down_scale, down_bias, is_blocked = shared
-    if scale is None:
-        output = linear(_gated_linear(hidden, weight, bias), down, down_bias)
-    else:
-        product = fp8_block_linear if is_blocked else fp8_row_linear
-        inner = silu_and_mul(product(hidden, weight, scale, bias))
-        output = product(inner, down, down_scale, down_bias)
+    weight, scale, bias, down, down_scale, down_bias = shared
+    output = linear(_gated_linear(hidden, weight, bias, scale), down, down_bias, down_scale)
     return fused_moe(hidden, *routed) + output
 
 
@@ -169,16 +243,14 @@ def _attention(  # noqa: PLR0913  # as the operator
     )
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None, *, is_gated: bool) -> Tensor:
-    product = linear(x, weight, bias)
-    return silu_and_mul(product) if is_gated else product
-
-
 _UNFUSED: dict[str, Callable[..., Tensor | None]] = {
     f"{NAMESPACE}::{name}": unfused
     for name, unfused in (
         ("gated_linear", _gated_linear),
+        ("packed_linear", _packed_linear),
         ("norm_linear", _norm_linear),
+        ("add_norm_linear", _add_norm_linear),
+        ("feed_forward", _feed_forward),
         ("linear_residual", _linear_residual),
         ("linear_residual_norm", _linear_residual_norm),
         ("linear_residual_norm_linear", _linear_residual_norm_linear),

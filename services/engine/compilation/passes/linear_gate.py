@@ -1,29 +1,37 @@
 """Puts a gate into the product before it."""
 
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from services.engine.compilation.passes.graph_pass import GraphPass
 from services.engine.compilation.passes.pattern import Call, Operand, find
 from services.engine.compilation.passes.rewriting import insert_operator, replace
 
-_GATED = Call(
-    "octavo::silu_and_mul",
-    (Call("octavo::linear", (Operand("x"), Operand("weight"), Operand("bias"))),),
-)
+_OPERANDS = ("x", "weight", "bias", "weight_scale")
+_GATED = Call("octavo::silu_and_mul", (Call("octavo::linear", tuple(map(Operand, _OPERANDS))),))
+_PACKED_OPERANDS = ("x", "weight", "weight_scale", "weight_zero", "row_scale", "bias")
+_PACKED = Call("octavo::packed_linear", (*map(Operand, _PACKED_OPERANDS), False))
+_PACKED_GATED = Call("octavo::silu_and_mul", (_PACKED,))
 
 
 class LinearGatePass(GraphPass):
-    """silu_and_mul(linear(x)) becomes gated_linear(x)."""
+    """silu_and_mul(linear(x)) becomes gated_linear(x); packed_linear's own gate does the same."""
 
     name = "linear_gate"
 
     def run(self, graph: Graph) -> int:
         """Rewrites every match; returns how many there were."""
-        num_matches = 0
-        for node in graph.nodes:
-            match = find(_GATED, at=node)
-            if match is not None:
-                operands = (match["x"], match["weight"], match["bias"])
-                replace(node, insert_operator(node, "gated_linear", *operands, like=node))
-                num_matches += 1
-        return num_matches
+        return sum(_fuse(node) for node in graph.nodes)
+
+
+def _fuse(node: Node) -> bool:
+    match = find(_GATED, at=node)
+    if match is not None:
+        operands = [match[name] for name in _OPERANDS]
+        replace(node, insert_operator(node, "gated_linear", *operands, like=node))
+        return True
+    match = find(_PACKED_GATED, at=node)
+    if match is not None:
+        operands = [*(match[name] for name in _PACKED_OPERANDS), True]
+        replace(node, insert_operator(node, "packed_linear", *operands, like=node))
+        return True
+    return False

@@ -7,7 +7,7 @@ from services.engine.compilation.passes.pattern import Call, Match, Operand, fin
 from services.engine.compilation.passes.residual import next_norm, own_residual
 from services.engine.compilation.passes.rewriting import insert_operator, replace
 
-_PRODUCT = Call("octavo::linear", (Operand("x"), Operand("weight"), Operand("bias")))
+_PRODUCT = Call("octavo::linear", tuple(map(Operand, ("x", "weight", "bias", "weight_scale"))))
 _SUMS = tuple(Call(name, (Operand("residual"), _PRODUCT, 1)) for name in ("add", "iadd"))
 
 
@@ -32,10 +32,10 @@ def _fuse(total: Node, match: Match) -> bool:
         return False
     norm = next_norm(total)
     if norm is None:
-        insert_operator(total, "linear_residual", residual, *product)
+        insert_operator(total, "linear_residual", residual, *product, match["weight_scale"])
         replace(total, residual)
     else:
-        arguments = (residual, *product, norm.weight, norm.eps)
+        arguments = (residual, *product, norm.weight, norm.eps, match["weight_scale"])
         fused = insert_operator(total, "linear_residual_norm", *arguments, like=norm.node)
         replace(total, residual)
         replace(norm.node, fused)

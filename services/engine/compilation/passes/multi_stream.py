@@ -15,25 +15,16 @@ _FIRST = ("shared_gate_up", "shared_gate_up_scale", "shared_gate_up_bias")
 _SECOND = ("shared_down", "shared_down_scale", "shared_down_bias")
 
 
-def _product(x: Call | Operand, weight: tuple[str, str, str]) -> Call:
-    name, _, bias = weight
-    return Call("octavo::linear", (x, Operand(name), Operand(bias)))
+def _product(name: str, x: Call | Operand, weight: tuple[str, str, str]) -> Call:
+    values, scale, bias = map(Operand, weight)
+    return Call(name, (x, values, bias, scale))
 
 
-def _fp8_product(x: Call | Operand, weight: tuple[str, str, str]) -> Call:
-    return Call("octavo::fp8_linear", (x, *map(Operand, weight), Operand("is_blocked")))
-
-
-def _gated(product: Call) -> Call:
-    return Call("octavo::silu_and_mul", (product,))
-
-
-_GATED_LINEAR = Call("octavo::gated_linear", (_HIDDEN, Operand(_FIRST[0]), Operand(_FIRST[2])))
-_SHARED = (
-    _product(_GATED_LINEAR, _SECOND),
-    _product(_gated(_product(_HIDDEN, _FIRST)), _SECOND),
-    _fp8_product(_gated(_fp8_product(_HIDDEN, _FIRST)), _SECOND),
+_GATED = (
+    _product("octavo::gated_linear", _HIDDEN, _FIRST),
+    Call("octavo::silu_and_mul", (_product("octavo::linear", _HIDDEN, _FIRST),)),
 )
+_SHARED = tuple(_product("octavo::linear", gated, _SECOND) for gated in _GATED)
 _SUMS = tuple(
     Call("add", (Call("octavo::fused_moe", tuple(map(Operand, _ROUTED))), shared, 1))
     for shared in _SHARED
@@ -63,7 +54,6 @@ class MultiStreamPass(GraphPass):
 
 
 def _fuse(total: Node, match: Match) -> bool:
-    values = {**dict.fromkeys((*_FIRST, *_SECOND)), "is_blocked": False, **match.values}
-    arguments = (values[name] for name in (*_ROUTED, *_FIRST, *_SECOND, "is_blocked"))
+    arguments = (match[name] for name in (*_ROUTED, *_FIRST, *_SECOND))
     replace(total, insert_operator(total, "fused_moe_with_shared", *arguments, like=total))
     return True

@@ -12,8 +12,16 @@ from services.engine.compilation.passes.rewriting import (
 )
 
 _NORM = ("x", "norm_weight", "eps")
-_SUM_AND_NORM = ("residual", "x", "weight", "bias", "norm_weight", "eps")
-_PRODUCT = ("next_weight", "next_bias")
+_SUM_AND_NORM = ("residual", "x", "weight", "bias", "norm_weight", "eps", "weight_scale")
+_PRODUCT = ("next_weight", "next_bias", "next_weight_scale")
+_ARGUMENTS = {
+    "norm_linear": (*_NORM, "next_weight", "next_bias", "is_gated", "next_weight_scale"),
+    "linear_residual_norm_linear": (
+        *_SUM_AND_NORM[:-1], "next_weight", "next_bias", "is_gated", "weight_scale",
+        "next_weight_scale",
+    ),
+}  # fmt: skip
+"""Arguments of the fused operators, in order."""
 
 
 class NormLinearPass(GraphPass):
@@ -45,10 +53,10 @@ def _fuse(node: Node, product: str, norm: str, fused: str) -> bool:
         return False
     # The sum stays where it is: later nodes read it.
     place = node if norm == "rms_norm" else match.nodes[1]
-    arguments = [match[name] for name in (*names, *_PRODUCT)]
+    values = {**match.values, "is_gated": product == "gated_linear"}
+    arguments = [values[name] for name in _ARGUMENTS[fused]]
     if not are_before(place, arguments):
         return False
-    arguments.append(product == "gated_linear")
     replace(node, insert_operator(place, fused, *arguments, like=node))
     if place is not node:
         remove(place)

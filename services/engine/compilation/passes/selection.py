@@ -1,5 +1,6 @@
 """The compiler passes, in the order in which they run."""
 
+from services.engine.compilation.passes.activation_quant import ActivationQuantPass
 from services.engine.compilation.passes.all_reduce_norm import AllReduceNormPass
 from services.engine.compilation.passes.canonical.canonical_pass import CanonicalPass
 from services.engine.compilation.passes.clean_up import CleanUpPass
@@ -8,6 +9,7 @@ from services.engine.compilation.passes.linear_gate import LinearGatePass
 from services.engine.compilation.passes.linear_residual import LinearResidualPass
 from services.engine.compilation.passes.multi_stream import MultiStreamPass
 from services.engine.compilation.passes.norm_linear import NormLinearPass
+from services.engine.compilation.passes.norm_quant import NormQuantPass
 from services.engine.compilation.passes.qk_norm_rope_cache import QkNormRopeCachePass
 from services.engine.compilation.passes.residual_norm import ResidualNormPass
 from services.engine.config.compilation import CompilationConfig
@@ -23,6 +25,8 @@ def selected_passes(config: CompilationConfig) -> list[GraphPass]:
         AllReduceNormPass(),
         ResidualNormPass(),
         NormLinearPass(),
+        NormQuantPass(),
+        ActivationQuantPass(),
         QkNormRopeCachePass(),
         CleanUpPass(),
     ]

@@ -7,7 +7,7 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from models.forward_context import GraphKey
+from models.forward_context import GraphKey, PromptChunk
 from services.engine.batch import (
     BatchDescriptor,
     CUDAGraphMode,
@@ -137,6 +137,23 @@ class Batch:
     block_writes: Int32Array | None = None
     assignments: Sequence[RowAssignment] = ()
     sampling: SamplingMetadata = field(default_factory=SamplingMetadata)
+
+    @property
+    def chunks(self) -> tuple[PromptChunk, ...]:
+        """The requests with several query tokens, in order."""
+        if self.max_seqlen_q == 1:
+            return ()
+        starts, lengths = self.query_start_loc, self.seq_lens
+        q_lens = starts[1:] - starts[:-1]
+        return tuple(
+            PromptChunk(
+                request=request,
+                first_token=int(starts[request]),
+                num_queries=int(q_lens[request]),
+                num_keys=int(lengths[request]),
+            )
+            for request in np.flatnonzero(q_lens > 1).tolist()
+        )
 
     @classmethod
     def read(cls, descriptor: BatchDescriptor, limits: StepLimits, *, num_blocks: int) -> "Batch":

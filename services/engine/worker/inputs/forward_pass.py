@@ -87,6 +87,7 @@ class ForwardPass:
                 block_size=self._block_size,
                 max_seqlen_q=inputs.max_seqlen_q,
                 max_seqlen_k=inputs.max_seqlen_k,
+                chunks=inputs.chunks,
                 workspace=self._workspace,
                 is_recorded=mode is CUDAGraphMode.FULL,
             )

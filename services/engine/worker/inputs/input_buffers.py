@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from models.cudagraph_mode import GraphKind
-from models.forward_context import GraphKey
+from models.forward_context import GraphKey, PromptChunk
 from models.ops.elementwise.table_entries import write_entries
 from models.ops.sampling.step_tokens import last_tokens
 from services.engine.batch import RowAssignment, read_int32
@@ -51,6 +51,7 @@ class Inputs(Header):
     input_ids: [T] int32. positions, token_request: [T] int64.
     max_seqlen_q, max_seqlen_k: bounds of queries and sequences, in tokens.
     is_prefill: a request may compute prompt tokens.
+    chunks: requests with several query tokens; empty where the host does not know them.
     """
 
     input_ids: Tensor
@@ -59,6 +60,7 @@ class Inputs(Header):
     max_seqlen_q: int
     max_seqlen_k: int
     is_prefill: bool
+    chunks: tuple[PromptChunk, ...] = ()
 
 
 class InputBuffers:
@@ -179,6 +181,7 @@ class InputBuffers:
             max_seqlen_k=batch.max_seqlen_k,
             is_prefill=batch.is_prefill,
         )
+        inputs = replace(inputs, chunks=batch.chunks)
         if num_tokens is None:
             return inputs
         input_ids, positions = self._input_ids[:num_tokens], self._positions[:num_tokens]

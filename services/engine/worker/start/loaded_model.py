@@ -157,6 +157,9 @@ class LoadedModel:
         log.info("weights_loaded", num_parameters=count_parameters(model), load_s=round(load_s, 3))
         for each in model.weight_formats:
             log.info("weights_kept", **asdict(each))
+        quantization = model.config.quantization
+        if quantization is not None and quantization.is_made_for_fp4_activations:
+            log.info("activations_not_rounded", made_for="fp4", used="weights only")
         loaded = cls(
             config=config,
             ranks=ranks,

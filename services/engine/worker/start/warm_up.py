@@ -10,7 +10,11 @@ from dataclasses import replace
 import torch
 
 from models.config import ModelConfig
-from models.ops.triton.attention.configurations import first_requests_of_each_form
+from models.ops.triton.attention.configurations import (
+    MANY_LATENT_TOKENS,
+    first_requests_of_each_form,
+)
+from models.ops.triton.attention.latent_forms import steps_of_each_form
 from models.ops.triton.moe.expert_forms import first_tokens_of_each_form
 from services.engine.batch import (
     BatchBuilder,
@@ -53,6 +57,8 @@ def other_steps(config: ModelConfig, limits: StepLimits) -> list[tuple[int, ...]
         experts = first_tokens_of_each_form(config.moe.num_experts, config.moe.num_experts_per_tok)
         missing = _untaken(experts, [sum(q_lens) for q_lens in fitting])
         steps += [_prompts(count, limits.max_model_len) for count in missing]
+    if config.mla is not None:
+        steps += steps_of_each_form(config.mla, MANY_LATENT_TOKENS)
     return steps
 
 

@@ -117,7 +117,7 @@ def test_a_draft_layer_that_differs_under_graphs_is_named(folder, trace, in_firs
     assert 0 < totals.num_different < totals.num_by_graph
     lines = report.splitlines()
     assert lines[0].startswith(f"step {totals.first_difference} differs")
-    assert lines[1].startswith(f"  first tensor: draft {draft} q, off by")
+    assert lines[1].startswith(f"  first tensor: draft {draft} q_plain, off by")
     assert "layer" not in report
 
 

@@ -60,10 +60,10 @@ def error(actual, exact):
 def round_activations(exact, kept):
     """Makes a dequantised model round what goes into the layers that another keeps in FP8."""
 
-    def product(x, weight, scale, bias):
+    def product(layer, x, bias):
         rounded, scales = quantize(x, BLOCK)
         x = rounded.float() * scales.repeat_interleave(BLOCK, 1)[:, : x.shape[1]]
-        return torch.nn.functional.linear(x, weight, bias)
+        return torch.nn.functional.linear(x, layer.weight, bias)
 
     for path, layer in kept.named_modules():
         if isinstance(layer, QuantizableLinear) and layer.method is not UNQUANTIZED:

@@ -5,8 +5,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from models.number_formats import FP8
 from models.ops.elementwise import rms_norm, rotary, silu_and_mul  # noqa: F401  # register
-from models.ops.linear import linear, linear_residual, norm_linear  # noqa: F401  # register
+from models.ops.linear import (  # noqa: F401  # register
+    feed_forward,
+    linear,
+    linear_residual,
+    norm_linear,
+)
 
 EPS = 1e-6
 T, H, K, N = 5, 24, 12, 16
@@ -44,6 +50,31 @@ def samples():
             yield "norm_linear", (torch.randn(T, H), gain, EPS, after, given, is_gated)
 
 
+def samples_of_8_bits():
+    """Yields the operators with products, with FP8 weights."""
+    gain, rows = torch.randn(H), torch.rand(H, 1)
+    residual, x, weight = stream()
+    first, after = weight.to(FP8), torch.randn(2 * N, H).to(FP8)
+    after_rows = torch.rand(2 * N, 1)
+    yield "linear", (x, first, None, rows)
+    yield "gated_linear", (residual, after, None, after_rows)
+    yield "norm_linear", (residual, gain, EPS, after, None, True, after_rows)
+    for is_gated in (True, False):
+        sums = (torch.randn(T, H), residual, gain, EPS)
+        yield "add_norm_linear", (*sums, after, None, is_gated, after_rows)
+    down, down_rows = torch.randn(H, N).to(FP8), torch.rand(H, 1)
+    mlp = (residual, x, first, None, gain, EPS, after, None, down, None, gain, EPS)
+    scales = (rows, after_rows, down_rows)
+    yield "feed_forward", (*mlp, None, None, False, *scales, None)
+    yield "feed_forward", (*mlp, after, None, True, *scales, after_rows)
+    yield "linear_residual", (residual, x, first, None, rows)
+    yield "linear_residual_norm", (residual, x, first, None, gain, EPS, rows)
+    yield (
+        "linear_residual_norm_linear",
+        (residual, x, first, None, gain, EPS, after, None, True, rows, after_rows),
+    )
+
+
 SAMPLES = list(samples())
 EACH = pytest.mark.parametrize(("name", "args"), SAMPLES, ids=[name for name, _ in SAMPLES])
 
@@ -56,6 +87,15 @@ def test_operators_write_what_they_declare_and_fake_their_shapes(name, args):
     )
     mutated = {arg.name for arg in operator._schema.arguments if arg.is_write}
     assert mutated == ({"residual"} if "residual" in name or name == "add_rms_norm" else set())
+
+
+# Torch's check of schemas multiplies each argument, which FP8 tensors cannot be.
+@pytest.mark.parametrize(("name", "args"), list(samples_of_8_bits()))
+def test_operators_with_weights_of_8_bits_fake_their_shapes(name, args):
+    operator = getattr(torch.ops.octavo, name).default
+    torch.library.opcheck(
+        operator, args, test_utils=("test_faketensor", "test_aot_dispatch_dynamic")
+    )
 
 
 @EACH

@@ -11,6 +11,7 @@ from models.ops.communication.all_gather import all_gather
 from models.ops.communication.all_reduce import all_reduce
 from models.parallel.collectives import num_issued, without_other_ranks
 from models.parallel.group import ParallelGroup
+from scripts.quantize_tiny import FORMATS, write_quantized
 from tests.support.paged_runner import PagedRunner
 from tests.support.quantized_checkpoints import WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import transformers_logits, write_checkpoint
@@ -61,9 +62,22 @@ def test_two_ranks_with_fp8_blocks_give_the_logits_of_one(tmp_path):
     model = load_model(folder, device=torch.device("cpu"), dtype=torch.float32, keep_quantized=True)
     runner = PagedRunner(model)
     expected = runner.run(runner.add(TOKEN_IDS), chunk_size=4)
-    for logits in run_two_ranks(folder, tmp_path, "fp8"):
+    for logits in run_two_ranks(folder, tmp_path, "keep_quantized"):
         # Sums in another order may round an activation to its neighbour in FP8.
         assert (logits - expected).norm() < 1e-2 * expected.norm()
+
+
+@pytest.mark.parametrize("form", ["awq", "compressed-int4-channel"])
+def test_two_ranks_with_4_bits_give_the_logits_of_one(tmp_path, form):
+    plain, folder = tmp_path / "plain", tmp_path / "packed"
+    write_checkpoint(plain, "llama", **WIDE)
+    write_quantized(plain, folder, FORMATS[form])
+    model = load_model(folder, device=torch.device("cpu"), dtype=torch.float32, keep_quantized=True)
+    assert model.model.layers[0].mlp.down_proj.method.packing is not None
+    runner = PagedRunner(model)
+    expected = runner.run(runner.add(TOKEN_IDS), chunk_size=4)
+    for logits in run_two_ranks(folder, tmp_path, "keep_quantized"):
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-3)
 
 
 def test_a_model_of_one_rank_calls_no_collective(tmp_path):

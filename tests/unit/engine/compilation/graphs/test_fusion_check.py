@@ -4,10 +4,13 @@ import pytest
 import torch
 
 from models.cudagraph_mode import CUDAGraphMode
+from models.loading.loader import load_model
+from scripts.quantize_tiny import FORMATS, write_quantized
 from services.engine.compilation.graphs import fusion_check
 from services.engine.config.compilation_level import CompilationLevel
 from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
+from tests.support.quantized_checkpoints import WIDE
 from tests.support.random_checkpoints import write_checkpoint
 
 ATTENTION = "unified_attention_with_output"
@@ -77,6 +80,40 @@ def doubled(operator):
         return result * 2
 
     return reference
+
+
+@pytest.mark.parametrize(
+    ("form", "name"), [("awq", "packed_linear"), ("fp8-block", "feed_forward")]
+)
+def test_products_of_quantised_weights_are_compared(form, name, tmp_path, monkeypatch):
+    write_checkpoint(tmp_path / "plain", "llama", **WIDE)
+    write_quantized(tmp_path / "plain", tmp_path / "stored", FORMATS[form])
+    config = compilation_config(
+        level=CompilationLevel.PIECEWISE,
+        use_inductor=False,
+        cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
+        cudagraph_capture_sizes=(3,),
+    )
+
+    def faults():
+        model = load_model(
+            tmp_path / "stored",
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            keep_quantized=True,
+        )
+        return {each.fault for each in GraphEngine(tmp_path, config, model=model).capture()}
+
+    assert faults() == {""}
+    operator = f"octavo::{name}"
+    original = fusion_check._UNFUSED[operator]
+
+    def broken(*args):
+        return original(*args) * 2
+
+    monkeypatch.setattr(fusion_check, f"_{name}", broken)
+    monkeypatch.setitem(fusion_check._UNFUSED, operator, broken)
+    assert any(f"{operator} is off by" in each for each in faults())
 
 
 def test_a_model_without_passes_has_nothing_to_compare(family, monkeypatch):

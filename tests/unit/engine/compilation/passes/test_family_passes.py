@@ -5,8 +5,10 @@ import torch
 
 from models.loading.loader import load_model
 from models.registry import ARCHITECTURES
+from scripts.quantize_tiny import FORMATS, write_quantized
 from tests.support.compiled_models import compile_at
 from tests.support.paged_runner import PagedRunner
+from tests.support.quantized_checkpoints import KINDS, WIDE, quantize_checkpoint
 from tests.support.random_checkpoints import VARIANTS, transformers_logits, write_checkpoint
 
 TOKENS = [5, 17, 3, 44, 2, 9, 9, 31, 60, 7, 8, 1, 90]
@@ -59,3 +61,79 @@ def test_a_family_is_fused_and_computes_what_transformers_does(variant, tmp_path
     logits = runner.run(runner.add(TOKENS), 5)
     expected = transformers_logits(reference, TOKENS)
     assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_of_8_bits_are_fused_like_others(kind, tmp_path):
+    plain, folder = tmp_path / "plain", tmp_path / "quantized"
+    write_checkpoint(plain, "llama", **WIDE)
+    folder.mkdir()
+    quantize_checkpoint(plain, folder, kind)
+
+    def logits(*, is_compiled):
+        model = load_model(
+            folder, device=torch.device("cpu"), dtype=torch.bfloat16, keep_quantized=True
+        )
+        found = compile_at(3)(model).pass_matches if is_compiled else {}
+        runner = PagedRunner(model)
+        return found, runner.run(runner.add(TOKENS), 5)
+
+    found, actual = logits(is_compiled=True)
+    # A gate and the products around it are one operator in each of two layers.
+    assert (DENSE | {"activation_quant": 2}).items() <= found.items()
+    _, expected = logits(is_compiled=False)
+    assert (actual - expected).norm() <= 0.02 * expected.norm()
+
+
+@pytest.mark.parametrize("kind", ["deepseek", "compressed_channel"])
+def test_norms_after_other_sums_take_part_in_products_of_8_bits(kind, tmp_path):
+    plain, folder = tmp_path / "plain", tmp_path / "quantized"
+    write_checkpoint(plain, "granite", **WIDE)
+    folder.mkdir()
+    quantize_checkpoint(plain, folder, kind)
+    logits = []
+    for level in (3, 0):
+        model = load_model(
+            folder, device=torch.device("cpu"), dtype=torch.bfloat16, keep_quantized=True
+        )
+        matches = compile_at(level)(model).pass_matches if level else {}
+        # Two layers have four sums; the last norm comes before the head, which has no FP8 weight.
+        assert matches.get("norm_quant", 3) == 3
+        runner = PagedRunner(model)
+        logits.append(runner.run(runner.add(TOKENS), 5))
+    assert (logits[0] - logits[1]).norm() <= 0.02 * logits[1].norm()
+
+
+@pytest.mark.parametrize(
+    ("form", "variant", "level"),
+    [
+        *(("awq", "llama", level) for level in (1, 2, 3)),
+        ("gptq-act-order", "llama_bias", 3),
+        ("modelopt-nvfp4", "qwen3", 3),
+        ("compressed-mixed", "llama", 3),
+        ("quark-mxfp4", "deepseek_v3", 3),
+    ],
+)
+def test_weights_of_4_bits_get_their_gate_and_run_at_every_level(form, variant, level, tmp_path):
+    plain, folder = tmp_path / "plain", tmp_path / "quantized"
+    latent = {"num_key_value_heads": 4, "q_lora_rank": 128, "kv_lora_rank": 64,
+              "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 64,
+              "moe_intermediate_size": 128}  # fmt: skip
+    write_checkpoint(plain, variant, **WIDE | (latent if variant == "deepseek_v3" else {}))
+    write_quantized(plain, folder, FORMATS[form])
+
+    def load():
+        cpu = torch.device("cpu")
+        return load_model(folder, device=cpu, dtype=torch.float32, keep_quantized=True)
+
+    model = load()
+    stats = compile_at(level)(model)
+    if level == 3:
+        found = {name for name, count in stats.pass_matches.items() if count}
+        assert model.expected_passes() <= found
+        assert "linear_gate" in found
+    logits = []
+    for each in (model, load()):
+        runner = PagedRunner(each)
+        logits.append(runner.run(runner.add(TOKENS), 5))
+    assert (logits[0] - logits[1]).norm() <= 1e-4 * logits[1].norm()

@@ -32,6 +32,29 @@ def test_each_heads_largest_number_is_kept():
     torch.testing.assert_close(kept.abs().amax(-1), torch.tensor([7.0, 1e5]))
 
 
+def test_scales_of_each_head_are_never_worse_than_a_checkpoints():
+    generator = torch.Generator().manual_seed(2)
+    # Heads of tokens differ by a factor of 100, and some numbers stand out.
+    sizes = torch.rand(400, 8, 1, generator=generator) * 2 - 1
+    heads = torch.randn(400, 8, 64, generator=generator) * 10**sizes
+    heads[::7, :, 3] *= 8
+    stored, scales = quantize_heads(heads)
+    own = (stored.float() * scales.unsqueeze(-1) - heads).square()
+    calibrated = heads.abs().amax() / 448
+    for scale in (calibrated, calibrated / 2, calibrated / 64, torch.tensor(1.0)):
+        rounded = (heads / scale).clamp(-448, 448).to(FP8_CACHE_DTYPE).float() * scale
+        static = (rounded - heads).square()
+        assert own.sum() <= 1.05 * static.sum()
+        # What rounding costs a small head relative to itself is where they differ.
+        relative = [(each.sum(-1) / heads.square().sum(-1)).mean() for each in (own, static)]
+        assert relative[0] <= 1.05 * relative[1]
+    # A scale that is a multiple by a power of two keeps a part of the numbers, so none is nearer.
+    for factor in (1, 2, 64, 2**12):
+        coarser = scales.unsqueeze(-1) * factor
+        static = ((heads / coarser).to(FP8_CACHE_DTYPE).float() * coarser - heads).square()
+        assert (own <= static * (1 + 1e-5)).all()
+
+
 def test_a_head_of_zeros_stays_zero():
     stored, scales = quantize_heads(torch.zeros(2, 8))
     assert stored.float().count_nonzero() == 0

@@ -2,13 +2,32 @@ import pytest
 import torch
 
 from models.forward_context import forward_context
+from models.ops.attention import latent_attention
+from models.ops.triton.attention import latent_forms
+from models.ops.triton.attention.latent_forms import NEVER
 from tests.support.latent_case import make_latent_case
 
 SIZES = {"num_heads": 3, "latent_dim": 10, "rope_dim": 4}
 
 
-@pytest.mark.parametrize("batch", [([1, 1, 1], [5, 17, 1]), ([4, 1, 6], [9, 3, 6])])
-def test_every_query_attends_to_the_latent_vectors_up_to_its_own(batch):
+def attended(case, token, entries):
+    """Returns a token's attention to entries with the keys and values that their heads make."""
+    queries, latent, heads = case.queries, entries[:, :10], []
+    for head, rows in enumerate(queries.projections.chunk(3)):
+        keys = torch.cat((latent @ rows[:16].T, entries[:, 10:]), dim=1)
+        query = torch.cat((queries.plain[token, head], queries.rotated[token, head]))
+        heads.append((keys @ query * case.scale).softmax(0) @ (latent @ rows[16:].T))
+    return torch.stack(heads)
+
+
+@pytest.mark.parametrize("least", [1, 5, NEVER])
+@pytest.mark.parametrize(
+    "batch", [([1, 1, 1], [5, 17, 1]), ([4, 1, 6], [9, 3, 6]), ([30, 2], [75, 40])]
+)
+def test_every_query_attends_to_the_tokens_up_to_its_own_in_both_forms(batch, least, monkeypatch):
+    monkeypatch.setattr(latent_attention, "least_expanded_queries", lambda sizes: least)
+    # Pieces of two blocks: 3 heads of 32 float32.
+    monkeypatch.setattr(latent_forms, "MOST_EXPANDED_BYTES", 2 * 16 * 3 * 32 * 4)
     case = make_latent_case(*batch, **SIZES)
     output = case.run()
     token = 0
@@ -17,8 +36,7 @@ def test_every_query_attends_to_the_latent_vectors_up_to_its_own(batch):
         cached = torch.cat([case.cache.latent[block] for block in blocks])
         for position in range(seq_len - num_queries, seq_len):
             keys = cached[: position + 1]
-            weights = (case.q[token] @ keys.T * case.scale).softmax(-1)
-            torch.testing.assert_close(output[token], weights @ keys[:, :10])
+            torch.testing.assert_close(output[token], attended(case, token, keys))
             token += 1
 
 
@@ -37,8 +55,7 @@ def test_with_an_index_queries_attend_to_the_tokens_of_the_highest_scores(top_k)
             scores = (weights[token, :, None] * (index_q[token] @ seen.T).relu()).sum(0)
             chosen = scores.topk(min(top_k, position + 1)).indices
             keys = cached[chosen]
-            attention = (case.q[token] @ keys.T * case.scale).softmax(-1)
-            torch.testing.assert_close(output[token], attention @ keys[:, :10])
+            torch.testing.assert_close(output[token], attended(case, token, keys))
             token += 1
 
 
@@ -48,5 +65,5 @@ def test_operator_passes_torchs_own_checks(top_k):
     with forward_context(case.context()):
         torch.library.opcheck(
             torch.ops.octavo.latent_attention_with_output.default,
-            case.arguments(torch.zeros(6, 3, 10)),
+            case.arguments(torch.zeros(6, 3, 16)),
         )

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from models.number_formats import BLOCK, FP8
-from models.ops.linear.fp8_linear import fp8_block_linear, fp8_row_linear, quantize
+from models.ops.linear.fp8_linear import quantize
+from models.ops.linear.linear import linear
+from tests.support.tolerances import assert_rows_close
 
 generator = torch.Generator().manual_seed(11)
 PRODUCT_ERROR = 0.05
@@ -38,7 +40,7 @@ def test_block_product_is_near_the_exact_one(rows, size, columns, has_bias):
     x, weight, scale = block_case(rows, size, columns)
     bias = random(columns) if has_bias else None
     exact = x.double() @ block_weight(weight, scale).t() + (0 if bias is None else bias)
-    assert relative_error(fp8_block_linear(x, weight, scale, bias), exact) < PRODUCT_ERROR
+    assert relative_error(linear(x, weight, bias, scale), exact) < PRODUCT_ERROR
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -47,7 +49,7 @@ def test_row_product_is_near_the_exact_one(has_bias):
     scale = torch.rand(96, 1, generator=generator) + 0.5
     bias = random(96) if has_bias else None
     exact = x.double() @ (weight.double() * scale).t() + (0 if bias is None else bias)
-    assert relative_error(fp8_row_linear(x, weight, scale, bias), exact) < PRODUCT_ERROR
+    assert relative_error(linear(x, weight, bias, scale), exact) < PRODUCT_ERROR
 
 
 def test_products_of_what_fp8_holds_are_exact():
@@ -56,8 +58,8 @@ def test_products_of_what_fp8_holds_are_exact():
     weight = torch.randint(-7, 8, (32, 256), generator=generator).float()
     expected = x @ weight.t()
     blocks, rows = torch.ones(1, 2), torch.ones(32, 1)
-    assert torch.equal(fp8_block_linear(x, weight.to(FP8), blocks, None), expected)
-    assert torch.equal(fp8_row_linear(x, weight.to(FP8), rows, None), expected)
+    assert torch.equal(linear(x, weight.to(FP8), None, blocks), expected)
+    assert torch.equal(linear(x, weight.to(FP8), None, rows), expected)
 
 
 @pytest.mark.parametrize("group_size", [16, 100, 128, 200])
@@ -79,12 +81,29 @@ def test_zeros_stay_zeros():
 
 
 @pytest.mark.parametrize("is_blocked", [False, True])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_few_tokens_of_bfloat16_are_not_rounded(is_blocked, has_bias):
+    x, weight, scale = block_case(64, 200, 96)
+    if not is_blocked:
+        scale = torch.rand(96, 1, generator=generator) + 0.5
+    x = x.to(torch.bfloat16)
+    bias = random(96).to(torch.bfloat16) if has_bias else None
+    values = block_weight(weight, scale) if is_blocked else weight.double() * scale
+    exact = x.double() @ values.t() + (0 if bias is None else bias.double())
+    assert_rows_close(linear(x, weight, bias, scale), exact)
+    # One token more is rounded.
+    more = torch.cat((x, x[:1]))
+    error = relative_error(linear(more, weight, bias, scale)[:64], exact)
+    assert 0.01 < error < PRODUCT_ERROR
+
+
+@pytest.mark.parametrize("is_blocked", [False, True])
 def test_operator_keeps_its_promises_to_a_compiler(is_blocked):
     x, weight, scale = block_case(3, 256, 128)
     scale = scale if is_blocked else torch.ones(128, 1)
     for bias in (None, random(128)):
         torch.library.opcheck(
-            torch.ops.octavo.fp8_linear.default,
-            (x, weight, scale, bias, is_blocked),
+            torch.ops.octavo.linear.default,
+            (x, weight, bias, scale),
             test_utils=("test_faketensor",),
         )

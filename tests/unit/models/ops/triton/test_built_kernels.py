@@ -23,6 +23,8 @@ pretend()
 from models.kv_cache import FP8_CACHE_DTYPE
 from models.ops.triton.launching.kernel_builds import kernel_functions, load_kernel_functions
 from models.ops.triton.communication.exchange import launcher
+from models.ops.linear.packed_linear import packed_linear
+from models.ops.operands.packed_weights import quantize_packed
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.kernel_launches import absent_gpu
 from tests.support.mxfp4_checkpoints import pack_experts
@@ -43,6 +45,12 @@ def summed():
         launch = launcher(1024, 1, 4, 64, 0, is_two_shot, row.device)
         pointers = torch.empty(4, dtype=torch.int64)
         launch((1, 1, 1), row, row, row, row, pointers, number, number, number, 1e-6, 1, 2**36)
+
+def packed_products():
+    for group, options in ((128, {}), (32, {"has_zeros": True}), (16, {"is_float": True})):
+        weight = quantize_packed(torch.zeros(256, 1024), group, **options)
+        for num_tokens in (1, 64, 200):
+            packed_linear(torch.zeros(num_tokens, 1024).bfloat16(), *weight, None, True)
 
 load_kernel_functions()
 checkpoints = iter(folder / f"checkpoint-{number}" for number in range(100))
@@ -71,6 +79,7 @@ def quantized(variant, **overrides):
 
 FULL_SIZE = {"hidden_size": 256, "num_attention_heads": 8, "head_dim": 128}
 EXPERTS = {"moe_intermediate_size": 192}
+LONG = {"max_position_embeddings": 512}
 LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 with absent_gpu():
     builds = (
@@ -86,12 +95,12 @@ with absent_gpu():
         | launched_by(made("glm4_moe_groups"), dtype=torch.float16)
         | launched_by(made("mixtral"), dtype=torch.float32)
         | launched_by(made("deepseek_v2_groups"), dtype=torch.float32)
-        | launched_by(drafting("deepseek_v3", **LATENT), num_drafts=2)
+        | launched_by(drafting("deepseek_v3", **LATENT, **LONG), num_drafts=2, max_model_len=256)
         | launched_by(drafting("deepseek_v32"), num_drafts=2)
         | launched_by(made("qwen3_moe"), num_ranks=2)
         | launched_by(packed(intermediate_size=96), keep_quantized=True, num_ranks=2)
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True, num_ranks=2)
-        | found_in([fused, summed])
+        | found_in([fused, summed, packed_products])
     )
 errors = check_types(builds.values())
 assert not errors, chr(10).join(errors)

@@ -12,10 +12,33 @@ import pytest
 
 PROGRAM = """
 import torch
+from models.ops.triton.elementwise import rms_norm as norms
+from models.ops.triton.elementwise import silu_and_mul as gates
 from models.ops.triton.linear.fp8_linear import BLOCK, fp8_block_linear, quantize
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
+
+def quantized(x, is_blocked):
+    return [each.float() for each in quantize(x, BLOCK if is_blocked else x.shape[1])]
+
+for size in (96, 256, 300):
+    x, residual = torch.randn(2, 5, size)
+    parts, gain = torch.randn(3, 5, size), torch.randn(size)
+    for is_blocked in (True, False):
+        rounded = norms.rounded_rms_norm(x, gain, 1e-6, is_blocked=is_blocked)
+        expected = quantized(norms.rms_norm(x, gain, 1e-6), is_blocked)
+        assert all(torch.equal(a.float(), b) for a, b in zip(rounded, expected, strict=True))
+        first, second = residual.clone(), residual.clone()
+        rounded = norms.add_rounded_rms_norm(parts, first, gain, 1e-6, is_blocked=is_blocked)
+        expected = quantized(norms.add_rms_norm(parts, second, gain, 1e-6), is_blocked)
+        assert all(torch.equal(a.float(), b) for a, b in zip(rounded, expected, strict=True))
+        assert torch.equal(first, second)
+    for is_blocked in (True, False):
+        gate_up = torch.randn(5, 2 * size)
+        rounded = gates.rounded_silu_and_mul(gate_up, is_blocked=is_blocked)
+        expected = quantized(gates.silu_and_mul(gate_up), is_blocked)
+        assert all(torch.equal(a.float(), b) for a, b in zip(rounded, expected, strict=True))
 SHAPES = [(1, 128, 128), (7, 200, 96), (17, 384, 200), (40, 256, 130), (70, 100, 300)]
 for num_rows, size, num_columns in SHAPES:
     x = torch.randn(num_rows, size)
@@ -29,9 +52,8 @@ for num_rows, size, num_columns in SHAPES:
     exact_weight = weight.double() * scale.double()[rows][:, columns]
     for bias in (None, torch.randn(num_columns)):
         exact = exact_x @ exact_weight.t() + (0 if bias is None else bias)
-        torch.testing.assert_close(
-            fp8_block_linear(x, weight, scale, bias).double(), exact, rtol=1e-5, atol=1e-4
-        )
+        output = fp8_block_linear(rounded, x_scale, weight, scale, bias, x.dtype)
+        torch.testing.assert_close(output.double(), exact, rtol=1e-5, atol=1e-4)
 """
 
 

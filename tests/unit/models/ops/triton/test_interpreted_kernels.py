@@ -94,6 +94,14 @@ for dtype in (torch.float32, torch.float16):
             if case.bias is None or not case.is_gated:
                 tiles = VectorTiles(rows=4, columns=32, num_warps=4)
                 assert_rows_close(case.run_vector(tiles), case.exact())
+    for size in ((1, 12, 256), (2, 128, 200), (1, 256, 130), (4, 130, 384)):
+        for scales in ("row", "block"):
+            for options in OPTIONS.values():
+                case = make_linear_case(*size, **options, dtype=dtype, scales=scales)
+                is_whole = scales == "row" or size[1] % 128 == 0
+                if not case.is_gated or (case.bias is None and is_whole):
+                    tiles = VectorTiles(rows=4, columns=128, num_warps=4)
+                    assert_rows_close(case.run_vector(tiles), case.exact())
 """
 
 FP8_CACHE_PROGRAM = """

@@ -12,7 +12,8 @@ PROGRAM = """
 import torch
 torch.set_num_threads(1)
 from models.ops.operands.index_queries import IndexQueries
-from models.ops.triton.attention.latent_attention import latent_attention
+from models.ops.triton.attention import latent_forms, latent_steps
+from models.ops.triton.attention.latent_steps import attend
 from tests.support.latent_case import make_latent_case
 from tests.support.tolerances import assert_rows_close
 
@@ -34,10 +35,46 @@ for batch, verifies in BATCHES:
             index_q, index_k, weights, _ = case.index
             case.cache.index_keys.flatten(0, 1).index_copy_(0, slots, index_k)
             index = IndexQueries(q=index_q, weights=weights, top_k=top_k)
-        output = case.q.new_full((*case.q.shape[:2], 24), torch.nan)
-        latent_attention(
-            case.q, case.cache, case.metadata, output, case.scale, index, is_prefill=not verifies
+        output = case.entry.new_full((len(case.entry), 5, 16), torch.nan)
+        attend(
+            case.queries, case.cache, case.metadata, output, case.scale, index,
+            is_prefill=not verifies,
         )
+        live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
+        assert_rows_close(output[live], exact[live])
+        assert output[~live].count_nonzero() == 0
+
+# Chunks of 12 query tokens or more are expanded, from pieces of three blocks; a whole tile of keys
+# needs no mask.
+SIZES |= {"plain_dim": 8, "value_dim": 8}
+expanded = []
+original = latent_steps.expanded_attention
+def watched(*arguments):
+    expanded.append(arguments[3].request)
+    original(*arguments)
+latent_steps.expanded_attention = watched
+BATCHES = (
+    (([1, 40, 11, 1, 12], [60, 170, 90, 0, 12]), [1, 4]),
+    (([13, 14], [13, 120]), [0, 1]),
+    (([3, 1, 11], [5, 60, 11]), []),
+)
+for batch, long in BATCHES:
+    for dtype, num_blocks in ((torch.float32, 3), (torch.float16, 100)):
+        latent_forms.MOST_EXPANDED_BYTES = num_blocks * 16 * 5 * 16 * dtype.itemsize
+        case = make_latent_case(*batch, **SIZES, dtype=dtype)
+        exact = case.exact().run()
+        slots = case.metadata.slot_mapping
+        # Slots that no request has written may hold anything.
+        case.cache.latent[0] = torch.nan
+        case.cache.latent.flatten(0, 1).index_copy_(0, slots, case.entry)
+        for request, length in enumerate(batch[1]):
+            if length % 16:
+                last = case.metadata.block_tables[request, length // 16]
+                case.cache.latent[last, length % 16 :] = torch.nan
+        output = case.entry.new_full((len(case.entry), 5, 8), torch.nan)
+        expanded.clear()
+        attend(case.queries, case.cache, case.metadata, output, case.scale, None, is_prefill=True)
+        assert expanded == long
         live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
         assert_rows_close(output[live], exact[live])
         assert output[~live].count_nonzero() == 0

@@ -12,7 +12,7 @@ PROGRAM = """
 import torch
 torch.set_num_threads(1)
 from models.ops.moe import moe as reference
-from models.ops.triton.moe import moe as kernels
+from models.ops.triton.moe import moe as kernels, token_chunks
 from models.ops.triton.moe.moe_grouped import apply_grouped
 from models.ops.triton.moe.moe_pairs import apply_pairs
 from models.ops.triton.moe.moe_routing import sort_by_expert
@@ -43,7 +43,21 @@ for dtype, is_clamped, hidden_size, inner in (
         )
         exact = reference.apply_experts(hidden.double(), weights.double(), ids, exactly(experts))
         for apply in (apply_pairs, apply_grouped):
-            assert_rows_close(apply(hidden, weights, ids.int(), experts), exact)
+            actual = torch.empty_like(hidden)
+            apply(hidden, weights, ids.int(), experts, actual)
+            assert_rows_close(actual, exact)
+
+# Chunks of tokens, as of a long step, compute what one chunk does.
+token_chunks.CHUNK_MULTIPLE = 4
+experts = make_experts(hidden=72, inner=40)
+weights, ids = reference.route(*make_logits(13, routing), routing)
+hidden = torch.randn(13, 72)
+exact = reference.apply_experts(hidden.double(), weights.double(), ids, exactly(experts))
+for most_tokens in (4, 8):
+    token_chunks.MOST_SCRATCH_BYTES = most_tokens * token_chunks.scratch_bytes(
+        1, top_k=3, itemsize=4, experts=experts
+    )
+    assert_rows_close(kernels.apply_experts(hidden, weights, ids.int(), experts), exact)
 """
 
 MXFP4_PROGRAM = """
@@ -68,8 +82,8 @@ for hidden_size, inner, dtype, is_clamped in (
         exact = reference.apply_experts(
             hidden.double(), weights.double(), ids, exactly(experts)
         )
-        actual = apply_mxfp4(hidden, weights, ids.int(), experts)
-        assert actual.dtype == dtype
+        actual = torch.empty_like(hidden)
+        apply_mxfp4(hidden, weights, ids.int(), experts, actual)
         assert_rows_close(actual, exact)
 """
 
@@ -77,14 +91,13 @@ FP8_PROGRAM = """
 import torch
 torch.set_num_threads(1)
 from models.ops.moe import moe as reference
-from models.ops.linear.fp8_linear import quantize
 from models.ops.triton.moe import moe_fp8
+from tests.support.interpreter_rounding import round_exactly
 from tests.support.moe_case import ROUTINGS, exactly, make_logits, make_quantized_experts
 from tests.support.tolerances import assert_rows_close
 
 torch.manual_seed(0)
-# The interpreter loses a carry when it rounds to 8 bits.
-moe_fp8.quantize = quantize
+round_exactly()
 routing = ROUTINGS["softmax"]
 # Sizes that no tile and no block divides.
 for kind, hidden_size, inner, dtype, is_clamped in (
@@ -101,10 +114,19 @@ for kind, hidden_size, inner, dtype, is_clamped in (
         exact = reference.apply_experts(
             hidden.double(), weights.double(), ids, exactly(experts), rounds_activations=True
         )
-        actual = moe_fp8.apply_fp8(hidden, weights, ids.int(), experts)
-        assert actual.dtype == dtype
+        actual = torch.empty_like(hidden)
+        moe_fp8.apply_fp8(hidden, weights, ids.int(), experts, actual)
         # Rounded to a half before it is rounded to 8 bits, a number may become its neighbour there.
         assert_rows_close(actual, exact, 2**-5 if dtype == torch.float16 else None)
+        # Tiles with whole runs of features round them in the first kernel, to the same bits.
+        wide = moe_fp8._Tiles(rows=16, columns=128, num_warps=4, num_stages=1)
+        tables = moe_fp8._TILES, moe_fp8._ALONE_TILES, moe_fp8._ALONE_SMALL_TILES
+        moe_fp8._TILES = dict.fromkeys(moe_fp8._TILES, (wide, wide))
+        moe_fp8._ALONE_TILES = moe_fp8._ALONE_SMALL_TILES = wide, wide
+        again = torch.empty_like(hidden)
+        moe_fp8.apply_fp8(hidden, weights, ids.int(), experts, again)
+        assert torch.equal(again, actual)
+        moe_fp8._TILES, moe_fp8._ALONE_TILES, moe_fp8._ALONE_SMALL_TILES = tables
 """
 
 PARTIAL_PROGRAM = """

@@ -1,0 +1,150 @@
+"""Reads weights of 4 bits into the form in which products take them, without multiplying them out.
+
+Each stored tensor fills one parameter of a layer; models.ops.operands.packed_weights has the forms.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from models.layers.quantization import Packing
+from models.layers.weight import LoadsWeights, ShardId
+from models.loading.integers import IntegerFormat, stored_q, stored_scale, stored_zero
+from models.number_formats import E8M0, FP8
+from models.ops.operands.packed_weights import pack, to_kernel_order
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPart:
+    """One parameter's values."""
+
+    parts: tuple[torch.Tensor, ...]
+    """Inputs of `decode`, as stored."""
+    decode: Callable[..., torch.Tensor]
+    shape: tuple[int, ...]
+    """Of the decoded values."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptWeight:
+    """A weight of 4 bits, by parameters of its layer."""
+
+    packing: Packing
+    params: Mapping[str, KeptPart]
+    order: torch.Tensor | None = None
+    """The group of each column, [K], unless equal runs have one each."""
+
+    def shares_layer(self, other: "KeptWeight") -> bool:
+        """Returns whether one layer can keep both weights, one above the other."""
+        if self.packing != other.packing:
+            return False
+        if self.order is None or other.order is None:
+            return self.order is other.order
+        return torch.equal(self.order, other.order)
+
+
+def kept_integers(
+    parts: Mapping[str, torch.Tensor], stored: IntegerFormat, group: int | None
+) -> KeptWeight | None:
+    """Returns integers as products take them; None if no product does.
+
+    parts: the stored tensors by their meanings: q, scale, and maybe zero and order.
+    group: columns that share a scale; None: a whole row.
+    """
+    num_rows, num_columns = stored.shape
+    order = _real_order(parts.get("order"), num_columns, group)
+    is_even = order is None or _has_equal_groups(order, num_columns, group)
+    if stored.num_bits != 4 or not is_even:
+        return None
+    groups = num_rows, num_columns // (group or num_columns)
+    q = (parts["q"],) if order is None else (parts["q"], order)
+    params = {
+        "weight": KeptPart(q, partial(_ordered_q, stored=stored), (num_rows, num_columns // 2)),
+        "weight_scale": KeptPart((parts["scale"],), partial(_scale, stored, groups), groups),
+    }
+    if "zero" in parts:
+        params["weight_zero"] = KeptPart((parts["zero"],), partial(_zero, stored, groups), groups)
+    if order is not None:
+        params["weight_order"] = KeptPart((order,), _columns_by_group, (num_columns,))
+    packing = Packing(
+        kind="int4", group=group, has_zeros="zero" in parts, has_order=order is not None
+    )
+    return KeptWeight(packing, params, order)
+
+
+def kept_floats(
+    packed: torch.Tensor, scale: torch.Tensor, outer: torch.Tensor | None, *, is_inverse: bool
+) -> KeptWeight:
+    """Returns MXFP4, or with an outer scale NVFP4, as products take it.
+
+    Arguments are those of dequantize_fp4.
+    """
+    num_rows = len(packed)
+    params = {
+        "weight": KeptPart((packed,), to_kernel_order, tuple(packed.shape)),
+        "weight_scale": KeptPart((scale,), _float_scale, tuple(scale.shape)),
+    }
+    group = 2 * packed.shape[1] // scale.shape[1]
+    if outer is None:
+        return KeptWeight(Packing(kind="mxfp4", group=group), params)
+    decode = partial(_outer_scale, num_rows=num_rows, is_inverse=is_inverse)
+    params["weight_outer_scale"] = KeptPart((outer,), decode, (num_rows, 1))
+    return KeptWeight(Packing(kind="nvfp4", group=group), params)
+
+
+class KeepsBits:
+    """Fills a parameter of bytes with the bits of a tensor that is checked as numbers."""
+
+    def __init__(self, layer: LoadsWeights) -> None:
+        self._layer = layer
+
+    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:
+        """Copies this rank's share."""
+        self._layer.weight_loader(param, loaded.view(param.dtype), shard_id)
+
+
+def _real_order(
+    order: torch.Tensor | None, num_columns: int, group: int | None
+) -> torch.Tensor | None:
+    """Returns the group of each column; None if these are equal runs in order."""
+    if order is None or group is None:
+        return None
+    return None if torch.equal(order.long(), torch.arange(num_columns) // group) else order
+
+
+def _has_equal_groups(order: torch.Tensor, num_columns: int, group: int | None) -> bool:
+    size = group or num_columns
+    counts = torch.bincount(order.long(), minlength=num_columns // size)
+    return bool((counts == size).all())
+
+
+def _columns_by_group(order: torch.Tensor) -> torch.Tensor:
+    """Returns the columns of the first group, then those of the second, and so on, [K] int32."""
+    return order.argsort(stable=True).int()
+
+
+def _ordered_q(
+    q: torch.Tensor, order: torch.Tensor | None = None, *, stored: IntegerFormat
+) -> torch.Tensor:
+    values = stored_q(q, stored)
+    return pack(values if order is None else values[:, order.argsort(stable=True)])
+
+
+def _scale(stored: IntegerFormat, groups: tuple[int, int], scale: torch.Tensor) -> torch.Tensor:
+    return stored_scale(scale, stored).expand(groups).contiguous()
+
+
+def _zero(stored: IntegerFormat, groups: tuple[int, int], zero: torch.Tensor) -> torch.Tensor:
+    return stored_zero(zero, stored).expand(groups).contiguous()
+
+
+def _float_scale(scale: torch.Tensor) -> torch.Tensor:
+    return scale if scale.dtype == FP8 else scale.view(E8M0)
+
+
+def _outer_scale(outer: torch.Tensor, *, num_rows: int, is_inverse: bool) -> torch.Tensor:
+    outer = outer.float().reshape(1, 1).expand(num_rows, 1)
+    return (1 / outer if is_inverse else outer).contiguous()

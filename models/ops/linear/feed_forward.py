@@ -1,0 +1,99 @@
+"""Two products of a gated feed-forward layer with FP8 weights: octavo::feed_forward.
+
+Layers do not call it: a compiler's pass inserts it.
+"""
+
+import torch
+
+from models.ops.custom_op import direct_register_custom_op
+from models.ops.elementwise.rms_norm import add_rms_norm
+from models.ops.kernel_choice import has_kernels
+from models.ops.linear.activation_rounding import rounds_activations
+from models.ops.linear.fp8_linear import product_of_rounded
+from models.ops.linear.linear_residual import linear_residual_norm, linear_residual_norm_linear
+from models.ops.linear.norm_linear import add_norm_linear
+from models.ops.operands.weight_scales import is_by_block
+
+
+def _feed_forward(  # noqa: PLR0913  # an operator takes no dataclasses
+    residual: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm_weight: torch.Tensor,
+    eps: float,
+    gate_up: torch.Tensor,
+    gate_up_bias: torch.Tensor | None,
+    down: torch.Tensor,
+    down_bias: torch.Tensor | None,
+    last_norm_weight: torch.Tensor,
+    last_eps: float,
+    next_weight: torch.Tensor | None,
+    next_bias: torch.Tensor | None,
+    is_next_gated: bool,
+    weight_scale: torch.Tensor | None,
+    gate_up_scale: torch.Tensor,
+    down_scale: torch.Tensor,
+    next_scale: torch.Tensor | None,
+) -> torch.Tensor:
+    """Runs linear_residual_norm_linear to the gate, and the next product after it.
+
+    The second is linear_residual_norm_linear again, or without a next weight linear_residual_norm.
+    The gate of many tokens rounds its result in its own kernel.
+
+    residual [T, H] takes both sums in place; x [T, K] and weight [H, K] are of attention's output;
+    gate_up [2 * I, H] and down [H, I] are FP8; a next weight is [N, H]. Scales are as in linear.
+
+    Returns:
+        [T, N], of a gated next weight [T, N / 2]; without one the norm, [T, H].
+    """
+    first = (residual, x, weight, bias, norm_weight, eps, gate_up, gate_up_bias)
+    if not has_kernels(x.device) or not rounds_activations(x.shape[0], x.dtype):
+        inner = linear_residual_norm_linear(*first, True, weight_scale, gate_up_scale)
+        product = (residual, inner, down, down_bias, last_norm_weight, last_eps)
+        if next_weight is None:
+            return linear_residual_norm(*product, down_scale)
+        return linear_residual_norm_linear(
+            *product, next_weight, next_bias, is_next_gated, down_scale, next_scale
+        )
+    # Imported on first use: a CPU installation has no Triton.
+    from models.ops.triton.elementwise.silu_and_mul import rounded_silu_and_mul
+
+    plain = linear_residual_norm_linear(*first, False, weight_scale, gate_up_scale)
+    rounded = rounded_silu_and_mul(plain, is_blocked=is_by_block(down, down_scale))
+    output = product_of_rounded(*rounded, down, down_scale, down_bias, x.dtype)
+    following = (output, residual, last_norm_weight, last_eps)
+    if next_weight is None:
+        return add_rms_norm(*following)
+    return add_norm_linear(*following, next_weight, next_bias, is_next_gated, next_scale)
+
+
+def _fake_feed_forward(  # noqa: PLR0913  # as the operator
+    residual: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm_weight: torch.Tensor,
+    eps: float,
+    gate_up: torch.Tensor,
+    gate_up_bias: torch.Tensor | None,
+    down: torch.Tensor,
+    down_bias: torch.Tensor | None,
+    last_norm_weight: torch.Tensor,
+    last_eps: float,
+    next_weight: torch.Tensor | None,
+    next_bias: torch.Tensor | None,
+    is_next_gated: bool,
+    *scales: torch.Tensor | None,
+) -> torch.Tensor:
+    del x, weight, bias, norm_weight, eps, gate_up, gate_up_bias, down, down_bias
+    del last_norm_weight, last_eps, next_bias, scales
+    size = residual.shape[-1]
+    if next_weight is not None:
+        size = next_weight.shape[0] // (2 if is_next_gated else 1)
+    return residual.new_empty((*residual.shape[:-1], size))
+
+
+feed_forward = direct_register_custom_op(
+    "feed_forward", _feed_forward, ("residual",), _fake_feed_forward
+)

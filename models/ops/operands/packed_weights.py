@@ -1,0 +1,111 @@
+"""Weights of 4 bits: their formats, their order in memory, and their values in PyTorch.
+
+A weight [N, K] is uint8 [N, K / 2]; K is a multiple of 32, and a column of scales belongs to a
+group of columns of the weight:
+
+- integers: value = (q - zero) * scale. Scales [N, K / group] bfloat16; zeros uint8 of the same
+  shape, or none, which is 8 everywhere. A group has 32 columns or a multiple that divides K.
+- MXFP4: value = e2m1(q) * 2^(scale - 127). Scales [N, K / 32] uint8.
+- NVFP4: value = e2m1(q) * scale * row scale. Scales [N, K / 16] FP8; row scales [N, 1] float32.
+
+The dtype of the scales names the format. Stored order has column 2 i in the lower half of byte i.
+Kernel order is that of Hopper's tensor cores, four bytes of which have eight columns of a run of
+32: byte 4 q + b of a run's 16 has column c + 2 q + 8 h + 16 j for c = b // 2, j = b % 2, with h = 0
+in its lower half and 1 in its upper half. So one word has, for each j and h, two neighbours, 16
+bits apart.
+
+Sources: Frantar et al. 2022, "GPTQ"; Lin et al. 2023, "AWQ"; Open Compute Project 2023, "OCP
+Microscaling Formats (MX) Specification", section 5; NVIDIA 2025, "Pretraining Large Language Models
+with NVFP4".
+"""
+
+import torch
+
+from models.number_formats import E2M1_VALUES, E8M0, FP8
+
+RUN = 32
+"""Columns whose order changes together."""
+
+
+def to_kernel_order(packed: torch.Tensor) -> torch.Tensor:
+    """Returns a weight of stored order in kernel order."""
+    runs = _unpacked(packed).view(packed.shape[0], -1, 2, 2, 4, 2)
+    return _packed(runs.permute(0, 1, 4, 5, 2, 3).reshape(packed.shape[0], -1))
+
+
+def pack(q: torch.Tensor) -> torch.Tensor:
+    """Returns integers of 4 bits, [N, K] uint8, as a weight in kernel order."""
+    return to_kernel_order(_packed(q))
+
+
+def to_stored_order(packed: torch.Tensor) -> torch.Tensor:
+    """Returns a weight of kernel order in stored order."""
+    runs = _unpacked(packed).view(packed.shape[0], -1, 4, 2, 2, 2)
+    return _packed(runs.permute(0, 1, 4, 5, 2, 3).reshape(packed.shape[0], -1))
+
+
+def packed_values(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None,
+    row_scale: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Returns the values of a weight in kernel order, [N, K], computed in float32, rounded once."""
+    q = _unpacked(to_stored_order(weight)).int()
+    if scale.dtype == torch.bfloat16:
+        values = q - (8 if zero is None else _by_column(zero, q).int())
+    else:
+        values = torch.tensor(E2M1_VALUES, device=q.device)[q]
+    if scale.dtype == torch.uint8:
+        scale = scale.view(E8M0)
+    values = values * _by_column(scale.float(), q)
+    return (values if row_scale is None else values * row_scale).to(dtype)
+
+
+def quantize_packed(
+    values: torch.Tensor, group: int, *, has_zeros: bool = False, is_float: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Rounds values [N, K] to the nearest of 4 bits.
+
+    Groups are of integers, or with is_float of MXFP4 (32) or NVFP4 (16).
+
+    Returns:
+        Weight in kernel order, scales, zeros and row scales, as above.
+    """
+    groups = values.float().view(values.shape[0], -1, group)
+    zero = row_scale = None
+    if is_float:
+        largest = groups.abs().amax(-1)
+        if group == RUN:
+            exponent = (largest.clamp(min=1e-30) / 6).log2().ceil().clamp(-126, 127) + 127
+            scale = exponent.to(torch.uint8)
+            steps = scale.view(E8M0).float()
+        else:
+            row_scale = largest.amax(-1, keepdim=True).clamp(min=1e-30) / 6 / 448
+            scale = (largest / 6 / row_scale).clamp(min=2.0**-9).to(FP8)
+            steps = scale.float() * row_scale
+        table = torch.tensor(E2M1_VALUES, device=values.device)
+        q = (groups / steps.unsqueeze(-1)).unsqueeze(-1).sub(table).abs().argmin(-1)
+    elif has_zeros:
+        low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
+        scale = ((high - low) / 15).clamp(min=1e-10).to(torch.bfloat16)
+        zero = (-low / scale.float()).round().clamp(0, 15).to(torch.uint8)
+        q = (groups / scale.float().unsqueeze(-1)).round() + zero.unsqueeze(-1)
+    else:
+        scale = (groups.abs().amax(-1) / 7).clamp(min=1e-10).to(torch.bfloat16)
+        q = (groups / scale.float().unsqueeze(-1)).round() + 8
+    return pack(q.clamp(0, 15).to(torch.uint8).flatten(1)), scale, zero, row_scale
+
+
+def _by_column(of_groups: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    return of_groups.repeat_interleave(q.shape[1] // of_groups.shape[1], 1)
+
+
+def _unpacked(packed: torch.Tensor) -> torch.Tensor:
+    """Returns the halves of bytes, the lower first."""
+    return torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
+
+
+def _packed(q: torch.Tensor) -> torch.Tensor:
+    return q[:, ::2] | q[:, 1::2] << 4

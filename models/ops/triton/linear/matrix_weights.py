@@ -1,0 +1,312 @@
+"""Weights of 8 and 4 bits on their way from shared memory to Hopper's tensor cores.
+
+A tensor core's left factor may come from registers: thread t of 32 holds elements 2 q, 2 q + 1,
+2 q + 8 and 2 q + 9 of every 16 of rows t / 4 and t / 4 + 8, where q is t mod 4. Tiles are
+[rows, columns] of the weight; q and words of 4-bit weights are those of
+models.ops.operands.packed_weights.
+"""
+
+from collections.abc import Callable
+
+from triton.experimental import gluon
+from triton.experimental.gluon import constexpr_function
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
+
+_FOUR_TO_BFLOAT16 = gl.constexpr("""{
+    .reg .b32 pair, magnitude, power;
+    mov.b32 power, 0x7b807b80;
+    prmt.b32 pair, $2, 0, 0x1404;
+    shr.b32 magnitude, pair, 4;
+    and.b32 magnitude, magnitude, 0x07f007f0;
+    lop3.b32 magnitude, pair, 0x80008000, magnitude, 0xea;
+    mul.bf16x2 $0, magnitude, power;
+    prmt.b32 pair, $2, 0, 0x3424;
+    shr.b32 magnitude, pair, 4;
+    and.b32 magnitude, magnitude, 0x07f007f0;
+    lop3.b32 magnitude, pair, 0x80008000, magnitude, 0xea;
+    mul.bf16x2 $1, magnitude, power;
+}""")
+"""Moves four e4m3 numbers' signs, exponents and significands to their bits of bfloat16.
+
+The product with 2^120 then makes up for the exponents' biases, of subnormal numbers too. NaN
+becomes 480. Conversions by way of float32 take twice as many instructions.
+"""
+
+
+@gluon.jit
+def _halves_of(words):
+    """Returns the two bfloat16 of each word, [..., 2]."""
+    first = words.to(gl.int16).to(gl.bfloat16, bitcast=True)
+    return gl.join(first, (words >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True))
+
+
+@gluon.jit
+def _multiply_fp8(tile, inputs, scales, sums, layout: gl.constexpr):
+    """Adds a tile's product; scales are those of the first and last block of 128 columns, if any.
+
+    Each block's product has a sum of its own.
+    """
+    ROWS: gl.constexpr = sums.shape[0]
+    COLUMNS: gl.constexpr = inputs.shape[1]
+    DEPTH: gl.constexpr = COLUMNS if scales is None else 128
+    shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    pairs = tile._reinterpret(gl.int16, [ROWS, COLUMNS // 2], shared)
+    for start in gl.static_range(0, COLUMNS, DEPTH):
+        left = _as_bfloat16(pairs.slice(start // 2, DEPTH // 2, dim=1), layout)
+        right = inputs.slice(start, DEPTH, dim=1).permute((1, 0))
+        if scales is not None:
+            product = warpgroup_mma(left, right, sums, use_acc=False)
+            sums += product * scales[start // DEPTH][:, None]
+        else:
+            sums = warpgroup_mma(left, right, sums)
+    return sums
+
+
+@gluon.jit
+def _as_bfloat16(pairs, layout: gl.constexpr):
+    """Reads pairs of FP8 numbers from shared memory as the tensor cores' left factor."""
+    of_pairs: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=1)
+    of_each: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=2)
+    both = gl.inline_asm_elementwise(
+        _FOUR_TO_BFLOAT16, "=r,=r,r", [pairs.load(of_pairs)], dtype=gl.int32, is_pure=True, pack=2
+    )
+    each = _halves_of(both).reshape([both.shape[0], 2 * both.shape[1]])
+    return gl.convert_layout(each, of_each, assert_trivial=True)
+
+
+@gluon.jit
+def row_scales(
+    scale_ptr, row, layout: gl.constexpr, ROWS: gl.constexpr,
+    NUM_OUTPUTS: gl.constexpr, HALVES: gl.constexpr,
+):  # fmt: skip
+    """Returns the scales of a tile's rows, of all halves."""
+    OUTPUTS: gl.constexpr = ROWS // HALVES
+    rows = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    output = row + rows % OUTPUTS
+    at = rows // OUTPUTS * NUM_OUTPUTS + output
+    return gl.load(scale_ptr + at, mask=output < NUM_OUTPUTS, other=0.0)
+
+
+@gluon.jit
+def _block_scales(
+    scale_ptr, row, column, layout: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
+    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, HALVES: gl.constexpr,
+):  # fmt: skip
+    """Returns the scales of a tile's first and last block of columns, by row.
+
+    Each half of the rows is in one block.
+    """
+    OUTPUTS: gl.constexpr = ROWS // HALVES
+    NUM_BLOCKS: gl.constexpr = (NUM_INPUTS + 127) // 128
+    rows = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    row_blocks = row // 128 + rows // OUTPUTS * (NUM_OUTPUTS // 128)
+    # The ring runs past the last block, where inputs are zero.
+    first = gl.minimum(column // 128, NUM_BLOCKS - 1)
+    last = gl.minimum(column // 128 + COLUMNS // 128 - 1, NUM_BLOCKS - 1)
+    row_ptrs = scale_ptr + row_blocks * NUM_BLOCKS
+    return gl.load(row_ptrs + first), gl.load(row_ptrs + last)
+
+
+def _unpack(convert: Callable[[int], str]) -> str:
+    """Returns instructions that make four pairs of bfloat16 of a word; see _by_words."""
+    pairs = (convert(pair) + f"mul.bf16x2 ${pair}, part, ${5 + pair // 2};" for pair in range(4))
+    return f"{{ .reg .b32 part, sign; {' '.join(pairs)} }}"
+
+
+def _integers(pair: int) -> str:
+    """An integer is the last bits of a significand between 128 and 256; 128 + zero is taken off."""
+    return f"""
+        shr.b32 part, $4, {4 * pair};
+        lop3.b32 part, part, 0x000f000f, 0x43004300, 0xea;
+        sub.bf16x2 part, part, $7;
+    """
+
+
+def _floats(pair: int) -> str:
+    """The bits of e2m1 move to those of bfloat16, which makes a number 2^126 too small."""
+    left = 6 - 4 * pair
+    return f"""
+        shl.b32 sign, $4, {12 - 4 * pair};
+        {"shl" if left > 0 else "shr"}.b32 part, $4, {abs(left)};
+        and.b32 sign, sign, 0x80008000;
+        lop3.b32 part, part, 0x01c001c0, sign, 0xea;
+    """
+
+
+_UNPACK_INTEGERS = gl.constexpr(_unpack(_integers))
+_UNPACK_FLOATS = gl.constexpr(_unpack(_floats))
+
+
+@constexpr_function
+def _group_layout(num_rows, num_groups, num_runs):
+    """Returns the layout of [rows, groups, runs of a group, words of a run].
+
+    Flattened to [rows, words] it is that of the tensor cores' left factor.
+    """
+
+    def bits(count, dim):
+        powers = [1 << bit for bit in range(count.bit_length() - 1)]
+        return [[power if dim == each else 0 for each in range(4)] for power in powers]
+
+    rows = bits(num_rows, 0)
+    return gl.DistributedLinearLayout(
+        reg_bases=[*bits(num_groups, 1), *bits(num_runs, 2), rows[3], *rows[6:]],
+        lane_bases=[*bits(4, 3), *rows[:3]],
+        warp_bases=rows[4:6],
+        block_bases=[],
+        shape=[num_rows, num_groups, num_runs, 4],
+    )
+
+
+@gluon.jit
+def _group_values(
+    ptr, row, column, half, ROWS: gl.constexpr, COLUMNS: gl.constexpr, GROUP: gl.constexpr,
+    NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, HALVES: gl.constexpr,
+):  # fmt: skip
+    """Loads one number for each of a tile's groups of columns, or for halves of runs.
+
+    half: which half of each run of 32, if groups are of 16.
+    """
+    WIDTH: gl.constexpr = max(32, min(GROUP, COLUMNS))
+    GROUPS: gl.constexpr = COLUMNS // WIDTH
+    HALF_RUNS: gl.constexpr = 32 // min(32, GROUP)
+    PER_ROW: gl.constexpr = NUM_INPUTS // GROUP
+    OUTPUTS: gl.constexpr = ROWS // HALVES
+    full: gl.constexpr = _group_layout(ROWS, GROUPS, WIDTH // 32)
+    layout: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, full))
+    rows = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    outputs = row + rows % OUTPUTS
+    groups = gl.arange(0, GROUPS, gl.SliceLayout(0, layout)) * HALF_RUNS + column // GROUP + half
+    at = (rows // OUTPUTS * NUM_OUTPUTS + outputs)[:, None] * PER_ROW + groups[None, :]
+    is_inside = (outputs < NUM_OUTPUTS)[:, None] & (groups < PER_ROW)[None, :]
+    if ptr.dtype.element_ty.is_fp8():
+        return gl.load(ptr + at, mask=is_inside, other=0.0)
+    else:  # noqa: RET505  # one branch is compiled
+        return gl.load(ptr + at, mask=is_inside, other=0)
+
+
+@gluon.jit
+def _pair_of_bfloat16(values):
+    """Returns scales as words of two equal bfloat16; those of floats are 2^64 too large.
+
+    A byte is an exponent of two plus 127; no model has scales of 2^64 or more.
+    """
+    if values.dtype == gl.uint8:
+        bits = gl.minimum(values.to(gl.int32) + 64, 254) << 7
+    else:
+        scales = values.to(gl.float32)
+        if values.dtype != gl.bfloat16:
+            scales *= 18446744073709551616.0
+        bits = scales.to(gl.bfloat16).to(gl.int16, bitcast=True).to(gl.int32) & 0xFFFF
+    return bits | bits << 16
+
+
+@gluon.jit
+def _by_words(values, layout: gl.constexpr, WIDTH: gl.constexpr):
+    """Repeats the values of groups of WIDTH columns for each word."""
+    ROWS: gl.constexpr = values.shape[0]
+    GROUPS: gl.constexpr = values.shape[1]
+    each = values[:, :, None, None].broadcast_to([ROWS, GROUPS, WIDTH // 32, 4])
+    words = each.reshape([ROWS, GROUPS * WIDTH // 8])
+    of_words: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=1)
+    return gl.convert_layout(words, of_words, assert_trivial=True)
+
+
+@gluon.jit
+def _group_scales(
+    scale_ptr, zero_ptr, row, column, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
+    GROUP: gl.constexpr, NUM_OUTPUTS: gl.constexpr, NUM_INPUTS: gl.constexpr, HALVES: gl.constexpr,
+):  # fmt: skip
+    """Returns the scales of a tile's runs, of their first and second halves, and the zeros."""
+    first = _group_values(
+        scale_ptr, row, column, 0, ROWS, COLUMNS, GROUP, NUM_OUTPUTS, NUM_INPUTS, HALVES
+    )
+    second = first
+    if GROUP == 16:
+        second = _group_values(
+            scale_ptr, row, column, 1, ROWS, COLUMNS, GROUP, NUM_OUTPUTS, NUM_INPUTS, HALVES
+        )
+    zeros = gl.full(first.shape, 8, gl.int32, first.type.layout)
+    if zero_ptr is not None:
+        zeros = _group_values(
+            zero_ptr, row, column, 0, ROWS, COLUMNS, GROUP, NUM_OUTPUTS, NUM_INPUTS, HALVES
+        ).to(gl.int32)
+    return first, second, zeros
+
+
+@gluon.jit
+def _multiply_packed(tile, inputs, scales, sums, layout: gl.constexpr):
+    """Adds a tile's product; scales are those of _group_scales.
+
+    Scales of bfloat16 belong to integers, others to floats.
+    """
+    ROWS: gl.constexpr = sums.shape[0]
+    COLUMNS: gl.constexpr = inputs.shape[1]
+    shared: gl.constexpr = gl.NVMMASharedLayout(128, 32, rank=2)
+    of_words: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=1)
+    of_each: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=2)
+    words = tile._reinterpret(gl.int32, [ROWS, COLUMNS // 8], shared).load(of_words)
+    first, second, zeros = scales
+    IS_INTEGER: gl.constexpr = first.dtype == gl.bfloat16
+    WIDTH: gl.constexpr = COLUMNS // first.shape[1]
+    first = _by_words(_pair_of_bfloat16(first), layout, WIDTH)
+    second = _by_words(_pair_of_bfloat16(second), layout, WIDTH)
+    if IS_INTEGER:
+        zeros = zeros | 0x4300
+        zeros = _by_words(zeros | zeros << 16, layout, WIDTH)
+        pairs = gl.inline_asm_elementwise(
+            _UNPACK_INTEGERS, "=r,=r,=r,=r,r,r,r,r", [words, first, second, zeros],
+            dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        pairs = gl.inline_asm_elementwise(
+            _UNPACK_FLOATS, "=r,=r,=r,=r,r,r,r", [words, first, second],
+            dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
+        )  # fmt: skip
+    eights = gl.join(
+        gl.join(_halves_of(pairs[0]), _halves_of(pairs[1])),
+        gl.join(_halves_of(pairs[2]), _halves_of(pairs[3])),
+    )
+    # From words and their pairs' elements, eights and halves of a run to columns.
+    eights = eights.reshape([ROWS, COLUMNS // 32, 4, 2, 2, 2]).permute((0, 1, 5, 4, 2, 3))
+    left = gl.convert_layout(eights.reshape([ROWS, COLUMNS]), of_each, assert_trivial=True)
+    return warpgroup_mma(left, inputs.permute((1, 0)), sums)
+
+
+@gluon.jit
+def tile_scales(
+    scale_ptr, zero_ptr, row, column, layout: gl.constexpr, ROWS: gl.constexpr,
+    COLUMNS: gl.constexpr, GROUP: gl.constexpr, NUM_OUTPUTS: gl.constexpr,
+    NUM_INPUTS: gl.constexpr, HALVES: gl.constexpr,
+):  # fmt: skip
+    """Loads what `multiply` needs besides a tile."""
+    if GROUP:
+        return _group_scales(
+            scale_ptr, zero_ptr, row, column, ROWS, COLUMNS, GROUP, NUM_OUTPUTS, NUM_INPUTS, HALVES
+        )
+    else:  # noqa: RET505  # one branch is compiled
+        return _block_scales(
+            scale_ptr, row, column, layout, ROWS, COLUMNS, NUM_OUTPUTS, NUM_INPUTS, HALVES
+        )
+
+
+@gluon.jit
+def finished(sums, scale_ptr):
+    """Makes up for the powers of two of floats of 4 bits, 2^-126 and 2^64."""
+    if scale_ptr is not None and (
+        scale_ptr.dtype.element_ty != gl.bfloat16 and scale_ptr.dtype.element_ty != gl.float32
+    ):
+        sums *= 4611686018427387904.0
+    return sums
+
+
+@gluon.jit
+def multiply(tile, inputs, scales, sums, layout: gl.constexpr):
+    """Adds the product of a tile of any format with inputs [tokens, columns] to the sums."""
+    if tile.dtype == gl.uint8:
+        return _multiply_packed(tile, inputs, scales, sums, layout)
+    elif tile.dtype == inputs.dtype:  # noqa: RET505  # one branch is compiled
+        return warpgroup_mma(tile, inputs.permute((1, 0)), sums)
+    else:
+        return _multiply_fp8(tile, inputs, scales, sums, layout)

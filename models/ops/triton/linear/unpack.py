@@ -1,0 +1,80 @@
+"""Converts 4-bit weights to the values that products of many tokens take, in one kernel."""
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+
+from models.ops.triton.launching.dependent_launch import (
+    launch_options,
+    let_next_start,
+    wait_for_previous,
+)
+from models.ops.triton.launching.launch import Launch
+
+_COLUMNS = 256
+_ROWS = 8
+
+
+@triton.jit
+def _unpack_kernel(
+    word_ptr, scale_ptr, zero_ptr, row_scale_ptr, output_ptr,
+    NUM_ROWS: tl.constexpr, NUM_COLUMNS: tl.constexpr, GROUP: tl.constexpr,
+    IS_INTEGER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Writes a tile of values; see models.ops.operands.packed_weights for words and halves."""
+    let_next_start(DEPENDENT)
+    wait_for_previous(DEPENDENT)
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    is_inside = (rows < NUM_ROWS) & (columns < NUM_COLUMNS)
+    at_word = rows * (NUM_COLUMNS // 8) + columns // 32 * 4 + columns % 8 // 2
+    words = tl.load(word_ptr + at_word, mask=is_inside, other=0)
+    shift = columns % 2 * 16 + columns % 32 // 16 * 8 + columns % 16 // 8 * 4
+    q = (words >> shift) & 0xF
+    at_group = rows * (NUM_COLUMNS // GROUP) + columns // GROUP
+    if IS_INTEGER:
+        zero = 8
+        if zero_ptr is not None:
+            zero = tl.load(zero_ptr + at_group, mask=is_inside, other=0).to(tl.int32)
+        values = (q - zero).to(tl.float32)
+    else:
+        # The bits of e2m1 in those of float16, 2^14 too small: no value needs a special case.
+        bits = ((q & 8) << 12) | ((q & 7) << 9)
+        values = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
+    scale = tl.load(scale_ptr + at_group, mask=is_inside, other=0.0)
+    if scale_ptr.dtype.element_ty == tl.uint8:
+        scale = (scale.to(tl.int32) << 23).to(tl.float32, bitcast=True)
+    values *= scale.to(tl.float32)
+    if row_scale_ptr is not None:
+        values *= tl.load(row_scale_ptr + rows, mask=rows < NUM_ROWS, other=0.0)
+    output = output_ptr + rows * NUM_COLUMNS + columns
+    tl.store(output, values.to(output_ptr.dtype.element_ty), mask=is_inside)
+
+
+def unpack(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None,
+    row_scale: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Returns models.ops.operands.packed_weights.packed_values, of contiguous tensors."""
+    num_rows, num_columns = weight.shape[0], 2 * weight.shape[1]
+    output = torch.empty(num_rows, num_columns, dtype=dtype, device=weight.device)
+    group = num_columns // scale.shape[1]
+    launch = _launcher(num_rows, num_columns, group, scale.dtype is torch.bfloat16, weight.device)
+    grid = (triton.cdiv(num_rows, _ROWS), triton.cdiv(num_columns, _COLUMNS), 1)
+    launch(grid, weight.view(torch.int32), scale, zero, row_scale, output)
+    return output
+
+
+@lru_cache
+def _launcher(
+    num_rows: int, num_columns: int, group: int, is_integer: bool, device: torch.device
+) -> Launch:
+    return Launch(
+        _unpack_kernel, NUM_ROWS=num_rows, NUM_COLUMNS=num_columns, GROUP=group,
+        IS_INTEGER=is_integer, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=4, **launch_options(device),
+    )  # fmt: skip

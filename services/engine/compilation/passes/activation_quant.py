@@ -1,0 +1,79 @@
+"""Puts the products before and after a gate into one operator, where both weights are FP8."""
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from services.engine.compilation.passes.aliasing import is_written_between, storages
+from services.engine.compilation.passes.graph_pass import GraphPass
+from services.engine.compilation.passes.operations import operation_of
+from services.engine.compilation.passes.rewriting import insert_operator, remove, replace
+
+_FIRST = "linear_residual_norm_linear"
+_SECOND = ("linear_residual_norm_linear", "linear_residual_norm")
+
+
+class ActivationQuantPass(GraphPass):
+    """Two fused products of one stream with a gate between them become feed_forward.
+
+    The gate then rounds what the second product of many tokens multiplies.
+    """
+
+    name = "activation_quant"
+
+    def run(self, graph: Graph) -> int:
+        """Rewrites every match; returns how many there were."""
+        return sum(_fuse(node) for node in graph.nodes)
+
+
+def _fuse(node: Node) -> bool:
+    second = _named_arguments(node, *_SECOND)
+    inner = None if second is None else second["x"]
+    first = _named_arguments(inner, _FIRST) if isinstance(inner, Node) else None
+    if second is None or first is None or not isinstance(inner, Node):
+        return False
+    scales = (first["next_weight_scale"], second["weight_scale"])
+    if None in scales or not first["is_gated"] or list(inner.users) != [node]:
+        return False
+    residual = first["residual"]
+    if second["residual"] is not residual or not _can_wait(inner, node, residual):
+        return False
+    arguments = (
+        residual, first["x"], first["weight"], first["bias"], first["norm_weight"], first["eps"],
+        first["next_weight"], first["next_bias"],
+        second["weight"], second["bias"], second["norm_weight"], second["eps"],
+        second.get("next_weight"), second.get("next_bias"), second.get("is_gated", False),
+        first["weight_scale"], *scales, second.get("next_weight_scale"),
+    )  # fmt: skip
+    replace(node, insert_operator(node, "feed_forward", *arguments, like=node))
+    if not inner._erased:
+        remove(inner)
+    return True
+
+
+def _named_arguments(node: Node, *names: str) -> dict[str, Any] | None:
+    """Returns the arguments of one of these operators of Octavo; None if the node calls none."""
+    operation = operation_of(node)
+    for name in names:
+        if operation is not None and operation.name == f"octavo::{name}":
+            schema = getattr(torch.ops.octavo, name).default._schema
+            return dict(zip((each.name for each in schema.arguments), operation.args, strict=True))
+    return None
+
+
+def _can_wait(first: Node, second: Node, residual: Node) -> bool:
+    """Returns whether the first product may run as late as the second.
+
+    Nothing between them reads the stream, which has the first sum there, or changes what the first
+    product reads.
+    """
+    if is_written_between(first.all_input_nodes, first, second):
+        return False
+    memory = storages(residual)
+    node = first.next
+    while node is not second:
+        if any(memory & storages(each) for each in node.all_input_nodes):
+            return False
+        node = node.next
+    return True

@@ -1,0 +1,89 @@
+"""Weights of 4 bits: their order, their values, and the reference of their products."""
+
+import pytest
+import torch
+
+from models.number_formats import E2M1_VALUES, E8M0
+from models.ops.linear.packed_linear import packed_linear
+from models.ops.operands.packed_weights import (
+    packed_values,
+    quantize_packed,
+    to_kernel_order,
+    to_stored_order,
+)
+from tests.support.tolerances import assert_rows_close
+
+generator = torch.Generator().manual_seed(3)
+FORMATS = {
+    "group 32": (32, {}),
+    "group 64 with zeros": (64, {"has_zeros": True}),
+    "whole rows": (192, {}),
+    "mxfp4": (32, {"is_float": True}),
+    "nvfp4": (16, {"is_float": True}),
+}
+EACH = pytest.mark.parametrize(("group", "options"), FORMATS.values(), ids=FORMATS)
+
+
+def random(*shape):
+    return torch.randn(*shape, generator=generator)
+
+
+def value_at(weight, scale, zero, row_scale, row, column):
+    """Reads one value the way a warp does: its word, then its half and its four bits."""
+    word = int(weight.view(torch.int32)[row, column // 32 * 4 + column % 8 // 2])
+    q = word >> (16 * (column % 2) + 8 * (column % 32 // 16) + 4 * (column % 16 // 8)) & 0xF
+    group = column // (2 * weight.shape[1] // scale.shape[1])
+    if scale.dtype == torch.bfloat16:
+        return (q - (8 if zero is None else int(zero[row, group]))) * float(scale[row, group])
+    scale = scale.view(E8M0) if scale.dtype == torch.uint8 else scale
+    outer = 1.0 if row_scale is None else float(row_scale[row])
+    return E2M1_VALUES[q] * float(scale[row, group].float()) * outer
+
+
+@EACH
+def test_a_warp_reads_the_values_that_were_stored(group, options):
+    values = random(3, 192)
+    packed = quantize_packed(values, group, **options)
+    exact = packed_values(*packed, torch.float32)
+    for column in range(192):
+        assert value_at(*packed, 2, column) == pytest.approx(float(exact[2, column]), rel=1e-6)
+    assert float((exact - values).norm() / values.norm()) < 0.13
+
+
+def test_kernel_order_is_undone():
+    packed = torch.randint(0, 256, (5, 64), generator=generator, dtype=torch.uint8)
+    ordered = to_kernel_order(packed)
+    assert not torch.equal(ordered, packed)
+    assert torch.equal(to_stored_order(ordered), packed)
+    # A run changes within its 16 bytes.
+    assert torch.equal(to_kernel_order(packed[:, 16:32]), ordered[:, 16:32])
+
+
+@EACH
+@pytest.mark.parametrize("num_tokens", [1, 7, 70])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_products_are_those_of_the_values(group, options, num_tokens, has_bias):
+    packed = quantize_packed(random(40, 192), group, **options)
+    x, bias = random(num_tokens, 192), random(40) if has_bias else None
+    exact = x.double() @ packed_values(*packed, torch.float32).double().t()
+    exact = exact if bias is None else exact + bias.double()
+    assert_rows_close(packed_linear(x, *packed, bias, False), exact)
+    gate, up = exact.chunk(2, -1)
+    gated = packed_linear(x, *packed, bias, True)
+    assert_rows_close(gated, gate * gate.sigmoid() * up)
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_operator_keeps_its_promises_to_a_compiler(is_gated):
+    packed = quantize_packed(random(40, 192), 32, has_zeros=True)
+    torch.library.opcheck(
+        torch.ops.octavo.packed_linear.default, (random(3, 192), *packed, random(40), is_gated)
+    )
+
+
+@pytest.mark.parametrize("is_float", [False, True])
+def test_numbers_that_four_bits_hold_are_kept(is_float):
+    numbers = torch.tensor(E2M1_VALUES[:8] if is_float else [-7.0, -3, -1, 0, 1, 2, 5, 7])
+    values = numbers.repeat(2, 12) * 0.25
+    packed = quantize_packed(values, 32, is_float=is_float)
+    assert_rows_close(packed_values(*packed, torch.float32), values, 4e-3)

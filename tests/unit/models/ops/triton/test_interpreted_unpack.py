@@ -1,0 +1,31 @@
+"""The kernel that unpacks 4-bit weights, in Triton's interpreter on the CPU."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.needs_triton import needs_triton
+
+PROGRAM = """
+import torch
+from models.ops.operands.packed_weights import packed_values, quantize_packed
+from models.ops.triton.linear.unpack import unpack
+
+torch.manual_seed(0)
+for rows, columns in ((3, 64), (9, 320)):
+    for group, options in (
+        (32, {}), (columns, {"has_zeros": True}), (32, {"is_float": True}), (16, {"is_float": True})
+    ):
+        packed = quantize_packed(torch.randn(rows, columns), group, **options)
+        for dtype in (torch.float32, torch.float16):
+            torch.testing.assert_close(unpack(*packed, dtype), packed_values(*packed, dtype))
+"""
+
+
+@needs_triton
+@pytest.mark.slow
+def test_unpacked_values_are_the_references():
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=250)
