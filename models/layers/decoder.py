@@ -94,7 +94,10 @@ class DecoderLayer(nn.Module):
     def expected_passes(self) -> Collection[str]:
         """Returns the compiler passes that must match something between the sub-layers."""
         is_scaled = self._scale != 1.0
-        if is_scaled or not cast("RowParallelLinear", self.self_attn.o_proj).is_one_product:
+        o_proj = cast("RowParallelLinear", self.self_attn.o_proj)
+        if o_proj.is_summed and not is_scaled:
+            return {"all_reduce_norm"}
+        if is_scaled or not o_proj.is_one_product:
             return {"residual_norm"}
         is_dense = isinstance(self.mlp, GatedMLP) and not self.mlp.has_packed_weights
         return {"linear_residual", "norm_linear"} if is_dense else {"linear_residual"}

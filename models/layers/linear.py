@@ -154,6 +154,11 @@ class RowParallelLinear(QuantizableLinear):
         return all_reduce(product, self._group.name)
 
     @property
+    def is_summed(self) -> bool:
+        """Whether the output is a sum over ranks."""
+        return self._group.size > 1 and self._is_reduced
+
+    @property
     def is_one_product(self) -> bool:
         """Whether the output is one product that a sum with the residual stream can follow at once.
 

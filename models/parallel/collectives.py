@@ -6,6 +6,7 @@ Every rank of a group calls the same ones in the same order; a rank that leaves 
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,24 @@ _handles: dict[str, dist.ProcessGroup] = {}
 
 class LostPeerError(Exception):
     """A collective failed, because another rank is gone or does something else."""
+
+
+class FusedSum(Protocol):
+    """Adds all ranks' rows to the residual stream and normalises them, in one kernel."""
+
+    def fits(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> bool:
+        """Whether the kernel takes these tensors; all ranks answer alike."""
+
+    def add_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Adds all ranks' x to the residual in place; returns the normalised sum."""
+
+    def check(self) -> None:
+        """Raises LostPeerError if a rank was late in a call that has ended."""
+
+
+_fused: dict[str, FusedSum] = {}
 
 
 class _Silence(threading.local):
@@ -33,6 +52,26 @@ _counts = {"issued": 0}
 def use_process_group(name: str, handle: dist.ProcessGroup) -> None:
     """Makes collectives of a group run on torch's process group; without it, on the default one."""
     _handles[name] = handle
+
+
+def use_fused_sum(name: str, fused: FusedSum) -> None:
+    """Makes octavo::all_reduce_norm of a group run as a fused kernel where it fits."""
+    _fused[name] = fused
+
+
+def fused_sum(name: str) -> FusedSum | None:
+    """Returns the fused kernel of a group; None without one and without other ranks."""
+    return None if _silence.is_on else _fused.get(name)
+
+
+def check_arrivals() -> None:
+    """Checks that all ranks sent their parts of fused sums that have ended.
+
+    Raises:
+        LostPeerError: one was late; the message names it.
+    """
+    for fused in _fused.values():
+        fused.check()
 
 
 def handle_of(name: str) -> dist.ProcessGroup | None:
@@ -68,7 +107,7 @@ def sum_in_place(tensor: torch.Tensor, group: str) -> None:
     """Replaces a contiguous tensor by the sum of all ranks' tensors."""
     if _silence.is_on:
         return
-    with _begun():
+    with begun():
         dist.all_reduce(tensor, group=_handles.get(group))
 
 
@@ -80,7 +119,7 @@ def gather_into(stacked: torch.Tensor, tensor: torch.Tensor, group: str) -> None
     if _silence.is_on:
         stacked.copy_(tensor.expand_as(stacked))
         return
-    with _begun():
+    with begun():
         _gather(stacked.flatten(0, 1), tensor, group=_handles.get(group))
 
 
@@ -92,7 +131,7 @@ def begin_send(tensor: torch.Tensor, group: str) -> dist.Work | None:
     """
     if _silence.is_on:
         return None
-    with _begun():
+    with begun():
         return dist.isend(tensor, group=_handles[group], group_dst=1)
 
 
@@ -100,7 +139,7 @@ def receive_into(tensor: torch.Tensor, group: str) -> None:
     """Fills a contiguous tensor with what the first rank of a group of two sends."""
     if _silence.is_on:
         return
-    with _begun():
+    with begun():
         work = dist.irecv(tensor, group=_handles[group], group_src=0)
         assert work is not None, "this rank is of the group"
         work.wait()
@@ -124,7 +163,7 @@ def needs_peers() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _begun() -> Iterator[None]:
+def begun() -> Iterator[None]:
     """Counts the collective in the block; its failure becomes a LostPeerError."""
     _counts["issued"] += 1
     with needs_peers():

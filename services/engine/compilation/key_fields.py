@@ -45,6 +45,7 @@ IRRELEVANT_FLAGS = {
     "vllm_grpc": _SERVICE,
     "device": "the device itself takes part",
     "devices": "the device itself takes part",
+    "all_reduce": "chosen inside the operator, as it runs",
     "eplb_interval": "which experts a rank holds is an input of the pieces",
     "kv_cache_dtype": "attention, which reads the cache, is never compiled",
     "model_impl": "the model takes part, with the modules that run it",

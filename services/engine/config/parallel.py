@@ -1,6 +1,6 @@
 """The processes that share a model."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -23,6 +23,8 @@ class ParallelConfig(ConfigSection):
     """Numbers of layers of the stages; as equal as possible when absent."""
     devices: list[DeviceNumber] | None = None
     """Numbers of the GPUs to use, one for each process; the first ones when absent."""
+    all_reduce: Literal["auto", "nccl", "fused"] = "auto"
+    """Sums over ranks: nccl; fused: one kernel with residual and norm; auto: fused if it works."""
 
     enable_expert_parallel: bool = False
     """Whether each process holds some whole experts of a model, not a share of every expert."""

@@ -7,6 +7,7 @@ PassName = Literal[
     "linear_gate",
     "multi_stream",
     "linear_residual",
+    "all_reduce_norm",
     "residual_norm",
     "norm_linear",
     "norm_quant",

@@ -351,6 +351,10 @@ def _environment(config: EngineConfig) -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
         **os.environ,
+        # Multicast objects can put a host's GPUs out of service, for other programs too.
+        "NCCL_NVLS_ENABLE": "0",
+        "NVSHMEM_DISABLE_NVLS": "1",
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
         "PYTHONPATH": os.pathsep.join(search_path),
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,

@@ -10,7 +10,7 @@ from typing import NoReturn, Protocol
 import structlog
 import torch
 
-from models.parallel.collectives import LostPeerError, num_issued
+from models.parallel.collectives import LostPeerError, check_arrivals, num_issued
 from protos.engine.v1.worker_pb2 import (
     CompileReport,
     GraphOrder,
@@ -219,7 +219,12 @@ class StepServer:
             self.report_graph(outcome)
 
     def _send_result(self, pending: Pending) -> None:
-        """Sends a step's result. Of several ranks one does; the others send failures."""
+        """Sends a step's result. Of several ranks one does; the others send failures.
+
+        Raises:
+            LostPeerError: another rank left out its part of the step.
+        """
+        check_arrivals()
         if self._sends_results or isinstance(pending, FailedStep):
             self._send(WorkerEvent(result=pending.message()))
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from models.forward_context import get_forward_context
 from models.ops.attention.attention import unified_attention_with_output
 from models.ops.attention.head_transform import transform_heads
+from models.ops.communication.all_reduce import all_reduce
 from models.ops.custom_op import NAMESPACE
 from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
@@ -207,6 +208,11 @@ def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Te
     return rms_norm(residual, weight, eps)
 
 
+def _all_reduce_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, group: str) -> Tensor:
+    """Communicates once more; all ranks compare in the same order."""
+    return _add_rms_norm(all_reduce(x, group), residual, weight, eps)
+
+
 def _fused_moe_with_shared(hidden: Tensor, *others: Any) -> Tensor:
     routed, shared = others[: _NUM_ROUTED - 1], others[_NUM_ROUTED - 1 :]
     weight, scale, bias, down, down_scale, down_bias = shared
@@ -249,6 +255,7 @@ _UNFUSED: dict[str, Callable[..., Tensor | None]] = {
         ("linear_residual_norm", _linear_residual_norm),
         ("linear_residual_norm_linear", _linear_residual_norm_linear),
         ("add_rms_norm", _add_rms_norm),
+        ("all_reduce_norm", _all_reduce_norm),
         ("fused_moe_with_shared", _fused_moe_with_shared),
         ("unified_attention_with_output", _attention),
     )

@@ -1,6 +1,7 @@
 """The compiler passes, in the order in which they run."""
 
 from services.engine.compilation.passes.activation_quant import ActivationQuantPass
+from services.engine.compilation.passes.all_reduce_norm import AllReduceNormPass
 from services.engine.compilation.passes.canonical.canonical_pass import CanonicalPass
 from services.engine.compilation.passes.clean_up import CleanUpPass
 from services.engine.compilation.passes.graph_pass import GraphPass
@@ -21,6 +22,7 @@ def selected_passes(config: CompilationConfig) -> list[GraphPass]:
         LinearGatePass(),
         MultiStreamPass(config.max_num_streams),
         LinearResidualPass(),
+        AllReduceNormPass(),
         ResidualNormPass(),
         NormLinearPass(),
         NormQuantPass(),

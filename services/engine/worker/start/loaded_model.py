@@ -26,6 +26,7 @@ from services.engine.config.engine_config import EngineConfig
 from services.engine.config.flags import describe_problems
 from services.engine.limits import StepLimits
 from services.engine.worker.runner.model_runner import ModelRunner
+from services.engine.worker.start.all_reduce_choice import Rows, choose_all_reduce
 from services.engine.worker.start.device import (
     choose_cache_dtype,
     choose_device,
@@ -134,6 +135,8 @@ class LoadedModel:
             model=str(config.checkpoint.model),
             model_impl=_implementation(model_config),
         )
+        rows = Rows(hidden_size=model_config.hidden_size, dtype=dtype, device=device)
+        choose_all_reduce(config, ranks, rows)
         report_progress("loading weights")
         limits = StepLimits.of(
             config,

@@ -71,3 +71,12 @@ async def test_heads_that_ranks_cannot_share_are_refused(folder):
 async def test_a_list_of_gpus_on_a_machine_without_one_is_refused(folder):
     config = ranks_config(folder, device="auto", tensor_parallel_size=2, devices=[0, 1])
     assert "--devices lists GPUs, and this machine has none" in await start_error(config)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+async def test_a_fused_all_reduce_that_is_impossible_is_refused_in_a_line(folder, size):
+    wished = ranks_config(folder, tensor_parallel_size=size, all_reduce="fused")
+    error = await start_error(wished)
+    assert "--all-reduce fused is impossible: " in error
+    assert "it takes" in error
+    assert "Traceback" not in error

@@ -125,7 +125,7 @@ async def test_compiled_ranks_capture_while_they_serve(tmp_path, level):
         assert await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS)) == expected
     assert not any(figures.fault for figures in stats.graphs.figures)
     if level == 3:
-        assert stats.graphs.pass_matches["residual_norm"] > 0
+        assert stats.graphs.pass_matches["all_reduce_norm"] > 0
 
 
 async def test_sampling_and_log_probabilities_are_those_of_one_rank(tmp_path):

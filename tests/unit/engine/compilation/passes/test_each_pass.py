@@ -26,6 +26,7 @@ FOUND = {
     "linear_gate": 2,
     "multi_stream": 1,
     "linear_residual": 3,
+    "all_reduce_norm": 0,
     "residual_norm": 2,
     "norm_linear": 2,
     # Both join FP8 products with what other passes leave.

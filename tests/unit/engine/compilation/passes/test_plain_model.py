@@ -10,6 +10,7 @@ from tests.support.plain_model import GATES, NORMS, NUM_LAYERS, SUMS, PlainModel
 FUSED = {
     "linear_gate": NUM_LAYERS,
     "linear_residual": 2 * NUM_LAYERS,
+    "all_reduce_norm": 0,
     "residual_norm": 0,
     "norm_linear": 2 * NUM_LAYERS,
     "qk_norm_rope_cache": NUM_LAYERS,

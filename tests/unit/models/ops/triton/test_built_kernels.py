@@ -23,6 +23,7 @@ pretend()
 from models.kv_cache import FP8_CACHE_DTYPE
 from models.ops.batch_invariance import use_batch_invariance
 from models.ops.triton.launching.kernel_builds import kernel_functions, load_kernel_functions
+from models.ops.triton.communication.exchange import launcher
 from models.ops.linear.packed_linear import packed_linear
 from models.ops.operands.packed_weights import quantize_packed
 from tests.support.draft_checkpoints import write_draft_checkpoint
@@ -37,6 +38,14 @@ def fused():
         case = make_stream_case(num_tokens, 1024, 1024, 2048, is_gated=True)
         for operator in OPERATORS:
             case.fused(operator)
+
+def summed():
+    row = torch.empty(1, 1024, dtype=torch.bfloat16)
+    number = torch.empty(1, dtype=torch.int32)
+    for is_two_shot in (False, True):
+        launch = launcher(1024, 1, 4, 64, 0, is_two_shot, row.device)
+        pointers = torch.empty(4, dtype=torch.int64)
+        launch((1, 1, 1), row, row, row, row, pointers, number, number, number, 1e-6, 1, 2**36)
 
 def packed_products():
     for group, options in ((128, {}), (32, {"has_zeros": True}), (16, {"is_float": True})):
@@ -92,7 +101,7 @@ with absent_gpu():
         | launched_by(made("qwen3_moe"), num_ranks=2)
         | launched_by(packed(intermediate_size=96), keep_quantized=True, num_ranks=2)
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True, num_ranks=2)
-        | found_in([fused, packed_products])
+        | found_in([fused, summed, packed_products])
     )
     use_batch_invariance(is_on=True)
     builds |= (

@@ -1,0 +1,1 @@
+"""Kernels over the memory of all ranks."""

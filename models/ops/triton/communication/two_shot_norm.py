@@ -1,0 +1,88 @@
+"""Sums shares of the rows on each rank, sends the sums to all, and normalises them.
+
+Rank r owns the rows whose number modulo the ranks is r. All others send it their parts; it adds
+them in the same order as `all_reduce_norm`, so the bits are the same, and sends the sum back. The
+memory and its rules are those of that kernel: a rank's slot for an owner's part is free for the
+sum, since the owner sends its part of its own rows to no rank.
+"""
+
+import triton
+import triton.language as tl
+
+from models.ops.triton.communication.all_reduce_norm import own_words, report, slot_of, store_norm
+from models.ops.triton.communication.words import (
+    added,
+    elements,
+    load_words,
+    send_words,
+    store_words,
+    wait_for_words,
+    words_of,
+)
+from models.ops.triton.launching.dependent_launch import let_next_start, wait_for_previous
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def two_shot_norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, normed_ptr, peers_ptr, phases_ptr, missing_ptr, report_ptr,
+    eps, num_rows, max_cycles,
+    SIZE: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, MOST_ROWS: tl.constexpr,
+    PARTS: tl.constexpr, VECTORS: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Does as all_reduce_norm_kernel, with fewer bytes sent where there are many ranks."""
+    DTYPE: tl.constexpr = residual_ptr.dtype.element_ty
+    vector = tl.arange(0, VECTORS)
+    is_vector = vector * 8 < SIZE
+    program = tl.program_id(0).to(tl.int64)
+    wait_for_previous(DEPENDENT)
+    is_awaited = is_vector & (tl.load(missing_ptr) == 0)
+    for row in range(program, num_rows, tl.num_programs(0)):
+        phase = tl.load(phases_ptr + row).to(tl.int64)
+        words = own_words(x_ptr, row, num_rows, vector, is_vector, SIZE, PARTS, DTYPE)
+        owner = row % RANKS
+        target = slot_of(peers_ptr, owner, phase, RANK, row, vector, SIZE, RANKS, MOST_ROWS)
+        send_words(target, words, is_vector & (owner != RANK))
+    for row in range(program, num_rows, tl.num_programs(0)):
+        if row % RANKS == RANK:
+            phase = tl.load(phases_ptr + row).to(tl.int64)
+            at = (row * SIZE + vector * 8) * 2
+            residual = load_words(residual_ptr.to(tl.int64) + at, is_vector)
+            total = elements((vector * 0, vector * 0, vector * 0, vector * 0), DTYPE)
+            for source in tl.static_range(RANKS):
+                if source == RANK:
+                    words = own_words(x_ptr, row, num_rows, vector, is_vector, SIZE, PARTS, DTYPE)
+                else:
+                    part = slot_of(
+                        peers_ptr, RANK, phase, source, row, vector, SIZE, RANKS, MOST_ROWS
+                    )
+                    words, is_late = wait_for_words(part, is_awaited, max_cycles)
+                    report(is_late, source, missing_ptr, report_ptr)
+                total = added(total, elements(words, DTYPE))
+            total = added(total, elements(residual, DTYPE))
+            words = words_of(total, DTYPE)
+            for peer in tl.static_range(RANKS):
+                if peer != RANK:
+                    target = slot_of(
+                        peers_ptr, peer, phase, RANK, row, vector, SIZE, RANKS, MOST_ROWS
+                    )
+                    send_words(target, words, is_vector)
+            store_words(residual_ptr.to(tl.int64) + at, words, is_vector)
+            # The norm's sum over the row waits for all threads, which have read the phase by then.
+            store_norm(
+                words, weight_ptr, normed_ptr, at, vector, is_vector, eps, SIZE, VECTORS, DTYPE
+            )
+            tl.store(phases_ptr + row, (1 - phase).to(tl.int32))
+    for row in range(program, num_rows, tl.num_programs(0)):
+        owner = row % RANKS
+        if owner != RANK:
+            phase = tl.load(phases_ptr + row).to(tl.int64)
+            at = (row * SIZE + vector * 8) * 2
+            sums = slot_of(peers_ptr, RANK, phase, owner, row, vector, SIZE, RANKS, MOST_ROWS)
+            words, is_late = wait_for_words(sums, is_awaited, max_cycles)
+            report(is_late, owner.to(tl.int32), missing_ptr, report_ptr)
+            store_words(residual_ptr.to(tl.int64) + at, words, is_vector)
+            store_norm(
+                words, weight_ptr, normed_ptr, at, vector, is_vector, eps, SIZE, VECTORS, DTYPE
+            )
+            tl.store(phases_ptr + row, (1 - phase).to(tl.int32))
+    let_next_start(DEPENDENT)
