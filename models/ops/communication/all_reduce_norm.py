@@ -24,7 +24,7 @@ def _all_reduce_norm(
         eps: added to the mean square.
         group: the group's name.
     """
-    # Alone in rank order, the sum is rounded before the residual is added, as without this operator.
+    # In that mode the sum is rounded before the residual is added, as without this operator.
     fused = None if is_batch_invariant() else fused_sum(group)
     if fused is None or not fused.fits(x, residual, weight):
         return add_rms_norm(all_reduce(x, group), residual, weight, eps)
