@@ -72,6 +72,8 @@ def test_other_flags_without_effect_are_named():
         "use_inductor",
         "compile_cache_dir",
     ]
+    traced = {"compilation_level": 3, "compile_cache_dir": Path("elsewhere")}
+    assert idle(**traced, use_inductor=False) == []
     assert idle(cudagraph_capture_sizes=[4], cuda_graph_sizes=[8]) == [
         "cudagraph_capture_sizes",
         "cuda_graph_sizes",
