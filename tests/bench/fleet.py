@@ -61,7 +61,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a run came to. Rates are of prompt tokens; spread is largest over mean."""
+    """Results of a run. Rates are of prompt tokens; spread is largest over mean."""
 
     hit_rate: float
     load_spread: float
