@@ -127,9 +127,9 @@ class WorkerExecutor:
         self._command(WorkerCommand(place_experts=order))
 
     def read_expert_load(self) -> None:
-        """Asks rank 0 for the load of experts; `receive` returns it."""
+        """Asks the reporter for the load of its stage's experts; `receive` returns it."""
         command = WorkerCommand(read_expert_load=ExpertLoadOrder())
-        self._ranks[0].send(command.SerializeToString())
+        self._ranks[self._reporter].send(command.SerializeToString())
 
     async def receive(
         self,

@@ -128,7 +128,8 @@ def launches_skipped(*, while_serving: bool = False) -> Iterator[dict[str, Kerne
     builds: dict[str, KernelBuild] = {}
     thread = threading.get_ident()
     with ExitStack() as stand_ins:
-        stand_ins.callback(forget_all_builds)
+        if not while_serving:
+            stand_ins.callback(forget_all_builds)
 
         def skip(*, fn: Any, compile: dict[str, Any], **details: Any) -> bool:
             if threading.get_ident() != thread:

@@ -232,10 +232,10 @@ def may_trace_later(config: EngineConfig) -> bool:
 
 def is_kept(config: EngineConfig, model: ModelConfig, device: torch.device, rank: int) -> bool:
     """Returns whether an earlier start has traced the model."""
-    return kept_traces(config, model, device, rank).load_program(MODEL_PROGRAM) is not None
+    return _kept_traces(config, model, device, rank).load_program(MODEL_PROGRAM) is not None
 
 
-def kept_traces(
+def _kept_traces(
     config: EngineConfig, model: ModelConfig, device: torch.device, rank: int
 ) -> "ArtifactCache":
     """Returns a rank's traces of this configuration on disk."""
@@ -254,7 +254,7 @@ def trace_of(
     return ModelTrace(
         config=config,
         model=model,
-        cache=kept_traces(config, model.config, device, rank),
+        cache=_kept_traces(config, model.config, device, rank),
         max_num_tokens=limits.max_num_batched_tokens,
         rank=rank,
     )

@@ -68,6 +68,15 @@ async def test_graphs_and_copies_of_experts(tmp_path):
     assert not any(figures.fault for figures in stats.graphs.figures)
 
 
+async def test_stages_report_the_experts_of_the_last(tmp_path):
+    reference = write_checkpoint(tmp_path, "qwen3_moe")
+    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    async with ranks_core(expert_parallel(tmp_path, 2, pipeline_parallel_size=2)) as ranks:
+        assert await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS)) == expected
+        (layer,) = await ranks.core.expert_figures()
+    assert sum(layer.expert_load) > 0
+
+
 async def test_speculation(tmp_path):
     write_draft_checkpoint(tmp_path, agreement=0.7)
     outputs = []
