@@ -6,7 +6,7 @@ from models.ops.batch_invariance import is_batch_invariant
 from models.ops.communication.all_reduce import all_reduce
 from models.ops.custom_op import direct_register_custom_op
 from models.ops.elementwise.rms_norm import add_rms_norm, rms_norm
-from models.parallel.collectives import begun, fused_sum
+from models.parallel.collectives import FusedSum, begun, fused_sum
 
 
 def _all_reduce_norm(
@@ -24,9 +24,8 @@ def _all_reduce_norm(
         eps: added to the mean square.
         group: the group's name.
     """
-    # In that mode the sum is rounded before the residual is added, as without this operator.
-    fused = None if is_batch_invariant() else fused_sum(group)
-    if fused is None or not fused.fits(x, residual, weight):
+    fused = fitting_sum(x, residual, weight, group)
+    if fused is None:
         return add_rms_norm(all_reduce(x, group), residual, weight, eps)
     with begun():
         return fused.add_norm(x, residual, weight, eps)
@@ -37,6 +36,15 @@ def _fake_all_reduce_norm(
 ) -> torch.Tensor:
     del x, weight, eps, group
     return residual.new_empty(residual.shape)
+
+
+def fitting_sum(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, group: str
+) -> FusedSum | None:
+    """Returns the group's fused kernel; None without one that fits the operator's tensors."""
+    # In that mode the sum is rounded before the residual is added, as without this operator.
+    fused = None if is_batch_invariant() else fused_sum(group)
+    return fused if fused is not None and fused.fits(x, residual, weight) else None
 
 
 def ordered_sum_norm(

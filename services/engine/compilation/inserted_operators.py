@@ -1,6 +1,7 @@
 """Registers the operators that layers do not call, but a compiler's passes insert."""
 
 import models.ops.communication.all_reduce_norm
+import models.ops.communication.all_reduce_norm_linear
 import models.ops.elementwise.rms_norm
 import models.ops.elementwise.rotary
 import models.ops.elementwise.silu_and_mul

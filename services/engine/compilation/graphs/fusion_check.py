@@ -213,6 +213,13 @@ def _all_reduce_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, gr
     return _add_rms_norm(all_reduce(x, group), residual, weight, eps)
 
 
+def _all_reduce_norm_linear(
+    x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float, group: str, *product: Any
+) -> Tensor:
+    """Communicates once more; all ranks compare in the same order."""
+    return _add_norm_linear(all_reduce(x, group), residual, norm_weight, eps, *product)
+
+
 def _fused_moe_with_shared(hidden: Tensor, *others: Any) -> Tensor:
     routed, shared = others[: _NUM_ROUTED - 1], others[_NUM_ROUTED - 1 :]
     weight, scale, bias, down, down_scale, down_bias = shared
@@ -256,6 +263,7 @@ _UNFUSED: dict[str, Callable[..., Tensor | None]] = {
         ("linear_residual_norm_linear", _linear_residual_norm_linear),
         ("add_rms_norm", _add_rms_norm),
         ("all_reduce_norm", _all_reduce_norm),
+        ("all_reduce_norm_linear", _all_reduce_norm_linear),
         ("fused_moe_with_shared", _fused_moe_with_shared),
         ("unified_attention_with_output", _attention),
     )

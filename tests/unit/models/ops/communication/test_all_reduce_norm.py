@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from models.ops.communication.all_reduce_norm import all_reduce_norm, ordered_sum_norm
+from models.ops.communication.all_reduce_norm_linear import all_reduce_norm_linear
 from models.ops.elementwise.rms_norm import add_rms_norm
 from models.parallel import collectives
 from models.parallel.collectives import LostPeerError, check_arrivals, without_other_ranks
@@ -23,12 +24,18 @@ import sys
 import torch
 import torch.distributed as dist
 from models.ops.communication.all_reduce import all_reduce
+from models.number_formats import FP8
 from models.ops.communication.all_reduce_norm import all_reduce_norm
+from models.ops.communication.all_reduce_norm_linear import all_reduce_norm_linear
 from models.ops.elementwise.rms_norm import rms_norm
+from models.ops.elementwise.silu_and_mul import silu_and_mul
+from models.ops.linear.linear import linear
 
 rank, size, meeting, output = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
 weight = torch.linspace(0.5, 2, 24)
+product = torch.linspace(-2, 2, 16 * 24).view(16, 24).to(FP8)
+scale = torch.linspace(0.5, 1, 16).view(16, 1)
 results = []
 for num_rows in (1, 5, 300):
     x = torch.randn(num_rows, 24, generator=torch.Generator().manual_seed(rank))
@@ -38,6 +45,15 @@ for num_rows in (1, 5, 300):
     assert torch.equal(residual, total)
     assert torch.equal(normed, rms_norm(total, weight, 1e-6))
     results.append((residual, normed))
+    for is_gated in (False, True):
+        stream = residual.clone()
+        total = stream + all_reduce(x, "tensor_parallel")
+        fused = all_reduce_norm_linear(
+            x, stream, weight, 1e-6, "tensor_parallel", product, None, is_gated, scale
+        )
+        expected = linear(rms_norm(total, weight, 1e-6), product, None, scale)
+        assert torch.equal(stream, total)
+        assert torch.equal(fused, silu_and_mul(expected) if is_gated else expected)
 torch.save(results, output)
 dist.destroy_process_group()
 """
@@ -122,6 +138,21 @@ def test_the_fused_sum_of_a_group_runs_and_a_late_rank_is_named(monkeypatch):
         assert not all_reduce_norm(x, x.clone(), x[0], EPS, "some").eq(7).any()
     with pytest.raises(LostPeerError, match="rank 3"):
         check_arrivals()
+
+
+def test_a_product_follows_the_fused_sum(monkeypatch):
+    monkeypatch.setattr(collectives, "_fused", {})
+    collectives.use_fused_sum("some", Late())
+    x, weight = torch.ones(2, 8), torch.randn(6, 8)
+    given = (x[0], EPS, "some", weight, None, False)
+    before = collectives.num_issued()
+    output = all_reduce_norm_linear(x, x.clone(), *given)
+    torch.testing.assert_close(output, torch.full_like(x, 7.0) @ weight.T)
+    assert collectives.num_issued() == before + 1
+    with without_other_ranks():
+        torch.library.opcheck(
+            torch.ops.octavo.all_reduce_norm_linear.default, (x, x.clone(), *given)
+        )
 
 
 def test_workers_start_without_multicast_whatever_the_environment_says(monkeypatch, tmp_path):
