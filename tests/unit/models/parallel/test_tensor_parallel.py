@@ -59,7 +59,8 @@ def test_two_ranks_compute_the_same_bits_in_every_batch(checkpoint, tmp_path, va
         assert all(torch.equal(each, logits[0]) for each in logits)
 
 
-def test_two_ranks_with_fp8_blocks_give_the_logits_of_one(tmp_path):
+@pytest.mark.parametrize("options", [(), ("compiled",)])
+def test_two_ranks_with_fp8_blocks_give_the_logits_of_one(tmp_path, options):
     plain, folder = tmp_path / "plain", tmp_path / "fp8"
     folder.mkdir()
     # Half of every projection is whole blocks, so that both ranks keep what one rank keeps.
@@ -69,7 +70,7 @@ def test_two_ranks_with_fp8_blocks_give_the_logits_of_one(tmp_path):
     model = load_model(folder, device=torch.device("cpu"), dtype=torch.float32, keep_quantized=True)
     runner = PagedRunner(model)
     expected = runner.run(runner.add(TOKEN_IDS), chunk_size=4)
-    for logits in run_two_ranks(folder, tmp_path, "keep_quantized"):
+    for logits in run_two_ranks(folder, tmp_path, "keep_quantized", *options):
         # Sums in another order may round an activation to its neighbour in FP8.
         assert (logits - expected).norm() < 1e-2 * expected.norm()
 
