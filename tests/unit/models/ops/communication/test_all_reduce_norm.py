@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from models.ops.communication.all_reduce_norm import all_reduce_norm, ordered_sum_norm
-from models.ops.communication.all_reduce_norm_linear import all_reduce_norm_linear
 from models.ops.elementwise.rms_norm import add_rms_norm
+from models.ops.linear.all_reduce_norm_linear import all_reduce_norm_linear
 from models.parallel import collectives
 from models.parallel.collectives import LostPeerError, check_arrivals, without_other_ranks
 from services.engine.config.engine_config import EngineConfig
@@ -26,7 +26,7 @@ import torch.distributed as dist
 from models.ops.communication.all_reduce import all_reduce
 from models.number_formats import FP8
 from models.ops.communication.all_reduce_norm import all_reduce_norm
-from models.ops.communication.all_reduce_norm_linear import all_reduce_norm_linear
+from models.ops.linear.all_reduce_norm_linear import all_reduce_norm_linear
 from models.ops.elementwise.rms_norm import rms_norm
 from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.linear.linear import linear
