@@ -69,7 +69,7 @@ IRRELEVANT_FLAGS = {
     "cudagraph_copy_inputs": "inputs are copied before the pieces run",
     "num_speculative_tokens": "draft layers run after the model and are not compiled",
     "speculative_method": "as num_speculative_tokens",
-    "draft_model": "as num_speculative_tokens",
+    "draft_model": "it runs after the model; the layers that a head reads are a fact of their own",
     "prompt_lookup_min": _SERVICE,
     "prompt_lookup_max": _SERVICE,
     "capture_while_serving": _GRAPHS,
