@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+from tokenizers import Tokenizer
 
 from services.engine.config.checkpoint import TINY_CHECKPOINT
 from tests.support.engine_client import begin, engine_stub, generate, get_stats
@@ -27,7 +28,14 @@ REQUESTS = [
     (PHRASE * 4, {"max_tokens": 30, "repetition_penalty": 1.1, "seed": 3}),
     ([*PHRASE, 4], {"max_tokens": 20, "stop_token_ids": list(range(0, 500, 8))}),
 ]
-SOURCES = [{"speculative_method": "ngram"}, {"draft_model": TINY_CHECKPOINT}]
+HEAD = TINY_CHECKPOINT.with_name("tiny_eagle3")
+SOURCES = [
+    {"speculative_method": "ngram"},
+    {"draft_model": TINY_CHECKPOINT},
+    {"draft_model": HEAD},
+    {"draft_model": HEAD, "compilation_level": 3, "use_inductor": False},
+    {"draft_model": HEAD, "compilation_level": 2, "cudagraph_mode": "piecewise"},
+]
 
 
 async def serve(**flags):
@@ -55,6 +63,18 @@ async def test_output_is_that_of_an_engine_without_drafts(expected, source):
     assert sum(by_position) == stats.accepted_draft_tokens
     assert by_position == sorted(by_position, reverse=True)
     assert len(by_position) == 3
+
+
+async def test_most_drafts_of_the_trained_head_hold():
+    tokenizer = Tokenizer.from_file(str(TINY_CHECKPOINT / "tokenizer.json"))
+    prompt = tokenizer.encode("Once upon a time,").ids
+    running = start_engine(
+        model=TINY_CHECKPOINT, **LIMITS, num_speculative_tokens=3, draft_model=HEAD
+    )
+    async with running as engine, engine_stub(engine.address) as stub:
+        await generate(stub, prompt, max_tokens=100)
+        stats = await get_stats(stub)
+        assert stats.accepted_draft_tokens > 0.5 * stats.draft_tokens > 0
 
 
 async def test_a_request_may_go_without_drafts():
