@@ -68,6 +68,7 @@ IRRELEVANT_FLAGS = {
     "cudagraph_padding": _GRAPHS,
     "cudagraph_copy_inputs": "inputs are copied before the pieces run",
     "num_speculative_tokens": "draft layers run after the model and are not compiled",
+    "min_speculative_tokens": "as num_speculative_tokens",
     "speculative_method": "as num_speculative_tokens",
     "draft_model": "it runs after the model; the layers that a head reads are a fact of their own",
     "prompt_lookup_min": _SERVICE,
