@@ -40,7 +40,10 @@ def test_tuned_sizes_serve_what_eager_would_cold_and_from_disk(checkpoint, tmp_p
         num_distinct = served.compiled["num_distinct"]
         assert num_distinct % 3 == 0
         assert num_distinct >= 9
-        assert served.compiled["num_loaded"] == (num_distinct if is_warm else 0)
+        # Some pieces may consist of our operators alone.
+        num_compiled = num_distinct - served.compiled["num_without_code"]
+        assert num_compiled >= 6
+        assert served.compiled["num_loaded"] == (num_compiled if is_warm else 0)
         assert served.stats.num_late_builds == 0
         assert not any(graph.fault for graph in served.stats.graphs)
         if mode == "none":

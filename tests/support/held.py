@@ -15,8 +15,13 @@ SETTLE_S = 30.0
 
 def worker_of(engine: ServiceProcess) -> psutil.Process:
     """Returns the engine's worker process."""
-    (worker,) = psutil.Process(engine.pid).children()
+    (worker,) = children(engine)
     return worker
+
+
+def children(service: ServiceProcess) -> list[psutil.Process]:
+    """Returns a service's child processes."""
+    return psutil.Process(service.pid).children()
 
 
 @dataclass(frozen=True)

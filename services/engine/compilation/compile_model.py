@@ -141,6 +141,7 @@ def compile_traced(
         level=config.level.name,
         num_pieces=sum(program.num_pieces for _, program in traced.programs),
         num_distinct=stats.num_pieces,
+        num_without_code=stats.num_without_code,
         num_loaded=stats.num_loaded,
         compile_s=round(stats.compile_s, 3),
         load_s=round(stats.load_s, 3),

@@ -64,8 +64,8 @@ class CompilationConfig(ConfigSection):
     debug_dump_path: Path | None = None
     """Folder that gets the traced graph, its pieces and generated code. Works on levels 2 and 3."""
     compile_cache_dir: Path = Path("~/.cache/octavo/compile")
-    """Folder of compiled pieces, shared by all engines that are started with it.
-    Works on levels 2 and 3 with Inductor."""
+    """Folder of traces and compiled pieces, shared by all engines that are started with it.
+    Works on levels 2 and 3."""
     cudagraph_mode: Literal[
         "auto", "none", "piecewise", "full", "full_decode_only", "full_and_piecewise"
     ] = "auto"

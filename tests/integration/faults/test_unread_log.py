@@ -11,8 +11,9 @@ import pytest
 from protos.common.v1.sampling_pb2 import SamplingParams
 from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
-from tests.support.held import worker_of
+from tests.support.held import children, worker_of
 from tests.support.processes import free_port, start_engine, start_frontend
+from tests.support.waiting import until
 
 
 @contextlib.contextmanager
@@ -70,7 +71,10 @@ async def test_services_start_serve_and_recover_although_no_line_can_be_written(
             await asyncio.to_thread(frontend.wait_ready)
             expected = await chat(frontend.address)
             assert "12" in expected
-            worker_of(engine).kill()
+            lost = worker_of(engine)
+            lost.kill()
+            # Until then the engine may not have noticed.
+            await until(lambda: any(child.pid != lost.pid for child in children(engine)))
             await asyncio.to_thread(engine.wait_ready)
             await asyncio.to_thread(frontend.wait_ready)
             assert await chat(frontend.address) == expected

@@ -88,7 +88,10 @@ def test_an_engine_serves_tuned_sizes_cold_and_from_disk(tmp_path, monkeypatch):
         num_distinct = served.compiled["num_distinct"]
         assert num_distinct >= 6
         assert num_distinct % 2 == 0
-        assert served.compiled["num_loaded"] == (num_distinct if is_warm else 0)
+        # Some pieces may consist of our operators alone.
+        num_compiled = num_distinct - served.compiled["num_without_code"]
+        assert num_compiled >= 4
+        assert served.compiled["num_loaded"] == (num_compiled if is_warm else 0)
         assert served.stats.num_late_builds == 0
 
 

@@ -142,7 +142,7 @@ class TestOutOfMemory:
 
 def test_a_graph_that_one_rank_alone_gives_up_ends_the_worker():
     worker, service = map(Channel, socket.socketpair())
-    server = StepServer(worker, rank=1, num_ranks=2)
+    server = StepServer(worker, sends_results=False, num_ranks=2)
     outcome = GraphOutcome(key=piecewise_key(4), fault="it has moved")
     with pytest.raises(RankFaultError, match="it has moved"):
         server.report_fault(outcome)

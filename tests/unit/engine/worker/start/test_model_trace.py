@@ -1,6 +1,8 @@
 """Programs that another process traces, without weights and without a device."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -64,24 +66,35 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_a_process_leaves_the_programs_on_disk(folder, tmp_path):
-    config = config_of(folder, tmp_path)
-    process = TraceProcess.fork(config)
-    loaded = LoadedModel.load(config, may_trace_later=True)
-    process.begin(loaded.trace)
-    process.finish()
-    assert programs(loaded)[0] is not None
+WORKER = """
+import sys
+from pathlib import Path
 
+from services.engine.worker.start.loaded_model import LoadedModel
+from services.engine.worker.start.model_trace import TraceProcess
+from tests.unit.engine.worker.start.test_model_trace import config_of
 
-def test_a_model_that_cannot_be_sent_is_left_to_this_process(folder, tmp_path):
-    config = config_of(folder, tmp_path)
-    process = TraceProcess.fork(config)
-    loaded = LoadedModel.load(config, may_trace_later=True)
+folder, cache, has_unsendable = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "True"
+config = config_of(folder, cache)
+process = TraceProcess.fork(config)
+loaded = LoadedModel.load(config, may_trace_later=True)
+if has_unsendable:
     loaded.model.unsendable = lambda: None
-    process.begin(loaded.trace)
-    process.finish()
-    assert programs(loaded) == [None, None]
-    assert not loaded.with_trace().lacks_trace
+process.begin(loaded.trace)
+process.finish()
+assert (loaded.trace.cache.load_program("model") is None) == has_unsendable
+traced = loaded.with_trace()
+assert (traced.traced.trace is None) == (not has_unsendable)
+"""
+"""A process of its own: as a worker it has no other threads when it forks."""
+
+
+@pytest.mark.parametrize("has_unsendable", [False, True])
+def test_a_process_leaves_the_programs_on_disk_if_the_model_can_be_sent(
+    folder, tmp_path, has_unsendable
+):
+    arguments = [str(folder), str(tmp_path), str(has_unsendable)]
+    subprocess.run([sys.executable, "-c", WORKER, *arguments], check=True, timeout=240)
 
 
 def test_code_that_a_compiler_would_generate_is_left_to_this_process(folder, tmp_path):
