@@ -56,7 +56,7 @@ def expected():
 
 @pytest.mark.parametrize("source", SOURCES, ids=str)
 async def test_output_is_that_of_an_engine_without_drafts(expected, source):
-    found, stats = await serve(num_speculative_tokens=3, **source)
+    found, stats = await serve(num_speculative_tokens=3, min_speculative_tokens=3, **source)
     assert found == expected
     assert 0 < stats.accepted_draft_tokens <= stats.draft_tokens
     by_position = list(stats.accepted_per_position)
@@ -69,7 +69,11 @@ async def test_most_drafts_of_the_trained_head_hold():
     tokenizer = Tokenizer.from_file(str(TINY_CHECKPOINT / "tokenizer.json"))
     prompt = tokenizer.encode("Once upon a time,").ids
     running = start_engine(
-        model=TINY_CHECKPOINT, **LIMITS, num_speculative_tokens=3, draft_model=HEAD
+        model=TINY_CHECKPOINT,
+        **LIMITS,
+        num_speculative_tokens=3,
+        min_speculative_tokens=3,
+        draft_model=HEAD,
     )
     async with running as engine, engine_stub(engine.address) as stub:
         await generate(stub, prompt, max_tokens=100)
@@ -80,7 +84,11 @@ async def test_most_drafts_of_the_trained_head_hold():
 async def test_a_request_may_go_without_drafts():
     long = {"max_tokens": 110, "ignore_eos": True}
     running = start_engine(
-        model=TINY_CHECKPOINT, **LIMITS, num_speculative_tokens=3, speculative_method="ngram"
+        model=TINY_CHECKPOINT,
+        **LIMITS,
+        num_speculative_tokens=3,
+        min_speculative_tokens=3,
+        speculative_method="ngram",
     )
     async with running as engine, engine_stub(engine.address) as stub:
         without = await generate(stub, PHRASE * 3, **long, num_speculative_tokens=0)

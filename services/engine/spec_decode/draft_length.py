@@ -16,7 +16,7 @@ import numpy.typing as npt
 DECAY = 0.98
 """Weight that a verification keeps after each later step."""
 PRIOR = 0.25
-"""Drafts that held before any was measured; few, as one trial should tell much."""
+"""Drafts that held before any was measured; few, so that one trial has weight."""
 MIN_GAIN = 1.03
 """Gain over the present number that is worth a change, whose step drafts without a graph."""
 MAX_COST_AGE = 512
@@ -77,9 +77,9 @@ class DraftLength:
         ]
 
     def choose(self, num_requests: int) -> int:
-        """Returns how many tokens to guess for each of so many requests.
+        """Returns how many tokens to guess for each of `num_requests` requests.
 
-        The most and the fewest are timed first; costs between two known ones lie on a line.
+        The most and the fewest are timed first; costs between two known ones are interpolated.
         """
         lengths = self.lengths
         if len(lengths) == 1:

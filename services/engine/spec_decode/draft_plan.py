@@ -27,7 +27,7 @@ class DraftPlan:
     """Chooses how many drafts the next step has; None means num_tokens."""
 
     def choose(self, num_requests: int) -> int:
-        """Returns the drafts that each of so many requests has after the next step."""
+        """Returns the drafts of each of `num_requests` requests after the next step."""
         return self.num_tokens if self.length is None else self.length.choose(num_requests)
 
     def observe(self, descriptor: BatchDescriptor, result: StepResult) -> None:
