@@ -3,9 +3,9 @@
     python -m tests.bench.drafts --model models/checkpoints/tiny --device cpu
     python -m tests.bench.drafts --shape qwen3-8b --ways none,ngram,head
 
-EngineCore runs in this process and the worker in its own. A checkpoint gets chats and texts; a shape
-gets random weights, for the head too, and random tokens: nothing is guessed right, which leaves the
-cost. `itself` takes the model as its own draft model: always right, and as slow as it can be.
+EngineCore runs in this process and the worker in its own. A checkpoint gets chats and texts; a
+shape gets random weights, for the head too, and random tokens: nothing is guessed right, which
+leaves the cost. `itself` takes the model as its own draft model: always right, and as slow as it can be.
 *fixed* drafts as many tokens in every step, *adaptive* as many as the scheduler chooses.
 """
 
@@ -84,7 +84,7 @@ def make_jobs(settings: Settings, count: int) -> list[Job]:
     if arguments.model is not None:
         made = prompts(settings.config.checkpoint.model, count)
     else:
-        rng = random.Random(0)  # noqa: S311  not a secret
+        rng = random.Random(0)
         made = [
             [rng.randrange(settings.model.vocab_size) for _ in range(PROMPT_LENGTH)]
             for _ in range(count)
