@@ -5,8 +5,8 @@
 
 EngineCore runs in this process and the worker in its own. A checkpoint gets chats and texts; a
 shape gets random weights, for the head too, and random tokens: nothing is guessed right, which
-leaves the cost. `itself` takes the model as its own draft model: always right, and as slow as it can be.
-*fixed* drafts as many tokens in every step, *adaptive* as many as the scheduler chooses.
+leaves the cost. `itself` takes the model as its own draft model: always right, and as slow as it
+can be. *fixed* drafts as many tokens in every step, *adaptive* as many as the scheduler chooses.
 """
 
 import asyncio
