@@ -146,12 +146,13 @@ class AttentionMetadata:
 class SpecDecodeMetadata:
     """Draft tokens that the step verifies.
 
-    draft_token_ids: [D] int32. num_draft_tokens: [R] int32.
+    draft_token_ids: [D] int32. num_draft_tokens: [R] int32. num_next_drafts: to guess after it.
     """
 
     draft_token_ids: torch.Tensor
     num_spec_steps: int
     num_draft_tokens: torch.Tensor
+    num_next_drafts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Trains the embedded tiny model and writes its checkpoint folder, figures included.
+"""Trains the embedded tiny model and its EAGLE-3 head, and writes their checkpoint folders.
 
-The corpus, the tokenizer, the weights and the README of the folder all come from one run.
+The corpus, the tokenizer, the weights and the READMEs, figures included, all come from one run.
 """
 
 import argparse
@@ -12,16 +12,17 @@ import os
 import platform
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tiny_corpus
+import tiny_head
 import tiny_tools
 import tokenizers
 import torch
 import transformers
 from tiny_corpus import Message
+from tiny_rows import END_OF_TEXT, IM_END, IM_START, Schedule, pack
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -30,9 +31,6 @@ DEFAULT_OUT = Path("models/checkpoints/tiny")
 MAX_POSITIONS = 2048
 VOCAB_SIZE = 1024
 ROW_TOKENS = 1024
-WARMUP_SHARE = 1 / 30  # of the steps
-PROMPT_WEIGHT = 0.1  # loss weight of tokens that the assistant does not write
-END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
     "{%- if tools -%}{{ '<|im_start|>system\\n' }}"
     "{%- if messages[0]['role'] == 'system' -%}{{ messages[0]['content'] ~ '\\n\\n' }}{%- endif -%}"
@@ -119,7 +117,7 @@ def main() -> None:
         tokenizer = Tokenizer.from_file(str(args.start_from / "tokenizer.json"))
         model = Qwen3ForCausalLM.from_pretrained(args.start_from, dtype=torch.float32)
         model.to(args.device)
-    ids, weights = pack(tokenizer, documents)
+    ids, weights = pack(tokenizer, documents, ROW_TOKENS)
     print(f"{len(documents)} conversations, {ids.numel()} tokens", flush=True)
     schedule = Schedule(args.steps, args.rows, args.learning_rate)
     started = time.monotonic()
@@ -152,23 +150,7 @@ def main() -> None:
     )
     (args.out / "README.md").write_text(readme, encoding="utf-8")
     print(f"trained in {seconds:.0f} s", *lines, sep="\n")
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How long and how fast a model is trained."""
-
-    steps: int
-    num_rows: int
-    """Rows of a step."""
-    peak: float
-    """The highest learning rate."""
-
-    def rate(self, step: int) -> float:
-        """Returns the learning rate of a step: a short warm-up, then a cosine."""
-        warmup = min(1.0, (step + 1) / max(1, self.steps * WARMUP_SHARE))
-        decay = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / self.steps))
-        return self.peak * warmup * decay
+    tiny_head.make_head(args.out, args.out.with_name(f"{args.out.name}_eagle3"))
 
 
 def earlier_training(folder: Path | None) -> str:
@@ -196,37 +178,6 @@ def train_tokenizer(documents: list[list[Message]]) -> Tokenizer:
     texts = [f"{message.role}\n{message.content}" for chat in documents for message in chat]
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
-
-
-def pack(tokenizer: Tokenizer, documents: list[list[Message]]) -> tuple[Tensor, Tensor]:
-    """Encodes the documents and packs them into rows that each start with a new document.
-
-    Returns:
-        Token ids, int64, and loss weights, fp32, both [N, ROW_TOKENS].
-    """
-    pieces: list[tuple[str, float]] = []
-    ends: list[int] = []
-    for chat in documents:
-        for message in chat:
-            if message.role == "text":
-                pieces.append((message.content + END_OF_TEXT, 1.0))
-                continue
-            weight = 1.0 if message.role == "assistant" else PROMPT_WEIGHT
-            header = (f"{IM_START}{message.role}\n", PROMPT_WEIGHT)
-            pieces += [header, (message.content + IM_END, weight), ("\n", PROMPT_WEIGHT)]
-        ends.append(len(pieces))
-    encodings = tokenizer.encode_batch_fast([text for text, _ in pieces])
-    all_ids, all_weights = list[list[int]](), list[list[float]]()
-    ids, weights = list[int](), list[float]()
-    for start, end in zip([0, *ends], ends, strict=False):
-        for (_, weight), encoding in zip(pieces[start:end], encodings[start:end], strict=True):
-            ids += encoding.ids
-            weights += [weight] * len(encoding.ids)
-        if len(ids) >= ROW_TOKENS:
-            all_ids.append(ids[:ROW_TOKENS])
-            all_weights.append(weights[:ROW_TOKENS])
-            ids, weights = [], []
-    return torch.tensor(all_ids), torch.tensor(all_weights)
 
 
 def new_model(tokenizer: Tokenizer, num_layers: int) -> Qwen3ForCausalLM:

@@ -5,6 +5,7 @@ from typing import cast
 
 import torch
 
+from models.config import ConfigError
 from models.eagle3 import Eagle3Head
 from models.eagle3_config import Eagle3Config
 from models.layers.decoder import CausalLM
@@ -41,6 +42,11 @@ def load_eagle3(
         CheckpointError: a tensor is missing, unknown or of another shape.
     """
     config = Eagle3Config.from_folder(folder, model.config, max_positions=max_positions)
+    if model.config.transformers is not None:
+        raise ConfigError(
+            f"{folder} is an EAGLE-3 head, which reads layers that a module of transformers does "
+            "not return; it needs --model-impl octavo"
+        )
     with tensor_defaults(device, dtype), torch.no_grad():
         head = Eagle3Head(config)
         if load_format == "dummy":

@@ -112,7 +112,8 @@ def _real_order(
     """Returns the group of each column; None if these are equal runs in order."""
     if order is None or group is None:
         return None
-    return None if torch.equal(order.long(), torch.arange(num_columns) // group) else order
+    runs = torch.arange(num_columns, device=order.device) // group
+    return None if torch.equal(order.long(), runs) else order
 
 
 def _has_equal_groups(order: torch.Tensor, num_columns: int, group: int | None) -> bool:

@@ -251,7 +251,8 @@ class _Reader:
             )
         smallest, largest = (int(each) for each in order.aminmax())
         if smallest == largest == -1:  # compressed-tensors: no order was recorded
-            return torch.arange(num_columns) // (num_columns // num_groups)
+            columns = torch.arange(num_columns, device=order.device)
+            return columns // (num_columns // num_groups)
         if smallest < 0 or largest >= num_groups:
             raise ValueError(f"its {part} has groups {smallest} to {largest} of {num_groups}")
         return order

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from services.engine.config.engine_config import EngineConfig
 from services.engine.kv_cache.cache_groups import CacheGroups, LayerGroup, group_layers
+from services.engine.spec_decode.draft_length import lengths_between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,8 @@ class StepLimits:
     """The model's layers by the blocks that they keep; empty: they are one group."""
     num_speculative_tokens: int = 0
     """Draft tokens of each request in a step; 0 without speculative decoding."""
+    min_speculative_tokens: int | None = None
+    """Fewest draft tokens; None means num_speculative_tokens."""
     lookup_sizes: tuple[int, int] | None = None
     """The shortest and the longest n-gram that the scheduler looks up; None: the worker drafts."""
     has_draft_model: bool = False
@@ -52,6 +55,7 @@ class StepLimits:
             vocab_size=vocab_size,
             layer_groups=group_layers(sliding_windows, max_model_len=max_model_len),
             num_speculative_tokens=config.speculation.num_speculative_tokens,
+            min_speculative_tokens=config.speculation.min_speculative_tokens,
             lookup_sizes=config.speculation.lookup_sizes,
             has_draft_model=config.speculation.has_draft_model,
             num_stages=config.parallel.pipeline_parallel_size,
@@ -74,6 +78,13 @@ class StepLimits:
     def decode_q_len(self) -> int:
         """Query tokens of each request in a decode step: the newest and its drafts."""
         return 1 + self.num_speculative_tokens
+
+    @property
+    def draft_lengths(self) -> tuple[int, ...]:
+        """Numbers of draft tokens that a step may have for each request, ascending."""
+        most = self.num_speculative_tokens
+        fewest = most if self.min_speculative_tokens is None else self.min_speculative_tokens
+        return lengths_between(fewest, most)
 
     @property
     def num_worker_drafts(self) -> int:

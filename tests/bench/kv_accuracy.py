@@ -27,8 +27,8 @@ BLOCK_SIZE = 16
 MAX_PROMPT_TOKENS = 256
 
 
-def texts(folder: Path, model: CausalLM, count: int, num_tokens: int) -> list[list[int]]:
-    """Returns prompts of every kind, each with the model's greedy continuation."""
+def prompts(folder: Path, count: int) -> list[list[int]]:
+    """Returns prompts of every kind in a model's tokens."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     sequences = []
     for text, is_chat in varied_prompts(count):
@@ -38,6 +38,12 @@ def texts(folder: Path, model: CausalLM, count: int, num_tokens: int) -> list[li
             )
         prompt = tokenizer(text, add_special_tokens=not is_chat)["input_ids"]
         sequences.append(prompt[:MAX_PROMPT_TOKENS])
+    return sequences
+
+
+def texts(folder: Path, model: CausalLM, count: int, num_tokens: int) -> list[list[int]]:
+    """Returns prompts of every kind, each with the model's greedy continuation."""
+    sequences = prompts(folder, count)
     for sequence in sequences:
         runner = make_runner(model, len(sequence) + num_tokens)
         state = runner.add(sequence)

@@ -10,7 +10,7 @@ from models.cudagraph_mode import CUDAGraphMode
 from models.ops import kernel_choice
 from protos.engine.v1.worker_pb2 import GraphReport
 from services.engine import batch
-from services.engine.batch import FallbackReason, read_int32
+from services.engine.batch import FallbackReason, StepResult, read_int32
 from services.engine.compilation.graphs.capture_plan import full_decode_key
 from services.engine.compilation.graphs.cuda_recorder import CUDAGraphRecorder
 from services.engine.compilation.graphs.graph_runner import GraphRunner
@@ -314,7 +314,7 @@ async def serve_at_once(folder):
             event = await executor.receive()
             if isinstance(event, GraphReport):
                 reports.append(event)
-            else:
+            elif isinstance(event, StepResult):
                 tokens.append(int(read_int32(event.token_ids)[0]))
     finally:
         await executor.stop()

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 
+from models.number_formats import BLOCK, FP8
 from models.ops.moe import moe as reference
 from models.ops.operands.experts import Routing
 from models.ops.triton.moe.expert_forms import are_few
@@ -19,6 +20,7 @@ from tests.support.moe_case import (
 from tests.support.tolerances import (
     FP8_EXPERTS_ERROR,
     FP8_PRODUCT_ROW_TOLERANCE,
+    FP8_ROW_TOLERANCE,
     ROW_TOLERANCE,
     assert_rows_close,
 )
@@ -126,18 +128,38 @@ def check_mxfp4(num_tokens, routing, *, dtype, **shape):
 
 @pytest.fixture
 def roundings(monkeypatch):
-    """Returns a list that collects what experts round: each tensor and its rounded values."""
+    """Returns a list that collects the rounded inputs of both products, and the second one's kept.
+
+    The second product's input is kept in FP8, or rounded where it is read.
+    """
     from models.ops.triton.moe import moe_fp8
 
-    noted, quantize = [], moe_fp8.quantize
+    noted, quantize, down = [], moe_fp8.quantize, moe_fp8._down_kernel
+
+    def values(rounded, scale):
+        return (
+            rounded.double() * scale.double().repeat_interleave(BLOCK, 1)[:, : rounded.shape[1]]
+        ).cpu()
 
     def note(x, group_size):
-        rounded, scale = quantize(x, group_size)
-        scales = scale.double().repeat_interleave(group_size, 1)[:, : x.shape[1]]
-        noted.append((x.cpu(), (rounded.double() * scales).cpu()))
-        return rounded, scale
+        result = quantize(x, group_size)
+        noted.append(values(*result))
+        return result
+
+    class Noting:
+        def __getitem__(self, grid):
+            def launch(between, scale, *others, **options):
+                is_rounded = between.dtype == FP8
+                noted.append(
+                    values(between, scale) if is_rounded else values(*quantize(between, BLOCK))
+                )
+                noted.append((between, is_rounded))
+                return down[grid](between, scale, *others, **options)
+
+            return launch
 
     monkeypatch.setattr(moe_fp8, "quantize", note)
+    monkeypatch.setattr(moe_fp8, "_down_kernel", Noting())
     return noted
 
 
@@ -151,7 +173,7 @@ def check_fp8(roundings, kind, num_tokens, routing, *, dtype, **shape):
     experts, call = quantized_case(kind, num_tokens, routing, dtype=dtype, **shape)
     actual = apply_experts(*call, experts)
     assert actual.dtype == dtype
-    (_, hidden), (between, rounded_between) = roundings
+    hidden, rounded_between, (between, is_rounded) = roundings
     exact, ids = exactly(experts), call[2].long().cpu().flatten()
     is_alone = are_few(len(ids), len(exact.down), routing.top_k)
     order = torch.arange(len(ids)) if is_alone else ids.argsort(stable=True)
@@ -159,7 +181,10 @@ def check_fp8(roundings, kind, num_tokens, routing, *, dtype, **shape):
     gate_up = by_expert(hidden[order // routing.top_k], ids[order], exact.gate_up,
                         exact.gate_up_bias)  # fmt: skip
     gated = reference.gated(gate_up, exact.alpha, exact.limit)
-    assert_rows_close(between, gated, tolerance)
+    if is_rounded:
+        assert_rows_close(rounded_between, gated, tolerance + FP8_ROW_TOLERANCE)
+    else:
+        assert_rows_close(between, gated, tolerance)
     down = by_expert(rounded_between, ids[order], exact.down, exact.down_bias)
     results = torch.empty_like(down)
     results[order] = down * call[1].double().cpu().flatten()[order, None]

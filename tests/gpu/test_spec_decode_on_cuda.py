@@ -9,6 +9,7 @@ from models.forward_context import forward_context
 from models.loading.loader import load_model
 from protos.engine.v1.recording_pb2 import Snapshot
 from services.engine.batch import FallbackReason, read_int32
+from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.limits import StepLimits
 from services.engine.replay.command import replay
 from services.engine.replay.config import ReplayConfig
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.gpu
 
 PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12], [6, 17, 3, 8, 8], [70] * 17]
 NUM_OUTPUT = 24
+TINY_EAGLE3_CHECKPOINT = TINY_CHECKPOINT.with_name("tiny_eagle3")
 WIDE_HEADS = {"glm4_moe": {"head_dim": 64}}
 """Dimensions that kernels need and the smallest shapes do not have."""
 SIZES = (1, 2, 4, 8)
@@ -156,6 +158,32 @@ def test_an_honest_recording_shows_no_difference(folder, tmp_path, against):
     totals = replay(config, report.append)
     assert totals.is_clean, "\n".join(report)
     assert (totals.num_by_graph > 3) == (against == "full")
+
+
+@pytest.mark.parametrize("level", [0, 2, 3])
+@pytest.mark.parametrize("mode", ["full", "piecewise", "full_and_piecewise"])
+def test_a_head_at_every_level_and_graph_gives_the_tokens_of_a_run_without(level, mode):
+    options = {"device": "cuda", "max_num_batched_tokens": 128, "max_model_len": 128}
+    expected = GraphEngine(TINY_CHECKPOINT, compilation_config(), **options)
+    config = compilation_config(
+        level=level,
+        cudagraph_mode=CUDAGraphMode[mode.upper()],
+        cudagraph_capture_sizes=(4, 8, 64),
+        use_inductor=False,
+    )
+    speculating = GraphEngine(
+        TINY_CHECKPOINT,
+        config,
+        num_speculative_tokens=3,
+        draft_model=TINY_EAGLE3_CHECKPOINT,
+        **options,
+    )
+    assert {outcome.fault for outcome in speculating.capture()} == {""}
+    tokens = expected.run(PROMPTS, NUM_OUTPUT)
+    assert speculating.run(PROMPTS, NUM_OUTPUT) == tokens
+    assert verifications(speculating) == {RAN_GRAPH}
+    by_graph = [result.drafted_by_graph for _, result in decode_steps(speculating)]
+    assert all(by_graph) if mode != "piecewise" else not any(by_graph)
 
 
 def test_drafts_are_those_of_the_cpu(folder):

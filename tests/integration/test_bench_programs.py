@@ -68,6 +68,16 @@ def test_the_accuracy_of_a_cache_of_8_bits_is_measured(tmp_path):
         assert content["facts"]["positions"] >= 16
 
 
+def test_ways_of_drafting_are_measured(tmp_path):
+    out = tmp_path / "drafts.json"
+    few = ("--ways", "none,head", "--batches", "2", "--outputs", "8", "--repeats", "1")
+    run("tests.bench.drafts", *SMALL, *few, "--enforce-eager", "--out", out)
+    content = json.loads(out.read_text())
+    ways = ["none", "head, fixed", "head, adaptive"]
+    assert set(content["figures"]) == {f"{way}, batch 2" for way in ways}
+    assert 0 <= content["facts"]["head, fixed, batch 2, drafts that held"] <= 3
+
+
 def test_the_soak_loads_both_services_in_every_way_and_all_is_given_back(tmp_path):
     out = tmp_path / "soak.json"
     printed = run("tests.bench.soak", "--minutes", "0.02", "--warm-up-s", "0.1", "--json", out)

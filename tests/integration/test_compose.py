@@ -220,12 +220,26 @@ def test_containers_get_longer_to_stop_than_the_services_take_to_drain():
         assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) > 30
 
 
-def test_the_gpu_override_changes_the_engine_alone():
-    assert list(GPU["services"]) == ["engine"]
-    (device,) = GPU["services"]["engine"]["deploy"]["resources"]["reservations"]["devices"]
-    assert device["driver"] == "nvidia"
+def test_the_gpu_override_builds_the_engine_for_it():
     argument = next(iter(GPU["services"]["engine"]["build"]["args"]))
     assert f"ARG {argument}" in _dockerfile("engine")
+
+
+def test_each_engine_has_a_gpu_of_its_own_and_the_frontend_finds_it():
+    taken = []
+    for name, service in GPU["services"].items():
+        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+        assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+        taken += device["device_ids"]
+        # Compose refuses to scale a service whose container has a name.
+        assert service["container_name"] == f"octavo-{name}"
+    assert taken == ["0", "1"]
+    engines = SERVICES["frontend"]["environment"]["OCTAVO_FRONTEND_ENGINE_ADDRESS"]
+    second = GPU["services"]["engine-1"]
+    assert engines.partition(":")[0] in second["networks"]["engines"]["aliases"]
+    extended = second["extends"]
+    assert yaml.safe_load((ROOT / "deploy" / extended["file"]).read_text()) == COMPOSE
+    assert extended["service"] == "engine"
 
 
 def test_the_observability_override_scrapes_what_it_switches_on():

@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+from tokenizers import Tokenizer
 
 from services.engine.config.checkpoint import TINY_CHECKPOINT
 from tests.support.engine_client import begin, engine_stub, generate, get_stats
@@ -27,7 +28,14 @@ REQUESTS = [
     (PHRASE * 4, {"max_tokens": 30, "repetition_penalty": 1.1, "seed": 3}),
     ([*PHRASE, 4], {"max_tokens": 20, "stop_token_ids": list(range(0, 500, 8))}),
 ]
-SOURCES = [{"speculative_method": "ngram"}, {"draft_model": TINY_CHECKPOINT}]
+HEAD = TINY_CHECKPOINT.with_name("tiny_eagle3")
+SOURCES = [
+    {"speculative_method": "ngram"},
+    {"draft_model": TINY_CHECKPOINT},
+    {"draft_model": HEAD},
+    {"draft_model": HEAD, "compilation_level": 3, "use_inductor": False},
+    {"draft_model": HEAD, "compilation_level": 2, "cudagraph_mode": "piecewise"},
+]
 
 
 async def serve(**flags):
@@ -48,7 +56,7 @@ def expected():
 
 @pytest.mark.parametrize("source", SOURCES, ids=str)
 async def test_output_is_that_of_an_engine_without_drafts(expected, source):
-    found, stats = await serve(num_speculative_tokens=3, **source)
+    found, stats = await serve(num_speculative_tokens=3, min_speculative_tokens=3, **source)
     assert found == expected
     assert 0 < stats.accepted_draft_tokens <= stats.draft_tokens
     by_position = list(stats.accepted_per_position)
@@ -57,10 +65,30 @@ async def test_output_is_that_of_an_engine_without_drafts(expected, source):
     assert len(by_position) == 3
 
 
+async def test_most_drafts_of_the_trained_head_hold():
+    tokenizer = Tokenizer.from_file(str(TINY_CHECKPOINT / "tokenizer.json"))
+    prompt = tokenizer.encode("Once upon a time,").ids
+    running = start_engine(
+        model=TINY_CHECKPOINT,
+        **LIMITS,
+        num_speculative_tokens=3,
+        min_speculative_tokens=3,
+        draft_model=HEAD,
+    )
+    async with running as engine, engine_stub(engine.address) as stub:
+        await generate(stub, prompt, max_tokens=100)
+        stats = await get_stats(stub)
+        assert stats.accepted_draft_tokens > 0.5 * stats.draft_tokens > 0
+
+
 async def test_a_request_may_go_without_drafts():
     long = {"max_tokens": 110, "ignore_eos": True}
     running = start_engine(
-        model=TINY_CHECKPOINT, **LIMITS, num_speculative_tokens=3, speculative_method="ngram"
+        model=TINY_CHECKPOINT,
+        **LIMITS,
+        num_speculative_tokens=3,
+        min_speculative_tokens=3,
+        speculative_method="ngram",
     )
     async with running as engine, engine_stub(engine.address) as stub:
         without = await generate(stub, PHRASE * 3, **long, num_speculative_tokens=0)

@@ -80,7 +80,9 @@ async def test_constrained_output_is_valid_and_that_of_an_engine_without_drafts(
     plain, stats = await serve(folder)
     assert stats.num_verifications == 0
     graphs = {"cudagraph_mode": "full_decode_only", "capture_while_serving": False}
-    speculated, stats = await serve(folder, num_speculative_tokens=3, **graphs)
+    speculated, stats = await serve(
+        folder, num_speculative_tokens=3, min_speculative_tokens=3, **graphs
+    )
     assert [each.text for each in speculated] == [each.text for each in plain]
     assert [each.token_ids for each in speculated] == [each.token_ids for each in plain]
     constrained = speculated[1::2]
@@ -104,7 +106,13 @@ async def test_a_budget_of_reasoning_ends_it_exactly_beside_drafts(folder, tmp_p
         "{% for m in messages %}{{ m.content }}{% endfor %}<think>{# </think> #}"
     )
     path.write_text(json.dumps(config))
-    flags = {**LIMITS, "model": reasoning, "device": "cpu", "num_speculative_tokens": 3}
+    flags = {
+        **LIMITS,
+        "model": reasoning,
+        "device": "cpu",
+        "num_speculative_tokens": 3,
+        "min_speculative_tokens": 3,
+    }
     with stack(engine=flags) as services:
         async with OctavoClient(services.frontend.address) as client:
 

@@ -50,6 +50,7 @@ class GraphEngine:
         num_blocks: int = 64,
         block_size: int = 4,
         num_speculative_tokens: int = 0,
+        min_speculative_tokens: int | None = None,
         lookup_sizes: tuple[int, int] | None = None,
         draft_model: Path | None = None,
         model: CausalLM | None = None,
@@ -81,6 +82,7 @@ class GraphEngine:
             vocab_size=self.model.config.vocab_size,
             layer_groups=groups,
             num_speculative_tokens=num_speculative_tokens,
+            min_speculative_tokens=min_speculative_tokens,
             lookup_sizes=lookup_sizes,
             has_draft_model=draft_model is not None,
         )

@@ -23,11 +23,14 @@ def assert_rows_close(
 ) -> None:
     """Compares along the last dimension, row by row, so that one wrong row among many is seen.
 
-    Without a tolerance it is that of actual's dtype.
+    Without a tolerance it is that of actual's dtype. A row that nearly cancels counts as half as
+    long as rows are: bfloat16 alone is off by 0.05 in one of 200,000 rows of 7 features.
     """
     actual_exactly = actual.double().cpu()
     error = (actual_exactly - exact.double().cpu()).norm(dim=-1)
-    scale = exact.double().cpu().norm(dim=-1).clamp(min=1e-30)
+    scale = exact.double().cpu().norm(dim=-1)
+    usual = float(scale.square().mean().sqrt())
+    scale = scale.clamp(min=max(usual / 2, 1e-30))
     worst = float((error / scale).max())
     # A comparison with NaN is false.
     assert worst <= (tolerance or ROW_TOLERANCE[actual.dtype]), (

@@ -312,7 +312,7 @@ class ExpertStats(_message.Message):
     def __init__(self, expert_load: _Optional[_Iterable[int]] = ..., physical_to_logical: _Optional[_Iterable[int]] = ..., rank_load: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("uptime_s", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_steps", "prompt_tokens", "cached_tokens", "output_tokens", "finished", "rejected", "num_preemptions", "num_worker_restarts", "worker_busy_us", "schedule_us", "graph_dispatch", "num_sessions", "ready", "num_tasks", "cudagraph_mode", "cudagraph_mode_reason", "num_graphs_planned", "graphs", "decode_coverage", "other_coverage", "decode_steps", "other_steps", "num_late_builds", "num_failed_steps", "num_batched_tokens_limit", "pass_matches", "weights", "num_speculative_tokens", "draft_tokens", "accepted_draft_tokens", "num_verifications", "accepted_per_position", "time_to_first_token_s", "inter_token_latency_s", "e2e_request_latency_s", "request_queue_time_s", "ranks", "experts", "num_expert_moves")
+    __slots__ = ("uptime_s", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_steps", "prompt_tokens", "cached_tokens", "output_tokens", "finished", "rejected", "num_preemptions", "num_worker_restarts", "worker_busy_us", "schedule_us", "graph_dispatch", "num_sessions", "ready", "num_tasks", "cudagraph_mode", "cudagraph_mode_reason", "num_graphs_planned", "graphs", "decode_coverage", "other_coverage", "decode_steps", "other_steps", "num_late_builds", "num_failed_steps", "num_batched_tokens_limit", "pass_matches", "weights", "num_speculative_tokens", "draft_tokens", "accepted_draft_tokens", "num_verifications", "accepted_per_position", "steps_by_num_drafts", "time_to_first_token_s", "inter_token_latency_s", "e2e_request_latency_s", "request_queue_time_s", "ranks", "experts", "num_expert_moves")
     class FinishedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -355,6 +355,13 @@ class GetStatsResponse(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class StepsByNumDraftsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -393,6 +400,7 @@ class GetStatsResponse(_message.Message):
     ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_VERIFICATIONS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
+    STEPS_BY_NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_FIRST_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     INTER_TOKEN_LATENCY_S_FIELD_NUMBER: _ClassVar[int]
     E2E_REQUEST_LATENCY_S_FIELD_NUMBER: _ClassVar[int]
@@ -438,6 +446,7 @@ class GetStatsResponse(_message.Message):
     accepted_draft_tokens: int
     num_verifications: int
     accepted_per_position: _containers.RepeatedScalarFieldContainer[int]
+    steps_by_num_drafts: _containers.ScalarMap[int, int]
     time_to_first_token_s: Histogram
     inter_token_latency_s: Histogram
     e2e_request_latency_s: Histogram
@@ -445,7 +454,7 @@ class GetStatsResponse(_message.Message):
     ranks: _containers.RepeatedCompositeFieldContainer[_worker_pb2.RankInfo]
     experts: _containers.RepeatedCompositeFieldContainer[ExpertStats]
     num_expert_moves: int
-    def __init__(self, uptime_s: _Optional[float] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., finished: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., num_preemptions: _Optional[int] = ..., num_worker_restarts: _Optional[int] = ..., worker_busy_us: _Optional[int] = ..., schedule_us: _Optional[int] = ..., graph_dispatch: _Optional[_Mapping[str, int]] = ..., num_sessions: _Optional[int] = ..., ready: _Optional[bool] = ..., num_tasks: _Optional[int] = ..., cudagraph_mode: _Optional[str] = ..., cudagraph_mode_reason: _Optional[str] = ..., num_graphs_planned: _Optional[int] = ..., graphs: _Optional[_Iterable[_Union[GraphStats, _Mapping]]] = ..., decode_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., other_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., decode_steps: _Optional[_Mapping[int, int]] = ..., other_steps: _Optional[_Mapping[int, int]] = ..., num_late_builds: _Optional[int] = ..., num_failed_steps: _Optional[int] = ..., num_batched_tokens_limit: _Optional[int] = ..., pass_matches: _Optional[_Mapping[str, int]] = ..., weights: _Optional[_Iterable[_Union[_worker_pb2.KeptWeights, _Mapping]]] = ..., num_speculative_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ..., num_verifications: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., time_to_first_token_s: _Optional[_Union[Histogram, _Mapping]] = ..., inter_token_latency_s: _Optional[_Union[Histogram, _Mapping]] = ..., e2e_request_latency_s: _Optional[_Union[Histogram, _Mapping]] = ..., request_queue_time_s: _Optional[_Union[Histogram, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[_worker_pb2.RankInfo, _Mapping]]] = ..., experts: _Optional[_Iterable[_Union[ExpertStats, _Mapping]]] = ..., num_expert_moves: _Optional[int] = ...) -> None: ...
+    def __init__(self, uptime_s: _Optional[float] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., finished: _Optional[_Mapping[str, int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., num_preemptions: _Optional[int] = ..., num_worker_restarts: _Optional[int] = ..., worker_busy_us: _Optional[int] = ..., schedule_us: _Optional[int] = ..., graph_dispatch: _Optional[_Mapping[str, int]] = ..., num_sessions: _Optional[int] = ..., ready: _Optional[bool] = ..., num_tasks: _Optional[int] = ..., cudagraph_mode: _Optional[str] = ..., cudagraph_mode_reason: _Optional[str] = ..., num_graphs_planned: _Optional[int] = ..., graphs: _Optional[_Iterable[_Union[GraphStats, _Mapping]]] = ..., decode_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., other_coverage: _Optional[_Union[GraphCoverage, _Mapping]] = ..., decode_steps: _Optional[_Mapping[int, int]] = ..., other_steps: _Optional[_Mapping[int, int]] = ..., num_late_builds: _Optional[int] = ..., num_failed_steps: _Optional[int] = ..., num_batched_tokens_limit: _Optional[int] = ..., pass_matches: _Optional[_Mapping[str, int]] = ..., weights: _Optional[_Iterable[_Union[_worker_pb2.KeptWeights, _Mapping]]] = ..., num_speculative_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ..., num_verifications: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., steps_by_num_drafts: _Optional[_Mapping[int, int]] = ..., time_to_first_token_s: _Optional[_Union[Histogram, _Mapping]] = ..., inter_token_latency_s: _Optional[_Union[Histogram, _Mapping]] = ..., e2e_request_latency_s: _Optional[_Union[Histogram, _Mapping]] = ..., request_queue_time_s: _Optional[_Union[Histogram, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[_worker_pb2.RankInfo, _Mapping]]] = ..., experts: _Optional[_Iterable[_Union[ExpertStats, _Mapping]]] = ..., num_expert_moves: _Optional[int] = ...) -> None: ...
 
 class Histogram(_message.Message):
     __slots__ = ("bounds", "counts", "sum")

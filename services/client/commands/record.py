@@ -18,7 +18,7 @@ from services.client.flags import DEFAULT_ENGINE, EngineAddress
 from services.processes.stop_signals import stop_signals
 
 FORMAT = "octavo-recording"
-VERSION = 2
+VERSION = 3
 
 
 def record(

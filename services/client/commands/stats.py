@@ -165,10 +165,16 @@ def _drafts(stats: Stats) -> str:
     by_position = ", ".join(
         f"{count / max(stats.num_verifications, 1):.0%}" for count in stats.accepted_per_position
     )
+    num_steps = max(1, sum(stats.steps_by_num_drafts.values()))
+    by_length = ", ".join(
+        f"{length} in {count / num_steps:.0%}"
+        for length, count in sorted(stats.steps_by_num_drafts.items())
+    )
     return (
         f"{stats.accepted_draft_tokens} of {stats.draft_tokens} accepted ({accepted_share:.0%}), "
-        f"{per_step:.2f} tokens a step with {stats.num_speculative_tokens} drafts; "
-        f"by position {by_position}"
+        f"{per_step:.2f} tokens a step with at most {stats.num_speculative_tokens} "
+        "drafts; "
+        f"by position {by_position}; drafts of a step: {by_length}"
     )
 
 

@@ -79,7 +79,7 @@ class GraphCoverage:
         cls, planned: Collection[GraphKey], limits: StepLimits, *, allows_padding: bool = True
     ) -> "GraphCoverage":
         """Returns the coverage once all planned graphs are captured."""
-        full = sorted(key.graph_bs for key in planned if key.kind == GraphKind.GRAPH_KIND_DECODE)
+        full = sorted({key.graph_bs for key in planned if key.kind == GraphKind.GRAPH_KIND_DECODE})
         pieces = sorted({key.num_tokens for key in planned if key.kind in _PIECES})
         # Decodes above the largest decode graph run as pieces.
         fitting = sorted({size // limits.decode_q_len for size in pieces} - {0})

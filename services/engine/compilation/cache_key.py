@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from models.config import ModelConfig
+from models.eagle3_config import Eagle3Config, is_eagle3
 from services.engine.compilation.key_fields import (
     CODE_VARIABLES,
     IRRELEVANT_FLAGS,
@@ -85,7 +86,7 @@ def trace_factors(
 
     The sources of passes are among its source files. Arguments are those of `compute_factors`.
     """
-    facts: dict[str, Any] = {"rank": rank}
+    facts: dict[str, Any] = {"rank": rank, "aux_layers": _aux_layers(config, model)}
     facts |= _prefixed("engine", _flag_facts(config, device))
     facts |= _prefixed("model", _model_facts(model))
     facts |= _prefixed("source", source_digests(_sources()))
@@ -112,6 +113,14 @@ def _sources() -> list[Path]:
         for path in (REPOSITORY / name).rglob("*.py")
         if not any(path.is_relative_to(each) for each in left_out)
     ]
+
+
+def _aux_layers(config: EngineConfig, model: ModelConfig) -> tuple[int, ...]:
+    """Returns the layers whose outputs an EAGLE-3 head reads; empty without a head."""
+    folder = config.speculation.draft_model
+    if folder is None or not is_eagle3(folder):
+        return ()
+    return Eagle3Config.from_folder(folder, model).aux_layers
 
 
 def _flag_facts(config: EngineConfig, device: torch.device) -> dict[str, Any]:

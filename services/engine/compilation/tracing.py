@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
+from typing import TypeGuard
 
 import structlog
 from torch import Tensor, nn
@@ -57,7 +58,7 @@ def trace_programs(
     is_piecewise = config.level == CompilationLevel.PIECEWISE
     splitting_ops = config.splitting_ops if is_piecewise else ()
     rewriting = _Rewriting(config, expected_passes_of(model), dump)
-    if isinstance(model, CausalLM) and set(splitting_ops) == set(DEFAULT_SPLITTING_OPS):
+    if _may_repeat(model) and set(splitting_ops) == set(DEFAULT_SPLITTING_OPS):
         layers = model.decoder_layers
         kinds = [kind_of(layer) for layer in layers]
         indices = layers_to_trace(kinds)
@@ -75,6 +76,11 @@ def trace_programs(
         (each, read_program(rewriting.run(trace, each), splitting_ops)) for each in ranges
     )
     return TracedModel(trace=trace, programs=programs, layers=(), pass_matches=rewriting.matches)
+
+
+def _may_repeat(model: nn.Module) -> TypeGuard[CausalLM]:
+    """Whether a few layers can stand for all; outputs of aux layers reach over many others."""
+    return isinstance(model, CausalLM) and model.output_size == model.config.hidden_size
 
 
 def _trace(model: nn.Module, inputs: Sequence[Tensor], dump: DebugDump | None) -> Trace:

@@ -13,6 +13,9 @@ class SpeculationConfig(ConfigSection):
 
     num_speculative_tokens: int = Field(default=0, ge=0, le=8)
     """Tokens that are guessed ahead of each request in each step; 0 turns speculation off."""
+    min_speculative_tokens: int = Field(default=0, ge=0, le=8)
+    """Fewest tokens to guess ahead. Measured times and accepted guesses decide between this and
+    --num-speculative-tokens."""
     speculative_method: Literal["mtp", "ngram"] = "mtp"
     """Source of the guesses. mtp: the model's draft layers; ngram: what followed the last tokens
     earlier in the request."""
@@ -32,6 +35,16 @@ class SpeculationConfig(ConfigSection):
             raise ValueError("--draft-model and --speculative-method ngram exclude each other")
         if not self.num_speculative_tokens:
             raise ValueError("--draft-model needs --num-speculative-tokens, which is 0")
+        return self
+
+    @model_validator(mode="after")
+    def _check_fewest(self) -> Self:
+        fewest, most = self.min_speculative_tokens, self.num_speculative_tokens
+        if fewest > most:
+            raise ValueError(
+                f"--min-speculative-tokens is {fewest}: it must be at most "
+                f"--num-speculative-tokens, which is {most}"
+            )
         return self
 
     @model_validator(mode="after")

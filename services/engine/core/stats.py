@@ -17,15 +17,19 @@ class DraftCounts:
 
     num_verified, num_accepted: draft tokens. num_verifications: verifications of a request's
     drafts. accepted_per_position: accepted drafts by their position among a request's.
+    steps_by_length: steps by the number of drafts that they order for each request.
     """
 
     num_verified: int = 0
     num_accepted: int = 0
     num_verifications: int = 0
     accepted_per_position: Counter[int] = field(default_factory=Counter)
+    steps_by_length: Counter[int] = field(default_factory=Counter)
 
     def count(self, descriptor: BatchDescriptor, result: StepResult) -> None:
         """Counts a step that ran."""
+        if descriptor.HasField("spec_decode_metadata"):
+            self.steps_by_length[descriptor.spec_decode_metadata.num_next_drafts] += 1
         if result.num_accepted_tokens:
             num_drafts = read_int32(descriptor.spec_decode_metadata.num_draft_tokens)
             self.num_verified += int(num_drafts.sum())

@@ -11,11 +11,12 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from protos.engine.v1.engine_pb2 import WatchStepsResponse
 from protos.engine.v1.recording_pb2 import RecordingHeader, Snapshot
-from services.engine.batch import GraphKey, GraphKind
+from services.engine.batch import BatchDescriptor, GraphKey, GraphKind
 
 FORMAT = "octavo-recording"
-VERSION = 2
-"""Version 1 has graph keys without a kind; `add_kind` adds it."""
+VERSION = 3
+"""Version 1 has graph keys without a kind; `add_kind` adds it. Before version 3 every step made as
+many drafts as there could be; `add_next_drafts` says so."""
 FORMER_UNIFORM_FIELD = 4
 """Field number of GraphKey.uniform in version 1: every request has max_q_len query tokens."""
 
@@ -72,6 +73,8 @@ class Recording:
                     raise ReplayError(f"{self.path} became shorter while it was read")
                 if self.version == 1 and step.descriptor.HasField("graph_key"):
                     add_kind(step.descriptor.graph_key)
+                if self.version < 3:
+                    add_next_drafts(step.descriptor)
                 yield step
 
 
@@ -88,6 +91,13 @@ def add_kind(key: GraphKey) -> None:
     key.DiscardUnknownFields()
 
 
+def add_next_drafts(descriptor: BatchDescriptor) -> None:
+    """Adds the number of drafts that a step before version 3 made."""
+    if descriptor.HasField("spec_decode_metadata"):
+        metadata = descriptor.spec_decode_metadata
+        metadata.num_next_drafts = metadata.num_spec_steps
+
+
 def _read_opening(file: IO[bytes], path: Path) -> tuple[int, Snapshot]:
     """Reads everything before the first step: the version and the snapshot."""
     # Otherwise the first bytes of another file could be read as an enormous length.
@@ -97,7 +107,7 @@ def _read_opening(file: IO[bytes], path: Path) -> tuple[int, Snapshot]:
         header = _read(RecordingHeader, file, path) if is_recording else None
         if header is None or header.format != FORMAT:
             raise ReplayError(f"{path} is not a recording: `octavo record` makes one")
-        if header.version not in (1, VERSION):
+        if header.version not in range(1, VERSION + 1):
             raise ReplayError(
                 f"{path} has version {header.version} of the format; this engine reads "
                 f"1 to {VERSION}"

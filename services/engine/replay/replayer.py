@@ -245,6 +245,8 @@ class Replayer:
             and key.kind == GraphKind.GRAPH_KIND_DECODE
             and self.limits.num_speculative_tokens > 0
             and len(batch.sample_indices) == len(batch.row_ids)
+            and batch.drafts is not None
+            and batch.drafts.num_next == key.max_q_len - 1
             and not tested.drafted_by_graph
         )
 
@@ -356,7 +358,9 @@ class Replayer:
         builder.seq_lens.append(end)
         if self.limits.num_speculative_tokens:
             builder.drafts = SpecDecodeMetadata(
-                num_spec_steps=self.limits.num_speculative_tokens, num_draft_tokens=pack_int32([0])
+                num_spec_steps=self.limits.num_speculative_tokens,
+                num_next_drafts=self.limits.num_speculative_tokens,
+                num_draft_tokens=pack_int32([0]),
             )
         return builder.build(
             step_id=0,

@@ -56,6 +56,7 @@ def _row(
         first = int(counts[:index].sum())
         own = read_int32(drafts.draft_token_ids)[first : first + int(counts[index])]
         alone.spec_decode_metadata.num_spec_steps = drafts.num_spec_steps
+        alone.spec_decode_metadata.num_next_drafts = drafts.num_next_drafts
         alone.spec_decode_metadata.num_draft_tokens = pack_int32([counts[index]])
         alone.spec_decode_metadata.draft_token_ids = pack_int32(own)
     return alone

@@ -148,7 +148,8 @@ class ReplaySettings:
         if own.num_tokens not in range(1, limits.max_num_batched_tokens + 1):
             return False
         if is_decode:
-            is_of_plan = own == full_decode_key(own.graph_bs, limits.decode_q_len)
+            is_of_plan = own == full_decode_key(own.graph_bs, own.max_q_len)
+            is_of_plan = is_of_plan and own.max_q_len - 1 in limits.draft_lengths
             return is_of_plan and own.graph_bs in range(1, limits.max_decodes + 1)
         if own.kind is GraphKind.PIECEWISE:
             return own == piecewise_key(own.num_tokens)

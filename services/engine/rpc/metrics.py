@@ -89,6 +89,15 @@ class EngineFamilies:
             },
             "Drafts that held, by their position among a request's",
         )
+        yield counters(
+            "spec_decode_steps_by_num_drafts",
+            "num_drafts",
+            {
+                str(count): drafts.steps_by_length[count]
+                for count in range(1 + stats.num_speculative_tokens)
+            },
+            "Steps by the tokens that they guess ahead of each request",
+        )
         yield counter("num_preemptions", done.num_preemptions, "Requests that started over")
         yield counter(
             "worker_restarts", stats.counters.num_worker_restarts, "Workers started again"

@@ -73,6 +73,7 @@ def stats_to_proto(
             counters.drafts.accepted_per_position[position]
             for position in range(stats.num_speculative_tokens)
         ],
+        steps_by_num_drafts=counters.drafts.steps_by_length,
         ranks=stats.ranks,
         experts=map(_experts_to_proto, experts),
         num_expert_moves=counters.num_expert_moves,

@@ -67,6 +67,7 @@ class PlannedStep:
         "_logprob_room",
         "_needs",
         "_num_drafts",
+        "_num_next_drafts",
         "_num_spec_steps",
         "_prompt_spans",
         "_row_needs",
@@ -83,6 +84,7 @@ class PlannedStep:
         row_needs: Sequence[int],
         *,
         num_spec_steps: int = 0,
+        num_next_drafts: int = 0,
         max_decodes: int | None = None,
         last_tokens_travel: bool = False,
     ) -> None:
@@ -91,7 +93,8 @@ class PlannedStep:
         Args:
             budget: most query tokens.
             row_needs: `sampling_needs` of the request in each row.
-            num_spec_steps: draft tokens to guess for each request that samples.
+            num_spec_steps: most draft tokens of a request.
+            num_next_drafts: draft tokens to guess for each request that samples.
             max_decodes: most requests past their prompts; None for no limit of its own.
             last_tokens_travel: whether the step says the newest token of each request that samples.
         """
@@ -109,6 +112,7 @@ class PlannedStep:
         self._is_prefill = False
         self._needs = 0
         self._num_spec_steps = num_spec_steps
+        self._num_next_drafts = num_next_drafts
         self._num_drafts: list[int] = []
         self._draft_token_ids: list[int] = []
 
@@ -251,6 +255,7 @@ class PlannedStep:
                 draft_token_ids=pack_int32(self._draft_token_ids),
                 num_spec_steps=self._num_spec_steps,
                 num_draft_tokens=pack_int32(self._num_drafts),
+                num_next_drafts=self._num_next_drafts,
             )
         dispatch = dispatcher.dispatch(
             BatchShape(

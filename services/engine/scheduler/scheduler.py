@@ -30,6 +30,7 @@ from services.engine.scheduler.logprobs import attach_logprobs, attach_prompt_lo
 from services.engine.scheduler.planned_step import PlannedStep, ScheduledStep
 from services.engine.scheduler.recovery import Recovery
 from services.engine.scheduler.stats import SchedulerCounts
+from services.engine.spec_decode.draft_length import DraftLength
 from services.engine.spec_decode.draft_plan import DraftPlan, cut_at_end
 
 __all__ = ["ScheduledStep", "Scheduler"]
@@ -95,6 +96,7 @@ class Scheduler:
                 max_seq_len=min(limits.max_model_len - 1, self._holdings.num_cache_tokens),
                 num_written_ahead=limits.num_written_ahead,
                 lookup_sizes=limits.lookup_sizes,
+                length=DraftLength(limits.draft_lengths) if len(limits.draft_lengths) > 1 else None,
             )
         self._num_stages = limits.num_stages
         self._awaits_tokens = limits.num_speculative_tokens > 0 or limits.num_stages > 1
@@ -211,6 +213,7 @@ class Scheduler:
             recovery.budget.tokens,
             holdings.row_needs,
             num_spec_steps=self._limits.num_speculative_tokens,
+            num_next_drafts=self._num_next_drafts(),
             max_decodes=self._share_of_decodes(),
             last_tokens_travel=self._num_stages > 1,
         )
@@ -258,7 +261,9 @@ class Scheduler:
             outputs.append(RequestOutput(request, kept, previous))
         self.counts.output_tokens += num_output
         if self._drafts is not None:
-            self._drafts.settle(step.requests, result)
+            metadata = step.descriptor.spec_decode_metadata
+            self._drafts.observe(step.descriptor, result)
+            self._drafts.settle(step.requests, result, metadata.num_next_drafts)
         self._conclude(outputs)
         self._holdings.drop_ended()
         if step.descriptor.sampling.needs_logprobs:
@@ -275,6 +280,10 @@ class Scheduler:
         """
         self._last_result_id = self._last_step_id
         return self._recovery.retreat(steps)
+
+    def _num_next_drafts(self) -> int:
+        """Returns the drafts of each request after the next step."""
+        return 0 if self._drafts is None else self._drafts.choose(len(self._holdings.running))
 
     def _share_of_decodes(self) -> int | None:
         """Returns the most decodes of a step, so that each stage has some; None with one stage."""

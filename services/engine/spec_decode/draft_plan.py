@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.engine.batch import StepResult, read_int32
+from services.engine.batch import BatchDescriptor, StepResult, read_int32
 from services.engine.request import Request, RequestStatus
+from services.engine.spec_decode.draft_length import DraftLength
 from services.engine.spec_decode.ngram_index import NgramIndex
 
 
@@ -22,16 +23,35 @@ class DraftPlan:
     max_seq_len: int
     num_written_ahead: int
     lookup_sizes: tuple[int, int] | None = None
+    length: DraftLength | None = None
+    """Chooses how many drafts the next step has; None means num_tokens."""
+
+    def choose(self, num_requests: int) -> int:
+        """Returns the drafts of each of `num_requests` requests after the next step."""
+        return self.num_tokens if self.length is None else self.length.choose(num_requests)
+
+    def observe(self, descriptor: BatchDescriptor, result: StepResult) -> None:
+        """Takes what a step's drafts brought and what the step cost."""
+        if self.length is None:
+            return
+        metadata = descriptor.spec_decode_metadata
+        num_drafts = read_int32(metadata.num_draft_tokens)
+        sampling = read_int32(descriptor.sampling.sample_indices)
+        self.length.observe_drafts(num_drafts[sampling], read_int32(result.num_accepted_tokens))
+        # A step between two lengths, or with prompts, says nothing about either.
+        if not descriptor.context.is_prefill and num_drafts.max() == metadata.num_next_drafts:
+            self.length.observe_cost(len(num_drafts), metadata.num_next_drafts, result.elapsed_us)
 
     def reach(self, end: int) -> int:
         """Returns how many tokens a request's blocks must hold to compute up to `end`."""
         return max(end, min(end + self.num_written_ahead, self.max_seq_len))
 
-    def settle(self, requests: Sequence[Request], result: StepResult) -> None:
+    def settle(self, requests: Sequence[Request], result: StepResult, num_next: int) -> None:
         """Gives requests that sampled in a step and still run their next drafts.
 
         Their newest token was sampled and all tokens before it are computed. Entries computed for
-        rejected drafts are void. Each request will verify the drafts that it has room for.
+        rejected drafts are void. Each request will verify the drafts that it has room for, at
+        most `num_next`.
         """
         made = read_int32(result.draft_token_ids).reshape(-1, self.num_tokens).tolist()
         for index, request in enumerate(requests):
@@ -39,7 +59,7 @@ class DraftPlan:
                 num_tokens = len(request.token_ids)
                 request.num_computed_tokens = num_tokens - 1
                 wanted = request.sampling.num_speculative_tokens
-                most = self.num_tokens if wanted is None else min(wanted, self.num_tokens)
+                most = num_next if wanted is None else min(wanted, num_next)
                 room = max(0, min(self.max_seq_len - num_tokens, most))
                 if self.lookup_sizes is None:
                     request.draft_token_ids = made[index][:room]

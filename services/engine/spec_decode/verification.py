@@ -45,9 +45,9 @@ class Drafted:
     """The verification of S rows' drafts, and their next drafts.
 
     sampled: [S * (k + 1)] int32, the tokens that the drafts were compared with.
-    num_accepted: [S] int32. token_ids: [S, k] int32, the next drafts.
+    num_accepted: [S] int32. token_ids: [S, k] int32, the next drafts, filled up with NO_DRAFT.
     token_ids is [S, 0] if the scheduler makes the drafts.
-    hidden: k of [S, hidden], by which the drafts were chosen; empty if S is 0.
+    hidden: [S, hidden] of each next draft, by which the drafts were chosen; empty if S is 0.
     by_graph: a graph computed this; the next replay overwrites it.
     """
 

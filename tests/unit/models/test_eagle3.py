@@ -13,7 +13,7 @@ from models.eagle3_config import Eagle3Config
 from models.loading.checkpoint import CheckpointError
 from models.loading.draft_model import load_draft_model
 from models.loading.loader import load_model
-from services.engine.batch import read_int32
+from services.engine.batch import GraphKind, read_int32
 from tests.support.compilation import compilation_config
 from tests.support.eagle3_checkpoints import DRAFT_VOCAB_SIZE, write_eagle3_head
 from tests.support.graph_engine import GraphEngine
@@ -146,6 +146,39 @@ def test_graphs_draft_what_eager_steps_draft(target, head):
     assert any(result.drafted_by_graph for _, result in by_graph.steps)
 
 
+@pytest.mark.parametrize(
+    ("level", "mode"),
+    [
+        (2, CUDAGraphMode.NONE),
+        (3, CUDAGraphMode.NONE),
+        (0, CUDAGraphMode.PIECEWISE),
+        (3, CUDAGraphMode.PIECEWISE),
+        (0, CUDAGraphMode.FULL_AND_PIECEWISE),
+        (2, CUDAGraphMode.FULL_AND_PIECEWISE),
+        (3, CUDAGraphMode.FULL_AND_PIECEWISE),
+    ],
+    ids=str,
+)
+def test_every_level_and_graph_drafts_what_eager_steps_draft(target, head, level, mode):
+    eager = engine(target, head)
+    expected = eager.run(PROMPTS, NUM_OUTPUT)
+    config = compilation_config(
+        level=level,
+        cudagraph_mode=mode,
+        use_inductor=False,
+        cudagraph_capture_sizes=(4, 32) if mode else None,
+    )
+    compiled = engine(target, head, config=config)
+    assert {outcome.fault for outcome in compiled.capture()} <= {""}
+    assert compiled.run(PROMPTS, NUM_OUTPUT) == expected
+    assert drafts(compiled) == drafts(eager)
+    kinds = {descriptor.graph_key.kind for descriptor, _ in compiled.steps}
+    if mode:
+        assert GraphKind.GRAPH_KIND_PIECEWISE in kinds
+    if mode is CUDAGraphMode.FULL_AND_PIECEWISE:
+        assert any(result.drafted_by_graph for _, result in compiled.steps)
+
+
 def config_of(head, target, **changes):
     values = json.loads((head / "config.json").read_text())
     (head / "config.json").write_text(json.dumps(values | changes))
@@ -200,4 +233,11 @@ def test_a_damaged_head_is_refused(llama, change, reason):
     save_file(tensors, head / "model.safetensors")
     model = load_model(target, device=CPU, dtype=torch.float32)
     with pytest.raises(CheckpointError, match=reason):
+        load_draft_model(head, model, device=CPU, dtype=torch.float32, max_positions=64)
+
+
+def test_a_model_of_transformers_cannot_have_a_head(llama):
+    target, head = llama
+    model = load_model(target, device=CPU, dtype=torch.float32, model_impl="transformers")
+    with pytest.raises(ConfigError, match="needs --model-impl octavo"):
         load_draft_model(head, model, device=CPU, dtype=torch.float32, max_positions=64)

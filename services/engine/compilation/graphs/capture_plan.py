@@ -152,7 +152,7 @@ def planned_keys(
     decode_sizes: tuple[int, ...],
     token_sizes: tuple[int, ...],
     max_num_seqs: int,
-    decode_q_len: int = 1,
+    decode_q_lens: Sequence[int] = (1,),
 ) -> list[GraphKey]:
     """Returns the graphs to capture: whole decode steps first, larger ones of a kind first.
 
@@ -161,12 +161,16 @@ def planned_keys(
         decode_sizes: batch sizes of whole decode steps.
         token_sizes: query tokens of other steps.
         max_num_seqs: most requests in a step.
-        decode_q_len: query tokens of each request in a decode step.
+        decode_q_lens: query tokens of each request in a decode step, one of these.
     """
     descending = sorted(token_sizes, reverse=True)
     keys = []
     if mode.decode_mode() is CUDAGraphMode.FULL:
-        keys += [full_decode_key(size, decode_q_len) for size in sorted(decode_sizes, reverse=True)]
+        keys += [
+            full_decode_key(size, q_len)
+            for q_len in sorted(decode_q_lens, reverse=True)
+            for size in sorted(decode_sizes, reverse=True)
+        ]
     if mode.mixed_mode() is CUDAGraphMode.FULL:
         keys += [key for size in descending for key in mixed_keys(size, max_num_seqs)]
     if mode.requires_piecewise_compilation():

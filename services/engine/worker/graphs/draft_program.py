@@ -21,8 +21,8 @@ class DraftProgram:
     """Verifies and makes drafts; returns the accepted counts, the drafts and hidden states.
 
     A graph reads the header and the tables of its step's graph. Requests that fill the graph use
-    the dummy row. Besides, a graph reads these tensors at fixed addresses, for k drafts of each
-    request and q = k + 1 query tokens:
+    the dummy row. Besides, a graph reads these tensors at fixed addresses, for at most k drafts of
+    each request and q = k + 1 query tokens. It makes as many drafts as it verifies:
 
     hidden: [max_decodes * q, hidden], hidden states of the step's query tokens, copied because the
     step's graph shares its memory with this one.
@@ -56,7 +56,7 @@ class DraftProgram:
         Args:
             key: the graph.
             hidden: [R * q, hidden].
-            sampled: [R * q] int32.
+            sampled: [R * (k + 1)] int32.
             drafts: [R, k].
         """
         num_tokens, num_requests = len(hidden), len(drafts)
@@ -85,7 +85,12 @@ class DraftProgram:
                 max_seqlen_k=self._limits.max_model_len,
             )
             drafted = self._drafter.draft(
-                inputs, fixed["hidden"], sampled=fixed["sampled"], drafts=fixed["drafts"], key=key
+                inputs,
+                fixed["hidden"],
+                sampled=fixed["sampled"],
+                drafts=fixed["drafts"],
+                num_next=key.max_q_len - 1,
+                key=key,
             )
             return drafted.num_accepted, drafted.token_ids, *drafted.hidden
 
@@ -102,7 +107,7 @@ class DraftProgram:
         num_drafts, block_size = q_len - 1, limits.block_size
         # The slot of each last token; the drafts after it take the slots up to the next one.
         past_last = min(block_size, limits.max_model_len) - num_drafts + 1
-        slots = np.arange(num_drafts, max(q_len, past_last), 2 * num_drafts)
+        slots = np.arange(num_drafts, max(q_len, past_last), 2 * max(1, num_drafts))
         # Each token finds the next one in the row.
         num_fitting = np.maximum(limits.max_model_len - q_len - slots, 0) // block_size
         halvings = np.minimum(np.arange(len(slots)) + variant, 31)
@@ -113,10 +118,13 @@ class DraftProgram:
         self._buffers.write(
             dummy_batch(starts, seq_lens, self._buffers.dummy_row, is_prefill=False), key
         )
-        columns = np.arange(q_len, dtype=np.int32)
+        # After the last draft its sample repeats.
+        columns = np.minimum(np.arange(limits.decode_q_len, dtype=np.int32), num_drafts)
         sampled = (seq_lens[:, None] + columns) % limits.vocab_size
         num_right = (chosen + variant) % q_len
         is_right = columns[:-1] < num_right[:, None]
+        drafts = np.where(is_right, sampled[:, :-1], sampled[:, 1:])
+        drafts[:, num_drafts:] = NO_DRAFT
         header = self._buffers.header(key.graph_bs)
         inputs = self._buffers.gather(
             header, key.num_tokens, max_seqlen_q=q_len, max_seqlen_k=limits.max_model_len
@@ -125,7 +133,7 @@ class DraftProgram:
             key,
             hidden=self._hidden_of(inputs.positions),
             sampled=to_device(sampled, self.drafts.device),
-            drafts=np.where(is_right, sampled[:, :-1], sampled[:, 1:]),
+            drafts=drafts,
         )
 
     def _own_inputs(self, key: GraphKey) -> dict[str, Tensor]:

@@ -64,23 +64,27 @@ class Drafter:
         *,
         sampled: Tensor,
         drafts: Tensor,
+        num_next: int,
         key: GraphKey | None = None,
     ) -> Drafted:
-        """Writes the newest token of S rows and the k tokens most likely to follow it.
+        """Writes the newest token of S rows and the n tokens most likely to follow it.
 
-        Without draft layers no token is guessed.
+        Without draft layers no token is guessed. Draft layers cover the step's tokens even where
+        none is wanted, so that later drafts find their entries.
 
         Args:
             inputs: the step's T query tokens; its rows may include the dummy row.
             hidden: [T, hidden], the model's hidden states.
             sampled: [S, k + 1] int32, sampled before each draft and after the last.
             drafts: [S, k] int32, padded with NO_DRAFT.
+            num_next: n, at most k.
             key: the graph to record, if any.
         """
         metadata = SpecDecodeMetadata(
             draft_token_ids=drafts,
             num_spec_steps=self._num_drafts,
             num_draft_tokens=(drafts != NO_DRAFT).sum(dim=1),
+            num_next_drafts=num_next,
         )
         row_ids, seq_lens, ends = inputs.row_ids, inputs.seq_lens, inputs.query_start_loc[1:]
         if len(sampled) < len(row_ids):
@@ -102,11 +106,11 @@ class Drafter:
                 assert layers is not None, "it counted some"
                 tokens = self._following(inputs, 1 + depth)
                 hidden = layers(tokens, inputs.positions, hidden, depth)
-                if len(row_ids):
+                if len(row_ids) and depth < num_next:
                     states.append(hidden.index_select(0, last_known))
                     made.append(self._choose(layers, states[-1], depth, row_ids, newest))
         if layers is not None and len(row_ids):
-            for depth in range(num_whole, self._num_drafts):
+            for depth in range(num_whole, num_next):
                 last = made[-1] if made else token_ids
                 step = self._single_tokens(inputs, last, row_ids, newest + depth - num_whole)
                 with self._forward.context(step, key, metadata):
@@ -116,7 +120,7 @@ class Drafter:
         return Drafted(
             sampled=sampled.view(-1),
             num_accepted=num_accepted.int(),
-            token_ids=torch.stack(made, dim=1) if made else drafts[:, : self._num_made],
+            token_ids=_padded(made, drafts[:, : self._num_made]),
             hidden=tuple(states),
         )
 
@@ -167,6 +171,12 @@ class Drafter:
             max_seqlen_k=min(inputs.max_seqlen_k + self._num_drafts, self._max_model_len),
             is_prefill=False,
         )
+
+
+def _padded(made: list[Tensor], like: Tensor) -> Tensor:
+    """Returns drafts [S] as columns, filled up with NO_DRAFT to a shape."""
+    missing = torch.full_like(like[:, len(made) :], NO_DRAFT)
+    return torch.cat((*(each[:, None] for each in made), missing), dim=1)
 
 
 def _verify(sampled: Tensor) -> tuple[Tensor, Tensor]:

@@ -55,7 +55,7 @@ class DecodeProgram:
                 return (hidden,)
             head = self._model.lm_head
             logits = self._model.local_logits(hidden)
-            if key.max_q_len > 1:
+            if self._limits.num_speculative_tokens:
                 return hidden, logits, head.most_likely(logits).int()
             token_ids = head.append_most_likely(
                 logits, self._buffers.tokens, header.row_ids, header.append_positions

@@ -44,12 +44,14 @@ class Drafts:
     token_ids: [S, k], padded with NO_DRAFT.
     token_indices: [S, k + 1], the query tokens after which the step samples.
     row_ids: [S, k + 1]. positions: [S, k + 1], of the sampled tokens in their rows.
+    num_next: drafts to make for each request.
     """
 
     token_ids: Int32Array
     token_indices: Int32Array
     row_ids: Int32Array
     positions: Int32Array
+    num_next: int
 
     @classmethod
     def read(
@@ -85,6 +87,7 @@ class Drafts:
             bool(((counts >= 0) & (counts <= num_steps) & (counts < q_lens)).all()),
             "more drafts than query tokens or than num_spec_steps",
         )
+        _require(metadata.num_next_drafts <= num_steps, "more next drafts than num_spec_steps")
         _require(counts[sample_indices].sum() == counts.sum(), "drafts that are not verified")
         _require(
             not len(token_ids) or 0 <= token_ids.min() <= token_ids.max() < vocab_size,
@@ -100,6 +103,7 @@ class Drafts:
             token_indices=query_start_loc[sample_indices + 1][:, None] - 1 + from_end,
             row_ids=np.repeat(row_ids[sample_indices][:, None], num_steps + 1, axis=1),
             positions=seq_lens[sample_indices][:, None] + from_end,
+            num_next=metadata.num_next_drafts,
         )
 
     def entries(self, row_length: int) -> Int32Array:

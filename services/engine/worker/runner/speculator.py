@@ -112,6 +112,8 @@ class Speculation:
             return None
         if len(batch.sample_indices) < num_requests:
             return None
+        if _drafts_of(batch).num_next != key.max_q_len - 1:
+            return None
         key = replace(key, kind=GraphKind.DRAFT)
         if graphs.is_captured(key):
             self._program.write(
@@ -146,6 +148,7 @@ class Speculation:
             output.hidden,
             sampled=sampled.token_ids.view(drafts.token_indices.shape),
             drafts=to_device(drafts.token_ids, output.hidden.device),
+            num_next=drafts.num_next,
         )
 
 

@@ -141,7 +141,7 @@ def configured_keys(
         decode_sizes=config.capture_sizes(limits.max_decodes),
         token_sizes=config.piece_sizes(limits.max_num_batched_tokens),
         max_num_seqs=limits.max_num_seqs,
-        decode_q_len=limits.decode_q_len,
+        decode_q_lens=[1 + length for length in limits.draft_lengths],
     )
 
 
@@ -171,7 +171,9 @@ def build_uncaptured_kernels(prepared: PreparedGraphs, limits: StepLimits) -> No
     if prepared.mode.decode_mode() is CUDAGraphMode.FULL:
         return
     powers = [1 << exponent for exponent in range(limits.max_decodes.bit_length())]
-    prepared.graphs.warm_up(full_decode_key(size, limits.decode_q_len) for size in powers)
+    prepared.graphs.warm_up(
+        full_decode_key(size, 1 + length) for length in limits.draft_lengths for size in powers
+    )
 
 
 def warm_up_first_graphs(

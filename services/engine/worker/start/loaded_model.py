@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from models.config import ModelConfig
-from models.eagle3_config import is_eagle3
 from models.layers.decoder import CausalLM
 from models.loading.draft_model import load_draft_model
 from models.loading.loader import load_model
@@ -103,7 +102,7 @@ class LoadedModel:
         torch.set_num_threads(config.worker.num_threads)
         ranks = ranks or Ranks.single(config)
         device = choose_device(config.worker, ranks.place.device)
-        level = _level(config, device)
+        level = config.compilation.level_on(device.type)
         is_invariant = config.worker.batch_invariant
         use_batch_invariance(is_invariant)
         # Inductor joins operations, whose results level 0 rounds one by one.
@@ -342,21 +341,3 @@ def _implementation(model: ModelConfig) -> str:
     """Names whose modules run a model, for a log line."""
     facts = model.transformers
     return "octavo" if facts is None else f"transformers {facts.version}"
-
-
-def _level(config: EngineConfig, device: torch.device) -> CompilationLevel:
-    """Returns how much of the model is compiled.
-
-    Raises:
-        ValueError: the wanted level does not work with an EAGLE-3 head.
-    """
-    level = config.compilation.level_on(device.type)
-    folder = config.speculation.draft_model
-    if level not in TRACED_LEVELS or folder is None or not is_eagle3(folder):
-        return level
-    if config.compilation.compilation_level != "auto":
-        raise ValueError(
-            f"compilation_level is {int(level)}: it must be 0 or 1 with an EAGLE-3 head, which "
-            "reads states that a traced model does not return"
-        )
-    return CompilationLevel.NO_COMPILATION

@@ -147,6 +147,7 @@ def _step(
     if limits.num_speculative_tokens:
         builder.drafts = SpecDecodeMetadata(
             num_spec_steps=limits.num_speculative_tokens,
+            num_next_drafts=limits.num_speculative_tokens,
             num_draft_tokens=pack_int32([0] * len(q_lens)),
         )
     builder.all_greedy = sampling.is_greedy

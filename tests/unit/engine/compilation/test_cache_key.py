@@ -8,6 +8,7 @@ from services.engine.compilation import key_fields
 from services.engine.compilation.cache_key import Factors, compute_factors
 from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.config.engine_config import EngineConfig
+from tests.support.eagle3_checkpoints import write_eagle3_head
 from tests.support.random_checkpoints import write_checkpoint
 
 CPU = torch.device("cpu")
@@ -62,12 +63,32 @@ def factors():
     return factors_of(ENGINE)
 
 
-@pytest.mark.parametrize("flag", [flag for flag in ENGINE.flags() if flag != "model"])
+FOLDERS = ("model", "draft_model")
+
+
+@pytest.mark.parametrize("flag", [flag for flag in ENGINE.flags() if flag not in FOLDERS])
 def test_each_flag_of_the_engine_changes_the_key_unless_listed(flag, factors):
     is_same = factors_of(with_other(flag)).key == factors.key
     is_listed = flag in key_fields.IRRELEVANT_FLAGS
     # Eager engines are of level 0.
     assert is_same == (is_listed and flag != "enforce_eager")
+
+
+def test_the_layers_that_a_head_reads_change_the_key(tmp_path):
+    def key(folder):
+        config = EngineConfig.from_flags(
+            compilation_level=3, num_speculative_tokens=2, draft_model=folder
+        )
+        return factors_of(config).key
+
+    def head(name, *layers):
+        write_eagle3_head(tmp_path / name, TINY_CHECKPOINT, eagle_aux_hidden_state_layer_ids=layers)
+        return tmp_path / name
+
+    first, moved, other = head("first", 0, 1, 2), head("moved", 0, 1, 2), head("other", 0, 0, 2)
+    assert key(first) == key(moved)
+    assert len({key(first), key(other), key(TINY_CHECKPOINT)}) == 3
+    assert "draft_model" in key_fields.IRRELEVANT_FLAGS
 
 
 def test_sizes_that_are_still_to_be_planned_are_as_good_as_none(factors):

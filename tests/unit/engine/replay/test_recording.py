@@ -59,9 +59,9 @@ def test_a_foreign_file_is_refused(path, content):
 
 
 def test_another_version_is_refused(tmp_path):
-    header = RecordingHeader(format=FORMAT, version=3)
+    header = RecordingHeader(format=FORMAT, version=4)
     path = write_recording(tmp_path / "trace.binpb", header=header)
-    with pytest.raises(ReplayError, match="version 3 of the format; this engine reads 1 to 2"):
+    with pytest.raises(ReplayError, match="version 4 of the format; this engine reads 1 to 3"):
         Recording.open(path)
 
 
@@ -94,6 +94,12 @@ def test_steps_of_version_1_have_keys_with_a_kind():
         for step in recording.steps()
     )
     assert kinds == {"DECODE": 54, "PIECEWISE": 10, None: 36}
+
+
+def test_steps_before_version_3_made_all_drafts():
+    recording = Recording.open(RECORDED / "with_drafts.binpb")
+    made = [step.descriptor.spec_decode_metadata for step in recording.steps()]
+    assert {(each.num_spec_steps, each.num_next_drafts) for each in made} == {(2, 2)}
 
 
 def test_a_missing_file_is_refused(tmp_path):

@@ -18,9 +18,9 @@ def running(num_tokens: int):
     return request
 
 
-def settle(*requests):
+def settle(*requests, num_next=3):
     drafts = [[10 * i + j for j in range(3)] for i in range(len(requests))]
-    PLAN.settle(requests, StepResult(draft_token_ids=pack_int32(drafts)))
+    PLAN.settle(requests, StepResult(draft_token_ids=pack_int32(drafts)), num_next)
 
 
 def test_what_was_computed_of_drafts_that_do_not_hold_is_void():
@@ -34,6 +34,13 @@ def test_each_request_gets_its_own_drafts():
     first, second = running(4), running(5)
     settle(first, second)
     assert (first.draft_token_ids, second.draft_token_ids) == ([0, 1, 2], [10, 11, 12])
+
+
+@pytest.mark.parametrize("num_next", [0, 1, 3])
+def test_a_request_gets_as_many_drafts_as_were_ordered(num_next):
+    request = running(8)
+    settle(request, num_next=num_next)
+    assert request.draft_token_ids == [0, 1, 2][:num_next]
 
 
 @pytest.mark.parametrize(("num_tokens", "num_drafts"), [(9, 3), (10, 2), (12, 0), (13, 0)])

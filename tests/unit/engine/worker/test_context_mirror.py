@@ -139,6 +139,7 @@ def test_draft_passes_and_no_others_are_marked_and_have_the_ordered_drafts(steps
             ordered = order.spec_decode_metadata
             assert ids[ids != NO_DRAFT].tolist() == read_int32(ordered.draft_token_ids).tolist()
             assert metadata.num_spec_steps == ordered.num_spec_steps
+            assert metadata.num_next_drafts == ordered.num_next_drafts
     assert any(drafting for _, (_, *drafting) in steps)
 
 

@@ -98,7 +98,11 @@ def test_only_what_the_mode_runs_is_planned():
 
 def test_decodes_with_drafts_have_several_query_tokens():
     keys = planned_keys(
-        Mode.FULL_DECODE_ONLY, decode_sizes=(1, 4), token_sizes=(), max_num_seqs=4, decode_q_len=3
+        Mode.FULL_DECODE_ONLY,
+        decode_sizes=(1, 4),
+        token_sizes=(),
+        max_num_seqs=4,
+        decode_q_lens=(3,),
     )
     assert keys == [full_decode_key(4, 3), full_decode_key(1, 3)]
     assert (keys[0].num_tokens, keys[0].graph_bs, keys[0].max_q_len) == (12, 4, 3)
@@ -106,7 +110,7 @@ def test_decodes_with_drafts_have_several_query_tokens():
 
 def test_drafting_follows_the_graphs_of_its_steps_and_pieces_have_none():
     sizes = {"decode_sizes": (1, 4), "token_sizes": (8,), "max_num_seqs": 4}
-    keys = with_draft_keys(planned_keys(Mode.FULL_AND_PIECEWISE, **sizes, decode_q_len=3))
+    keys = with_draft_keys(planned_keys(Mode.FULL_AND_PIECEWISE, **sizes, decode_q_lens=(3,)))
     whole = [full_decode_key(4, 3), full_decode_key(1, 3)]
     drafts = [replace(key, kind=GraphKind.DRAFT) for key in whole]
     assert keys == [*whole, *drafts, piecewise_key(8)]

@@ -69,7 +69,7 @@ def test_on_a_gpu_with_and_without_kernels(attention, level):
             decode_sizes=config.capture_sizes(limits.max_decodes),
             token_sizes=config.piece_sizes(limits.max_num_batched_tokens),
             max_num_seqs=limits.max_num_seqs,
-            decode_q_len=limits.decode_q_len,
+            decode_q_lens=(limits.decode_q_len,),
         )
         check_plan(keys, mode, limits)
         if attention is AttentionCGSupport.NEVER:
